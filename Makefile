@@ -1,0 +1,68 @@
+# Everything here sets itself up: it needs Python 3.10 or later, make and git (and Go for backends).
+
+PYTHON ?= python3
+TESTS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test test-versions test-backends backends check format bench pins clean
+
+demo: $(READY)  ## the main job: an agent's runs become trajectories
+	$(BIN)/python examples/quickstart.py
+
+test: $(READY)  ## everything that needs no foreign program
+	$(BIN)/python -m pytest -m "not backend" $(TESTS)
+
+test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
+	set -e; for name in openai2 openai1 lowest; do \
+		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -m "not backend" $(TESTS); \
+	done
+
+backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
+	$(MAKE) -C tools
+
+test-backends: $(READY) backends  ## the tests against them
+	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m backend $(TESTS)
+
+check: $(READY)  ## lint and strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## what it costs; see docs/performance.md
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/rebuild.py
+
+$(READY): requirements/newest.txt pyproject.toml
+	$(call environment,$(VENV),newest)
+
+.venv-%/.ready: requirements/%.txt pyproject.toml
+	$(call environment,.venv-$*,$*)
+
+define environment
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python $(PIP) --require-hashes -r requirements/$(2).txt
+	$(1)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $(1)/.ready
+endef
+
+UV := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
+	--python-version 3.10 --prerelease allow --group pyproject.toml:dev pyproject.toml
+
+pins:  ## write requirements/*.txt anew
+	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python $(PIP) uv; }
+	for name in newest openai2 openai1; do \
+		$(UV) --upgrade --constraint requirements/overrides/$$name.in -o requirements/$$name.txt || exit 1; \
+	done
+	$(UV) --upgrade --resolution lowest-direct -o requirements/lowest.txt
+
+clean:
+	rm -rf .venv .venv-* .tools build dist

@@ -1,0 +1,78 @@
+"""Train a language-model agent on what it really did, without rewriting it.
+
+    import otel_rollout
+    from otel_rollout import InMemoryTrajectoryExporter, gather_trajectory, rollout
+
+    exporter = InMemoryTrajectoryExporter()
+    otel_rollout.configure(service_name="math-agent", exporters=[exporter])   # once, at start-up
+
+    @rollout                                     # the agent stays as it is
+    async def agent(client, task): ...
+
+    answer = await agent(client, task)                                        # in production
+    trajectory = await gather_trajectory(agent(client, task))                 # in training
+
+The run is an OpenTelemetry trace, and a `Trajectory`: its histories, rewards and token ids.
+"""
+
+from otel_rollout.completion import Completion, Reward
+from otel_rollout.configure import TruncationWarning, configure, shutdown
+from otel_rollout.errors import (
+    ConfigurationError,
+    NoActiveRolloutError,
+    NotARolloutError,
+    NotRecordedError,
+    RolloutError,
+    SpanFormatError,
+    TrajectorySealedError,
+    UnknownCompletionError,
+)
+from otel_rollout.export import (
+    InMemoryTrajectoryExporter,
+    JsonlTrajectoryExporter,
+    TrajectoryExporter,
+)
+from otel_rollout.histories import History, HistoryItem
+from otel_rollout.processor import TrajectorySpanProcessor
+from otel_rollout.reconstruct import reconstruct
+from otel_rollout.rollout import (
+    gather_trajectory,
+    get_current_trajectory,
+    get_history,
+    no_capture,
+    record_reward,
+    rollout,
+)
+from otel_rollout.tool import tool
+from otel_rollout.trajectory import Trajectory
+
+__all__ = [
+    "Completion",
+    "ConfigurationError",
+    "History",
+    "HistoryItem",
+    "InMemoryTrajectoryExporter",
+    "JsonlTrajectoryExporter",
+    "NoActiveRolloutError",
+    "NotARolloutError",
+    "NotRecordedError",
+    "Reward",
+    "RolloutError",
+    "SpanFormatError",
+    "Trajectory",
+    "TrajectoryExporter",
+    "TrajectorySealedError",
+    "TrajectorySpanProcessor",
+    "TruncationWarning",
+    "UnknownCompletionError",
+    "configure",
+    "gather_trajectory",
+    "get_current_trajectory",
+    "get_history",
+    "no_capture",
+    "reconstruct",
+    "record_reward",
+    "rollout",
+    "shutdown",
+    "tool",
+]

@@ -1,0 +1,335 @@
+"""Start-up: the only place that wires providers, instrumentors and the two lanes together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal
+
+import wrapt
+from opentelemetry import trace
+from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_PROTOCOL,
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
+)
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+from otel_rollout import capture
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.export import TrajectoryExporter
+from otel_rollout.otlp import SplittingSpanExporter
+from otel_rollout.processor import TrajectorySpanProcessor, check_exporter
+from otel_rollout.rollout import use_provider
+
+logger = logging.getLogger("otel_rollout")
+
+
+_MIN_ATTRIBUTES = 40
+"""More attributes than any of our spans has."""
+_INSTRUMENTOR_SCOPE = "opentelemetry.instrumentation.openai"
+
+
+class TruncationWarning(UserWarning):
+    """A limit is set that will cut what training needs."""
+
+
+@dataclass(slots=True)
+class _Setup:
+    """What `configure` has done, for `shutdown` to undo."""
+
+    provider: TracerProvider
+    own_provider: bool
+    processor: TrajectorySpanProcessor
+    processors: list[SpanProcessor] = field(default_factory=list)
+    llm_instrumentor: str | None = None
+    threads: bool = False
+
+
+_lock = threading.RLock()
+_setup: _Setup | None = None
+
+
+def configure(
+    service_name: str | None = None,
+    exporters: Iterable[TrajectoryExporter] = (),
+    *,
+    span_exporters: Iterable[SpanExporter] = (),
+    tracer_provider: TracerProvider | None = None,
+    instrumentor: Literal["openai"] | None = "openai",
+    max_bytes: int = 4 << 30,
+) -> TracerProvider:
+    """Record rollouts from now on; call it once, at start-up.
+
+    It takes the tracer provider that is given, else the global one, else sets one; adds a
+    `TrajectorySpanProcessor` with `exporters` to it; instruments the OpenAI client (with
+    `opentelemetry-instrumentation-openai` unless `instrumentor=None`, and with our capture) and
+    threads, so that a pool keeps the rollout that a task was given in.
+
+    A provider that it sets reads the `OTEL_*` variables as any OpenTelemetry program does: spans
+    go out over OTLP if an endpoint is set, and nowhere otherwise. On a provider of yours only
+    `span_exporters` are added to what it exports to already. With `OTEL_SDK_DISABLED=true`
+    nothing is recorded.
+
+    service_name: the `service.name` of a provider that it sets; overrides OTEL_SERVICE_NAME.
+    exporters: where finished trajectories go (`InMemoryTrajectoryExporter()`, ...).
+    span_exporters: where the spans go besides OTLP.
+    max_bytes: bound on the span text that running rollouts may hold in memory.
+
+    Calling it again adds the exporters that are new and returns the same provider.
+    ConfigurationError for a wrong argument or a provider that is not the SDK's;
+    TruncationWarning for attribute limits that would cut training data.
+    """
+    global _setup
+    exporters, span_exporters = _checked(exporters, span_exporters)
+    if service_name is not None and (not isinstance(service_name, str) or not service_name):
+        raise ConfigurationError(
+            f"configure(service_name=...): expected a name, got {service_name!r}"
+        )
+    if instrumentor not in ("openai", None):
+        raise ConfigurationError(
+            f"configure(instrumentor=...): expected 'openai' or None, got {instrumentor!r}"
+        )
+    with _lock:
+        if _setup is not None:
+            _again(_setup, service_name, exporters, span_exporters, tracer_provider)
+            return _setup.provider
+        provider, own = _provider(tracer_provider, service_name)
+        processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
+        setup = _Setup(provider, own, processor)
+        look = [SplittingSpanExporter(exporter) for exporter in span_exporters]
+        if own:
+            look += [SplittingSpanExporter(exporter) for exporter in _otlp_exporters()]
+        _warn_of_limits(provider)
+        capture.instrument()
+        provider.add_span_processor(processor)
+        for exporter in look:
+            setup.processors.append(BatchSpanProcessor(exporter))
+            provider.add_span_processor(setup.processors[-1])
+        _instrument(setup, instrumentor)
+        use_provider(provider)
+        if own:
+            trace.set_tracer_provider(provider)
+        _setup = setup
+        return provider
+
+
+def shutdown(timeout_millis: int = 30_000) -> bool:
+    """Flush both lanes, and undo what `configure` did.
+
+    The clients are as they were. A provider that `configure` set is shut down; one of yours is
+    flushed and left running without our processor. False if something could not be flushed in
+    time. Without `configure` it does nothing.
+    """
+    global _setup
+    with _lock:
+        setup, _setup = _setup, None
+        if setup is None:
+            return True
+        capture.uninstrument()
+        if setup.llm_instrumentor is not None:
+            OpenAIInstrumentor().uninstrument()
+            _unwrap_openai()
+        if setup.threads:
+            ThreadingInstrumentor().uninstrument()
+        flushed = setup.provider.force_flush(timeout_millis)
+        use_provider(None)
+        if setup.own_provider:
+            setup.provider.shutdown()
+            _forget_global(setup.provider)
+        else:
+            for processor in (setup.processor, *setup.processors):
+                _remove(setup.provider, processor)
+                processor.shutdown()
+        return flushed
+
+
+def _checked(
+    exporters: Iterable[TrajectoryExporter], span_exporters: Iterable[SpanExporter]
+) -> tuple[list[TrajectoryExporter], list[SpanExporter]]:
+    for argument, value in (("exporters", exporters), ("span_exporters", span_exporters)):
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise ConfigurationError(f"configure({argument}=...): expected a list, got {value!r}")
+    exporters, span_exporters = list(exporters), list(span_exporters)
+    for exporter in exporters:
+        if isinstance(exporter, SpanExporter):
+            raise ConfigurationError(
+                f"configure(exporters=...): {exporter!r} exports spans, not trajectories; pass it "
+                f"as configure(span_exporters=[...])"
+            )
+        check_exporter(exporter)
+    for item in span_exporters:
+        if not isinstance(item, SpanExporter):
+            raise ConfigurationError(
+                f"configure(span_exporters=...): expected SpanExporters, got {item!r}"
+            )
+    return exporters, span_exporters
+
+
+def _again(
+    setup: _Setup,
+    service_name: str | None,
+    exporters: Sequence[TrajectoryExporter],
+    span_exporters: Sequence[SpanExporter],
+    tracer_provider: TracerProvider | None,
+) -> None:
+    if tracer_provider is not None and tracer_provider is not setup.provider:
+        raise ConfigurationError(
+            "configure(tracer_provider=...): configured already with another provider; call "
+            "otel_rollout.shutdown() first"
+        )
+    if service_name is not None and setup.provider.resource.attributes.get(
+        SERVICE_NAME
+    ) != service_name:
+        logger.warning("configure(service_name=%r): configured already, not changed", service_name)
+    for exporter in exporters:
+        if exporter not in setup.processor.exporters:
+            setup.processor.exporters.append(exporter)
+    for span_exporter in span_exporters:
+        processor = BatchSpanProcessor(SplittingSpanExporter(span_exporter))
+        setup.processors.append(processor)
+        setup.provider.add_span_processor(processor)
+
+
+def _provider(
+    given: TracerProvider | None, service_name: str | None
+) -> tuple[TracerProvider, bool]:
+    """The provider to use, and whether it is one that we made."""
+    found = trace.get_tracer_provider() if given is None else given
+    if isinstance(found, TracerProvider):
+        return found, False
+    if given is not None or not isinstance(found, trace.ProxyTracerProvider):
+        where = "configure(tracer_provider=...)" if given is not None else "configure()"
+        raise ConfigurationError(
+            f"{where}: expected a TracerProvider of the OpenTelemetry SDK "
+            f"(opentelemetry.sdk.trace.TracerProvider), got {found!r}, which takes no span "
+            f"processors; set an SDK provider first, or none"
+        )
+    resource = Resource.create({SERVICE_NAME: service_name} if service_name else {})
+    return TracerProvider(resource=resource), True
+
+
+def _otlp_exporters() -> list[SpanExporter]:
+    """The exporter that the OTEL_* variables ask for."""
+    names = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")
+    if "otlp" not in [name.strip() for name in names]:
+        return []
+    if not (
+        os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT)
+        or os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
+    ):
+        return []
+    protocol = (
+        os.environ.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL)
+        or os.environ.get(OTEL_EXPORTER_OTLP_PROTOCOL)
+        or "http/protobuf"
+    ).strip()
+    package = {
+        "http/protobuf": "opentelemetry.exporter.otlp.proto.http",
+        "grpc": "opentelemetry.exporter.otlp.proto.grpc",
+    }.get(protocol)
+    if package is None:
+        raise ConfigurationError(
+            f"{OTEL_EXPORTER_OTLP_PROTOCOL}: expected 'http/protobuf' or 'grpc', got {protocol!r}"
+        )
+    try:
+        exporter: SpanExporter = import_module(f"{package}.trace_exporter").OTLPSpanExporter()
+    except ImportError:
+        raise ConfigurationError(
+            f"{OTEL_EXPORTER_OTLP_PROTOCOL}={protocol} needs the package "
+            f"opentelemetry-exporter-otlp-proto-grpc: install it, or use http/protobuf"
+        ) from None
+    return [exporter]
+
+
+def _warn_of_limits(provider: TracerProvider) -> None:
+    limits: SpanLimits | None = getattr(provider, "_span_limits", None)
+    if limits is None:
+        return
+    for name in ("max_span_attribute_length", "max_attribute_length"):
+        length = getattr(limits, name, None)
+        if length is not None:
+            warnings.warn(
+                f"span attributes are cut at {length} characters (SpanLimits({name}={length}), or "
+                f"OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT / OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT in "
+                f"the environment): conversations will be incomplete and not trainable. Remove "
+                f"the limit from this provider; limit what is stored in the collector instead",
+                TruncationWarning,
+                stacklevel=3,
+            )
+            break
+    for name in ("max_span_attributes", "max_attributes"):
+        count = getattr(limits, name, None)
+        if count is not None and count < _MIN_ATTRIBUTES:
+            warnings.warn(
+                f"spans keep only {count} attributes (SpanLimits({name}={count}), or "
+                f"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT / OTEL_ATTRIBUTE_COUNT_LIMIT in the "
+                f"environment): exchange spans need up to {_MIN_ATTRIBUTES}, the first ones would "
+                f"be lost. Raise the limit",
+                TruncationWarning,
+                stacklevel=3,
+            )
+            break
+
+
+def _instrument(setup: _Setup, instrumentor: str | None) -> None:
+    if instrumentor is not None:
+        # The default upload_base64_image makes it lose every conversation with an image in it.
+        openai = OpenAIInstrumentor(upload_base64_image=None, exception_logger=_log_swallowed)
+        if not openai.is_instrumented_by_opentelemetry:
+            openai.instrument(tracer_provider=setup.provider)
+            setup.llm_instrumentor = instrumentor
+    threads = ThreadingInstrumentor()
+    if not threads.is_instrumented_by_opentelemetry:
+        threads.instrument()
+        setup.threads = True
+
+
+def _log_swallowed(error: Exception) -> None:
+    logger.debug("opentelemetry-instrumentation-openai left something out: %r", error)
+
+
+def _unwrap_openai() -> None:
+    """Take out the instrumentor's wrappers: its own `uninstrument` leaves them in place, and the
+    next `instrument` would double every span."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("openai.resources."):
+            continue
+        for owner in list(vars(module).values()):
+            if not isinstance(owner, type):
+                continue
+            for attribute, value in list(vars(owner).items()):
+                while isinstance(value, wrapt.FunctionWrapper) and _is_instrumentor(value):
+                    value = value.__wrapped__
+                    setattr(owner, attribute, value)
+
+
+def _is_instrumentor(wrapper: Any) -> bool:
+    module = getattr(wrapper._self_wrapper, "__module__", "")  # noqa: SLF001
+    return str(module).startswith(_INSTRUMENTOR_SCOPE)
+
+
+def _remove(provider: TracerProvider, processor: SpanProcessor) -> None:
+    active = provider._active_span_processor  # noqa: SLF001 - the SDK cannot remove processors
+    with active._lock:  # noqa: SLF001
+        active._span_processors = tuple(  # noqa: SLF001
+            kept for kept in active._span_processors if kept is not processor  # noqa: SLF001
+        )
+
+
+def _forget_global(provider: TracerProvider) -> None:
+    """Make the global provider unset again, so that a later `configure` can set one."""
+    if trace.get_tracer_provider() is provider:
+        trace._TRACER_PROVIDER = None  # noqa: SLF001 - the API has no way back
+        trace._TRACER_PROVIDER_SET_ONCE = type(trace._TRACER_PROVIDER_SET_ONCE)()  # noqa: SLF001

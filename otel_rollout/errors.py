@@ -1,0 +1,46 @@
+"""The exceptions that this library raises, as one tree.
+
+    RolloutError
+     +- ConfigurationError          start-up: a wrong argument, provider or limit      (also ValueError)
+     +- NoActiveRolloutError        asked for the current trajectory outside a rollout (also LookupError)
+     +- UnknownCompletionError      a completion id that this trajectory does not have (also LookupError)
+     +- NotARolloutError            not the coroutine of a decorated function           (also TypeError)
+     +- NotRecordedError            a rollout ran, but nothing records it
+     +- TrajectorySealedError       a change to a trajectory whose rollout has ended
+     +- SpanFormatError             a span or file that cannot be read
+
+Only what the user calls raises. Capture and the span processor never raise into the user's
+code: what they could not keep is a sentence in `trajectory.warnings`.
+"""
+
+
+class RolloutError(Exception):
+    """Base of every exception that this library raises."""
+
+
+class ConfigurationError(RolloutError, ValueError):
+    """A wrong argument, provider or limit at start-up."""
+
+
+class NoActiveRolloutError(RolloutError, LookupError):
+    """There is no rollout in the current context."""
+
+
+class UnknownCompletionError(RolloutError, LookupError):
+    """A completion id that this trajectory does not have; the message lists the ids there are."""
+
+
+class NotARolloutError(RolloutError, TypeError):
+    """Not a function, or not the coroutine of a function, that can run as a rollout."""
+
+
+class NotRecordedError(RolloutError):
+    """A rollout ran, but no `TrajectorySpanProcessor` records it."""
+
+
+class TrajectorySealedError(RolloutError):
+    """The rollout has ended: only a reward may still arrive."""
+
+
+class SpanFormatError(RolloutError, ValueError):
+    """A span, file or answer of a backend that is not what it should be."""

@@ -1,0 +1,272 @@
+"""Where finished trajectories go: the contract of an exporter, and the two that need nothing else.
+
+Exporters that know a third party's schema are packages of their own, under `exporters/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from otel_rollout.errors import ConfigurationError, SpanFormatError
+from otel_rollout.messages import dumps, loads
+from otel_rollout.trajectory import Trajectory
+
+
+@runtime_checkable
+class TrajectoryExporter(Protocol):
+    """What `TrajectorySpanProcessor` hands finished trajectories to.
+
+    Calls never overlap. A trajectory is sealed when it arrives and is the same object that the
+    rollout's own code saw; a reward may still be set on it later. An exception from any method is
+    logged and counted, and never reaches the user's code; the trajectories of a failed `export`
+    are not offered again. After `shutdown` nothing is called any more.
+    """
+
+    blocking: bool
+    """True (what to use when in doubt): `export` may block and do I/O, so it is called on the
+    processor's worker thread, soon after the rollout ended. False: `export` only touches memory
+    and is called on the thread that ended the rollout, before the rollout's function returns."""
+
+    def export(self, trajectories: Sequence[Trajectory]) -> None:
+        """Take trajectories over."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Finish what was taken over; False if that did not succeed in time."""
+
+    def shutdown(self) -> None:
+        """Flush and release what is held."""
+
+
+OnFull = Literal["drop_oldest", "drop_newest", "block"]
+
+
+class InMemoryTrajectoryExporter:
+    """Keeps finished trajectories in memory: to look at them, or to feed a trainer in this process.
+
+        exporter.get_finished_trajectories()           # a snapshot; nothing is removed
+        batch = exporter.take(64)                      # waits for 64, removes and returns them
+        batch = await exporter.take_async(64, timeout=60)
+        for trajectory in exporter: ...                # waits for each, removes it; ends at shutdown
+        async for trajectory in exporter: ...
+
+    `max_trajectories` bounds it; None does not. `on_full` says what happens to a further
+    trajectory: `drop_oldest` and `drop_newest` drop one and count it in `dropped`; `block` holds
+    it, on the processor's thread and not on the agent's, until one was taken.
+    """
+
+    def __init__(
+        self, max_trajectories: int | None = None, on_full: OnFull = "drop_oldest"
+    ) -> None:
+        if max_trajectories is not None and (
+            not isinstance(max_trajectories, int) or max_trajectories < 1
+        ):
+            raise ConfigurationError(
+                f"InMemoryTrajectoryExporter(max_trajectories=...): expected a number from 1 on, "
+                f"or None for no bound, got {max_trajectories!r}"
+            )
+        if on_full not in ("drop_oldest", "drop_newest", "block"):
+            raise ConfigurationError(
+                f"InMemoryTrajectoryExporter(on_full=...): expected 'drop_oldest', 'drop_newest' "
+                f"or 'block', got {on_full!r}"
+            )
+        self.blocking = on_full == "block"
+        self.dropped = 0
+        """Trajectories that were dropped because the exporter was full."""
+        self._limit = max_trajectories
+        self._on_full = on_full
+        self._finished: deque[Trajectory] = deque()
+        self._changed = threading.Condition()
+        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._closed = False
+
+    def get_finished_trajectories(self) -> tuple[Trajectory, ...]:
+        """The trajectories that are held, in the order in which their rollouts ended."""
+        with self._changed:
+            return tuple(self._finished)
+
+    def clear(self) -> None:
+        """Forget the trajectories that are held."""
+        with self._changed:
+            self._finished.clear()
+            self._notify()
+
+    def take(self, count: int = 1, timeout: float | None = None) -> list[Trajectory]:
+        """Wait until `count` trajectories are held, then remove and return the oldest of them.
+
+        TimeoutError after `timeout` seconds, or if the exporter is shut down with fewer; then
+        nothing is removed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._finished) >= count or self._closed, timeout)
+            return self._remove(count, timeout)
+
+    async def take_async(self, count: int = 1, timeout: float | None = None) -> list[Trajectory]:
+        """`take` for a coroutine; other tasks run while it waits."""
+        waiter = asyncio.get_running_loop(), asyncio.Event()
+
+        async def enough() -> None:
+            while len(self._finished) < count and not self._closed:
+                await waiter[1].wait()
+                waiter[1].clear()
+
+        with self._changed:
+            self._waiters.add(waiter)
+        try:
+            await asyncio.wait_for(enough(), timeout)
+        except asyncio.TimeoutError:
+            pass  # said by _remove, with how many there are
+        finally:
+            with self._changed:
+                self._waiters.discard(waiter)
+        with self._changed:
+            return self._remove(count, timeout)
+
+    def _remove(self, count: int, timeout: float | None) -> list[Trajectory]:
+        if len(self._finished) < count:
+            why = "the exporter is shut down" if self._closed else f"{timeout} s have passed"
+            raise TimeoutError(
+                f"waited for {count} trajectories, {len(self._finished)} are held and {why}"
+            )
+        taken = [self._finished.popleft() for _ in range(count)]
+        self._notify()
+        return taken
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        while True:
+            try:
+                taken = self.take()
+            except TimeoutError:
+                return
+            yield from taken
+
+    async def __aiter__(self) -> AsyncIterator[Trajectory]:
+        while True:
+            try:
+                taken = await self.take_async()
+            except TimeoutError:
+                return
+            for trajectory in taken:
+                yield trajectory
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for loop, event in list(self._waiters):
+            try:
+                loop.call_soon_threadsafe(event.set)
+            except RuntimeError:  # a loop that was closed while something waited on it
+                self._waiters.discard((loop, event))
+
+    def export(self, trajectories: Sequence[Trajectory]) -> None:
+        """Hold the trajectories; see `on_full`."""
+        with self._changed:
+            for trajectory in trajectories:
+                if self._limit is not None and len(self._finished) >= self._limit:
+                    if self._on_full == "block":
+                        self._changed.wait_for(self._has_room)
+                    elif self._on_full == "drop_newest":
+                        self.dropped += 1
+                        continue
+                    else:
+                        self._finished.popleft()
+                        self.dropped += 1
+                if self._closed:
+                    self.dropped += 1
+                    continue
+                self._finished.append(trajectory)
+                self._notify()
+
+    def _has_room(self) -> bool:
+        return self._closed or self._limit is None or len(self._finished) < self._limit
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is buffered."""
+        return True
+
+    def shutdown(self) -> None:
+        """Take no more, and wake whoever waits. What is held can still be read."""
+        with self._changed:
+            self._closed = True
+            self._notify()
+
+
+class JsonlTrajectoryExporter:
+    """Appends finished trajectories to a file, one JSON object a line; `read` gives them back.
+
+    Each line is one write: after a crash at most the last line is cut, and the next run begins a
+    new one. `fsync=True` also survives the loss of power, at the cost of a disk flush each.
+    """
+
+    blocking = True
+
+    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
+        self.path = Path(path)
+        self._fsync = fsync
+        self._lock = threading.Lock()
+        self._file: io.FileIO | None = None
+        if not self.path.parent.is_dir():
+            raise ConfigurationError(
+                f"JsonlTrajectoryExporter({str(path)!r}): the folder {str(self.path.parent)!r} "
+                f"does not exist: create it first"
+            )
+
+    def export(self, trajectories: Sequence[Trajectory]) -> None:
+        """Append the trajectories."""
+        for trajectory in trajectories:
+            line = dumps(trajectory.to_dict()).encode() + b"\n"
+            with self._lock:
+                if self._file is None:
+                    self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+                    if self._last_byte() not in (b"", b"\n"):
+                        line = b"\n" + line
+                self._file.write(line)
+                if self._fsync:
+                    os.fsync(self._file.fileno())
+
+    def _last_byte(self) -> bytes:
+        assert self._file is not None
+        if self._file.seek(0, os.SEEK_END) == 0:
+            return b""
+        self._file.seek(-1, os.SEEK_END)
+        return self._file.read(1)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is buffered."""
+        return True
+
+    def shutdown(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
+        """The trajectories of a file, one at a time. A line that was cut by a crash is passed over.
+
+        SpanFormatError, with the line's number, for a line that is whole and is no trajectory.
+        """
+        with open(path, "rb") as file:
+            yield from read_lines(file, str(path))
+
+
+def read_lines(lines: Iterable[bytes], name: str) -> Iterator[Trajectory]:
+    """The trajectories of JSON lines; `name` says in an error where they are from."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            data = loads(line)
+        except ValueError:
+            continue  # cut while it was written
+        try:
+            yield Trajectory.from_dict(data)
+        except SpanFormatError as error:
+            raise SpanFormatError(f"{name}, line {number}: {error}") from None

@@ -1,0 +1,271 @@
+"""Histories: which completions belong to one conversation, decided from what was sent.
+
+A request continues the completion whose path (its prompt, then what it sampled) is the longest
+beginning of the request's messages, in visible form and with the same tools, among those that had
+ended before the request began. Everything else is a fork. So completions form a forest, each leaf
+is one history, and each sampled completion is trainable in exactly one of them. The result depends
+on the set of completions alone, not on the order in which they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from otel_rollout.completion import Completion
+from otel_rollout.errors import TrajectorySealedError
+from otel_rollout.messages import (
+    Json,
+    MessagePath,
+    checked_json,
+    copy_json,
+    extend,
+    path_messages,
+    reasoning_of,
+)
+
+Appended = Mapping[tuple[str, int], Sequence[Json]]
+"""Messages that the agent appended behind a completion (id, choice index)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HistoryItem:
+    """One message of a history."""
+
+    message: Json
+    """Wire form, as the next request replayed it where one did."""
+    completion: Completion | None
+    """The completion that sampled it; None for a message that the model did not sample."""
+    trainable: bool
+    """True in exactly one history for each trainable completion, False elsewhere."""
+    is_break: bool = False
+    """The client replayed this sampled message without its reasoning: what follows did not see
+    the tokens that were sampled here, so at token level a new sequence begins."""
+
+
+@dataclass(slots=True, eq=False)
+class History:
+    """One linear conversation: from the first message to the last."""
+
+    items: list[HistoryItem]
+    tools: list[Json] | None = None
+    """Tool definitions that the conversation ran with."""
+    _append: Callable[[Json], None] | None = field(default=None, repr=False)
+
+    def messages(self) -> list[Json]:
+        """The wire messages, ready to send as the next request; the caller's own copy."""
+        return [copy_json(item.message) for item in self.items]
+
+    @property
+    def completions(self) -> list[Completion]:
+        """The completions in it, first to last."""
+        found: list[Completion] = []
+        for item in self.items:
+            if item.completion is not None and item.completion not in found[-1:]:
+                found.append(item.completion)
+        return found
+
+    @property
+    def completion_ids(self) -> list[str]:
+        return [completion.id for completion in self.completions]
+
+    def append(self, message: Json) -> None:
+        """Add a message that is not a model's, such as a tool's result, to a live conversation.
+
+        It is in `messages()` from now on, and in the trajectory even if no call follows.
+        TrajectorySealedError if the rollout has ended, ValueError if it is not JSON.
+        """
+        if self._append is None:
+            raise TrajectorySealedError(
+                "history.append: the rollout of this history has ended (or it is not one that "
+                "trajectory.get_history gave): append while the rollout runs"
+            )
+        message = checked_json(message, "history.append")
+        self._append(message)
+        self.items.append(HistoryItem(message, None, trainable=False))
+
+    def to_list(self) -> list[dict[str, Json]]:
+        """The items as JSON: `message`, `completion` as [id, choice index], flags where true."""
+        return [
+            {
+                "message": copy_json(item.message),
+                "completion": [item.completion.id, item.completion.choice_index]
+                if item.completion
+                else None,
+                **({"trainable": True} if item.trainable else {}),
+                **({"is_break": True} if item.is_break else {}),
+            }
+            for item in self.items
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, History):
+            return NotImplemented
+        return self.tools == other.tools and self.to_list() == other.to_list()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def in_order(completions: Iterable[Completion]) -> list[Completion]:
+    """The completions by the start of their calls.
+
+    The logical clock orders the calls of one process, wall clocks those of several.
+    """
+    completions = list(completions)
+    if len({completion.exchange.process for completion in completions}) == 1:
+        return sorted(completions, key=lambda c: (c.exchange.started, *_tie(c)))
+    return sorted(completions, key=_tie)
+
+
+def _tie(completion: Completion) -> tuple[int, int, str, int]:
+    exchange = completion.exchange
+    return exchange.start_time_ns, exchange.started, exchange.span_id, completion.choice_index
+
+
+def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion], list[str]]:
+    """What each completion continues, and a sentence wherever that is ambiguous."""
+    by_path: dict[tuple[bytes, bytes], list[Completion]] = {}
+    by_id: dict[str, Completion] = {}
+    for completion in completions:
+        if completion.items and completion.path is not None:
+            by_id[completion.id] = completion
+            if not _names_previous(completion):
+                key = completion.context_key, completion.path.key
+                by_path.setdefault(key, []).append(completion)
+    parents: dict[Completion, Completion] = {}
+    ambiguous: dict[str, str] = {}
+    for completion in completions:
+        if previous := _names_previous(completion):
+            if previous in by_id:
+                parents[completion] = by_id[previous]
+            continue
+        context = completion.context_key
+        for node in completion.prompt or ():
+            candidates = [
+                other
+                for other in by_path.get((context, node.key), ())
+                if _ended_before(other, completion)
+            ]
+            if candidates:
+                parent, equal = _choose(candidates, node)
+                parents[completion] = parent
+                if len(equal) > 1:
+                    ids = ", ".join(f"{c.id!r} (choice {c.choice_index})" for c in in_order(equal))
+                    ambiguous[completion.id] = (
+                        f"completion {completion.id!r} continues a reply that was sampled "
+                        f"identically as {ids}; it is taken to continue {parent.id!r} "
+                        f"(choice {parent.choice_index})"
+                    )
+                break
+    return parents, list(ambiguous.values())
+
+
+def _names_previous(completion: Completion) -> str | None:
+    previous = completion.exchange.params.get("previous_response_id")
+    return previous if isinstance(previous, str) else None
+
+
+def _ended_before(first: Completion, second: Completion) -> bool:
+    a, b = first.exchange, second.exchange
+    if a is b:
+        return False
+    if a.process != b.process:
+        return True  # to replay what was sampled is evidence enough, clocks of two hosts are none
+    if a.process:
+        return a.ended < b.started
+    return a.end_time_ns is not None and a.end_time_ns <= b.start_time_ns
+
+
+def _choose(
+    candidates: list[Completion], replayed: MessagePath
+) -> tuple[Completion, list[Completion]]:
+    """The candidate that was continued, and all that nothing tells apart from it."""
+    reasoning = reasoning_of(replayed.message)
+    equal = [c for c in candidates if reasoning_of(c.message) == reasoning] or candidates
+    # The one sampled last; of several choices of one response, the first.
+    return max(equal, key=lambda c: (c.exchange.ended, *_tie(c)[:3], -c.choice_index)), equal
+
+
+def history_of(
+    completion: Completion,
+    parents: Mapping[Completion, Completion],
+    appended: Appended,
+    owned: set[Completion] | None = None,
+) -> History:
+    """The conversation that ends in `completion`, and what was appended behind it.
+
+    `owned`: completions that are trained elsewhere; those of this history are added to it.
+    """
+    # A request that names the response it continues carries only what is new: a new segment.
+    segments = [[completion]]
+    while (ancestor := parents.get(segments[-1][-1])) is not None:
+        if _names_previous(segments[-1][-1]):
+            segments.append([ancestor])
+        else:
+            segments[-1].append(ancestor)
+    messages: list[Json] = []
+    sampled: dict[int, Completion] = {}
+    for segment in reversed(segments):
+        start = len(messages)
+        messages += path_messages(segment[0].prompt)
+        messages += segment[0].items
+        for member in segment:
+            end = start + (member.path.length if member.path else 0)
+            for position in range(end - len(member.items), end):
+                sampled.setdefault(position, member)
+    owned = set() if owned is None else owned
+    items = []
+    for position, message in enumerate(messages):
+        found = sampled.get(position)
+        items.append(
+            HistoryItem(
+                message,
+                found,
+                trainable=found is not None and found.trainable and found not in owned,
+                is_break=found is not None
+                and found is not completion
+                and reasoning_of(found.message) is not None
+                and reasoning_of(message) != reasoning_of(found.message),
+            )
+        )
+    owned.update(sampled.values())
+    items += [
+        HistoryItem(message, None, trainable=False)
+        for message in appended.get((completion.id, completion.choice_index), ())
+    ]
+    return History(items, copy_json(completion.tools))
+
+
+def build_histories(
+    completions: Sequence[Completion], appended: Appended
+) -> tuple[list[History], list[str]]:
+    """All histories, in order of their beginning, and sentences about what is ambiguous."""
+    completions = [completion for completion in in_order(completions) if completion.items]
+    parents, warnings = link(completions)
+    children: dict[Completion | None, list[Completion]] = {}
+    for completion in completions:
+        children.setdefault(parents.get(completion), []).append(completion)
+    owned: set[Completion] = set()
+    histories: list[History] = []
+    stack = children.get(None, [])[::-1]
+    while stack:
+        completion = stack.pop()
+        followers = children.get(completion, [])
+        stack += followers[::-1]
+        if not followers:
+            histories.append(history_of(completion, parents, appended, owned))
+    # Messages that were appended where the conversation then went on differently.
+    for completion in completions:
+        followers = children.get(completion, [])
+        rest = appended.get((completion.id, completion.choice_index), ())
+        if rest and followers and not any(_includes(c, completion.path, rest) for c in followers):
+            histories.append(history_of(completion, parents, appended, owned))
+    return histories, warnings
+
+
+def _includes(follower: Completion, path: MessagePath | None, rest: Sequence[Json]) -> bool:
+    for message in rest:
+        path = extend(path, message)
+    return path is not None and any(
+        node.key == path.key for node in follower.prompt or () if node.length == path.length
+    )

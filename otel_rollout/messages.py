@@ -1,0 +1,187 @@
+"""Wire messages, each stored once: a conversation is a path that shares its beginning.
+
+Two forms of a message never mix. The *wire* form is what was sent or received, verbatim: it is
+what is stored and handed back. The *visible* form is canonical and serves only to decide whether
+two messages are the same one: what clients change when they replay a reply (`None`, `""` or
+absent; a string or one text part; the whitespace of tool arguments; dropped reasoning) is the
+same there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+Json = Any
+"""A JSON value: None, bool, int, float, str, list or dict with string keys."""
+
+_CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def loads(text: str | bytes) -> Json:
+    """Parse JSON as the OpenAI client does; NaN is the one `math.nan`, so equal texts are equal."""
+    return json.loads(text, strict=False, parse_constant=_CONSTANTS.__getitem__)
+
+
+scan = json.JSONDecoder(strict=False, parse_constant=_CONSTANTS.__getitem__).raw_decode
+"""`scan(text, start) -> (value, end)`: the JSON value that begins exactly at `start`."""
+
+
+def dumps(value: Json) -> str:
+    """Compact JSON that any UTF-8 transport carries: lone surrogates are written escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+    return text
+
+
+def copy_json(value: Json) -> Json:
+    """A copy of a JSON value that shares nothing mutable with it."""
+    if isinstance(value, dict):
+        return {key: copy_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [copy_json(item) for item in value]
+    return value
+
+
+def checked_json(value: Json, what: str) -> Json:
+    """`value` as JSON would carry it; ValueError that names `what` if it cannot."""
+    try:
+        return loads(dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what}: expected a JSON value, got {value!r} ({error})") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessagePath:
+    """A conversation from its first message to `message`; longer ones point to it as `parent`."""
+
+    parent: MessagePath | None
+    message: Json
+    """The wire form: almost always a dict."""
+    length: int
+    """Messages on the path, this one included."""
+    key: bytes
+    """16-byte digest of the visible forms on the path: equal keys, equal visible conversation."""
+
+    def __iter__(self) -> Iterator[MessagePath]:
+        """The paths from this one up to the first message (deepest first)."""
+        path: MessagePath | None = self
+        while path is not None:
+            yield path
+            path = path.parent
+
+
+def extend(path: MessagePath | None, message: Json) -> MessagePath:
+    """The path that continues `path` (None is the empty one) with `message`."""
+    digest = blake2b(path.key if path else b"", digest_size=16)
+    digest.update(visible_key(message))
+    return MessagePath(path, message, path.length + 1 if path else 1, digest.digest())
+
+
+def path_messages(path: MessagePath | None) -> list[Json]:
+    """The wire messages on the path, first to last; the caller owns the list, not the messages."""
+    messages = [node.message for node in path] if path else []
+    messages.reverse()
+    return messages
+
+
+def visible_key(message: Json) -> bytes:
+    """Bytes that are equal for messages that a model sees as the same."""
+    return json.dumps(_visible(message), sort_keys=True, separators=(",", ":")).encode()
+
+
+def reasoning_of(message: Json) -> Json:
+    """What the model thought, under whichever name the server gave it; None if nothing."""
+    if isinstance(message, Mapping):
+        for key in _REASONING_KEYS:
+            if message.get(key):
+                return message[key]
+    return None
+
+
+def _visible(message: Json) -> Json:
+    if not isinstance(message, Mapping):
+        return message
+    role = message.get("role")
+    if role is None:
+        # An item of the Responses API: servers name and finish items, clients drop that again.
+        return _present(message, without=("id", "status"))
+    if role != "assistant":
+        rest = _present(message, without=("content", *_REASONING_KEYS))
+        return {**rest, "content": _visible_content(message.get("content"))}
+    # Of a reply only what a client must replay; whatever else a server put on it may be dropped.
+    visible: dict[str, Json] = {
+        "role": role,
+        "content": _visible_content(message.get("content")),
+        "tool_calls": [_visible_tool_call(call) for call in message.get("tool_calls") or ()],
+    }
+    visible.update(
+        _present({key: message.get(key) for key in ("name", "refusal", "function_call")})
+    )
+    audio = message.get("audio")
+    if isinstance(audio, Mapping):
+        visible["audio"] = audio.get("id")
+    call = visible.get("function_call")
+    if isinstance(call, Mapping):
+        visible["function_call"] = {**call, "arguments": _visible_arguments(call.get("arguments"))}
+    return visible
+
+
+def _present(message: Mapping[str, Json], without: tuple[str, ...] = ()) -> dict[str, Json]:
+    return {
+        key: value
+        for key, value in message.items()
+        if key not in without and value is not None and value != []
+    }
+
+
+def _visible_content(content: Json) -> Json:
+    if not content:
+        return ""
+    if not isinstance(content, list):
+        return content
+    parts = [_visible_part(part) for part in content]
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
+
+
+def _visible_part(part: Json) -> Json:
+    if not isinstance(part, Mapping):
+        return part
+    present = _present(part, without=("logprobs",))
+    if present.get("type") in _TEXT_PARTS and present.keys() == {"type", "text"}:
+        return present["text"]
+    return present
+
+
+def _visible_tool_call(call: Json) -> Json:
+    if not isinstance(call, Mapping):
+        return call
+    kind = call.get("type") or "function"
+    body = call.get(kind)
+    if isinstance(body, Mapping) and "arguments" in body:
+        body = {**_present(body), "arguments": _visible_arguments(body["arguments"])}
+    return [call.get("id"), kind, body]
+
+
+def _visible_arguments(arguments: Json) -> Json:
+    """Arguments as JSON when they are JSON, else as the text that the model wrote."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments, parse_float=_number, parse_constant=str)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _number(text: str) -> float | int:
+    number = float(text)
+    return int(number) if number.is_integer() else number

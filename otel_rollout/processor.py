@@ -1,0 +1,317 @@
+"""The train lane: a span processor that turns the spans of a rollout into its trajectory.
+
+It keeps the exchange spans of the rollouts that are running, by the rollout id that capture wrote
+on them. When a rollout's span ends it rebuilds the trajectory, hands it to the exporters and
+forgets the spans. It sees every recorded span, sampled or not, and nothing of it passes through a
+batch processor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+
+from otel_rollout import semconv as sc
+from otel_rollout.completion import Completion
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.export import TrajectoryExporter
+from otel_rollout.reconstruct import Assembly
+from otel_rollout.rollout import ActiveRollout, rollout_of
+from otel_rollout.spans import as_record
+from otel_rollout.trajectory import Trajectory
+
+logger = logging.getLogger("otel_rollout")
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """The spans of one running rollout."""
+
+    active: ActiveRollout | None
+    span: ReadableSpan
+    assembly: Assembly
+    ended: list[ReadableSpan] = field(default_factory=list)
+    """Exchange spans that the assembly has not taken in yet."""
+    open: dict[int, ReadableSpan] = field(default_factory=dict)
+    size: int = 0
+    refused: int = 0
+
+
+class TrajectorySpanProcessor(SpanProcessor):
+    """Rebuilds the trajectory of each rollout and hands it to the exporters.
+
+        provider.add_span_processor(TrajectorySpanProcessor(InMemoryTrajectoryExporter()))
+
+    `on_start` and `on_end` do no I/O and never raise. What is held is bounded: `max_bytes` of
+    span text over all running rollouts, and `max_queue_size` finished trajectories that wait for
+    exporters which block. A call that a bound keeps out is a sentence in the trajectory's
+    `warnings`; a trajectory that finds the queue full is counted in `dropped`, and logged.
+    ConfigurationError for what is no exporter.
+    """
+
+    def __init__(
+        self,
+        *exporters: TrajectoryExporter,
+        max_bytes: int = 4 << 30,
+        max_queue_size: int = 10_000,
+    ) -> None:
+        for exporter in exporters:
+            check_exporter(exporter)
+        for name, value in (("max_bytes", max_bytes), ("max_queue_size", max_queue_size)):
+            if not isinstance(value, int) or value < 1:
+                raise ConfigurationError(
+                    f"TrajectorySpanProcessor({name}=...): expected a number from 1 on, "
+                    f"got {value!r}"
+                )
+        self.exporters = list(exporters)
+        self.dropped = 0
+        """Trajectories that did not reach the exporters."""
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._buffers: dict[str, _Buffer] = {}
+        self._lock = threading.RLock()
+        self._max_queue_size = max_queue_size
+        self._queue: queue.Queue[Trajectory | None] = queue.Queue(max_queue_size)
+        self._worker: threading.Thread | None = None
+        self._closed = False
+        if hasattr(os, "register_at_fork"):
+            itself = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: _forget_parent(itself()))
+
+    # --- spans
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Begin to collect for a rollout span; remember an exchange span that is under way."""
+        try:
+            scope = span.instrumentation_scope
+            if scope is None or scope.name != sc.SCOPE or self._closed:
+                return
+            attributes = span.attributes or {}
+            rollout_id = attributes.get(sc.ROLLOUT_ID)
+            if not isinstance(rollout_id, str):
+                return
+            if sc.ROLLOUT_SCHEMA_VERSION in attributes:
+                active = rollout_of(parent_context)
+                if active is not None and active.trajectory.id != rollout_id:
+                    active = None
+                assembly = Assembly(rollout_id)
+                if active is not None:
+                    assembly.trainable = active.trajectory.trainable
+                    assembly.rewards = active.trajectory.all_rewards
+                    active.recorder = active.recorder or self
+                with self._lock:
+                    self._buffers[rollout_id] = _Buffer(active, span, assembly)
+            elif sc.EXCHANGE_VERSION in attributes:
+                buffer = self._buffers.get(rollout_id)
+                if buffer is not None and span.context is not None:
+                    buffer.open[span.context.span_id] = span
+        except Exception:
+            logger.exception("a span was not recorded for its trajectory")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Keep an exchange span; complete the trajectory of a rollout span."""
+        try:
+            scope = span.instrumentation_scope
+            if scope is None or scope.name != sc.SCOPE:
+                return
+            attributes = span.attributes or {}
+            rollout_id = attributes.get(sc.ROLLOUT_ID)
+            if not isinstance(rollout_id, str):
+                return
+            if sc.EXCHANGE_VERSION in attributes:
+                self._keep(rollout_id, span)
+            elif sc.ROLLOUT_SCHEMA_VERSION in attributes:
+                self._finish(rollout_id, span)
+        except Exception:
+            logger.exception("a span was not recorded for its trajectory")
+
+    def _keep(self, rollout_id: str, span: ReadableSpan) -> None:
+        size = sum(len(v) for v in (span.attributes or {}).values() if isinstance(v, str))
+        with self._lock:
+            buffer = self._buffers.get(rollout_id)
+            if buffer is None:
+                return  # capture said on the trajectory that this one came too late
+            if span.context is not None:
+                buffer.open.pop(span.context.span_id, None)
+            if self._bytes + size > self._max_bytes:
+                buffer.refused += 1
+                return
+            buffer.ended.append(span)
+            buffer.size += size
+            self._bytes += size
+
+    def completions(self, rollout_id: str) -> list[Completion]:
+        """The completions of a running rollout; [] for one that is not known."""
+        with self._lock:
+            buffer = self._buffers.get(rollout_id)
+            if buffer is None:
+                return []
+            _take_in(buffer)
+            return buffer.assembly.completions()
+
+    def _finish(self, rollout_id: str, span: ReadableSpan) -> None:
+        with self._lock:
+            buffer = self._buffers.pop(rollout_id, None)
+            if buffer is None:
+                return
+            self._bytes -= buffer.size
+        buffer.span = span
+        self._hand_over(self._trajectory(buffer))
+
+    def _trajectory(self, buffer: _Buffer) -> Trajectory:
+        active = buffer.active
+        if active is not None and active.recorded:  # another processor was there first
+            return active.trajectory
+        if buffer.refused:
+            buffer.assembly.notes.append(
+                f"{buffer.refused} model calls were not kept: the running rollouts held "
+                f"{self._max_bytes} bytes (TrajectorySpanProcessor(max_bytes=...))"
+            )
+        _take_in(buffer)
+        # A call still under way is no part of the trajectory, but may carry what others refer to.
+        for span in list(buffer.open.values()):
+            buffer.assembly.add(as_record(span))
+        buffer.assembly.add(as_record(buffer.span))
+        built = buffer.assembly.trajectory()
+        if active is None:
+            return built
+        active.trajectory.seal(built)
+        active.recorded = True
+        return active.trajectory
+
+    # --- exporters
+
+    def _hand_over(self, trajectory: Trajectory) -> None:
+        for exporter in self.exporters:
+            if not getattr(exporter, "blocking", True):
+                self._export(exporter, trajectory)
+        if not any(getattr(exporter, "blocking", True) for exporter in self.exporters):
+            return
+        try:
+            self._queue.put_nowait(trajectory)
+        except queue.Full:
+            self.dropped += 1
+            logger.error(  # noqa: TRY400 - where it was full is no news
+                "trajectory %s was not exported: %d wait for exporters already "
+                "(TrajectorySpanProcessor(max_queue_size=...))",
+                trajectory.id,
+                self._max_queue_size,
+            )
+            return
+        if self._worker is None:
+            with self._lock:
+                if self._worker is None:
+                    self._worker = threading.Thread(
+                        target=self._work, name="otel-rollout-export", daemon=True
+                    )
+                    self._worker.start()
+
+    def _work(self) -> None:
+        while True:
+            trajectory = self._queue.get()
+            try:
+                if trajectory is None:
+                    return
+                for exporter in self.exporters:
+                    if getattr(exporter, "blocking", True):
+                        self._export(exporter, trajectory)
+            finally:
+                self._queue.task_done()
+
+    def _export(self, exporter: TrajectoryExporter, trajectory: Trajectory) -> None:
+        try:
+            exporter.export([trajectory])
+        except Exception:
+            self.dropped += 1
+            logger.exception("%s did not export trajectory %s", exporter, trajectory.id)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Wait until what has finished is exported; False if that takes longer."""
+        deadline = time.monotonic() + timeout_millis / 1000
+        with self._queue.all_tasks_done:
+            while self._queue.unfinished_tasks:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+                self._queue.all_tasks_done.wait(remaining)
+        done = True
+        for exporter in self.exporters:
+            left = max(0, int((deadline - time.monotonic()) * 1000))
+            done = _try(exporter, partial(exporter.force_flush, left)) is not False and done
+        return done
+
+    def shutdown(self) -> None:
+        """Export what has finished, and what still runs as far as it has come; then stop."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._lock:
+            running, self._buffers = list(self._buffers.values()), {}
+            self._bytes = 0
+        for buffer in running:
+            buffer.assembly.notes.append(
+                "the tracer provider was shut down while this rollout was running: what came "
+                "afterwards is not part of it"
+            )
+            try:
+                _take_in(buffer)
+                buffer.assembly.add(as_record(buffer.span))
+                self._hand_over(buffer.assembly.trajectory())
+            except Exception:
+                logger.exception("a running rollout was not exported at shutdown")
+        self.force_flush()
+        if self._worker is not None:
+            self._queue.put(None)
+            self._worker.join(timeout=5)
+        for exporter in self.exporters:
+            _try(exporter, exporter.shutdown)
+
+
+def check_exporter(exporter: object) -> None:
+    """ConfigurationError unless this is a trajectory exporter."""
+    missing = [
+        name
+        for name in ("export", "force_flush", "shutdown")
+        if not callable(getattr(exporter, name, None))
+    ]
+    if isinstance(exporter, type) or missing:
+        got = f"the class {exporter.__name__}" if isinstance(exporter, type) else repr(exporter)
+        raise ConfigurationError(
+            f"expected a TrajectoryExporter, got {got}"
+            + ("; make an instance of it" if isinstance(exporter, type) else "")
+            + (f", which has no {', '.join(missing)}()" if missing else "")
+        )
+
+
+def _take_in(buffer: _Buffer) -> None:
+    ended, buffer.ended = buffer.ended, []
+    for span in ended:
+        buffer.assembly.add(as_record(span))
+
+
+def _try(exporter: object, call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except Exception:
+        logger.exception("%s failed", exporter)
+        return False
+
+
+def _forget_parent(processor: TrajectorySpanProcessor | None) -> None:
+    """In a forked child: the parent's rollouts and its worker are not ours."""
+    if processor is not None:
+        processor._lock = threading.RLock()  # noqa: SLF001
+        processor._buffers = {}  # noqa: SLF001
+        processor._bytes = 0  # noqa: SLF001
+        processor._queue = queue.Queue(processor._max_queue_size)  # noqa: SLF001
+        processor._worker = None  # noqa: SLF001

@@ -1,0 +1,242 @@
+"""Spans in, trajectories out: a pure function, whatever the source and the order of the spans.
+
+What belongs to a rollout says so itself (`rollout.id`): names, positions, parents and times decide
+nothing. Spans may come twice or not at all; what is missing is a sentence in `warnings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from otel_rollout import semconv as sc
+from otel_rollout.completion import Completion, Reward, RewardKey, completions_of
+from otel_rollout.exchange import Exchange, ExchangeReader
+from otel_rollout.histories import in_order
+from otel_rollout.messages import Json, loads
+from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.trajectory import Trajectory
+
+
+def reconstruct(spans: Iterable[Any]) -> list[Trajectory]:
+    """The trajectories that these spans tell of, in order of their start.
+
+    `spans`: SDK `ReadableSpan`s or what `otel_rollout.otlp` reads; spans of other libraries are
+    passed over. The same trajectories come out for any order of the same spans, and for
+    duplicates. SpanFormatError for what is no span.
+    """
+    seen: set[tuple[str, str]] = set()
+    rollouts: dict[str, Assembly] = {}
+    for span in spans:
+        record = as_record(span)
+        rollout_id = record.text(sc.ROLLOUT_ID)
+        key = record.trace_id, record.span_id
+        if rollout_id is None or key in seen:
+            continue
+        if record.end_time_ns is not None:
+            seen.add(key)
+        rollouts.setdefault(rollout_id, Assembly(rollout_id)).add(record)
+    trajectories = [assembly.trajectory() for assembly in rollouts.values()]
+    return sorted(trajectories, key=lambda t: (t.start_time_ns, t.id))
+
+
+@dataclass(slots=True)
+class Assembly:
+    """What has come of one rollout so far."""
+
+    rollout_id: str
+    trainable: bool = True
+    rewards: dict[RewardKey, Reward] = field(default_factory=dict)
+    """The rewards that completions look theirs up in; the caller's, where the rollout is live."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences of whoever collected the spans, such as that a limit was hit."""
+    _rollout: SpanRecord | None = None
+    _reader: ExchangeReader = field(default_factory=ExchangeReader)
+    _exchanges: dict[str, SpanRecord] = field(default_factory=dict)
+    _evaluations: list[SpanRecord] = field(default_factory=list)
+    _read: dict[str, tuple[Exchange, list[Completion]]] = field(default_factory=dict)
+
+    def add(self, record: SpanRecord) -> None:
+        """Take in a span of this rollout; one still open only for what it carries."""
+        if sc.EXCHANGE_VERSION in record.attributes:
+            self._reader.add(record)
+            if record.end_time_ns is not None:
+                self._exchanges[record.span_id] = record
+        elif sc.REWARD in record.attributes:
+            self._evaluations.append(record)
+        elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
+            self._rollout = record
+
+    def completions(self) -> list[Completion]:
+        """The completions of the calls that have ended, in order of their start."""
+        return in_order(
+            completion
+            for span_id, record in self._exchanges.items()
+            if not record.attributes.get(sc.EXCHANGE_LATE)
+            for completion in self._completions_of(span_id)[1]
+        )
+
+    def _completions_of(self, span_id: str) -> tuple[Exchange, list[Completion]]:
+        found = self._read.get(span_id)
+        if found is None:
+            exchange = self._reader.read(span_id)
+            found = exchange, completions_of(exchange, self.rewards, trainable=self.trainable)
+            if not exchange.damage:  # what is missing may still come
+                self._read[span_id] = found
+        return found
+
+    def trajectory(self) -> Trajectory:
+        """The trajectory of what has come."""
+        if self._rollout is None:
+            trajectory = self._without_rollout_span()
+        else:
+            trajectory = _read_rollout(self._rollout, self.rewards)
+        self.trainable = trajectory.trainable
+        for record in sorted(self._evaluations, key=_evaluation_order):
+            _apply_reward(record, self.rewards)
+        trajectory.exchanges = [
+            self._completions_of(span_id)[0]
+            for span_id, record in self._exchanges.items()
+            if not record.attributes.get(sc.EXCHANGE_LATE)
+        ]
+        trajectory.exchanges.sort(key=lambda e: (e.start_time_ns, e.started, e.span_id))
+        trajectory.warnings += self.notes
+        trajectory.warnings += self._incomplete(len(trajectory.exchanges))
+        for exchange in trajectory.exchanges:
+            trajectory.warnings += _doubts(exchange)
+        trajectory.warnings += _repeated_ids(trajectory.completions)
+        trajectory.warnings += trajectory.ambiguities()
+        return trajectory
+
+    def _without_rollout_span(self) -> Trajectory:
+        records = [*self._exchanges.values(), *self._evaluations]
+        first = min(records, key=lambda record: record.start_time_ns, default=None)
+        return Trajectory(
+            id=self.rollout_id,
+            trace_id=first.trace_id if first else "",
+            start_time_ns=first.start_time_ns if first else 0,
+            status="unknown",
+            rewards=self.rewards,
+            warnings=["the rollout's own span did not come: its name, rewards and how it ended "
+                      "are not known"],
+        )
+
+    def _incomplete(self, present: int) -> list[str]:
+        sentences: list[str] = []
+        if self._rollout is None:
+            return sentences
+        began = self._rollout.integer(sc.ROLLOUT_EXCHANGE_COUNT) or 0
+        still_open = self._rollout.integer(sc.ROLLOUT_OPEN_COUNT) or 0
+        if present < began - still_open:
+            sentences.append(
+                f"{began - still_open - present} of {began} model calls are missing: "
+                f"their spans did not come"
+            )
+        if still_open:
+            sentences.append(late_sentence(still_open))
+        late = sum(bool(r.attributes.get(sc.EXCHANGE_LATE)) for r in self._exchanges.values())
+        if late > still_open:
+            sentences.append(after_sentence(late - still_open))
+        return sentences
+
+
+def late_sentence(count: int) -> str:
+    """What a trajectory says about calls that its rollout did not wait for."""
+    return f"{count} model calls had not ended when the rollout did; they are not part of it"
+
+
+def after_sentence(count: int) -> str:
+    """What a trajectory says about calls that came after its rollout."""
+    return f"{count} model calls began after the rollout had ended; they are not part of it"
+
+
+def _doubts(exchange: Exchange) -> list[str]:
+    sentences = [f"exchange {exchange.span_id}: {damage}" for damage in exchange.damage]
+    if exchange.response_id is None and isinstance(exchange.reply, dict) and not exchange.error:
+        sentences.append(
+            f"exchange {exchange.span_id}: the response has no id; its completions are called "
+            f"'span-{exchange.span_id}'"
+        )
+    if exchange.body is not None and "NaN" in exchange.body:
+        for completion in completions_of(exchange, {}):
+            unknown = (completion.logprobs or []).count(None)
+            if unknown:
+                sentences.append(
+                    f"completion {completion.id!r}: {unknown} log-probabilities are not numbers; "
+                    f"they are None"
+                )
+    return sentences
+
+
+def _repeated_ids(completions: Sequence[Completion]) -> list[str]:
+    spans: dict[str, set[str]] = {}
+    for completion in completions:
+        spans.setdefault(completion.id, set()).add(completion.span_id)
+    return [
+        f"{len(ids)} responses have the id {name!r}: get_history({name!r}) gives the last of them"
+        for name, ids in spans.items()
+        if len(ids) > 1
+    ]
+
+
+def _read_rollout(record: SpanRecord, rewards: dict[RewardKey, Reward]) -> Trajectory:
+    warnings: list[str] = []
+
+    def json(key: str) -> Json:
+        text = record.text(key)
+        if text is None:
+            return None
+        try:
+            return loads(text)
+        except (ValueError, RecursionError):
+            warnings.append(f"its {key} cannot be read: was it cut by a length limit?")
+            return None
+
+    for row in json(sc.ROLLOUT_REWARDS) or ():
+        reward = Reward.from_dict(row)
+        rewards.setdefault(reward.key, reward)
+    if (record.integer(sc.ROLLOUT_SCHEMA_VERSION) or 0) > sc.SCHEMA_VERSION:
+        warnings.append("it was written by a newer otel-rollout: what that added is not read")
+    policy_version = record.attributes.get(sc.ROLLOUT_POLICY_VERSION)
+    return Trajectory(
+        id=record.text(sc.ROLLOUT_ID) or "",
+        name=record.text(sc.GEN_AI_AGENT_NAME) or "",
+        trace_id=record.trace_id,
+        span_id=record.span_id,
+        parent_id=record.text(sc.ROLLOUT_PARENT_ID),
+        task_id=record.text(sc.ROLLOUT_TASK_ID),
+        group_id=record.text(sc.ROLLOUT_GROUP_ID),
+        sample_index=record.integer(sc.ROLLOUT_SAMPLE_INDEX),
+        policy_version=policy_version if isinstance(policy_version, str | int) else None,
+        trainable=record.attributes.get(sc.ROLLOUT_TRAINABLE) not in (False, "false"),
+        appended={
+            (id_, choice): messages for id_, choice, messages in json(sc.ROLLOUT_APPENDED) or ()
+        },
+        rewards=rewards,
+        metrics=json(sc.ROLLOUT_METRICS),
+        metadata=json(sc.ROLLOUT_METADATA),
+        logs=json(sc.ROLLOUT_LOGS) or (),
+        status=record.text(sc.ROLLOUT_STATUS) or "unknown",
+        termination_reason=record.text(sc.ROLLOUT_TERMINATION_REASON),
+        error=json(sc.ROLLOUT_ERROR),
+        output=json(sc.ROLLOUT_OUTPUT),
+        start_time_ns=record.start_time_ns,
+        end_time_ns=record.end_time_ns,
+        warnings=warnings,
+    )
+
+
+def _evaluation_order(record: SpanRecord) -> tuple[int, str]:
+    return record.start_time_ns, record.span_id
+
+
+def _apply_reward(record: SpanRecord, rewards: dict[RewardKey, Reward]) -> None:
+    try:
+        row = loads(record.text(sc.REWARD) or "")
+        key = row.get("name"), row.get("completion_id"), row.get("choice_index", 0)
+        rewards.pop(key, None)
+        if row.get("value") is not None:
+            rewards[key] = Reward.from_dict(row)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return  # a reward that was cut is unknown

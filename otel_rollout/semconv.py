@@ -1,0 +1,101 @@
+"""Every span name and attribute name, spelled once.
+
+`gen_ai.*` names come from the OpenTelemetry GenAI semantic conventions; `rollout.*` are ours.
+Nothing else in the package spells an attribute.
+"""
+
+from typing import Final
+
+from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import (
+    GEN_AI_AGENT_NAME as GEN_AI_AGENT_NAME,
+)
+from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import (
+    GEN_AI_OPERATION_NAME as GEN_AI_OPERATION_NAME,
+)
+from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import (
+    GEN_AI_RESPONSE_ID as GEN_AI_RESPONSE_ID,
+)
+from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import (
+    GEN_AI_TOOL_CALL_ID as GEN_AI_TOOL_CALL_ID,
+)
+from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import (
+    GEN_AI_TOOL_NAME as GEN_AI_TOOL_NAME,
+)
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE as ERROR_TYPE
+
+# Not in the oldest conventions package that we support; the names are those of the conventions.
+GEN_AI_TOOL_TYPE: Final = "gen_ai.tool.type"
+GEN_AI_TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
+GEN_AI_TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
+GEN_AI_EVALUATION_RESULT: Final = "gen_ai.evaluation.result"
+GEN_AI_EVALUATION_NAME: Final = "gen_ai.evaluation.name"
+GEN_AI_EVALUATION_SCORE_VALUE: Final = "gen_ai.evaluation.score.value"
+GEN_AI_EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
+
+SCOPE: Final = "otel_rollout"
+"""Instrumentation scope of every span that this library opens."""
+
+SCHEMA_VERSION: Final = 1
+"""Version of the `rollout.*` attributes; a reader refuses a newer one."""
+
+OPERATION_INVOKE_AGENT: Final = "invoke_agent"
+OPERATION_EXECUTE_TOOL: Final = "execute_tool"
+OPERATION_EVALUATE: Final = "evaluate"
+OPERATION_EXCHANGE: Final = "exchange"
+
+# Rollout span. Values that are not scalars are JSON strings.
+ROLLOUT_ID: Final = "rollout.id"
+ROLLOUT_SCHEMA_VERSION: Final = "rollout.schema_version"
+ROLLOUT_PARENT_ID: Final = "rollout.parent_id"
+ROLLOUT_TASK_ID: Final = "rollout.task_id"
+ROLLOUT_GROUP_ID: Final = "rollout.group_id"
+ROLLOUT_SAMPLE_INDEX: Final = "rollout.sample_index"
+ROLLOUT_POLICY_VERSION: Final = "rollout.policy_version"
+ROLLOUT_TRAINABLE: Final = "rollout.trainable"
+ROLLOUT_REWARD: Final = "rollout.reward"
+ROLLOUT_REWARDS: Final = "rollout.rewards"
+ROLLOUT_METRICS: Final = "rollout.metrics"
+ROLLOUT_METADATA: Final = "rollout.metadata"
+ROLLOUT_LOGS: Final = "rollout.logs"
+ROLLOUT_APPENDED: Final = "rollout.appended"
+ROLLOUT_STATUS: Final = "rollout.status"
+ROLLOUT_TERMINATION_REASON: Final = "rollout.termination_reason"
+ROLLOUT_ERROR: Final = "rollout.error"
+ROLLOUT_OUTPUT: Final = "rollout.output"
+ROLLOUT_EXCHANGE_COUNT: Final = "rollout.exchange_count"
+"""Exchanges that the rollout's process saw begin."""
+ROLLOUT_OPEN_COUNT: Final = "rollout.open_count"
+"""Those of them that had not ended when the rollout did."""
+
+# Reward span (`evaluate {name}`): a reward that came after its rollout had ended.
+REWARD: Final = "rollout.evaluation"
+
+# Exchange span.
+EXCHANGE_VERSION: Final = "rollout.exchange.version"
+EXCHANGE_PROCESS: Final = "rollout.exchange.process"
+EXCHANGE_STARTED: Final = "rollout.exchange.started"
+EXCHANGE_ENDED: Final = "rollout.exchange.ended"
+EXCHANGE_STATUS: Final = "rollout.exchange.status"
+EXCHANGE_ERROR: Final = "rollout.exchange.error"
+EXCHANGE_ATTEMPTS: Final = "rollout.exchange.attempts"
+EXCHANGE_POLICY_VERSION: Final = "rollout.exchange.policy_version"
+EXCHANGE_LATE: Final = "rollout.exchange.late"
+"""True on an exchange that ended, or began, after its rollout had ended."""
+REQUEST_PATH: Final = "rollout.exchange.request.path"
+REQUEST_KEY: Final = "rollout.exchange.request.key"
+REQUEST_MESSAGES: Final = "rollout.exchange.request.messages"
+REQUEST_COUNT: Final = "rollout.exchange.request.count"
+REQUEST_DIGEST: Final = "rollout.exchange.request.digest"
+REQUEST_BASE_DIGEST: Final = "rollout.exchange.request.base_digest"
+REQUEST_BASE_COUNT: Final = "rollout.exchange.request.base_count"
+REQUEST_PARAMS: Final = "rollout.exchange.request.params"
+REQUEST_SHARED: Final = "rollout.exchange.request.shared"
+REQUEST_SHARED_VALUES: Final = "rollout.exchange.request.shared_values"
+REQUEST_RAW: Final = "rollout.exchange.request.raw"
+RESPONSE_STATUS_CODE: Final = "rollout.exchange.response.status_code"
+RESPONSE_ID: Final = "rollout.exchange.response.id"
+RESPONSE_STREAM: Final = "rollout.exchange.response.stream"
+RESPONSE_BODY: Final = "rollout.exchange.response.body"
+RESPONSE_LENGTH: Final = "rollout.exchange.response.length"
+RESPONSE_TOKEN_IDS: Final = "rollout.exchange.response.token_ids"
+EVENT_RETRY: Final = "retry"

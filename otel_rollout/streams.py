@@ -1,0 +1,179 @@
+"""A streamed reply as the reply that the same server would have sent unstreamed.
+
+Pure: bytes of server-sent events in, one JSON body out. Every field that a server puts on a chunk
+survives: texts are joined, lists of token ids and log-probabilities are chained, the last word
+wins for the rest. A stream whose shape is not known stays verbatim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from otel_rollout.messages import Json, dumps, loads
+
+_TERMINAL_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a stream amounted to."""
+
+    body: bytes
+    """The reply in unstreamed shape; the events themselves where their shape is not known."""
+    complete: bool
+    """Whether the server said all it had to say, not merely whether reading ended."""
+    error: Json
+    """The error that the server reported inside the stream, or None."""
+
+
+def merge(events: bytes, choices: int = 1) -> Merged:
+    """Merge the server-sent events of one response to a request for `choices` choices."""
+    chunks, done = _chunks(events)
+    error = next((c["error"] for c in reversed(chunks) if c.get("error")), None)
+    final = next((c for c in reversed(chunks) if c.get("type") in _TERMINAL_EVENTS), None)
+    if final is not None:
+        return Merged(_bytes(final.get("response")), True, error)
+    if not any(isinstance(chunk.get("choices"), list) for chunk in chunks):
+        return Merged(events, done, error)
+    body = _merge_chunks(chunks)
+    finished = sum(choice.get("finish_reason") is not None for choice in body["choices"])
+    return Merged(_bytes(body), (done or finished >= choices) and error is None, error)
+
+
+def _bytes(body: Json) -> bytes:
+    return dumps(body).encode()
+
+
+def _chunks(events: bytes) -> tuple[list[dict[str, Any]], bool]:
+    """The JSON objects of the events, and whether `[DONE]` came."""
+    datas: list[bytes] = []
+    done = False
+    if b"\r" in events:
+        events = events.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    for event in events.split(b"\n\n"):
+        if event.startswith(b"data: {") and b"\n" not in event:
+            datas.append(event[6:])  # what nearly every event is
+            continue
+        lines = [line for line in event.split(b"\n") if line.startswith(b"data:")]
+        data = b"\n".join(line[5:].removeprefix(b" ") for line in lines)
+        if data.startswith(b"[DONE]"):
+            done = True
+            break
+        if data:
+            datas.append(data)
+    try:
+        chunks = loads(b"[" + b",".join(datas) + b"]")
+    except (ValueError, RecursionError):  # the last event of a stream that was cut
+        chunks = [chunk for chunk in map(_try_loads, datas) if chunk is not None]
+    return [chunk for chunk in chunks if isinstance(chunk, dict)], done
+
+
+def _try_loads(data: bytes) -> Json:
+    try:
+        return loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _merge_chunks(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for key, value in chunk.items():
+            if key == "choices":
+                for choice in value or ():
+                    _merge_choice(choices, choice)
+            elif value is not None or key not in body:
+                body[key] = value
+    if body.get("object") == "chat.completion.chunk":
+        body["object"] = "chat.completion"
+    body["choices"] = [_finish(choices[index]) for index in sorted(choices)]
+    return body
+
+
+def _merge_choice(choices: dict[int, dict[str, Any]], choice: dict[str, Any]) -> None:
+    index = choice.get("index") or 0
+    merged = choices.get(index)
+    if merged is None:
+        merged = choices[index] = {"index": index}
+    for key, value in choice.items():
+        if key == "delta":
+            message = merged.get("message")
+            if message is None:
+                message = merged["message"] = {"role": "assistant", "content": None}
+            for name, part in (value or {}).items():
+                if name == "tool_calls":
+                    _merge_tool_calls(message, part or [])
+                else:
+                    _merge_field(message, name, part)
+        elif key == "text":
+            _merge_field(merged, key, value)
+        elif isinstance(value, list | dict):
+            _merge_field(merged, key, value)
+        elif value is not None or key not in merged:
+            merged[key] = value
+
+
+def _merge_field(target: dict[str, Any], key: str, value: Json) -> None:
+    """Chain texts and lists, merge objects; other values replace."""
+    old = target.get(key)
+    if old is None:
+        if isinstance(value, str) and key != "role":
+            value = [_Text(value)]
+        elif isinstance(value, dict):
+            target[key] = {}
+            for name, part in value.items():
+                _merge_field(target[key], name, part)
+            return
+        elif isinstance(value, list):
+            value = list(value)
+        if value is not None or key not in target:
+            target[key] = value
+    elif isinstance(value, str) and isinstance(old, list) and old and isinstance(old[0], _Text):
+        old.append(_Text(value))
+    elif isinstance(value, list) and isinstance(old, list):
+        old.extend(value)
+    elif isinstance(value, dict) and isinstance(old, dict):
+        for name, part in value.items():
+            _merge_field(old, name, part)
+    elif value is not None:
+        target[key] = value
+
+
+class _Text(str):
+    """A piece of a text that is still growing: joined once, at the end."""
+
+    __slots__ = ()
+
+
+def _merge_tool_calls(message: dict[str, Any], deltas: list[dict[str, Any]]) -> None:
+    calls = message.setdefault("tool_calls", {})
+    for position, delta in enumerate(deltas):
+        index = delta.get("index", position)
+        call = calls.setdefault(index, {})
+        again = bool(call.get("id")) and delta.get("id") == call.get("id")
+        for key, value in delta.items():
+            if key == "index":
+                continue
+            if key in ("id", "type"):
+                if value:
+                    call[key] = value
+            elif key == "function" and again and "name" in (value or {}):
+                # A server that repeats who is called on every delta.
+                _merge_field(call, key, {k: v for k, v in value.items() if k != "name"})
+            else:
+                _merge_field(call, key, value)
+
+
+def _finish(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {
+            key: [_finish(part[index]) for index in sorted(part)]
+            if key == "tool_calls" and isinstance(part, dict)
+            else _finish(part)
+            for key, part in value.items()
+        }
+    if isinstance(value, list) and value and isinstance(value[0], _Text):
+        return "".join(value)
+    return value

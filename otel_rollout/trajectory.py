@@ -1,0 +1,513 @@
+"""The record of one rollout: what the model saw and said in it, and how well it went.
+
+Data and views derived from it. A trajectory is *live* while its rollout runs (its reward, metrics
+and metadata can be set) and *sealed* afterwards: then only a reward may still arrive. It stores
+what was exchanged; completions and histories are views of that. None means unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from otel_rollout.completion import Completion, Reward, RewardKey, completions_of
+from otel_rollout.errors import SpanFormatError, TrajectorySealedError, UnknownCompletionError
+from otel_rollout.exchange import (
+    Exchange,
+    TokenPath,
+    Tokens,
+    context_key,
+    extend_tokens,
+    pack_ids,
+    unpack_ids,
+)
+from otel_rollout.histories import History, build_histories, history_of, in_order, link
+from otel_rollout.messages import (
+    Json,
+    MessagePath,
+    checked_json,
+    copy_json,
+    dumps,
+    extend,
+    loads,
+)
+
+SCHEMA_VERSION = 1
+"""Version of what `Trajectory.to_dict` gives."""
+
+
+class LiveRollout(Protocol):
+    """What a trajectory asks of its rollout, where that runs or ran in this process."""
+
+    @property
+    def running(self) -> bool: ...
+
+    def completions(self) -> list[Completion]: ...
+
+    def reward_arrived(self, key: RewardKey, reward: Reward | None) -> None: ...
+
+
+class Values(MutableMapping[str, Any]):
+    """A mapping of a trajectory: JSON values by name, checked when set, closed when sealed."""
+
+    __slots__ = ("_trajectory", "_values", "_what")
+
+    def __init__(self, what: str, trajectory: Trajectory, values: Mapping[str, Any]) -> None:
+        self._what = what
+        self._trajectory = trajectory
+        self._values: dict[str, Any] = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._check(name)
+        self._values[name] = checked_json(value, f"trajectory.{self._what}[{name!r}]")
+
+    def __delitem__(self, name: str) -> None:
+        self._check(name)
+        del self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def _check(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise ValueError(f"trajectory.{self._what}: expected a name (str), got {name!r}")
+        if self._trajectory.sealed:
+            raise TrajectorySealedError(
+                f"trajectory.{self._what}[{name!r}]: the rollout {self._trajectory.id} has ended; "
+                f"set it while the rollout runs (only rewards may come later)"
+            )
+
+
+class Rewards(MutableMapping[str, Reward]):
+    """The named rewards of a trajectory; may be set at any time, also after the rollout."""
+
+    __slots__ = ("_trajectory",)
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._trajectory = trajectory
+
+    def __getitem__(self, name: str) -> Reward:
+        return self._trajectory.all_rewards[name, None, 0]
+
+    def __setitem__(self, name: str, value: float) -> None:
+        if not isinstance(name, str):
+            raise ValueError(f"trajectory.rewards: expected a name (str), got {name!r}")
+        self._trajectory.add_reward(Reward(value, name=name))
+
+    def __delitem__(self, name: str) -> None:
+        self._trajectory.remove_reward((name, None, 0))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([
+            name
+            for name, completion_id, _ in self._trajectory.all_rewards
+            if name is not None and completion_id is None
+        ])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return repr({name: float(reward) for name, reward in self.items()})
+
+
+class Trajectory:
+    """The record of one rollout."""
+
+    def __init__(
+        self,
+        *,
+        id: str = "",  # noqa: A002 - the field's name
+        name: str = "",
+        trace_id: str = "",
+        span_id: str = "",
+        parent_id: str | None = None,
+        task_id: str | None = None,
+        group_id: str | None = None,
+        sample_index: int | None = None,
+        policy_version: str | int | None = None,
+        trainable: bool = True,
+        exchanges: Sequence[Exchange] = (),
+        appended: Mapping[tuple[str, int], Sequence[Json]] | None = None,
+        rewards: dict[RewardKey, Reward] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        metadata: Mapping[str, Json] | None = None,
+        logs: Sequence[str] = (),
+        status: str = "complete",
+        termination_reason: str | None = None,
+        error: dict[str, str] | None = None,
+        output: Json = None,
+        start_time_ns: int = 0,
+        end_time_ns: int | None = None,
+        warnings: Sequence[str] = (),
+        live: LiveRollout | None = None,
+    ) -> None:
+        self.id = id
+        """Final from the start, and unique."""
+        self.name = name
+        self.trace_id = trace_id
+        """Hex; "" where the rollout was not on a trace."""
+        self.span_id = span_id
+        """Span id of the rollout span, hex."""
+        self.parent_id = parent_id
+        """Id of the rollout that this one ran inside, or None."""
+        self.task_id = task_id
+        self.group_id = group_id
+        """Trajectories with one group id are compared with each other by the trainer."""
+        self.sample_index = sample_index
+        """Which sample of its group this is."""
+        self.policy_version = policy_version
+        self.trainable = trainable
+        self.exchanges = list(exchanges)
+        """Every call, also to endpoints that do not generate; [] while the rollout runs."""
+        self.appended = {key: list(messages) for key, messages in (appended or {}).items()}
+        """Messages that the agent appended behind a completion (id, choice index)."""
+        self._completions: list[Completion] | None = None
+        self._histories: list[History] | None = None
+        self.all_rewards: dict[RewardKey, Reward] = {} if rewards is None else rewards
+        """Every reward, those of single completions included, in the order they were set."""
+        self.metrics: MutableMapping[str, float] = Values("metrics", self, metrics or {})
+        """Numbers to watch, by name."""
+        self.metadata: MutableMapping[str, Json] = Values("metadata", self, metadata or {})
+        """JSON values to keep with the trajectory, by name."""
+        self.logs = list(logs)
+        self.status = status
+        """`running`, `complete`, `error` or `cancelled`."""
+        self.termination_reason = termination_reason
+        """Why it did not end by returning: `error`, `timeout` or `cancelled`; else None."""
+        self.error = error
+        """`type`, `message` and `traceback` of the exception that ended it, or None."""
+        self.output = output
+        """What the function returned, if that is JSON; else None."""
+        self.start_time_ns = start_time_ns
+        self.end_time_ns = end_time_ns
+        self.warnings = list(warnings)
+        """Short sentences about whatever is missing or uncertain; a clean rollout has none."""
+        self._live = live
+
+    # --- what the model saw and said
+
+    @property
+    def sealed(self) -> bool:
+        """True once the rollout has ended."""
+        return self._live is None or not self._live.running
+
+    @property
+    def completions(self) -> list[Completion]:
+        """Every choice of every exchange with a model that generates, in order of their start.
+
+        Failed calls are here too: `message` None and `error` set.
+        """
+        if self._live is not None and self._live.running:
+            return self._live.completions()
+        if self._completions is None:
+            self._completions = in_order(
+                completion
+                for exchange in self.exchanges
+                for completion in completions_of(
+                    exchange, self.all_rewards, trainable=self.trainable
+                )
+            )
+        return self._completions
+
+    @property
+    def histories(self) -> list[History]:
+        """The conversations, in order of their beginning; the first is the main one."""
+        if not self.sealed:
+            return build_histories(self.completions, self.appended)[0]
+        if self._histories is None:
+            self._histories, _ = build_histories(self.completions, self.appended)
+        return self._histories
+
+    def ambiguities(self) -> list[str]:
+        """A sentence for each reply that could continue one of several identical samples."""
+        self._histories, sentences = build_histories(self.completions, self.appended)
+        return sentences
+
+    def messages(self) -> list[Json]:
+        """The wire messages of the main history; [] where there is none."""
+        histories = self.histories
+        return histories[0].messages() if histories else []
+
+    def get_history(self, completion_id: str, choice: int = 0) -> History:
+        """The conversation that ends in this completion, and what was appended behind it.
+
+        UnknownCompletionError if the trajectory has no such completion.
+        """
+        completion = self._find(completion_id, choice)
+        parents, _ = link(self.completions)
+        history = history_of(completion, parents, self.appended)
+        if not self.sealed:
+            key = completion.id, completion.choice_index
+            history._append = lambda message: self._append(key, message)  # noqa: SLF001
+        return history
+
+    def _append(self, key: tuple[str, int], message: Json) -> None:
+        if self.sealed:
+            raise TrajectorySealedError(
+                f"history.append: the rollout {self.id} has ended; append while it runs"
+            )
+        self.appended.setdefault(key, []).append(message)
+
+    def _find(self, completion_id: str, choice: int) -> Completion:
+        completions = self.completions
+        for completion in reversed(completions):
+            if completion.id == completion_id and completion.choice_index == choice:
+                return completion
+        there = ", ".join(
+            f"{c.id!r}" + (f" (choice {c.choice_index})" if c.choice_index else "")
+            for c in completions
+        )
+        raise UnknownCompletionError(
+            f"trajectory {self.id} has no completion {completion_id!r}"
+            + (f" with choice {choice}" if choice else "")
+            + (f"; it has {there}" if there else "; no call of it has ended yet")
+        )
+
+    # --- how well it went
+
+    @property
+    def reward(self) -> float | None:
+        """The trajectory's reward; None while unscored. May be set after the rollout too."""
+        return self.all_rewards.get((None, None, 0))
+
+    @reward.setter
+    def reward(self, value: float | None) -> None:
+        if value is None:
+            self.remove_reward((None, None, 0))
+        else:
+            self.add_reward(value if isinstance(value, Reward) else Reward(value))
+
+    @property
+    def rewards(self) -> MutableMapping[str, Reward]:
+        """Named rewards of the trajectory; may be set after the rollout too."""
+        return Rewards(self)
+
+    @rewards.setter
+    def rewards(self, values: Mapping[str, float]) -> None:
+        view = Rewards(self)
+        view.clear()
+        view.update({name: Reward(value, name=name) for name, value in values.items()})
+
+    def add_reward(self, reward: Reward) -> None:
+        """Set a reward of the trajectory or of one completion.
+
+        UnknownCompletionError if it names a completion that the trajectory does not have.
+        """
+        if reward.completion_id is not None:
+            self._find(reward.completion_id, reward.choice_index)
+        self.all_rewards.pop(reward.key, None)
+        self.all_rewards[reward.key] = reward
+        if self._live is not None:
+            self._live.reward_arrived(reward.key, reward)
+
+    def remove_reward(self, key: RewardKey) -> None:
+        """Make a reward unknown again."""
+        if self.all_rewards.pop(key, None) is not None and self._live is not None:
+            self._live.reward_arrived(key, None)
+
+    def log(self, text: str) -> None:
+        """Keep a line of text with the trajectory. TrajectorySealedError once it is sealed."""
+        if self.sealed:
+            raise TrajectorySealedError(
+                f"trajectory.log: the rollout {self.id} has ended; log while it runs"
+            )
+        self.logs.append(str(text))
+
+    def seal(self, built: Trajectory) -> None:
+        """Become the finished trajectory that was rebuilt from the rollout's spans."""
+        self.exchanges = built.exchanges
+        self._completions = built._completions
+        self._histories = built._histories
+        self.output = built.output
+        self.error = built.error
+        self.status = built.status
+        self.termination_reason = built.termination_reason
+        self.start_time_ns = built.start_time_ns
+        self.end_time_ns = built.end_time_ns
+        self.warnings[:] = built.warnings
+
+    # --- as data
+
+    def to_dict(self) -> dict[str, Json]:
+        """Plain JSON from which `from_dict` makes an equal trajectory; size linear in content.
+
+        `messages` and `tokens` are trees: each row is [row of what is before it, or 0; content],
+        rows count from 1. The exchanges name rows of them.
+        """
+        paths: _Rows[MessagePath] = _Rows()
+        tokens: _Rows[TokenPath] = _Rows()
+        params: dict[str, int] = {}
+        exchanges = [
+            _exchange_to_dict(exchange, paths, tokens, params) for exchange in self.exchanges
+        ]
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        data = {
+            "schema_version": SCHEMA_VERSION,
+            **plain,
+            "metrics": dict(self.metrics),
+            "metadata": dict(self.metadata),
+            "reward": None if self.reward is None else float(self.reward),
+            "rewards": [reward.to_dict() for reward in self.all_rewards.values()],
+            "appended": [[*key, messages] for key, messages in self.appended.items()],
+            "exchanges": exchanges,
+            "params": [loads(text) for text in params],
+            "messages": [[parent, path.message] for parent, path in paths],
+            "tokens": [[parent, pack_ids(path.ids)] for parent, path in tokens],
+        }
+        return {key: copy_json(value) for key, value in data.items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Json]) -> Trajectory:
+        """The trajectory that `to_dict` described. SpanFormatError if it is not one."""
+        version = data.get("schema_version") if isinstance(data, Mapping) else None
+        if version != SCHEMA_VERSION:
+            raise SpanFormatError(
+                f"Trajectory.from_dict: expected an object with schema_version {SCHEMA_VERSION}, "
+                f"got {version!r}: is it a line that JsonlTrajectoryExporter wrote?"
+            )
+        try:
+            paths: list[MessagePath | None] = [None]
+            for parent, message in data["messages"]:
+                paths.append(extend(paths[parent], message))
+            tokens: list[TokenPath | None] = [None]
+            for parent, packed in data["tokens"]:
+                tokens.append(extend_tokens(tokens[parent], unpack_ids(packed)))
+            params = [(row, context_key(row)) for row in data["params"]]
+            exchanges = [
+                _exchange_from_dict(row, paths, tokens, *params[row["params"]])
+                for row in data["exchanges"]
+            ]
+            rewards = {reward.key: reward for reward in map(Reward.from_dict, data["rewards"])}
+            return cls(
+                **{name: data[name] for name in (*_PLAIN, "metrics", "metadata")},
+                exchanges=exchanges,
+                appended={(id_, choice): messages for id_, choice, messages in data["appended"]},
+                rewards=rewards,
+            )
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise SpanFormatError(
+                f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
+            ) from error
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in everything: `to_dict()` of both is the same."""
+        if not isinstance(other, Trajectory):
+            return NotImplemented
+        return self is other or self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Trajectory {self.name!r} {self.id} {self.status}: {len(self.completions)} "
+            f"completions, {len(self.histories)} histories, reward {self.reward}>"
+        )
+
+
+_PLAIN = (
+    "id",
+    "name",
+    "trace_id",
+    "span_id",
+    "parent_id",
+    "task_id",
+    "group_id",
+    "sample_index",
+    "policy_version",
+    "trainable",
+    "status",
+    "termination_reason",
+    "error",
+    "output",
+    "logs",
+    "start_time_ns",
+    "end_time_ns",
+    "warnings",
+)
+_PLAIN_EXCHANGE = (
+    "span_id",
+    "start_time_ns",
+    "end_time_ns",
+    "process",
+    "started",
+    "ended",
+    "path",
+    "status",
+    "error",
+    "attempts",
+    "status_code",
+    "policy_version",
+    "stream",
+    "response_id",
+    "key",
+    "raw_request",
+    "damage",
+)
+_Node = TypeVar("_Node", MessagePath, TokenPath)
+
+
+class _Rows(Generic[_Node]):
+    """Paths as rows, each behind the one that it continues; row numbers count from 1."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, _Node]] = []
+        self._numbers: dict[int, int] = {}
+
+    def number(self, path: _Node | None) -> int:
+        missing: list[_Node] = []
+        while path is not None and id(path) not in self._numbers:
+            missing.append(path)
+            path = path.parent
+        row = 0 if path is None else self._numbers[id(path)]
+        for node in reversed(missing):
+            self._rows.append((row, node))
+            row = self._numbers[id(node)] = len(self._rows)
+        return row
+
+    def __iter__(self) -> Iterator[tuple[int, _Node]]:
+        return iter(self._rows)
+
+
+def _exchange_to_dict(
+    exchange: Exchange,
+    paths: _Rows[MessagePath],
+    tokens: _Rows[TokenPath],
+    params: dict[str, int],
+) -> dict[str, Json]:
+    return {
+        **{name: getattr(exchange, name) for name in _PLAIN_EXCHANGE},
+        "prompt": paths.number(exchange.prompt),
+        "params": params.setdefault(dumps(exchange.params), len(params)),
+        "response": exchange.reply,
+        "response_text": exchange.body if exchange.reply is None else None,
+        "tokens": [[tokens.number(item.path), item.tail] for item in exchange.tokens],
+    }
+
+
+def _exchange_from_dict(
+    row: Mapping[str, Json],
+    paths: list[MessagePath | None],
+    tokens: list[TokenPath | None],
+    params: dict[str, Json],
+    context: bytes,
+) -> Exchange:
+    body = row["response_text"] if row["response"] is None else dumps(row["response"])
+    return Exchange(
+        **{name: row[name] for name in _PLAIN_EXCHANGE},
+        prompt=paths[row["prompt"]],
+        params=params,
+        body=body,
+        tokens=[Tokens(tokens[number], tail) for number, tail in row["tokens"]],
+        context_key=context,
+    )
