@@ -55,7 +55,7 @@ define environment
 endef
 
 UV := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
-	--python-version 3.10 --prerelease allow --group pyproject.toml:dev pyproject.toml
+	--python-version 3.10 --prerelease if-necessary-or-explicit --group pyproject.toml:dev pyproject.toml
 
 pins:  ## write requirements/*.txt anew
 	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python $(PIP) uv; }
