@@ -140,7 +140,7 @@ class _Call:
             self.span.set_attribute(sc.RESPONSE_STATUS_CODE, response.status_code)
             try:
                 self._body = self._active.scrub(response.text).encode()
-            except Exception:  # noqa: BLE001 - an error response whose body cannot be read
+            except Exception:
                 self._body = None
         if not self._attempts:
             self._fall_back()
@@ -195,7 +195,9 @@ class _Call:
                 self.span.set_attributes(attributes)
                 self.span.end()
 
-    def finish_stream(self, received: _Received, error: BaseException | None, *, ended: bool) -> None:
+    def finish_stream(
+        self, received: _Received, error: BaseException | None, *, ended: bool
+    ) -> None:
         """End the exchange of a stream that ended, was cut, or is read no further."""
         with self._lock:
             if self._finished:
@@ -234,7 +236,7 @@ class _Received:
         self._response_class = type(response)
         self._encoding = response.headers.get("content-encoding")
         self.is_events = "event-stream" in response.headers.get("content-type", "")
-        self.last = call._received  # noqa: SLF001 - one object in two parts
+        self.last = call._received
         """The rollout's logical clock when the last bytes came."""
         tee = _tee(response.stream, self)
         # Streams that nobody reads to the end have no other end than this.
@@ -243,7 +245,7 @@ class _Received:
 
     def chunk(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
-        self.last = self._call._active.clock  # noqa: SLF001
+        self.last = self._call._active.clock
         if b"[DONE]" in chunk and self.is_events:
             recent = b"".join(self._chunks[-2:])
             if _DONE(recent if len(self._chunks) <= 2 else recent[1:]):
@@ -264,7 +266,7 @@ class _Received:
         try:
             headers = {"content-encoding": self._encoding}
             return bytes(self._response_class(200, headers=headers, content=raw).content)
-        except Exception:  # noqa: BLE001 - whichever error the decoder of a cut body has
+        except Exception:
             return raw
 
 
@@ -350,7 +352,7 @@ def _error_attributes(error: BaseException, active: ActiveRollout) -> dict[str, 
 
 def _begin(options: Any) -> _Call | None:
     active = current_rollout()
-    if active is None or not active.span.is_recording() and active.running:
+    if active is None or (not active.span.is_recording() and active.running):
         return None
     try:
         if str(options.method).lower() != "post":

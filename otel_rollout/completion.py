@@ -14,10 +14,36 @@ from otel_rollout.exchange import Exchange
 from otel_rollout.messages import Json, MessagePath, copy_json, extend, path_messages
 
 _SAMPLING = frozenset(
-    """temperature top_p top_k min_p n seed stop stop_token_ids max_tokens max_completion_tokens
-    max_output_tokens min_tokens frequency_penalty presence_penalty repetition_penalty logit_bias
-    bad_words allowed_token_ids ignore_eos reasoning_effort reasoning response_format tool_choice
-    parallel_tool_calls chat_template_kwargs guided_json guided_regex logprobs_mode""".split()
+    (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "n",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "min_tokens",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "bad_words",
+        "allowed_token_ids",
+        "ignore_eos",
+        "reasoning_effort",
+        "reasoning",
+        "response_format",
+        "tool_choice",
+        "parallel_tool_calls",
+        "chat_template_kwargs",
+        "guided_json",
+        "guided_regex",
+        "logprobs_mode",
+    )
 )
 
 RewardKey = tuple["str | None", "str | None", int]
@@ -81,7 +107,7 @@ class Reward(float):
         return cls(fields.pop("value"), **fields)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Completion:
     """One sampled choice of one exchange: what the model said, or how the call failed."""
 
@@ -153,7 +179,7 @@ class Completion:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """vLLM's stop string or token id, where the server sends one."""
+        """VLLM's stop string or token id, where the server sends one."""
         reason = self.choice.get("stop_reason")
         return reason if isinstance(reason, str | int) else None
 
@@ -175,7 +201,7 @@ class Completion:
 
     @property
     def logprobs(self) -> list[float | None] | None:
-        """Log-probability of each sampled token, None where unknown; None if the server sent none."""
+        """Log-probability of each sampled token (None: unknown); None if the server sent none."""
         logprobs = self.choice.get("logprobs")
         if not isinstance(logprobs, Mapping):
             return None
@@ -231,6 +257,9 @@ class Completion:
     def response(self) -> Json:
         """The whole response as it was on the wire, a stream in unstreamed shape."""
         return self.exchange.response()
+
+    def __repr__(self) -> str:
+        return f"<Completion {self.id!r} choice {self.choice_index} {self.status}>"
 
     def _reply(self, key: str) -> Any:
         reply = self.exchange.reply

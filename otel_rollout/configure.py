@@ -189,9 +189,10 @@ def _again(
             "configure(tracer_provider=...): configured already with another provider; call "
             "otel_rollout.shutdown() first"
         )
-    if service_name is not None and setup.provider.resource.attributes.get(
-        SERVICE_NAME
-    ) != service_name:
+    if (
+        service_name is not None
+        and setup.provider.resource.attributes.get(SERVICE_NAME) != service_name
+    ):
         logger.warning("configure(service_name=%r): configured already, not changed", service_name)
     for exporter in exporters:
         if exporter not in setup.processor.exporters:
@@ -302,7 +303,8 @@ def _log_swallowed(error: Exception) -> None:
 
 def _unwrap_openai() -> None:
     """Take out the instrumentor's wrappers: its own `uninstrument` leaves them in place, and the
-    next `instrument` would double every span."""
+    next `instrument` would double every span.
+    """
     for name, module in list(sys.modules.items()):
         if not name.startswith("openai.resources."):
             continue
@@ -316,20 +318,20 @@ def _unwrap_openai() -> None:
 
 
 def _is_instrumentor(wrapper: Any) -> bool:
-    module = getattr(wrapper._self_wrapper, "__module__", "")  # noqa: SLF001
+    module = getattr(wrapper._self_wrapper, "__module__", "")
     return str(module).startswith(_INSTRUMENTOR_SCOPE)
 
 
 def _remove(provider: TracerProvider, processor: SpanProcessor) -> None:
-    active = provider._active_span_processor  # noqa: SLF001 - the SDK cannot remove processors
-    with active._lock:  # noqa: SLF001
-        active._span_processors = tuple(  # noqa: SLF001
-            kept for kept in active._span_processors if kept is not processor  # noqa: SLF001
+    active = provider._active_span_processor
+    with active._lock:
+        active._span_processors = tuple(
+            kept for kept in active._span_processors if kept is not processor
         )
 
 
 def _forget_global(provider: TracerProvider) -> None:
     """Make the global provider unset again, so that a later `configure` can set one."""
     if trace.get_tracer_provider() is provider:
-        trace._TRACER_PROVIDER = None  # noqa: SLF001 - the API has no way back
-        trace._TRACER_PROVIDER_SET_ONCE = type(trace._TRACER_PROVIDER_SET_ONCE)()  # noqa: SLF001
+        trace._TRACER_PROVIDER = None
+        trace._TRACER_PROVIDER_SET_ONCE = type(trace._TRACER_PROVIDER_SET_ONCE)()

@@ -1,13 +1,13 @@
 """The exceptions that this library raises, as one tree.
 
     RolloutError
-     +- ConfigurationError          start-up: a wrong argument, provider or limit      (also ValueError)
-     +- NoActiveRolloutError        asked for the current trajectory outside a rollout (also LookupError)
-     +- UnknownCompletionError      a completion id that this trajectory does not have (also LookupError)
-     +- NotARolloutError            not the coroutine of a decorated function           (also TypeError)
-     +- NotRecordedError            a rollout ran, but nothing records it
-     +- TrajectorySealedError       a change to a trajectory whose rollout has ended
-     +- SpanFormatError             a span or file that cannot be read
+     +- ConfigurationError        start-up: a wrong argument, provider or limit  (ValueError)
+     +- NoActiveRolloutError      asked for a trajectory outside of a rollout    (LookupError)
+     +- UnknownCompletionError    an id of a completion that there is not        (LookupError)
+     +- NotARolloutError          not a function, or coroutine, of a rollout     (TypeError)
+     +- NotRecordedError          a rollout ran, but nothing records it
+     +- TrajectorySealedError     a change to a trajectory whose rollout ended
+     +- SpanFormatError           a span or file that cannot be read             (ValueError)
 
 Only what the user calls raises. Capture and the span processor never raise into the user's
 code: what they could not keep is a sentence in `trajectory.warnings`.

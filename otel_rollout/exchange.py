@@ -91,6 +91,10 @@ def _elements(text: str, position: int) -> Iterator[tuple[Json, int, int]]:
             raise ValueError(f"not JSON at character {position}: expected ',' or ']'")
 
 
+def _is_list_of_objects(text: str, start: int) -> bool:
+    return text.startswith("[", start) and text.startswith("{", _skip(text, start + 1))
+
+
 def _members(text: str, ends: Callable[[str, int], int | None]) -> Iterator[tuple[str, int, int]]:
     """`(key, start, end)` of the members of the JSON object that `text` is.
 
@@ -237,10 +241,9 @@ class ExchangeWriter:
 
         def ends(key: str, start: int) -> int | None:
             nonlocal messages
-            if messages is None and key in _MESSAGE_KEYS and text.startswith("[", start):
-                if text.startswith("{", _skip(text, start + 1)):
-                    messages = self._find_messages(key, text, view, start + 1)
-                    return messages.end
+            if messages is None and key in _MESSAGE_KEYS and _is_list_of_objects(text, start):
+                messages = self._find_messages(key, text, view, start + 1)
+                return messages.end
             for length, digest in self._shared.get(key, ()):
                 end = start + length
                 if end < len(text) and text[end] in ",} " and _digest(view[start:end]) == digest:
@@ -281,7 +284,7 @@ class ExchangeWriter:
         position = end = start + last.end
         hasher = blake2b(view[start:position], digest_size=16)
         new: list[_Prefix] = []
-        for _, first, end in _elements(text, position):  # noqa: B007 - used behind the loop
+        for _, first, end in _elements(text, position):
             hasher.update(view[position:end])
             digest = _digest(last.digest, view[first:end])
             last = _Prefix(end - start, hasher.digest(), digest, last.count + 1)
@@ -602,9 +605,7 @@ class ExchangeReader:
             )
 
     def _add_messages(self, span: SpanRecord, text: str) -> None:
-        links = [
-            (text[start:end].encode(), value) for value, start, end in _elements(text, 1)
-        ]
+        links = [(text[start:end].encode(), value) for value, start, end in _elements(text, 1)]
         self._messages.add(span.text(sc.REQUEST_BASE_DIGEST) or "", links)
 
     def _add_shared(self, _: SpanRecord, text: str) -> None:

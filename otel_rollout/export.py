@@ -53,8 +53,8 @@ class InMemoryTrajectoryExporter:
         exporter.get_finished_trajectories()           # a snapshot; nothing is removed
         batch = exporter.take(64)                      # waits for 64, removes and returns them
         batch = await exporter.take_async(64, timeout=60)
-        for trajectory in exporter: ...                # waits for each, removes it; ends at shutdown
-        async for trajectory in exporter: ...
+        for trajectory in exporter: ...                # waits for each, removes it
+        async for trajectory in exporter: ...          # both end at shutdown
 
     `max_trajectories` bounds it; None does not. `on_full` says what happens to a further
     trajectory: `drop_oldest` and `drop_newest` drop one and count it in `dropped`; `block` holds

@@ -187,7 +187,9 @@ def read_jaeger(url: str, trace_id: str, *, timeout: float = 30.0) -> list[SpanR
         with error:
             if error.code == 404:
                 raise LookupError(f"Jaeger at {url} has no trace {trace_id}") from None
-            raise SpanFormatError(f"Jaeger at {url} answered {error.code}: {error.read(200)!r}") from None
+            raise SpanFormatError(
+                f"Jaeger at {url} answered {error.code}: {error.read(200)!r}"
+            ) from None
     try:
         data = json.loads(body)
     except ValueError:

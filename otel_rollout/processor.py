@@ -201,7 +201,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             self._queue.put_nowait(trajectory)
         except queue.Full:
             self.dropped += 1
-            logger.error(  # noqa: TRY400 - where it was full is no news
+            logger.error(
                 "trajectory %s was not exported: %d wait for exporters already "
                 "(TrajectorySpanProcessor(max_queue_size=...))",
                 trajectory.id,
@@ -310,8 +310,8 @@ def _try(exporter: object, call: Callable[[], object]) -> object:
 def _forget_parent(processor: TrajectorySpanProcessor | None) -> None:
     """In a forked child: the parent's rollouts and its worker are not ours."""
     if processor is not None:
-        processor._lock = threading.RLock()  # noqa: SLF001
-        processor._buffers = {}  # noqa: SLF001
-        processor._bytes = 0  # noqa: SLF001
-        processor._queue = queue.Queue(processor._max_queue_size)  # noqa: SLF001
-        processor._worker = None  # noqa: SLF001
+        processor._lock = threading.RLock()
+        processor._buffers = {}
+        processor._bytes = 0
+        processor._queue = queue.Queue(processor._max_queue_size)
+        processor._worker = None

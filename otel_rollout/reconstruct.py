@@ -118,8 +118,10 @@ class Assembly:
             start_time_ns=first.start_time_ns if first else 0,
             status="unknown",
             rewards=self.rewards,
-            warnings=["the rollout's own span did not come: its name, rewards and how it ended "
-                      "are not known"],
+            warnings=[
+                "the rollout's own span did not come: its name, rewards and how it ended "
+                "are not known"
+            ],
         )
 
     def _incomplete(self, present: int) -> list[str]:

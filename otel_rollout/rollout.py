@@ -157,7 +157,9 @@ class Recorder(Protocol):
 class ActiveRollout:
     """One run, while it runs: what capture and the processor share with the user's view of it."""
 
-    def __init__(self, options: Options, tracer: trace.Tracer, parent: ActiveRollout | None) -> None:
+    def __init__(
+        self, options: Options, tracer: trace.Tracer, parent: ActiveRollout | None
+    ) -> None:
         self.tracer = tracer
         self.lock = threading.RLock()
         self.writer = ExchangeWriter()
@@ -204,9 +206,7 @@ class ActiveRollout:
         }
         span = self.tracer.start_span(
             f"{sc.OPERATION_EVALUATE} {name or 'reward'}",
-            context=trace.set_span_in_context(
-                trace.NonRecordingSpan(self.span.get_span_context())
-            ),
+            context=trace.set_span_in_context(trace.NonRecordingSpan(self.span.get_span_context())),
             attributes=attributes,
         )
         if reward is not None:
@@ -273,11 +273,13 @@ class ActiveRollout:
         }
         attributes |= {key: dumps(value) for key, value in texts.items() if value}
         if error is not None:
-            attributes[sc.ROLLOUT_ERROR] = dumps({
-                "type": type(error).__qualname__,
-                "message": self.scrub(str(error)),
-                "traceback": self.scrub("".join(traceback.format_exception(error))),
-            })
+            attributes[sc.ROLLOUT_ERROR] = dumps(
+                {
+                    "type": type(error).__qualname__,
+                    "message": self.scrub(str(error)),
+                    "traceback": self.scrub("".join(traceback.format_exception(error))),
+                }
+            )
         elif output is not None:
             try:
                 attributes[sc.ROLLOUT_OUTPUT] = dumps(output)
@@ -571,7 +573,7 @@ def get_current_trajectory() -> Trajectory:
     if active is None:
         raise NoActiveRolloutError(
             "there is no rollout here: decorate the function that runs the agent with @rollout, or "
-            "open one with `with rollout(\"name\") as trajectory:`. A thread that was not started "
+            'open one with `with rollout("name") as trajectory:`. A thread that was not started '
             "through threading or a pool needs the context of the rollout "
             "(opentelemetry.context.attach)"
         )
@@ -696,7 +698,7 @@ def _require_rollout(coroutine: object) -> None:
         raise NotARolloutError(
             f"gather_trajectory: {coroutine.__qualname__!r} is not decorated with @rollout. "
             f"Decorate it (outermost, above other decorators), or run it in "
-            f"`async with rollout(\"name\") as trajectory:`"
+            f'`async with rollout("name") as trajectory:`'
         )
     hint = "; call it: gather_trajectory(agent(...))" if callable(coroutine) else ""
     raise NotARolloutError(

@@ -97,5 +97,5 @@ RESPONSE_ID: Final = "rollout.exchange.response.id"
 RESPONSE_STREAM: Final = "rollout.exchange.response.stream"
 RESPONSE_BODY: Final = "rollout.exchange.response.body"
 RESPONSE_LENGTH: Final = "rollout.exchange.response.length"
-RESPONSE_TOKEN_IDS: Final = "rollout.exchange.response.token_ids"
+RESPONSE_TOKEN_IDS: Final = "rollout.exchange.response.token_ids"  # noqa: S105
 EVENT_RETRY: Final = "retry"

@@ -76,8 +76,9 @@ def as_record(span: Any) -> SpanRecord:
                 SpanEvent(event.name, event.timestamp, event.attributes or {})
                 for event in span.events
             ],
-            status_error=(span.status.description or "") if not span.status.is_ok and
-            not span.status.is_unset else None,
+            status_error=(span.status.description or "")
+            if not span.status.is_ok and not span.status.is_unset
+            else None,
         )
     except AttributeError as error:
         raise SpanFormatError(

@@ -107,9 +107,7 @@ def _merge_choice(choices: dict[int, dict[str, Any]], choice: dict[str, Any]) ->
                     _merge_tool_calls(message, part or [])
                 else:
                     _merge_field(message, name, part)
-        elif key == "text":
-            _merge_field(merged, key, value)
-        elif isinstance(value, list | dict):
+        elif key == "text" or isinstance(value, list | dict):
             _merge_field(merged, key, value)
         elif value is not None or key not in merged:
             merged[key] = value

@@ -107,11 +107,13 @@ class Rewards(MutableMapping[str, Reward]):
         self._trajectory.remove_reward((name, None, 0))
 
     def __iter__(self) -> Iterator[str]:
-        return iter([
-            name
-            for name, completion_id, _ in self._trajectory.all_rewards
-            if name is not None and completion_id is None
-        ])
+        return iter(
+            [
+                name
+                for name, completion_id, _ in self._trajectory.all_rewards
+                if name is not None and completion_id is None
+            ]
+        )
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -248,7 +250,7 @@ class Trajectory:
         history = history_of(completion, parents, self.appended)
         if not self.sealed:
             key = completion.id, completion.choice_index
-            history._append = lambda message: self._append(key, message)  # noqa: SLF001
+            history._append = lambda message: self._append(key, message)
         return history
 
     def _append(self, key: tuple[str, int], message: Json) -> None:
