@@ -289,7 +289,9 @@ def _instrument(setup: _Setup, instrumentor: str | None) -> None:
         # The default upload_base64_image makes it lose every conversation with an image in it.
         openai = OpenAIInstrumentor(upload_base64_image=None, exception_logger=_log_swallowed)
         if not openai.is_instrumented_by_opentelemetry:
-            openai.instrument(tracer_provider=setup.provider)
+            with warnings.catch_warnings():  # its own code, which its user cannot change
+                warnings.simplefilter("ignore", DeprecationWarning)
+                openai.instrument(tracer_provider=setup.provider)
             setup.llm_instrumentor = instrumentor
     threads = ThreadingInstrumentor()
     if not threads.is_instrumented_by_opentelemetry:
