@@ -28,9 +28,9 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.messages import dumps
+from otel_rollout.messages import dumps, loads
 from otel_rollout.rollout import ActiveRollout, current_rollout
-from otel_rollout.streams import Merged, merge
+from otel_rollout.streams import merge
 
 logger = logging.getLogger("otel_rollout")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,7 +39,7 @@ _CALL = otel_context.create_key("otel-rollout-call")
 _SECRET_HEADERS = ("authorization", "api-key", "x-api-key", "proxy-authorization")
 _SHORTEST_SECRET = 8
 _DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]").search
-_ID = re.compile(rb'\s*\{\s*"id"\s*:\s*"([^"\\]+)"').match
+_ID = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
 _MODULE = "openai._base_client"
 
 
@@ -75,6 +75,8 @@ class _Call:
         began = active.begin_call()
         self._late = not active.running
         path = str(options.url)
+        if "://" not in path:
+            path = "/" + path.lstrip("/")  # the client takes `chat/completions` too
         attributes: dict[str, Any] = {
             sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION,
             sc.ROLLOUT_ID: active.trajectory.id,
@@ -156,9 +158,7 @@ class _Call:
             text = json.dumps(body, default=repr, separators=(",", ":"), skipkeys=True)
             self._write_request(text.encode())
 
-    def finish(
-        self, status: str, error: BaseException | None = None, *, body: bytes | None = None
-    ) -> None:
+    def finish(self, status: str, error: BaseException | None = None) -> None:
         """End the exchange span; only the first call counts."""
         with self._lock:
             if self._finished:
@@ -173,10 +173,11 @@ class _Call:
         try:
             if self.stream is not None:
                 attributes[sc.RESPONSE_STREAM] = True
-            body = self._body if body is None else body
-            if body is not None:
+            if self._body is not None:
+                body = _without_secrets(self._body, active)
+                events = self.stream is not None and self.stream.is_events
                 with active.lock:
-                    attributes |= active.writer.response(body)
+                    attributes |= active.writer.response(body, events=events)
                 found = _ID(body)
                 if found:
                     attributes[sc.RESPONSE_ID] = found[1].decode("utf-8", "backslashreplace")
@@ -202,18 +203,19 @@ class _Call:
         with self._lock:
             if self._finished:
                 return
-        merged: Merged | None = None
+        body = received.raw()
+        complete, reported = ended, None
         try:
-            events = received.content()
-            merged = merge(events, self._choices) if received.is_events else None
-            body = events if merged is None else merged.body
-            complete = ended if merged is None else merged.complete
+            body = received.content()
+            # Only what does not end as it should has to be understood here and now.
+            if received.is_events and (b'"error"' in body or not _DONE(body[-64:])):
+                merged = merge(body.decode("utf-8", "replace"), self._choices)
+                complete, reported = merged.complete, merged.error
         except Exception:
             logger.exception("a streamed reply was not understood; it is kept as it came")
-            body, complete = received.raw(), False
-        if merged is not None and merged.error is not None:
-            message = merged.error.get("message") if isinstance(merged.error, dict) else None
-            error = error or RuntimeError(str(message or merged.error))
+        if reported is not None:
+            message = reported.get("message") if isinstance(reported, dict) else None
+            error = error or RuntimeError(str(message or reported))
             status = "error"
         elif complete:
             status, error = "complete", None
@@ -224,7 +226,8 @@ class _Call:
             error = EOFError("the stream ended before the reply was complete")
         else:
             status = "abandoned"
-        self.finish(status, error, body=body or None)
+        self._body = body or None
+        self.finish(status, error)
 
 
 class _Received:
@@ -341,6 +344,20 @@ def _status_of(error: BaseException) -> str:
     return "error"
 
 
+def _without_secrets(body: bytes, active: ActiveRollout) -> bytes:
+    """Errors may echo the key that the request was signed with; what was sampled stays as it is."""
+    if not any(secret.encode() in body for secret in active.secrets):
+        return body
+    try:
+        reply = loads(body)
+    except (ValueError, RecursionError):
+        reply = None
+    if isinstance(reply, dict) and not reply.get("error"):
+        return body
+    text = body.decode("utf-8", "surrogateescape")
+    return active.scrub(text).encode("utf-8", "surrogateescape")
+
+
 def _error_attributes(error: BaseException, active: ActiveRollout) -> dict[str, Any]:
     kind = type(error).__qualname__
     message = active.scrub(str(error))
@@ -368,8 +385,9 @@ def _options_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _enter(call: _Call) -> Any:
-    context = otel_context.set_value(_CALL, call, trace.set_span_in_context(call.span))
-    return otel_context.attach(context)
+    # A weak reference: a connection that the call opens keeps its context for as long as it lives.
+    context = trace.set_span_in_context(call.span)
+    return otel_context.attach(otel_context.set_value(_CALL, weakref.ref(call), context))
 
 
 def _request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
@@ -406,7 +424,7 @@ async def _async_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs:
 
 def _current_call() -> _Call | None:
     call = otel_context.get_value(_CALL)
-    return call if isinstance(call, _Call) else None
+    return call() if isinstance(call, weakref.ref) else None
 
 
 def _build_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:

@@ -294,7 +294,7 @@ def completions_of(
         whole = status == "complete" and bool(items) and not exchange.damage
         completions.append(
             Completion(
-                id=exchange.response_id or f"span-{exchange.span_id}",
+                id=exchange.reply_id or f"span-{exchange.span_id}",
                 choice_index=index,
                 status=status,
                 error=error,

@@ -8,16 +8,16 @@ that no span carries is reported as missing; nothing is ever guessed.
 
 Digest of a list of messages: `d(0) = b""`, `d(k) = blake2b-16(d(k-1) + bytes of message k)`.
 Every message is carried by `COPIES` exchanges, so a lossy lane that loses one span loses one
-exchange. Prompt token ids work the same way on blocks of ids: a prompt that starts with an
-earlier prompt and its completion names that pair.
+exchange. The token ids of prompts work the same way, on the text of the array.
+
+What a response holds is written as it came: parsing and merging is the reader's work, and it is
+done when somebody asks.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import sys
 from array import array
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +39,7 @@ from otel_rollout.messages import (
     visible_key,
 )
 from otel_rollout.spans import SpanRecord
+from otel_rollout.streams import merge, pack_events, unpack_events
 
 COPIES = 2
 """How many exchanges carry each message."""
@@ -117,33 +118,7 @@ def _members(text: str, ends: Callable[[str, int], int | None]) -> Iterator[tupl
         raise ValueError("not JSON: text behind the object")
 
 
-# --- Packed token ids
-
-
-def pack_ids(ids: list[int] | array[int]) -> str:
-    """`i32:` or `i64:` and base64 of little-endian integers: one short string, never an array."""
-    for code, tag in (("i", "i32"), ("q", "i64")):
-        try:
-            packed = array(code, ids)
-        except OverflowError:
-            continue
-        if sys.byteorder == "big":
-            packed.byteswap()
-        return f"{tag}:{base64.b64encode(packed).decode()}"
-    raise ValueError("token ids do not fit 64 bits")
-
-
-def unpack_ids(text: str) -> array[int]:
-    """The inverse of `pack_ids`; ValueError for anything else."""
-    tag, _, data = text.partition(":")
-    code = {"i32": "i", "i64": "q"}.get(tag)
-    if code is None:
-        raise ValueError(f"packed token ids start with 'i32:' or 'i64:', got {text[:16]!r}")
-    ids: array[int] = array(code)
-    ids.frombytes(base64.b64decode(data, validate=True))
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids
+# --- Token ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,6 +138,15 @@ class TokenPath:
             blocks.append(path.ids)
             path = path.parent
         return [token for block in reversed(blocks) for token in block]
+
+
+def extend_tokens(path: TokenPath | None, ids: list[int]) -> TokenPath:
+    """The path that continues `path` with these ids. OverflowError beyond 64 bits."""
+    length = len(ids) + (path.length if path else 0)
+    try:
+        return TokenPath(path, array("i", ids), length)
+    except OverflowError:
+        return TokenPath(path, array("q", ids), length)
 
 
 # --- Writing
@@ -311,118 +295,78 @@ class ExchangeWriter:
             sc.REQUEST_BASE_COUNT: base.count,
         }
 
-    def response(self, body: bytes) -> _Attributes:
-        """Attributes of a response body, its arrays of token ids packed; any text is kept."""
+    def response(self, body: bytes, *, events: bool = False) -> _Attributes:
+        """Attributes of a response body, or of the events of a streamed one; any text is kept."""
+        attributes: _Attributes = {}
         try:
-            packed, entries = self._pack(body)
-        except (ValueError, RecursionError):
-            packed, entries = body, []
-        text = _text(packed)
-        attributes: _Attributes = {sc.RESPONSE_BODY: text, sc.RESPONSE_LENGTH: len(text)}
-        if entries:
-            attributes[sc.RESPONSE_TOKEN_IDS] = dumps(entries)
+            body, prompts = self._cut_prompts(body)
+            if prompts:
+                attributes[sc.RESPONSE_PROMPT_IDS] = dumps(prompts)
+        except ValueError:
+            pass  # token ids that are no integers stay in the body
+        text = _text(body)
+        if events:
+            text = pack_events(text)
+        attributes[sc.RESPONSE_EVENTS if events else sc.RESPONSE_BODY] = text
+        attributes[sc.RESPONSE_LENGTH] = len(text)
         return attributes
 
-    def _pack(self, body: bytes) -> tuple[bytes, list[dict[str, Json]]]:
-        if b'token_ids"' not in body or _PLACEHOLDER in body:
+    def _cut_prompts(self, body: bytes) -> tuple[bytes, list[dict[str, Json]]]:
+        if _PROMPT_IDS not in body or _PLACEHOLDER in body:
             return body, []
-        arrays = list(_token_arrays(body))
-        prompts = [body[start:end] for start, end, is_prompt in arrays if is_prompt]
-        paths = [self._prompt(prompt) for prompt in prompts]
-        replies = len(arrays) - len(prompts)
-        if len(prompts) == 1:
-            after = [0] * replies
-        else:  # one prompt each, or it is not known which reply follows which prompt
-            after = list(range(replies)) if replies == len(prompts) else []
         pieces: list[bytes] = []
         entries: list[dict[str, Json]] = []
-        position = prompt_index = reply_index = 0
-        for start, end, is_prompt in arrays:
-            if is_prompt:
-                entry = paths[prompt_index][1]
-                prompt_index += 1
-            else:
-                index = after[reply_index] if after else None
-                prefix = None if index is None else (paths[index][0], prompts[index])
-                entry = self._reply(body[start:end], prefix)
-                reply_index += 1
-            pieces += [body[position : start - 1], _PLACEHOLDER, b"%d}" % len(entries)]
+        position = 0
+        for start, end in _prompt_arrays(body):
+            entries.append(self._prompt(body[start:end]))
+            pieces += [body[position : start - 1], _PLACEHOLDER, b"%d}" % (len(entries) - 1)]
             position = end + 1
-            entries.append(entry)
         return b"".join([*pieces, body[position:]]), entries
 
-    def _prompt(self, ids: bytes) -> tuple[_Prefix, dict[str, Json]]:
+    def _prompt(self, ids: bytes) -> dict[str, Json]:
         chain = _longest_known(self._prompts, memoryview(ids + b"]"))
         base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)
-        block = json.loads(b"[" + ids[base.end :].lstrip(b" ,\t\r\n") + b"]")
         if len(ids) > chain[-1].end:
             known = chain[-1]
-            tail = pack_ids(block[known.count - base.count :])
-            digest = _digest(known.digest, tail.encode())
-            chain.append(_Prefix(len(ids), _digest(ids), digest, base.count + len(block)))
+            digest = _digest(known.digest, _block(ids, known.end, len(ids)))
+            chain.append(_Prefix(len(ids), _digest(ids), digest, known.count + 1))
             known.add(chain[-1])
         blocks: list[str] = []
-        position = 0
+        position = base.end
         for prefix in chain[chain.index(base) + 1 :]:
             prefix.copies += 1
-            end = prefix.count - base.count
-            blocks.append(pack_ids(block[position:end]))
-            position = end
-        last = chain[-1]
-        return last, {
-            "base": base.digest.hex(),
-            "blocks": blocks,
-            "count": last.count,
-            "digest": last.digest.hex(),
-        }
+            blocks.append(_block(ids, position, prefix.end).decode())
+            position = prefix.end
+        return {"base": base.digest.hex(), "blocks": blocks, "digest": chain[-1].digest.hex()}
 
-    def _reply(self, ids: bytes, prompt: tuple[_Prefix, bytes] | None) -> dict[str, Json]:
-        block = json.loads(b"[" + ids + b"]")
-        packed = pack_ids(block)
-        parent, text = prompt or (self._prompts, b"")
-        digest = _digest(parent.digest, packed.encode())
-        count = parent.count + len(block)
-        if prompt and block:
-            # The text of the next prompt, should it continue this reply.
-            text += (b", " if b", " in text else b",") + ids
-            reply = next((child for child in parent.children if child.digest == digest), None)
-            if reply is None:
-                reply = _Prefix(len(text), _digest(text), digest, count)
-                parent.add(reply)
-            reply.copies += 1
-        return {
-            "base": parent.digest.hex(),
-            "blocks": [packed],
-            "count": count,
-            "digest": digest.hex(),
-            "tail": True,
-        }
+
+def _block(ids: bytes, start: int, end: int) -> bytes:
+    """The ids between two ends of known prefixes, without the comma before them."""
+    return ids[start:end].lstrip(b" ,")
 
 
 _PLACEHOLDER = b'{"packed":'
+_PROMPT_IDS = b'"prompt_token_ids"'
+_array = re.compile(rb"\s*:\s*\[").match
 
 
-def _token_arrays(body: bytes) -> Iterator[tuple[int, int, bool]]:
-    """`(start, end, is_prompt)` of the text inside every `[...]` of token ids in the body.
+def _prompt_arrays(body: bytes) -> Iterator[tuple[int, int]]:
+    """`(start, end)` of the text inside every `"prompt_token_ids": [...]` of the body.
 
     A string of the body cannot be mistaken for one: it would have its quotes escaped. And if it
     were, what is cut out is put back the same.
     """
-    position = body.find(b'token_ids"')
+    position = body.find(_PROMPT_IDS)
     while position >= 0:
-        behind = position + len(b'token_ids"')
-        colon = _colon(body, behind)
-        prompt = body[position - 8 : position] == b'"prompt_'
-        if colon and (prompt or body[position - 1 : position] == b'"'):
-            end = body.find(b"]", colon.end())
-            ids = body[colon.end() : end]
+        behind = position + len(_PROMPT_IDS)
+        opening = _array(body, behind)
+        if opening:
+            end = body.find(b"]", opening.end())
+            ids = body[opening.end() : end]
             if end >= 0 and ids and not ids.translate(None, b"0123456789, "):
-                yield colon.end(), end, prompt
+                yield opening.end(), end
                 behind = end
-        position = body.find(b'token_ids"', behind)
-
-
-_colon = re.compile(rb"\s*:\s*\[").match
+        position = body.find(_PROMPT_IDS, behind)
 
 
 def _text(body: bytes) -> str:
@@ -431,22 +375,6 @@ def _text(body: bytes) -> str:
 
 
 # --- Reading
-
-
-@dataclass(slots=True, eq=False)
-class Tokens:
-    """One array of token ids of a response."""
-
-    path: TokenPath | None
-    """The ids with what they follow; None where the span with their beginning is missing."""
-    tail: bool
-    """True for a reply: the array is only the last block of `path`."""
-
-    def ids(self) -> list[int] | None:
-        """The array; None where the span with its beginning is missing."""
-        if self.path is None:
-            return None
-        return self.path.ids.tolist() if self.tail else self.path.to_list()
 
 
 @dataclass(slots=True, eq=False)
@@ -470,6 +398,7 @@ class Exchange:
     policy_version: str | int | None
     stream: bool
     response_id: str | None
+    """As capture found it without reading the response; see `reply_id`."""
     key: str | None
     """The member of the request that holds the conversation, such as `messages`."""
     params: dict[str, Json]
@@ -479,8 +408,11 @@ class Exchange:
     prompt: MessagePath | None
     """The conversation of the request."""
     body: str | None
-    """The response's text, its arrays of token ids replaced by `{"packed": index}`."""
-    tokens: list[Tokens]
+    """The response's text; prompt token ids are replaced by `{"packed": index}`."""
+    events: str | None
+    """The packed events of a streamed response, instead of `body`."""
+    prompts: list[TokenPath | None]
+    """The prompt token ids; None where the span with their beginning is missing."""
     damage: list[str]
     """What this span should hold and does not, in sentences."""
     context_key: bytes = b""
@@ -489,18 +421,25 @@ class Exchange:
 
     @property
     def reply(self) -> Json:
-        """The response as JSON, its token ids packed; None where it is no JSON."""
-        if self._reply is None and self.body is not None:
-            try:
-                self._reply = loads(self.body)
-            except (ValueError, RecursionError):
-                return None
+        """The response as JSON, a stream in unstreamed shape; None where it is no JSON.
+
+        Prompt token ids are still replaced: see `token_ids`.
+        """
+        if self._reply is None:
+            self._reply = self._parse(lambda text: text)
         return self._reply
+
+    @property
+    def reply_id(self) -> str | None:
+        """The response id; None where the server gave none."""
+        found = self.reply.get("id") if isinstance(self.reply, dict) else None
+        return found if isinstance(found, str) and found else self.response_id
 
     def token_ids(self, value: Json) -> list[int] | None:
         """The ids that a field of `reply` stands for; None where there are none."""
         if isinstance(value, dict) and isinstance(index := value.get("packed"), int):
-            return self.tokens[index].ids() if index < len(self.tokens) else None
+            path = self.prompts[index] if index < len(self.prompts) else None
+            return path.to_list() if path else None
         return list(value) if isinstance(value, list) and value else None
 
     def request(self) -> Json:
@@ -512,16 +451,32 @@ class Exchange:
         return {self.key: copy_json(path_messages(self.prompt)), **copy_json(self.params)}
 
     def response(self) -> Json:
-        """The whole response as it was on the wire; its text where it is no JSON, or None."""
-        if self.body is None:
+        """The whole response as it was on the wire, a stream in unstreamed shape.
+
+        Its text where it is no JSON; None where nothing came.
+        """
+
+        def ids(match: re.Match[str]) -> str:
+            path = self.prompts[int(match[1])] if int(match[1]) < len(self.prompts) else None
+            return "null" if path is None else dumps(path.to_list())
+
+        def whole(text: str) -> str:
+            return _packed(ids, text) if self.prompts else text
+
+        if self.body is None and self.events is None:
             return None
-        text = self.body
-        if self.tokens:
-            text = _packed(lambda match: dumps(self.tokens[int(match[1])].ids()), text)
+        parsed = self._parse(whole)
+        if parsed is not None:
+            return parsed
+        return whole(self.body or "") if self.events is None else whole(unpack_events(self.events))
+
+    def _parse(self, whole: Callable[[str], str]) -> Json:
         try:
-            return loads(text)
+            if self.events is not None:
+                return merge(whole(unpack_events(self.events))).body
+            return None if self.body is None else loads(whole(self.body))
         except (ValueError, RecursionError):
-            return text
+            return None
 
 
 def context_key(params: Mapping[str, Json]) -> bytes:
@@ -562,12 +517,8 @@ class _Chains(Generic[_Path, _Value]):
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
-    def __getitem__(self, name: str) -> _Path | None:
-        return self._known[name]
-
-
-def extend_tokens(parent: TokenPath | None, ids: array[int]) -> TokenPath:
-    return TokenPath(parent, ids, len(ids) + (parent.length if parent else 0))
+    def get(self, name: str) -> _Path | None:
+        return self._known.get(name)
 
 
 class ExchangeReader:
@@ -579,7 +530,7 @@ class ExchangeReader:
 
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, Json] = _Chains(extend)
-        self._tokens: _Chains[TokenPath, array[int]] = _Chains(extend_tokens)
+        self._tokens: _Chains[TokenPath, list[int]] = _Chains(extend_tokens)
         self._shared: dict[str, Json] = {}
         self._context_keys: dict[tuple[Json, Json], bytes] = {}
         self._spans: dict[str, tuple[SpanRecord, list[str]]] = {}
@@ -613,9 +564,9 @@ class ExchangeReader:
             if _digest(text[start:end].encode()).hex() == digest:
                 self._shared[digest] = loads(text[start:end])
 
-    def _add_tokens(self, _: SpanRecord, text: str) -> None:
+    def _add_prompt_ids(self, _: SpanRecord, text: str) -> None:
         for entry in loads(text):
-            links = [(block.encode(), unpack_ids(block)) for block in entry["blocks"]]
+            links = [(block.encode(), loads(f"[{block}]")) for block in entry["blocks"]]
             self._tokens.add(entry["base"], links)
 
     def read(self, span_id: str) -> Exchange:
@@ -632,16 +583,16 @@ class ExchangeReader:
         digest = span.text(sc.REQUEST_DIGEST) or ""
         prompt = None
         if digest in self._messages:
-            prompt = self._messages[digest]
+            prompt = self._messages.get(digest)
         else:
             damage.append(
                 f"the first {span.integer(sc.REQUEST_BASE_COUNT) or 0} messages of its request "
                 f"are on a span that is missing"
             )
-        body = span.text(sc.RESPONSE_BODY)
-        length = span.integer(sc.RESPONSE_LENGTH)
-        if body is not None and length is not None and len(body) != length:
-            damage.append(f"its response was cut: {len(body)} of {length} characters are left")
+        body, events = span.text(sc.RESPONSE_BODY), span.text(sc.RESPONSE_EVENTS)
+        length, left = span.integer(sc.RESPONSE_LENGTH), len(body or events or "")
+        if length is not None and left != length:
+            damage.append(f"its response was cut: {left} of {length} characters are left")
         error = span.text(sc.EXCHANGE_ERROR)
         policy_version = span.attributes.get(sc.EXCHANGE_POLICY_VERSION)
         return Exchange(
@@ -664,7 +615,8 @@ class ExchangeReader:
             raw_request=span.text(sc.REQUEST_RAW),
             prompt=prompt,
             body=body,
-            tokens=self._read_tokens(span, damage),
+            events=events,
+            prompts=self._read_prompt_ids(span, damage),
             damage=damage,
             context_key=self._context_key(params, shared),
         )
@@ -677,29 +629,20 @@ class ExchangeReader:
             self._context_keys[name] = context_key(params)
         return self._context_keys[name]
 
-    def _read_tokens(self, span: SpanRecord, damage: list[str]) -> list[Tokens]:
-        tokens: list[Tokens] = []
+    def _read_prompt_ids(self, span: SpanRecord, damage: list[str]) -> list[TokenPath | None]:
         try:
-            entries = loads(span.text(sc.RESPONSE_TOKEN_IDS) or "[]")
-            for entry in entries:
-                path = None
-                tail = entry.get("tail") is True
-                if entry["digest"] in self._tokens:
-                    path = self._tokens[entry["digest"]]
-                elif tail:
-                    path = extend_tokens(None, unpack_ids(entry["blocks"][-1]))
-                else:
-                    damage.append("the beginning of its token ids is on a span that is missing")
-                tokens.append(Tokens(path, tail))
+            digests = [row["digest"] for row in loads(span.text(sc.RESPONSE_PROMPT_IDS) or "[]")]
         except (ValueError, KeyError, TypeError):
-            pass  # `add` reported it
-        return tokens
+            return []  # `add` reported it
+        if not all(digest in self._tokens for digest in digests):
+            damage.append("the beginning of its prompt token ids is on a span that is missing")
+        return [self._tokens.get(digest) for digest in digests]
 
 
 _PARTS = {
     sc.REQUEST_MESSAGES: ExchangeReader._add_messages,
     sc.REQUEST_SHARED_VALUES: ExchangeReader._add_shared,
-    sc.RESPONSE_TOKEN_IDS: ExchangeReader._add_tokens,
+    sc.RESPONSE_PROMPT_IDS: ExchangeReader._add_prompt_ids,
 }
 
 

@@ -101,32 +101,40 @@ class InMemoryTrajectoryExporter:
         """Wait until `count` trajectories are held, then remove and return the oldest of them.
 
         TimeoutError after `timeout` seconds, or if the exporter is shut down with fewer; then
-        nothing is removed.
+        nothing is removed. ValueError for more than `max_trajectories`.
         """
+        self._check(count)
         with self._changed:
             self._changed.wait_for(lambda: len(self._finished) >= count or self._closed, timeout)
             return self._remove(count, timeout)
 
     async def take_async(self, count: int = 1, timeout: float | None = None) -> list[Trajectory]:
         """`take` for a coroutine; other tasks run while it waits."""
-        waiter = asyncio.get_running_loop(), asyncio.Event()
-
-        async def enough() -> None:
-            while len(self._finished) < count and not self._closed:
-                await waiter[1].wait()
-                waiter[1].clear()
-
-        with self._changed:
-            self._waiters.add(waiter)
+        self._check(count)
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        deadline = None if timeout is None else loop.time() + timeout
+        self._waiters.add((loop, event))
         try:
-            await asyncio.wait_for(enough(), timeout)
-        except asyncio.TimeoutError:
-            pass  # said by _remove, with how many there are
+            while True:
+                left = None if deadline is None else deadline - loop.time()
+                with self._changed:
+                    enough = len(self._finished) >= count or self._closed
+                    if enough or (left is not None and left <= 0):
+                        return self._remove(count, timeout)
+                    event.clear()
+                try:
+                    await asyncio.wait_for(event.wait(), left)
+                except asyncio.TimeoutError:
+                    pass  # said by _remove, with how many there are
         finally:
-            with self._changed:
-                self._waiters.discard(waiter)
-        with self._changed:
-            return self._remove(count, timeout)
+            self._waiters.discard((loop, event))
+
+    def _check(self, count: int) -> None:
+        if self._limit is not None and count > self._limit:
+            raise ValueError(
+                f"waiting for {count} trajectories would never end: this exporter holds fewer "
+                f"(InMemoryTrajectoryExporter(max_trajectories={self._limit}))"
+            )
 
     def _remove(self, count: int, timeout: float | None) -> list[Trajectory]:
         if len(self._finished) < count:
@@ -251,10 +259,14 @@ class JsonlTrajectoryExporter:
     def read(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
         """The trajectories of a file, one at a time. A line that was cut by a crash is passed over.
 
-        SpanFormatError, with the line's number, for a line that is whole and is no trajectory.
+        SpanFormatError, with the line's number, for any other line that is no trajectory.
         """
         with open(path, "rb") as file:
             yield from read_lines(file, str(path))
+
+
+_BEGINNING = b'{"schema_version":'
+"""What every line begins with."""
 
 
 def read_lines(lines: Iterable[bytes], name: str) -> Iterator[Trajectory]:
@@ -265,7 +277,12 @@ def read_lines(lines: Iterable[bytes], name: str) -> Iterator[Trajectory]:
         try:
             data = loads(line)
         except ValueError:
-            continue  # cut while it was written
+            if line.startswith(_BEGINNING) or _BEGINNING.startswith(line.rstrip()):
+                continue  # cut while it was written
+            raise SpanFormatError(
+                f"{name}, line {number}: not a Trajectory: is this a file that "
+                f"JsonlTrajectoryExporter wrote?"
+            ) from None
         try:
             yield Trajectory.from_dict(data)
         except SpanFormatError as error:

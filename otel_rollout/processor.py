@@ -179,8 +179,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             )
         _take_in(buffer)
         # A call still under way is no part of the trajectory, but may carry what others refer to.
-        for span in list(buffer.open.values()):
-            buffer.assembly.add(as_record(span))
+        buffer.assembly.add_later(buffer.open.values())
         buffer.assembly.add(as_record(buffer.span))
         built = buffer.assembly.trajectory()
         if active is None:
@@ -295,8 +294,7 @@ def check_exporter(exporter: object) -> None:
 
 def _take_in(buffer: _Buffer) -> None:
     ended, buffer.ended = buffer.ended, []
-    for span in ended:
-        buffer.assembly.add(as_record(span))
+    buffer.assembly.add_later(ended)
 
 
 def _try(exporter: object, call: Callable[[], object]) -> object:

@@ -16,7 +16,7 @@ from otel_rollout.exchange import Exchange, ExchangeReader
 from otel_rollout.histories import in_order
 from otel_rollout.messages import Json, loads
 from otel_rollout.spans import SpanRecord, as_record
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.trajectory import Contents, Trajectory
 
 
 def reconstruct(spans: Iterable[Any]) -> list[Trajectory]:
@@ -55,7 +55,9 @@ class Assembly:
     _reader: ExchangeReader = field(default_factory=ExchangeReader)
     _exchanges: dict[str, SpanRecord] = field(default_factory=dict)
     _evaluations: list[SpanRecord] = field(default_factory=list)
-    _read: dict[str, tuple[Exchange, list[Completion]]] = field(default_factory=dict)
+    _pending: list[Any] = field(default_factory=list)
+    _read: dict[str, Exchange] = field(default_factory=dict)
+    _completions: dict[str, list[Completion]] = field(default_factory=dict)
 
     def add(self, record: SpanRecord) -> None:
         """Take in a span of this rollout; one still open only for what it carries."""
@@ -68,46 +70,60 @@ class Assembly:
         elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
             self._rollout = record
 
+    def add_later(self, spans: Iterable[Any]) -> None:
+        """Take in spans of this rollout when somebody asks for what they hold."""
+        self._pending += spans
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, []
+        for span in pending:
+            self.add(as_record(span))
+
     def completions(self) -> list[Completion]:
         """The completions of the calls that have ended, in order of their start."""
-        return in_order(
-            completion
-            for span_id, record in self._exchanges.items()
-            if not record.attributes.get(sc.EXCHANGE_LATE)
-            for completion in self._completions_of(span_id)[1]
-        )
+        found: list[Completion] = []
+        for exchange in self.exchanges():
+            if exchange.span_id not in self._completions:
+                completions = completions_of(exchange, self.rewards, trainable=self.trainable)
+                if exchange.damage:  # what is missing may still come
+                    found += completions
+                    continue
+                self._completions[exchange.span_id] = completions
+            found += self._completions[exchange.span_id]
+        return in_order(found)
 
-    def _completions_of(self, span_id: str) -> tuple[Exchange, list[Completion]]:
-        found = self._read.get(span_id)
-        if found is None:
-            exchange = self._reader.read(span_id)
-            found = exchange, completions_of(exchange, self.rewards, trainable=self.trainable)
-            if not exchange.damage:  # what is missing may still come
-                self._read[span_id] = found
-        return found
+    def exchanges(self) -> list[Exchange]:
+        """The calls that are part of the rollout, in order of their start."""
+        self._settle()
+        exchanges: list[Exchange] = []
+        for span_id, record in self._exchanges.items():
+            if record.attributes.get(sc.EXCHANGE_LATE):
+                continue
+            exchange = self._read.get(span_id) or self._reader.read(span_id)
+            if not exchange.damage:
+                self._read[span_id] = exchange
+            exchanges.append(exchange)
+        return sorted(exchanges, key=lambda e: (e.start_time_ns, e.started, e.span_id))
 
     def trajectory(self) -> Trajectory:
         """The trajectory of what has come."""
         if self._rollout is None:
+            self._settle()
+        if self._rollout is None:
             trajectory = self._without_rollout_span()
         else:
-            trajectory = _read_rollout(self._rollout, self.rewards)
+            trajectory = _read_rollout(self._rollout, self.rewards, self)
         self.trainable = trajectory.trainable
         for record in sorted(self._evaluations, key=_evaluation_order):
             _apply_reward(record, self.rewards)
-        trajectory.exchanges = [
-            self._completions_of(span_id)[0]
-            for span_id, record in self._exchanges.items()
-            if not record.attributes.get(sc.EXCHANGE_LATE)
-        ]
-        trajectory.exchanges.sort(key=lambda e: (e.start_time_ns, e.started, e.span_id))
-        trajectory.warnings += self.notes
-        trajectory.warnings += self._incomplete(len(trajectory.exchanges))
-        for exchange in trajectory.exchanges:
-            trajectory.warnings += _doubts(exchange)
-        trajectory.warnings += _repeated_ids(trajectory.completions)
-        trajectory.warnings += trajectory.ambiguities()
         return trajectory
+
+    def doubts(self, trajectory: Trajectory) -> list[str]:
+        """A sentence for whatever is missing or uncertain."""
+        sentences = [*self.notes, *self._incomplete(len(trajectory.exchanges))]
+        for exchange in trajectory.exchanges:
+            sentences += _doubts(exchange)
+        return [*sentences, *_repeated_ids(trajectory.completions), *trajectory.ambiguities()]
 
     def _without_rollout_span(self) -> Trajectory:
         records = [*self._exchanges.values(), *self._evaluations]
@@ -118,6 +134,7 @@ class Assembly:
             start_time_ns=first.start_time_ns if first else 0,
             status="unknown",
             rewards=self.rewards,
+            contents=self,
             warnings=[
                 "the rollout's own span did not come: its name, rewards and how it ended "
                 "are not known"
@@ -155,12 +172,12 @@ def after_sentence(count: int) -> str:
 
 def _doubts(exchange: Exchange) -> list[str]:
     sentences = [f"exchange {exchange.span_id}: {damage}" for damage in exchange.damage]
-    if exchange.response_id is None and isinstance(exchange.reply, dict) and not exchange.error:
+    if exchange.reply_id is None and isinstance(exchange.reply, dict) and not exchange.error:
         sentences.append(
             f"exchange {exchange.span_id}: the response has no id; its completions are called "
             f"'span-{exchange.span_id}'"
         )
-    if exchange.body is not None and "NaN" in exchange.body:
+    if "NaN" in (exchange.body or exchange.events or ""):
         for completion in completions_of(exchange, {}):
             unknown = (completion.logprobs or []).count(None)
             if unknown:
@@ -182,7 +199,9 @@ def _repeated_ids(completions: Sequence[Completion]) -> list[str]:
     ]
 
 
-def _read_rollout(record: SpanRecord, rewards: dict[RewardKey, Reward]) -> Trajectory:
+def _read_rollout(
+    record: SpanRecord, rewards: dict[RewardKey, Reward], contents: Contents
+) -> Trajectory:
     warnings: list[str] = []
 
     def json(key: str) -> Json:
@@ -211,6 +230,7 @@ def _read_rollout(record: SpanRecord, rewards: dict[RewardKey, Reward]) -> Traje
         group_id=record.text(sc.ROLLOUT_GROUP_ID),
         sample_index=record.integer(sc.ROLLOUT_SAMPLE_INDEX),
         policy_version=policy_version if isinstance(policy_version, str | int) else None,
+        contents=contents,
         trainable=record.attributes.get(sc.ROLLOUT_TRAINABLE) not in (False, "false"),
         appended={
             (id_, choice): messages for id_, choice, messages in json(sc.ROLLOUT_APPENDED) or ()

@@ -97,5 +97,6 @@ RESPONSE_ID: Final = "rollout.exchange.response.id"
 RESPONSE_STREAM: Final = "rollout.exchange.response.stream"
 RESPONSE_BODY: Final = "rollout.exchange.response.body"
 RESPONSE_LENGTH: Final = "rollout.exchange.response.length"
-RESPONSE_TOKEN_IDS: Final = "rollout.exchange.response.token_ids"  # noqa: S105
+RESPONSE_EVENTS: Final = "rollout.exchange.response.events"
+RESPONSE_PROMPT_IDS: Final = "rollout.exchange.response.prompt_token_ids"
 EVENT_RETRY: Final = "retry"

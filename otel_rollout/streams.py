@@ -1,6 +1,6 @@
 """A streamed reply as the reply that the same server would have sent unstreamed.
 
-Pure: bytes of server-sent events in, one JSON body out. Every field that a server puts on a chunk
+Pure: server-sent events in, one JSON body out. Every field that a server puts on a chunk
 survives: texts are joined, lists of token ids and log-probabilities are chained, the last word
 wins for the rest. A stream whose shape is not known stays verbatim.
 """
@@ -8,6 +8,7 @@ wins for the rest. A stream whose shape is not known stays verbatim.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from otel_rollout.messages import Json, dumps, loads
@@ -19,57 +20,97 @@ _TERMINAL_EVENTS = ("response.completed", "response.incomplete", "response.faile
 class Merged:
     """What a stream amounted to."""
 
-    body: bytes
-    """The reply in unstreamed shape; the events themselves where their shape is not known."""
+    body: Json
+    """The reply in unstreamed shape; None where the shape of the events is not known."""
     complete: bool
     """Whether the server said all it had to say, not merely whether reading ended."""
     error: Json
     """The error that the server reported inside the stream, or None."""
 
 
-def merge(events: bytes, choices: int = 1) -> Merged:
+def merge(events: str, choices: int = 1) -> Merged:
     """Merge the server-sent events of one response to a request for `choices` choices."""
     chunks, done = _chunks(events)
     error = next((c["error"] for c in reversed(chunks) if c.get("error")), None)
     final = next((c for c in reversed(chunks) if c.get("type") in _TERMINAL_EVENTS), None)
     if final is not None:
-        return Merged(_bytes(final.get("response")), True, error)
+        return Merged(final.get("response"), True, error)
     if not any(isinstance(chunk.get("choices"), list) for chunk in chunks):
-        return Merged(events, done, error)
-    body = _merge_chunks(chunks)
+        return Merged(None, done and error is None, error)
+    try:
+        body = _merge_chunks(chunks)
+    except (AttributeError, TypeError, ValueError):  # chunks of another shape than they seemed
+        return Merged(None, done and error is None, error)
     finished = sum(choice.get("finish_reason") is not None for choice in body["choices"])
-    return Merged(_bytes(body), (done or finished >= choices) and error is None, error)
+    return Merged(body, (done or finished >= choices) and error is None, error)
 
 
-def _bytes(body: Json) -> bytes:
-    return dumps(body).encode()
+def pack_events(events: str) -> str:
+    """The events in less space: what nearly all of them begin and end with is written once.
+
+    The first two lines are that beginning and end; then `+` and the rest of an event, or `=` and
+    a whole one. Lines are separated by an empty one, as events are.
+    """
+    if "\r" in events:
+        events = events.replace("\r\n", "\n").replace("\r", "\n")
+    lines = events.split("\n\n")
+    if len(lines) < 4:
+        return "\n\n".join(["", "", *("=" + line for line in lines)])
+    # The first event is often special, so its followers tell what is common.
+    begin = commonprefix(lines[1:3])
+    end = commonprefix([line[: len(begin) - 1 : -1] for line in lines[1:3]])[::-1]
+    first, least = len(begin), len(begin) + len(end)
+    last = -len(end) or None
+    return "\n\n".join(
+        [
+            begin,
+            end,
+            *(
+                "+" + line[first:last]
+                if line.startswith(begin) and line.endswith(end) and len(line) >= least
+                else "=" + line
+                for line in lines
+            ),
+        ]
+    )
 
 
-def _chunks(events: bytes) -> tuple[list[dict[str, Any]], bool]:
+def unpack_events(text: str) -> str:
+    """The inverse of `pack_events`, line ends apart. ValueError for anything else."""
+    lines = text.split("\n\n")
+    if len(lines) < 3 or any(line[:1] not in ("+", "=") for line in lines[2:]):
+        raise ValueError("not events that pack_events wrote")
+    begin, end = lines[:2]
+    return "\n\n".join(
+        line[1:] if line[0] == "=" else f"{begin}{line[1:]}{end}" for line in lines[2:]
+    )
+
+
+def _chunks(events: str) -> tuple[list[dict[str, Any]], bool]:
     """The JSON objects of the events, and whether `[DONE]` came."""
-    datas: list[bytes] = []
+    datas: list[str] = []
     done = False
-    if b"\r" in events:
-        events = events.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    for event in events.split(b"\n\n"):
-        if event.startswith(b"data: {") and b"\n" not in event:
+    if "\r" in events:
+        events = events.replace("\r\n", "\n").replace("\r", "\n")
+    for event in events.split("\n\n"):
+        if event.startswith("data: {") and "\n" not in event:
             datas.append(event[6:])  # what nearly every event is
             continue
-        lines = [line for line in event.split(b"\n") if line.startswith(b"data:")]
-        data = b"\n".join(line[5:].removeprefix(b" ") for line in lines)
-        if data.startswith(b"[DONE]"):
+        lines = [line for line in event.split("\n") if line.startswith("data:")]
+        data = "\n".join(line[5:].removeprefix(" ") for line in lines)
+        if data.startswith("[DONE]"):
             done = True
             break
         if data:
             datas.append(data)
     try:
-        chunks = loads(b"[" + b",".join(datas) + b"]")
+        chunks = loads("[" + ",".join(datas) + "]")
     except (ValueError, RecursionError):  # the last event of a stream that was cut
         chunks = [chunk for chunk in map(_try_loads, datas) if chunk is not None]
     return [chunk for chunk in chunks if isinstance(chunk, dict)], done
 
 
-def _try_loads(data: bytes) -> Json:
+def _try_loads(data: str) -> Json:
     try:
         return loads(data)
     except (ValueError, RecursionError):

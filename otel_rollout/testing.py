@@ -104,6 +104,8 @@ class Raw:
     headers: Mapping[str, str] = field(default_factory=dict)
     delay: float = 0.0
     """Seconds before the response headers."""
+    chunks: Sequence[bytes] = ()
+    """Sent one by one behind `body`, as a stream: server-sent events of any shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -751,7 +753,15 @@ class ModelServer:
             said = self._reply(body)
             if isinstance(said, Raw):
                 pace = Reply(delay=said.delay)
-                return _Answer([said.body], said.status, said.content_type, said.headers, pace=pace)
+                parts = [part for part in (said.body, *said.chunks) if part] or [b""]
+                return _Answer(
+                    parts,
+                    said.status,
+                    said.content_type,
+                    said.headers,
+                    stream=bool(said.chunks),
+                    pace=pace,
+                )
             return self._generate(body, Reply(said) if isinstance(said, str) else said)
         except Exception as error:  # the reply is the user's code: its failure is a response
             return _error(500, f"{type(error).__name__}: {error}")

@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -42,30 +42,37 @@ class tool:  # noqa: N801 - used as a decorator
     result: object
     """What the tool returned; set it inside the `with`."""
 
-    def __new__(cls, name: Any = None, /, **options: Any) -> Any:
+    @overload
+    def __new__(cls, name: F, /) -> F: ...  # type: ignore[misc]
+
+    @overload
+    def __new__(
+        cls, name: str | None = None, *, call_id: str | None = None, arguments: object = ...
+    ) -> tool: ...
+
+    def __new__(
+        cls, name: Any = None, *, call_id: str | None = None, arguments: object = _NOTHING
+    ) -> Any:
         if name is not None and not isinstance(name, str):
             return cls(getattr(name, "__name__", type(name).__name__))(name)
-        return super().__new__(cls)
+        recorded = super().__new__(cls)
+        recorded._name = name
+        recorded._call_id = call_id
+        recorded._arguments = arguments
+        recorded._span = trace.INVALID_SPAN
+        recorded._token = None
+        recorded.result = _NOTHING
+        return recorded
 
-    def __init__(
-        self,
-        name: str | None = None,
-        /,
-        *,
-        call_id: str | None = None,
-        arguments: object = _NOTHING,
-        **named: str,
-    ) -> None:
-        self._name = name or named.pop("name", None)
-        if named:
-            raise TypeError(f"tool() got unexpected options: {', '.join(named)}")
-        self._call_id = call_id
-        self._arguments = arguments
-        self._span: trace.Span = trace.INVALID_SPAN
-        self._token: Any = None
-        self.result = _NOTHING
+    _name: str | None
+    _call_id: str | None
+    _arguments: object
+    _span: trace.Span
+    _token: Any
 
     def __call__(self, function: F) -> F:
+        if isinstance(function, staticmethod | classmethod):
+            return type(function)(self(function.__func__))
         if not callable(function) or inspect.isclass(function):
             raise NotARolloutError(f"@tool: expected a function, got {function!r}")
         name = self._name or getattr(function, "__name__", type(function).__name__)
@@ -76,16 +83,19 @@ class tool:  # noqa: N801 - used as a decorator
         takes_id = _CALL_ID in signature.parameters
 
         def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tool:
-            call_id = kwargs.get(_CALL_ID) if takes_id else kwargs.pop(_CALL_ID, None)
+            call_id = None if takes_id else kwargs.pop(_CALL_ID, None)
             try:
-                arguments: object = dict(signature.bind(*args, **kwargs).arguments)
+                arguments = dict(signature.bind(*args, **kwargs).arguments)
             except TypeError:
                 arguments = {"args": list(args), **kwargs}
-            if isinstance(arguments, dict):
-                arguments = {k: v for k, v in arguments.items() if k not in ("self", _CALL_ID)}
+            if takes_id:
+                call_id = arguments.pop(_CALL_ID, None)
+            for bound in ("self", "cls"):
+                arguments.pop(bound, None)
             return tool(name, call_id=call_id, arguments=arguments)
 
-        if inspect.iscoroutinefunction(function):
+        call = getattr(function, "__call__", None)  # noqa: B004 - a callable object may be async
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
 
             @functools.wraps(function)
             async def run_tool_async(*args: Any, **kwargs: Any) -> Any:

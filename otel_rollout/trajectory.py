@@ -7,6 +7,7 @@ what was exchanged; completions and histories are views of that. None means unkn
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,11 +16,8 @@ from otel_rollout.errors import SpanFormatError, TrajectorySealedError, UnknownC
 from otel_rollout.exchange import (
     Exchange,
     TokenPath,
-    Tokens,
     context_key,
     extend_tokens,
-    pack_ids,
-    unpack_ids,
 )
 from otel_rollout.histories import History, build_histories, history_of, in_order, link
 from otel_rollout.messages import (
@@ -45,6 +43,15 @@ class LiveRollout(Protocol):
     def completions(self) -> list[Completion]: ...
 
     def reward_arrived(self, key: RewardKey, reward: Reward | None) -> None: ...
+
+
+class Contents(Protocol):
+    """Where a trajectory gets what was exchanged from, when somebody first asks for it."""
+
+    def exchanges(self) -> list[Exchange]: ...
+
+    def doubts(self, trajectory: Trajectory) -> list[str]:
+        """A sentence for whatever is missing or uncertain."""
 
 
 class Values(MutableMapping[str, Any]):
@@ -139,6 +146,7 @@ class Trajectory:
         policy_version: str | int | None = None,
         trainable: bool = True,
         exchanges: Sequence[Exchange] = (),
+        contents: Contents | None = None,
         appended: Mapping[tuple[str, int], Sequence[Json]] | None = None,
         rewards: dict[RewardKey, Reward] | None = None,
         metrics: Mapping[str, float] | None = None,
@@ -169,8 +177,10 @@ class Trajectory:
         """Which sample of its group this is."""
         self.policy_version = policy_version
         self.trainable = trainable
-        self.exchanges = list(exchanges)
-        """Every call, also to endpoints that do not generate; [] while the rollout runs."""
+        self._exchanges = list(exchanges)
+        self._contents = contents
+        self._undoubted = contents
+        self._lock = threading.RLock()
         self.appended = {key: list(messages) for key, messages in (appended or {}).items()}
         """Messages that the agent appended behind a completion (id, choice index)."""
         self._completions: list[Completion] | None = None
@@ -192,8 +202,7 @@ class Trajectory:
         """What the function returned, if that is JSON; else None."""
         self.start_time_ns = start_time_ns
         self.end_time_ns = end_time_ns
-        self.warnings = list(warnings)
-        """Short sentences about whatever is missing or uncertain; a clean rollout has none."""
+        self._warnings = list(warnings)
         self._live = live
 
     # --- what the model saw and said
@@ -202,6 +211,26 @@ class Trajectory:
     def sealed(self) -> bool:
         """True once the rollout has ended."""
         return self._live is None or not self._live.running
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Every call, also to endpoints that do not generate; [] while the rollout runs."""
+        if self._contents is not None:
+            with self._lock:
+                if self._contents is not None:
+                    self._exchanges = self._contents.exchanges()
+                    self._contents = None
+        return self._exchanges
+
+    @property
+    def warnings(self) -> list[str]:
+        """Short sentences about whatever is missing or uncertain; a clean rollout has none."""
+        if self._undoubted is not None:
+            with self._lock:
+                if self._undoubted is not None:
+                    self._warnings += self._undoubted.doubts(self)
+                    self._undoubted = None
+        return self._warnings
 
     @property
     def completions(self) -> list[Completion]:
@@ -327,16 +356,15 @@ class Trajectory:
 
     def seal(self, built: Trajectory) -> None:
         """Become the finished trajectory that was rebuilt from the rollout's spans."""
-        self.exchanges = built.exchanges
-        self._completions = built._completions
-        self._histories = built._histories
+        self._contents = built._contents
+        self._undoubted = built._undoubted
+        self._warnings = built._warnings
         self.output = built.output
         self.error = built.error
         self.status = built.status
         self.termination_reason = built.termination_reason
         self.start_time_ns = built.start_time_ns
         self.end_time_ns = built.end_time_ns
-        self.warnings[:] = built.warnings
 
     # --- as data
 
@@ -364,7 +392,7 @@ class Trajectory:
             "exchanges": exchanges,
             "params": [loads(text) for text in params],
             "messages": [[parent, path.message] for parent, path in paths],
-            "tokens": [[parent, pack_ids(path.ids)] for parent, path in tokens],
+            "tokens": [[parent, path.ids.tolist()] for parent, path in tokens],
         }
         return {key: copy_json(value) for key, value in data.items()}
 
@@ -382,8 +410,8 @@ class Trajectory:
             for parent, message in data["messages"]:
                 paths.append(extend(paths[parent], message))
             tokens: list[TokenPath | None] = [None]
-            for parent, packed in data["tokens"]:
-                tokens.append(extend_tokens(tokens[parent], unpack_ids(packed)))
+            for parent, ids in data["tokens"]:
+                tokens.append(extend_tokens(tokens[parent], ids))
             params = [(row, context_key(row)) for row in data["params"]]
             exchanges = [
                 _exchange_from_dict(row, paths, tokens, *params[row["params"]])
@@ -409,6 +437,10 @@ class Trajectory:
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are sealed trajectories of their own."""
+        return Trajectory.from_dict, (self.to_dict(),)
 
     def __repr__(self) -> str:
         return (
@@ -492,8 +524,8 @@ def _exchange_to_dict(
         "prompt": paths.number(exchange.prompt),
         "params": params.setdefault(dumps(exchange.params), len(params)),
         "response": exchange.reply,
-        "response_text": exchange.body if exchange.reply is None else None,
-        "tokens": [[tokens.number(item.path), item.tail] for item in exchange.tokens],
+        "response_text": exchange.response() if exchange.reply is None else None,
+        "prompt_token_ids": [tokens.number(path) for path in exchange.prompts],
     }
 
 
@@ -510,6 +542,7 @@ def _exchange_from_dict(
         prompt=paths[row["prompt"]],
         params=params,
         body=body,
-        tokens=[Tokens(tokens[number], tail) for number, tail in row["tokens"]],
+        events=None,
+        prompts=[tokens[number] for number in row["prompt_token_ids"]],
         context_key=context,
     )

@@ -1,0 +1,185 @@
+"""What capture costs: CPU time of this process per call, against the bare client in the same run.
+
+    python benchmarks/overhead.py [--repetitions 12] [--quick]
+
+A model server runs in a process of its own. The variants take turns in every repetition, each
+block is timed with `time.process_time` (garbage collection on), and a second bare client is the
+control: where its median is off by more than 3 %, the machine was too noisy and the row says so.
+Each variant is checked to have captured what it claims.
+
+A block is a number of rollouts: of one call at 1 message of history, else of 5 calls that each
+continue the one before. Messages are 2 KB; a reply is one of `server.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import openai
+from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
+import otel_rollout
+from otel_rollout import InMemoryTrajectoryExporter, rollout
+
+TEXT = "word " * 400
+TOKENS = 512
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """The model server, in its own process; gives its base URL."""
+    command = [sys.executable, str(Path(__file__).with_name("server.py"))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Counter(SpanProcessor):
+    """Counts the spans that end, and keeps none."""
+
+    count = 0
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.count += 1
+
+
+class Variant:
+    """One way to be instrumented; `open` sets it up, `check` says whether it captured."""
+
+    def __init__(self, name: str, *, ours: bool = False, llm: bool = False) -> None:
+        self.name = name
+        self.ours = ours
+        self.llm = llm
+        self.exporter = InMemoryTrajectoryExporter(max_trajectories=1)
+        self.spans = Counter()
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(self.spans)
+        self.exporter = InMemoryTrajectoryExporter(max_trajectories=1)
+        if self.ours:
+            otel_rollout.configure(
+                exporters=[self.exporter],
+                tracer_provider=provider,
+                instrumentor="openai" if self.llm else None,
+            )
+        elif self.llm:
+            instrumentor = OpenAIInstrumentor(upload_base64_image=None)
+            instrumentor.instrument(tracer_provider=provider)
+        yield
+        otel_rollout.shutdown()
+        if self.llm and not self.ours:
+            from otel_rollout.configure import _unwrap_openai
+
+            OpenAIInstrumentor().uninstrument()
+            _unwrap_openai()
+
+    def check(self, calls: int, rollouts: int) -> None:
+        expected = calls * (self.ours + self.llm) + rollouts * self.ours
+        assert self.spans.count == expected, (self.name, self.spans.count, expected)
+        if self.ours:
+            (trajectory,) = self.exporter.get_finished_trajectories()
+            assert trajectory.warnings == []
+            for completion in trajectory.completions:
+                assert len(completion.token_ids or ()) == TOKENS, len(completion.token_ids or ())
+                assert len(completion.logprobs or ()) == TOKENS
+        self.spans.count = 0
+
+
+async def one_rollout(client: openai.AsyncOpenAI, size: int, calls: int, *, stream: bool) -> None:
+    messages: list[Any] = [{"role": "user", "content": f"{i} {TEXT}"} for i in range(size)]
+    for _ in range(calls):
+        reply: Any = await client.chat.completions.create(
+            model="m", messages=messages, stream=stream
+        )
+        if stream:
+            text = ""
+            async for chunk in reply:
+                text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+        else:
+            text = reply.choices[0].message.content
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": TEXT}]
+
+
+async def measure(
+    base_url: str, variants: list[Variant], size: int, *, stream: bool, repetitions: int
+) -> dict[str, list[float]]:
+    """CPU seconds per call of each variant, one figure a repetition."""
+    calls = 1 if size == 1 else 5
+    rollouts = max(2, (30 if stream else 100) // calls) if size < 100 else 3
+    figures: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none-needed") as client:
+        await one_rollout(client, size, calls, stream=stream)
+        for repetition in range(repetitions):
+            # Turned each time: none always comes behind the same other one.
+            turn = repetition % len(variants)
+            for variant in variants[turn:] + variants[:turn]:
+                scope: Callable[[], Any] = (
+                    (lambda: rollout("bench")) if variant.ours else nullcontext
+                )
+                with variant.open():
+                    start = time.process_time()
+                    for _ in range(rollouts):
+                        with scope():
+                            await one_rollout(client, size, calls, stream=stream)
+                    figures[variant.name].append((time.process_time() - start) / rollouts / calls)
+                variant.check(rollouts * calls, rollouts)
+    return figures
+
+
+def main() -> None:
+    """Print a row for each kind of call."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--repetitions", type=int, default=12)
+    parser.add_argument("--quick", action="store_true", help="2 repetitions: does it run?")
+    options = parser.parse_args()
+    repetitions = 2 if options.quick else options.repetitions
+    variants = [
+        Variant("bare"),
+        Variant("control"),
+        Variant("ours", ours=True),
+        Variant("instrumentor", llm=True),
+        Variant("both", ours=True, llm=True),
+    ]
+    print(
+        f"Python {sys.version.split()[0]}, openai {openai.__version__}, {repetitions} repetitions"
+    )
+    print("CPU time per call as a ratio to bare: median (minimum to maximum)")
+    print(f"{'messages':>8} {'kind':>7} {'bare ms':>8}", *(f"{v.name:>22}" for v in variants[1:]))
+    with server() as base_url:
+        for stream in (False, True):
+            for size in (1, 10, 100):
+                figures = asyncio.run(
+                    measure(base_url, variants, size, stream=stream, repetitions=repetitions)
+                )
+                bare = statistics.median(figures["bare"])
+                row = [f"{size:>8} {'stream' if stream else 'plain':>7} {bare * 1000:>8.2f}"]
+                for variant in variants[1:]:
+                    ratios = [
+                        own / base
+                        for own, base in zip(figures[variant.name], figures["bare"], strict=True)
+                    ]
+                    low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+                    row.append(f"{f'{middle:.2f} ({low:.2f} to {high:.2f})':>22}")
+                    if variant.name == "control" and not 0.97 <= middle <= 1.03:
+                        row.append("NOISY")
+                print(*row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

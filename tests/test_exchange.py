@@ -1,0 +1,230 @@
+"""The exchange span's format: whatever is written is read back, or reported as missing."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_rollout import semconv as sc
+from otel_rollout.exchange import ExchangeReader, ExchangeWriter, pack_ids, unpack_ids
+from otel_rollout.spans import SpanRecord
+
+texts = st.text(max_size=12) | st.sampled_from(
+    ['"', "\\", '\\"token_ids":[1]', "é", "🙂", "\ud800"]
+)
+scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | texts
+values = st.recursive(
+    scalars | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+messages = st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "x"]), values)
+separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")])
+
+
+def span(number: int, attributes: dict[str, Any]) -> SpanRecord:
+    return SpanRecord(
+        name="exchange",
+        trace_id="1" * 32,
+        span_id=f"{number:016x}",
+        parent_span_id=None,
+        start_time_ns=number,
+        end_time_ns=number + 1,
+        attributes={sc.EXCHANGE_VERSION: 1, sc.EXCHANGE_STATUS: "complete", **attributes},
+    )
+
+
+def encode(body: Any, separators: tuple[str, str] = (",", ":"), *, ascii_only: bool) -> bytes:
+    text = json.dumps(body, separators=separators, ensure_ascii=ascii_only)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # a lone surrogate travels escaped or not at all
+        return json.dumps(body, separators=separators).encode()
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[tuple[bytes, Any]]:
+    """Request bodies of one rollout: growing, forking and unrelated lists of messages."""
+    pool = draw(st.lists(messages, min_size=2, max_size=5))
+    style, ascii_only = draw(separators), draw(st.booleans())
+    paths: list[list[Any]] = [[]]
+    bodies = []
+    for _ in range(draw(st.integers(1, 8))):
+        path = list(draw(st.sampled_from(paths)))
+        path = path[: draw(st.integers(0, len(path)))]
+        path += draw(st.lists(st.sampled_from(pool), min_size=0 if path else 1, max_size=3))
+        paths.append(path)
+        body: dict[str, Any] = {"messages": path}
+        if draw(st.booleans()):
+            body["tools"] = [{"type": "function", "function": {"name": "f" * 300}}]
+        if draw(st.booleans()):
+            body = {"model": "m", **body, "temperature": 0.5}
+        bodies.append((encode(body, style, ascii_only=ascii_only), body))
+    return bodies
+
+
+@given(conversations(), st.randoms(use_true_random=False))
+def test_requests_are_read_back_in_any_order(
+    bodies: list[tuple[bytes, Any]], order: random.Random
+) -> None:
+    """Every request comes back equal, whatever the order of its spans and with duplicates."""
+    writer = ExchangeWriter()
+    spans = [span(i, writer.request(body)) for i, (body, _) in enumerate(bodies)]
+    shuffled = spans + spans[:2]
+    order.shuffle(shuffled)
+    reader = ExchangeReader()
+    for each in shuffled:
+        reader.add(each)
+    for written, (body, _) in zip(spans, bodies, strict=True):
+        exchange = reader.read(written.span_id)
+        assert exchange.damage == []
+        assert exchange.request() == json.loads(body)
+
+
+@given(conversations(), st.data())
+def test_a_missing_span_is_reported_and_never_guessed(
+    bodies: list[tuple[bytes, Any]], data: st.DataObject
+) -> None:
+    """With spans lost, each remaining request is right or says what it lacks."""
+    writer = ExchangeWriter()
+    spans = [span(i, writer.request(body)) for i, (body, _) in enumerate(bodies)]
+    kept = data.draw(st.sets(st.sampled_from(range(len(spans)))))
+    reader = ExchangeReader()
+    for i in kept:
+        reader.add(spans[i])
+    for i in kept:
+        exchange = reader.read(spans[i].span_id)
+        if not exchange.damage:
+            assert exchange.request() == json.loads(bodies[i][0])
+        else:
+            assert exchange.prompt is None or "parameter" in exchange.damage[0]
+
+
+def test_one_lost_span_costs_one_exchange() -> None:
+    """Every message is carried twice: without any one span the others are whole."""
+    writer, path, spans = ExchangeWriter(), [], []
+    for i in range(20):
+        path.append({"role": "user", "content": f"{i}" * 100})
+        spans.append(span(i, writer.request(encode({"messages": path}, ascii_only=True))))
+    for lost in range(20):
+        reader = ExchangeReader()
+        for i, each in enumerate(spans):
+            if i != lost:
+                reader.add(each)
+        damaged = [i for i in range(20) if i != lost and reader.read(spans[i].span_id).damage]
+        assert damaged == []
+
+
+def test_the_request_costs_what_is_new() -> None:
+    """A conversation of 200 turns is written at most three times over, not a hundred times."""
+    writer, path, written = ExchangeWriter(), [], 0
+    for i in range(200):
+        path.append({"role": "user", "content": f"{i:04}" * 250})
+        attributes = writer.request(encode({"messages": path, "model": "m"}, ascii_only=True))
+        written += sum(len(v) for v in attributes.values() if isinstance(v, str))
+    assert written < 3 * sum(len(json.dumps(message)) for message in path)
+
+
+@pytest.mark.parametrize("cut", [1, 10, 40, 80])
+def test_a_cut_attribute_is_noticed(cut: int) -> None:
+    """A length limit that cuts the messages or the response makes damage, not another text."""
+    writer = ExchangeWriter()
+    attributes: dict[str, Any] = writer.request(
+        encode({"messages": [{"role": "user", "content": "x" * 50}] * 2}, ascii_only=True)
+    )
+    attributes |= writer.response(encode({"id": "1", "choices": ["y" * 90]}, ascii_only=True))
+    for key in (sc.REQUEST_MESSAGES, sc.RESPONSE_BODY):
+        reader = ExchangeReader()
+        reader.add(span(1, {**attributes, key: attributes[key][:cut]}))
+        assert reader.read(f"{1:016x}").damage
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"not json", b'{"messages": [1', b'{"messages": [{}]} x', b"\xff\xfe", b'{"a": 1'],
+)
+def test_what_is_no_json_object_is_kept_as_it_is(body: bytes) -> None:
+    """A body that is not understood is kept raw, and the next one does not build on it."""
+    writer = ExchangeWriter()
+    good = encode({"messages": [{"role": "user", "content": "a"}]}, ascii_only=True)
+    spans = [span(i, writer.request(b)) for i, b in enumerate((body, good))]
+    reader = ExchangeReader()
+    reader.add(spans[1])
+    assert reader.read(spans[1].span_id).request() == json.loads(good)
+    reader.add(spans[0])
+    assert reader.read(spans[0].span_id).request() == body.decode("utf-8", "backslashreplace")
+
+
+ids = st.lists(st.integers(0, 2**33), max_size=6)
+
+
+@given(st.lists(st.tuples(ids, ids), min_size=1, max_size=5), separators, st.booleans())
+def test_token_ids_are_read_back(
+    turns: list[tuple[list[int], list[int]]], style: tuple[str, str], per_choice: bool
+) -> None:
+    """Responses with token ids come back equal where prompts continue earlier prompts and replies."""
+    writer, prompt, spans, bodies = ExchangeWriter(), [], [], []
+    for i, (new, reply) in enumerate(turns):
+        prompt = prompt + new
+        choice: dict[str, Any] = {"index": 0, "token_ids": reply, "text": '"token_ids":[7]'}
+        body: dict[str, Any] = {"id": f"r{i}", "choices": [choice]}
+        (choice if per_choice else body)["prompt_token_ids"] = prompt
+        bodies.append(body)
+        spans.append(span(i, writer.response(encode(body, style, ascii_only=False))))
+        prompt = prompt + reply
+    reader = ExchangeReader()
+    for each in reversed(spans):
+        reader.add(each)
+    for each, body in zip(spans, bodies, strict=True):
+        exchange = reader.read(each.span_id)
+        assert exchange.damage == []
+        assert exchange.response() == body
+
+
+def test_token_ids_cost_what_is_new() -> None:
+    """Prompts that grow to 40,000 ids are written at most three times over."""
+    writer, prompt, written = ExchangeWriter(), [], 0
+    for i in range(100):
+        reply = [1000 + i] * 200
+        prompt = prompt + [i] * 200
+        body = {"prompt_token_ids": prompt, "choices": [{"token_ids": reply}]}
+        attributes = writer.response(encode(body, ascii_only=True))
+        written += sum(len(v) for v in attributes.values() if isinstance(v, str))
+        prompt = prompt + reply
+    assert written < 3 * len(pack_ids(prompt)) + 100 * 600
+
+
+@given(values)
+@settings(max_examples=200)
+def test_any_response_is_read_back(body: Any) -> None:
+    """A response of any JSON is read back equal."""
+    text = encode(body, ascii_only=False)
+    written = span(1, dict(ExchangeWriter().response(text)))
+    reader = ExchangeReader()
+    reader.add(written)
+    assert reader.read(written.span_id).response() == json.loads(text)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_packed_ids_are_unpacked(numbers: list[int]) -> None:
+    """Token ids of up to 64 bits survive packing."""
+    assert unpack_ids(pack_ids(numbers)).tolist() == numbers
+
+
+@pytest.mark.parametrize("text", ["", "i32", "f32:AAAA", "i32:A", "i32:AAA=", "[1]"])
+def test_what_was_not_packed_is_refused(text: str) -> None:
+    """Anything but packed ids is a ValueError."""
+    with pytest.raises(ValueError):
+        unpack_ids(text)
+
+
+def test_a_newer_format_is_said() -> None:
+    """A span of a later format says that the library must be updated."""
+    reader = ExchangeReader()
+    reader.add(span(1, {sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION + 1}))
+    assert any("update otel-rollout" in damage for damage in reader.read(f"{1:016x}").damage)
