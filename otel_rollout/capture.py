@@ -57,6 +57,10 @@ def _guarded(step: F) -> F:
     return guarded  # type: ignore[return-value]
 
 
+class ErrorResponse(Exception):  # noqa: N818 - the name that a completion's error has
+    """An error that the server reported inside a stream that had begun well."""
+
+
 class _Call:
     """One exchange, from the moment the client is asked to the moment its reply is all there."""
 
@@ -69,6 +73,7 @@ class _Call:
         self._last_status: int | None = None
         self._choices = 1
         self._body: bytes | None = None
+        self._headers: Any = {}
         self._received = 0
         self.stream: _Received | None = None
         """What a streamed reply has brought so far; None while, or if, it is not streamed."""
@@ -98,10 +103,7 @@ class _Call:
             status = {} if self._last_status is None else {"http_status": self._last_status}
             self.span.add_event(sc.EVENT_RETRY, status)
             return
-        for header in _SECRET_HEADERS:
-            secret = request.headers.get(header, "").removeprefix("Bearer ").strip()
-            if len(secret) >= _SHORTEST_SECRET:
-                self._active.secrets.add(secret)
+        self._headers = request.headers
         if "json" not in request.headers.get("content-type", ""):
             return  # a file that is uploaded; its bytes are not a conversation
         self._write_request(request.content)
@@ -134,9 +136,17 @@ class _Call:
         if self.stream is None:
             self.finish("complete")
 
+    def _learn_secrets(self) -> None:
+        """What must not be recorded, should the server or an exception repeat it."""
+        for header in _SECRET_HEADERS:
+            secret = self._headers.get(header, "").removeprefix("Bearer ").strip()
+            if len(secret) >= _SHORTEST_SECRET:
+                self._active.secrets.add(secret)
+
     @_guarded
     def failed(self, error: BaseException) -> None:
         """The client raised."""
+        self._learn_secrets()
         response = getattr(error, "response", None)
         if self._body is None and response is not None:
             self.span.set_attribute(sc.RESPONSE_STATUS_CODE, response.status_code)
@@ -174,7 +184,10 @@ class _Call:
             if self.stream is not None:
                 attributes[sc.RESPONSE_STREAM] = True
             if self._body is not None:
-                body = _without_secrets(self._body, active)
+                body = self._body
+                if error is not None or b'"error"' in body[:64]:
+                    self._learn_secrets()
+                    body = _without_secrets(body, active)
                 events = self.stream is not None and self.stream.is_events
                 with active.lock:
                     attributes |= active.writer.response(body, events=events)
@@ -208,14 +221,16 @@ class _Call:
         try:
             body = received.content()
             # Only what does not end as it should has to be understood here and now.
-            if received.is_events and (b'"error"' in body or not _DONE(body[-64:])):
+            said_done = received.is_events and _DONE(body[-64:]) is not None
+            complete = ended or said_done
+            if received.is_events and (b'"error"' in body or not said_done):
                 merged = merge(body.decode("utf-8", "replace"), self._choices)
                 complete, reported = merged.complete, merged.error
         except Exception:
             logger.exception("a streamed reply was not understood; it is kept as it came")
         if reported is not None:
             message = reported.get("message") if isinstance(reported, dict) else None
-            error = error or RuntimeError(str(message or reported))
+            error = error or ErrorResponse(str(message or reported))
             status = "error"
         elif complete:
             status, error = "complete", None

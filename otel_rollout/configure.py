@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -143,7 +144,9 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             _unwrap_openai()
         if setup.threads:
             ThreadingInstrumentor().uninstrument()
+        deadline = time.monotonic() + timeout_millis / 1000
         flushed = setup.provider.force_flush(timeout_millis)
+        setup.processor.shutdown(max(0, int((deadline - time.monotonic()) * 1000)))
         use_provider(None)
         if setup.own_provider:
             setup.provider.shutdown()
@@ -311,7 +314,7 @@ def _unwrap_openai() -> None:
         if not name.startswith("openai.resources."):
             continue
         for owner in list(vars(module).values()):
-            if not isinstance(owner, type):
+            if not issubclass(type(owner), type):  # isinstance would load lazy proxies
                 continue
             for attribute, value in list(vars(owner).items()):
                 while isinstance(value, wrapt.FunctionWrapper) and _is_instrumentor(value):

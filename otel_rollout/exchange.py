@@ -170,22 +170,27 @@ class _Prefix:
         insort(self.children, child, key=attrgetter("end"))
 
 
-def _longest_known(root: _Prefix, view: memoryview) -> list[_Prefix]:
-    """The prefixes of `view` that are in the tree, shortest first; one pass over the bytes."""
+def _longest_known(root: _Prefix, view: memoryview) -> tuple[list[_Prefix], blake2b]:
+    """The prefixes of `view` that are in the tree, shortest first, and the hasher of the last.
+
+    One pass over the bytes.
+    """
     chain = [root]
     hasher, position = blake2b(digest_size=16), 0
+    known = hasher.copy()
     while True:
         for child in chain[-1].children:
             if child.end >= len(view):
-                return chain
+                return chain, known
             hasher.update(view[position : child.end])
             position = child.end
             # A number that goes on behind the prefix would be another element.
             if hasher.digest() == child.raw and view[position] in b",] \t\r\n":
                 chain.append(child)
+                known = hasher.copy()
                 break
         else:
-            return chain
+            return chain, known
 
 
 @dataclass(slots=True, eq=False)
@@ -263,10 +268,9 @@ class ExchangeWriter:
         return attributes
 
     def _find_messages(self, key: str, text: str, view: memoryview, start: int) -> _Messages:
-        chain = _longest_known(self._messages, view[start:])
+        chain, hasher = _longest_known(self._messages, view[start:])
         last = chain[-1]
         position = end = start + last.end
-        hasher = blake2b(view[start:position], digest_size=16)
         new: list[_Prefix] = []
         for _, first, end in _elements(text, position):
             hasher.update(view[position:end])
@@ -301,7 +305,7 @@ class ExchangeWriter:
         try:
             body, prompts = self._cut_prompts(body)
             if prompts:
-                attributes[sc.RESPONSE_PROMPT_IDS] = dumps(prompts)
+                attributes[sc.RESPONSE_PROMPT_IDS] = f"[{','.join(prompts)}]"
         except ValueError:
             pass  # token ids that are no integers stay in the body
         text = _text(body)
@@ -311,33 +315,38 @@ class ExchangeWriter:
         attributes[sc.RESPONSE_LENGTH] = len(text)
         return attributes
 
-    def _cut_prompts(self, body: bytes) -> tuple[bytes, list[dict[str, Json]]]:
-        if _PROMPT_IDS not in body or _PLACEHOLDER in body:
-            return body, []
-        pieces: list[bytes] = []
-        entries: list[dict[str, Json]] = []
+    def _cut_prompts(self, body: bytes) -> tuple[bytes, list[str]]:
+        arrays = list(_prompt_arrays(body))
+        kept = []
         position = 0
-        for start, end in _prompt_arrays(body):
-            entries.append(self._prompt(body[start:end]))
-            pieces += [body[position : start - 1], _PLACEHOLDER, b"%d}" % (len(entries) - 1)]
+        for start, end in arrays:
+            kept.append(body[position : start - 1])
             position = end + 1
-        return b"".join([*pieces, body[position:]]), entries
+        kept.append(body[position:])
+        if not arrays or any(_PLACEHOLDER in piece for piece in kept):
+            return body, []
+        for index in range(len(arrays)):
+            kept[index] += b"%b%d}" % (_PLACEHOLDER, index)
+        return b"".join(kept), [self._prompt(body[start:end]) for start, end in arrays]
 
-    def _prompt(self, ids: bytes) -> dict[str, Json]:
-        chain = _longest_known(self._prompts, memoryview(ids + b"]"))
+    def _prompt(self, ids: bytes) -> str:
+        view = memoryview(ids + b"]")
+        chain, hasher = _longest_known(self._prompts, view)
         base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)
         if len(ids) > chain[-1].end:
             known = chain[-1]
             digest = _digest(known.digest, _block(ids, known.end, len(ids)))
-            chain.append(_Prefix(len(ids), _digest(ids), digest, known.count + 1))
+            hasher.update(view[known.end : len(ids)])
+            chain.append(_Prefix(len(ids), hasher.digest(), digest, known.count + 1))
             known.add(chain[-1])
         blocks: list[str] = []
         position = base.end
         for prefix in chain[chain.index(base) + 1 :]:
             prefix.copies += 1
-            blocks.append(_block(ids, position, prefix.end).decode())
+            blocks.append(f'"{_block(ids, position, prefix.end).decode()}"')
             position = prefix.end
-        return {"base": base.digest.hex(), "blocks": blocks, "digest": chain[-1].digest.hex()}
+        digests = f'"base":"{base.digest.hex()}","digest":"{chain[-1].digest.hex()}"'
+        return f'{{{digests},"blocks":[{",".join(blocks)}]}}'
 
 
 def _block(ids: bytes, start: int, end: int) -> bytes:
@@ -417,7 +426,7 @@ class Exchange:
     """What this span should hold and does not, in sentences."""
     context_key: bytes = b""
     """Equal for requests that may continue one another: same tools, same instructions."""
-    _reply: Json = None
+    _reply: Json = ...  # not read yet
 
     @property
     def reply(self) -> Json:
@@ -425,8 +434,11 @@ class Exchange:
 
         Prompt token ids are still replaced: see `token_ids`.
         """
-        if self._reply is None:
-            self._reply = self._parse(lambda text: text)
+        if self._reply is ...:
+            try:
+                self._reply = self._parse(lambda text: text)
+            except (ValueError, RecursionError):
+                self._reply = None
         return self._reply
 
     @property
@@ -463,20 +475,25 @@ class Exchange:
         def whole(text: str) -> str:
             return _packed(ids, text) if self.prompts else text
 
-        if self.body is None and self.events is None:
-            return None
-        parsed = self._parse(whole)
-        if parsed is not None:
-            return parsed
-        return whole(self.body or "") if self.events is None else whole(unpack_events(self.events))
+        try:
+            return self._parse(whole)
+        except (ValueError, RecursionError):
+            return whole(self._text())
+
+    def _text(self) -> str:
+        return self.body or "" if self.events is None else unpack_events(self.events)
 
     def _parse(self, whole: Callable[[str], str]) -> Json:
-        try:
-            if self.events is not None:
-                return merge(whole(unpack_events(self.events))).body
-            return None if self.body is None else loads(whole(self.body))
-        except (ValueError, RecursionError):
+        """The response as JSON, None where nothing came. ValueError where it is no JSON."""
+        if self.body is None and self.events is None:
             return None
+        text = whole(self._text())
+        if self.events is None:
+            return loads(text)
+        merged = merge(text)
+        if merged.body is None:
+            raise ValueError("events of an unknown shape")
+        return merged.body
 
 
 def context_key(params: Mapping[str, Json]) -> bytes:

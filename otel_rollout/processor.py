@@ -27,7 +27,7 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.reconstruct import Assembly
 from otel_rollout.rollout import ActiveRollout, rollout_of
-from otel_rollout.spans import as_record
+from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.trajectory import Trajectory
 
 logger = logging.getLogger("otel_rollout")
@@ -40,9 +40,9 @@ class _Buffer:
     active: ActiveRollout | None
     span: ReadableSpan
     assembly: Assembly
-    ended: list[ReadableSpan] = field(default_factory=list)
+    ended: list[SpanRecord] = field(default_factory=list)
     """Exchange spans that the assembly has not taken in yet."""
-    open: dict[int, ReadableSpan] = field(default_factory=dict)
+    open: dict[str, ReadableSpan] = field(default_factory=dict)
     size: int = 0
     refused: int = 0
 
@@ -80,6 +80,8 @@ class TrajectorySpanProcessor(SpanProcessor):
         self._bytes = 0
         self._buffers: dict[str, _Buffer] = {}
         self._lock = threading.RLock()
+        self._exporting = threading.RLock()
+        """Held during `export` of an exporter that does not block: calls never overlap."""
         self._max_queue_size = max_queue_size
         self._queue: queue.Queue[Trajectory | None] = queue.Queue(max_queue_size)
         self._worker: threading.Thread | None = None
@@ -96,7 +98,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             scope = span.instrumentation_scope
             if scope is None or scope.name != sc.SCOPE or self._closed:
                 return
-            attributes = span.attributes or {}
+            attributes = as_record(span).attributes
             rollout_id = attributes.get(sc.ROLLOUT_ID)
             if not isinstance(rollout_id, str):
                 return
@@ -114,7 +116,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             elif sc.EXCHANGE_VERSION in attributes:
                 buffer = self._buffers.get(rollout_id)
                 if buffer is not None and span.context is not None:
-                    buffer.open[span.context.span_id] = span
+                    buffer.open[f"{span.context.span_id:016x}"] = span
         except Exception:
             logger.exception("a span was not recorded for its trajectory")
 
@@ -124,29 +126,28 @@ class TrajectorySpanProcessor(SpanProcessor):
             scope = span.instrumentation_scope
             if scope is None or scope.name != sc.SCOPE:
                 return
-            attributes = span.attributes or {}
-            rollout_id = attributes.get(sc.ROLLOUT_ID)
-            if not isinstance(rollout_id, str):
+            record = as_record(span)
+            rollout_id = record.text(sc.ROLLOUT_ID)
+            if rollout_id is None:
                 return
-            if sc.EXCHANGE_VERSION in attributes:
-                self._keep(rollout_id, span)
-            elif sc.ROLLOUT_SCHEMA_VERSION in attributes:
-                self._finish(rollout_id, span)
+            if sc.EXCHANGE_VERSION in record.attributes:
+                self._keep(rollout_id, record)
+            elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
+                self._finish(rollout_id, record)
         except Exception:
             logger.exception("a span was not recorded for its trajectory")
 
-    def _keep(self, rollout_id: str, span: ReadableSpan) -> None:
-        size = sum(len(v) for v in (span.attributes or {}).values() if isinstance(v, str))
+    def _keep(self, rollout_id: str, record: SpanRecord) -> None:
+        size = sum(len(value) for value in record.attributes.values() if isinstance(value, str))
         with self._lock:
             buffer = self._buffers.get(rollout_id)
             if buffer is None:
                 return  # capture said on the trajectory that this one came too late
-            if span.context is not None:
-                buffer.open.pop(span.context.span_id, None)
+            buffer.open.pop(record.span_id, None)
             if self._bytes + size > self._max_bytes:
                 buffer.refused += 1
                 return
-            buffer.ended.append(span)
+            buffer.ended.append(record)
             buffer.size += size
             self._bytes += size
 
@@ -159,16 +160,15 @@ class TrajectorySpanProcessor(SpanProcessor):
             _take_in(buffer)
             return buffer.assembly.completions()
 
-    def _finish(self, rollout_id: str, span: ReadableSpan) -> None:
+    def _finish(self, rollout_id: str, record: SpanRecord) -> None:
         with self._lock:
             buffer = self._buffers.pop(rollout_id, None)
             if buffer is None:
                 return
             self._bytes -= buffer.size
-        buffer.span = span
-        self._hand_over(self._trajectory(buffer))
+        self._hand_over(self._trajectory(buffer, record))
 
-    def _trajectory(self, buffer: _Buffer) -> Trajectory:
+    def _trajectory(self, buffer: _Buffer, record: SpanRecord) -> Trajectory:
         active = buffer.active
         if active is not None and active.recorded:  # another processor was there first
             return active.trajectory
@@ -179,8 +179,8 @@ class TrajectorySpanProcessor(SpanProcessor):
             )
         _take_in(buffer)
         # A call still under way is no part of the trajectory, but may carry what others refer to.
-        buffer.assembly.add_later(buffer.open.values())
-        buffer.assembly.add(as_record(buffer.span))
+        buffer.assembly.add_later(map(as_record, buffer.open.values()))
+        buffer.assembly.add(record)
         built = buffer.assembly.trajectory()
         if active is None:
             return built
@@ -193,7 +193,8 @@ class TrajectorySpanProcessor(SpanProcessor):
     def _hand_over(self, trajectory: Trajectory) -> None:
         for exporter in self.exporters:
             if not getattr(exporter, "blocking", True):
-                self._export(exporter, trajectory)
+                with self._exporting:
+                    self._export(exporter, trajectory)
         if not any(getattr(exporter, "blocking", True) for exporter in self.exporters):
             return
         try:
@@ -249,8 +250,11 @@ class TrajectorySpanProcessor(SpanProcessor):
             done = _try(exporter, partial(exporter.force_flush, left)) is not False and done
         return done
 
-    def shutdown(self) -> None:
-        """Export what has finished, and what still runs as far as it has come; then stop."""
+    def shutdown(self, timeout_millis: int = 30_000) -> None:
+        """Export what has finished, and what still runs as far as it has come; then stop.
+
+        What is not exported in time is counted in `dropped`, and logged.
+        """
         if self._closed:
             return
         self._closed = True
@@ -268,12 +272,28 @@ class TrajectorySpanProcessor(SpanProcessor):
                 self._hand_over(buffer.assembly.trajectory())
             except Exception:
                 logger.exception("a running rollout was not exported at shutdown")
-        self.force_flush()
+        if not self.force_flush(timeout_millis):
+            self._drop_waiting()
         if self._worker is not None:
             self._queue.put(None)
-            self._worker.join(timeout=5)
+            self._worker.join(timeout=min(5, timeout_millis / 1000))
         for exporter in self.exporters:
             _try(exporter, exporter.shutdown)
+
+
+    def _drop_waiting(self) -> None:
+        """Empty the queue: an exporter is stuck, and the process must be able to end."""
+        lost = 0
+        while True:
+            try:
+                self._queue.get_nowait()
+            except queue.Empty:
+                break
+            self._queue.task_done()
+            lost += 1
+        if lost:
+            self.dropped += lost
+            logger.error("%d trajectories were not exported: the exporters were not done", lost)
 
 
 def check_exporter(exporter: object) -> None:
@@ -309,6 +329,7 @@ def _forget_parent(processor: TrajectorySpanProcessor | None) -> None:
     """In a forked child: the parent's rollouts and its worker are not ours."""
     if processor is not None:
         processor._lock = threading.RLock()
+        processor._exporting = threading.RLock()
         processor._buffers = {}
         processor._bytes = 0
         processor._queue = queue.Queue(processor._max_queue_size)

@@ -55,7 +55,7 @@ class Assembly:
     _reader: ExchangeReader = field(default_factory=ExchangeReader)
     _exchanges: dict[str, SpanRecord] = field(default_factory=dict)
     _evaluations: list[SpanRecord] = field(default_factory=list)
-    _pending: list[Any] = field(default_factory=list)
+    _pending: list[SpanRecord] = field(default_factory=list)
     _read: dict[str, Exchange] = field(default_factory=dict)
     _completions: dict[str, list[Completion]] = field(default_factory=dict)
 
@@ -70,14 +70,14 @@ class Assembly:
         elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
             self._rollout = record
 
-    def add_later(self, spans: Iterable[Any]) -> None:
+    def add_later(self, records: Iterable[SpanRecord]) -> None:
         """Take in spans of this rollout when somebody asks for what they hold."""
-        self._pending += spans
+        self._pending += records
 
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
-        for span in pending:
-            self.add(as_record(span))
+        for record in pending:
+            self.add(record)
 
     def completions(self) -> list[Completion]:
         """The completions of the calls that have ended, in order of their start."""

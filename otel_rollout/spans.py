@@ -70,10 +70,10 @@ def as_record(span: Any) -> SpanRecord:
             parent_span_id=f"{span.parent.span_id:016x}" if span.parent else None,
             start_time_ns=span.start_time or 0,
             end_time_ns=span.end_time,
-            attributes=span.attributes or {},
+            attributes=_plain(span.attributes),
             scope=span.instrumentation_scope.name if span.instrumentation_scope else "",
             events=[
-                SpanEvent(event.name, event.timestamp, event.attributes or {})
+                SpanEvent(event.name, event.timestamp, _plain(event.attributes))
                 for event in span.events
             ],
             status_error=(span.status.description or "")
@@ -85,3 +85,8 @@ def as_record(span: Any) -> SpanRecord:
             f"reconstruct takes SDK ReadableSpans or the SpanRecords that otel_rollout.otlp reads, "
             f"got {type(span).__name__!r} ({error})"
         ) from None
+
+
+def _plain(attributes: Any) -> dict[str, AttributeValue]:
+    """A dict of its own: the SDK's mapping takes a lock for every look."""
+    return dict(attributes.copy()) if hasattr(attributes, "copy") else dict(attributes or {})

@@ -31,6 +31,9 @@ class Merged:
 def merge(events: str, choices: int = 1) -> Merged:
     """Merge the server-sent events of one response to a request for `choices` choices."""
     chunks, done = _chunks(events)
+    if None in (chunks if done else chunks[:-1]):
+        return Merged(None, False, None)  # not a stream that was cut: the client gave up on it
+    chunks = [chunk for chunk in chunks if isinstance(chunk, dict)]
     error = next((c["error"] for c in reversed(chunks) if c.get("error")), None)
     final = next((c for c in reversed(chunks) if c.get("type") in _TERMINAL_EVENTS), None)
     if final is not None:
@@ -54,11 +57,14 @@ def pack_events(events: str) -> str:
     if "\r" in events:
         events = events.replace("\r\n", "\n").replace("\r", "\n")
     lines = events.split("\n\n")
-    if len(lines) < 4:
-        return "\n\n".join(["", "", *("=" + line for line in lines)])
-    # The first event is often special, so its followers tell what is common.
-    begin = commonprefix(lines[1:3])
-    end = commonprefix([line[: len(begin) - 1 : -1] for line in lines[1:3]])[::-1]
+    # The first event is often special, so two different ones behind it tell what is common.
+    other = next((line for line in lines[2:8] if line != lines[1]), None)
+    if other is None or len(lines) < 5:
+        begin = end = ""
+    else:
+        begin = commonprefix([lines[1], other])
+        rests = [line[len(begin) :][::-1] for line in (lines[1], other)]
+        end = commonprefix(rests)[::-1]
     first, least = len(begin), len(begin) + len(end)
     last = -len(end) or None
     return "\n\n".join(
@@ -86,8 +92,8 @@ def unpack_events(text: str) -> str:
     )
 
 
-def _chunks(events: str) -> tuple[list[dict[str, Any]], bool]:
-    """The JSON objects of the events, and whether `[DONE]` came."""
+def _chunks(events: str) -> tuple[list[Json], bool]:
+    """The JSON of the events, None for what is none, and whether `[DONE]` came."""
     datas: list[str] = []
     done = False
     if "\r" in events:
@@ -105,9 +111,9 @@ def _chunks(events: str) -> tuple[list[dict[str, Any]], bool]:
             datas.append(data)
     try:
         chunks = loads("[" + ",".join(datas) + "]")
-    except (ValueError, RecursionError):  # the last event of a stream that was cut
-        chunks = [chunk for chunk in map(_try_loads, datas) if chunk is not None]
-    return [chunk for chunk in chunks if isinstance(chunk, dict)], done
+    except (ValueError, RecursionError):  # such as the last event of a stream that was cut
+        chunks = list(map(_try_loads, datas))
+    return chunks, done
 
 
 def _try_loads(data: str) -> Json:
