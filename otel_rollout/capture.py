@@ -208,6 +208,7 @@ class _Call:
                     active.open -= 1
                 self.span.set_attributes(attributes)
                 self.span.end()
+            self.stream = None
 
     def finish_stream(
         self, received: _Received, error: BaseException | None, *, ended: bool

@@ -73,12 +73,17 @@ class Reward(float):
         choice_index: int = 0,
         explanation: str | None = None,
     ) -> Reward:
-        if isinstance(value, str) or not math.isfinite(value):
+        try:
+            number = math.nan if isinstance(value, str | bytes) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            about = "reward" if name is None else f"reward {name!r}"
             raise ValueError(
-                f"reward {name or ''!r}: expected a finite number, got {value!r}; "
-                f"leave it None while it is not known"
+                f"{about}: expected a finite number, got {value!r}; do not set it while it is "
+                f"not known"
             )
-        reward = super().__new__(cls, value)
+        reward = super().__new__(cls, number)
         reward.name = name
         reward.completion_id = completion_id
         reward.choice_index = choice_index
@@ -292,6 +297,8 @@ def completions_of(
         for item in items:
             path = extend(path, item)
         whole = status == "complete" and bool(items) and not exchange.damage
+        if status == "complete" and not items:
+            status, error = "error", _nothing_sampled(reply)
         completions.append(
             Completion(
                 id=exchange.reply_id or f"span-{exchange.span_id}",
@@ -319,7 +326,7 @@ def _nothing_sampled(reply: Json) -> dict[str, str]:
         message = error.get("message") if isinstance(error, Mapping) else error
         return {"type": "ErrorResponse", "message": str(message)}
     if isinstance(reply, Mapping):
-        return {"type": "EmptyResponse", "message": "the response has no choices"}
+        return {"type": "EmptyResponse", "message": "the response has no message"}
     return {
         "type": "InvalidResponse",
         "message": f"the response is not a JSON object: {str(reply)[:200]!r}",

@@ -54,6 +54,7 @@ class _Setup:
     own_provider: bool
     processor: TrajectorySpanProcessor
     processors: list[SpanProcessor] = field(default_factory=list)
+    span_exporters: list[SpanExporter] = field(default_factory=list)
     llm_instrumentor: str | None = None
     threads: bool = False
 
@@ -108,7 +109,7 @@ def configure(
             return _setup.provider
         provider, own = _provider(tracer_provider, service_name)
         processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
-        setup = _Setup(provider, own, processor)
+        setup = _Setup(provider, own, processor, span_exporters=list(span_exporters))
         look = [SplittingSpanExporter(exporter) for exporter in span_exporters]
         if own:
             look += [SplittingSpanExporter(exporter) for exporter in _otlp_exporters()]
@@ -201,6 +202,9 @@ def _again(
         if exporter not in setup.processor.exporters:
             setup.processor.exporters.append(exporter)
     for span_exporter in span_exporters:
+        if span_exporter in setup.span_exporters:
+            continue
+        setup.span_exporters.append(span_exporter)
         processor = BatchSpanProcessor(SplittingSpanExporter(span_exporter))
         setup.processors.append(processor)
         setup.provider.add_span_processor(processor)

@@ -16,7 +16,6 @@ done when somebody asks.
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from bisect import insort

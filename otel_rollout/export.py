@@ -9,6 +9,7 @@ import asyncio
 import io
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -85,6 +86,7 @@ class InMemoryTrajectoryExporter:
         self._changed = threading.Condition()
         self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._closed = False
+        _renew_after_fork(self)
 
     def get_finished_trajectories(self) -> tuple[Trajectory, ...]:
         """The trajectories that are held, in the order in which their rollouts ended."""
@@ -204,6 +206,21 @@ class InMemoryTrajectoryExporter:
             self._notify()
 
 
+def _renew_after_fork(exporter: InMemoryTrajectoryExporter | JsonlTrajectoryExporter) -> None:
+    """In a forked child a lock that another thread held would never be released."""
+    if hasattr(os, "register_at_fork"):
+        itself = weakref.ref(exporter)
+        os.register_at_fork(after_in_child=lambda: _renew(itself()))
+
+
+def _renew(exporter: InMemoryTrajectoryExporter | JsonlTrajectoryExporter | None) -> None:
+    if isinstance(exporter, JsonlTrajectoryExporter):
+        exporter._lock = threading.Lock()
+    elif exporter is not None:
+        exporter._changed = threading.Condition()
+        exporter._waiters = set()
+
+
 class JsonlTrajectoryExporter:
     """Appends finished trajectories to a file, one JSON object a line; `read` gives them back.
 
@@ -223,6 +240,7 @@ class JsonlTrajectoryExporter:
                 f"JsonlTrajectoryExporter({str(path)!r}): the folder {str(self.path.parent)!r} "
                 f"does not exist: create it first"
             )
+        _renew_after_fork(self)
 
     def export(self, trajectories: Sequence[Trajectory]) -> None:
         """Append the trajectories."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
@@ -45,6 +46,8 @@ class _Buffer:
     open: dict[str, ReadableSpan] = field(default_factory=dict)
     size: int = 0
     refused: int = 0
+    cut_off: bool = False
+    """It was handed over as it was at shutdown, and only its own object is completed."""
 
 
 class TrajectorySpanProcessor(SpanProcessor):
@@ -144,6 +147,8 @@ class TrajectorySpanProcessor(SpanProcessor):
             if buffer is None:
                 return  # capture said on the trajectory that this one came too late
             buffer.open.pop(record.span_id, None)
+            if buffer.cut_off:
+                return
             if self._bytes + size > self._max_bytes:
                 buffer.refused += 1
                 return
@@ -166,7 +171,9 @@ class TrajectorySpanProcessor(SpanProcessor):
             if buffer is None:
                 return
             self._bytes -= buffer.size
-        self._hand_over(self._trajectory(buffer, record))
+        trajectory = self._trajectory(buffer, record)
+        if not buffer.cut_off:
+            self._hand_over(trajectory)
 
     def _trajectory(self, buffer: _Buffer, record: SpanRecord) -> Trajectory:
         active = buffer.active
@@ -181,10 +188,9 @@ class TrajectorySpanProcessor(SpanProcessor):
         # A call still under way is no part of the trajectory, but may carry what others refer to.
         buffer.assembly.add_later(map(as_record, buffer.open.values()))
         buffer.assembly.add(record)
-        built = buffer.assembly.trajectory()
         if active is None:
-            return built
-        active.trajectory.seal(built)
+            return buffer.assembly.trajectory()
+        active.trajectory.fill(buffer.assembly, record.end_time_ns)
         active.recorded = True
         return active.trajectory
 
@@ -214,7 +220,12 @@ class TrajectorySpanProcessor(SpanProcessor):
                     self._worker = threading.Thread(
                         target=self._work, name="otel-rollout-export", daemon=True
                     )
-                    self._worker.start()
+                    # It works for all rollouts: the one that is current here is not its own.
+                    token = otel_context.attach(Context())
+                    try:
+                        self._worker.start()
+                    finally:
+                        otel_context.detach(token)
 
     def _work(self) -> None:
         while True:
@@ -259,8 +270,9 @@ class TrajectorySpanProcessor(SpanProcessor):
             return
         self._closed = True
         with self._lock:
-            running, self._buffers = list(self._buffers.values()), {}
-            self._bytes = 0
+            running = list(self._buffers.values())
+            for buffer in running:
+                buffer.cut_off = True
         for buffer in running:
             buffer.assembly.notes.append(
                 "the tracer provider was shut down while this rollout was running: what came "
@@ -279,7 +291,6 @@ class TrajectorySpanProcessor(SpanProcessor):
             self._worker.join(timeout=min(5, timeout_millis / 1000))
         for exporter in self.exporters:
             _try(exporter, exporter.shutdown)
-
 
     def _drop_waiting(self) -> None:
         """Empty the queue: an exporter is stuck, and the process must be able to end."""

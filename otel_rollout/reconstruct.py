@@ -122,7 +122,9 @@ class Assembly:
         """A sentence for whatever is missing or uncertain."""
         sentences = [*self.notes, *self._incomplete(len(trajectory.exchanges))]
         for exchange in trajectory.exchanges:
-            sentences += _doubts(exchange)
+            sentences += [f"exchange {exchange.span_id}: {d}" for d in exchange.damage]
+        for completion in trajectory.completions:
+            sentences += _doubts(completion)
         return [*sentences, *_repeated_ids(trajectory.completions), *trajectory.ambiguities()]
 
     def _without_rollout_span(self) -> Trajectory:
@@ -170,21 +172,18 @@ def after_sentence(count: int) -> str:
     return f"{count} model calls began after the rollout had ended; they are not part of it"
 
 
-def _doubts(exchange: Exchange) -> list[str]:
-    sentences = [f"exchange {exchange.span_id}: {damage}" for damage in exchange.damage]
-    if exchange.reply_id is None and isinstance(exchange.reply, dict) and not exchange.error:
-        sentences.append(
-            f"exchange {exchange.span_id}: the response has no id; its completions are called "
-            f"'span-{exchange.span_id}'"
-        )
+def _doubts(completion: Completion) -> list[str]:
+    sentences: list[str] = []
+    exchange = completion.exchange
+    if completion.items and exchange.reply_id is None and completion.choice_index == 0:
+        sentences.append(f"a response came without an id; its completion is {completion.id!r}")
     if "NaN" in (exchange.body or exchange.events or ""):
-        for completion in completions_of(exchange, {}):
-            unknown = (completion.logprobs or []).count(None)
-            if unknown:
-                sentences.append(
-                    f"completion {completion.id!r}: {unknown} log-probabilities are not numbers; "
-                    f"they are None"
-                )
+        unknown = (completion.logprobs or []).count(None)
+        if unknown:
+            sentences.append(
+                f"completion {completion.id!r}: {unknown} log-probabilities are not numbers; "
+                f"they are None"
+            )
     return sentences
 
 

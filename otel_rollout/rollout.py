@@ -14,11 +14,10 @@ import logging
 import os
 import threading
 import traceback
-import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -36,7 +35,7 @@ from otel_rollout.errors import (
 )
 from otel_rollout.exchange import ExchangeWriter
 from otel_rollout.histories import History
-from otel_rollout.messages import Json, checked_json, dumps
+from otel_rollout.messages import Json, checked_json, dumps, loads
 from otel_rollout.reconstruct import after_sentence
 from otel_rollout.trajectory import Trajectory
 
@@ -135,17 +134,22 @@ class Options:
         if self.metadata is not None:
             checked_json(dict(self.metadata), "rollout(metadata=...)")
 
-    def overridden(self, other: Options) -> Options:
-        """These options, with those that `other` sets."""
-        default = Options()
-        changed = {
-            item.name: getattr(other, item.name)
-            for item in fields(Options)
-            if getattr(other, item.name) != getattr(default, item.name)
-        }
-        if self.metadata and other.metadata:
-            changed["metadata"] = {**self.metadata, **other.metadata}
-        return replace(self, **changed)
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Options:
+        """These options. ConfigurationError that lists the ones there are for another."""
+        known = [item.name for item in fields(cls)]
+        if unknown := options.keys() - set(known):
+            raise ConfigurationError(
+                f"rollout(): expected the options {', '.join(known)}, "
+                f"got {', '.join(sorted(unknown))}"
+            )
+        return cls(**options)
+
+    def overridden(self, options: Mapping[str, Any]) -> Options:
+        """These options, but those that are given; metadata is merged."""
+        if self.metadata and options.get("metadata"):
+            options = {**options, "metadata": {**self.metadata, **options["metadata"]}}
+        return replace(self, **options)
 
 
 class Recorder(Protocol):
@@ -163,7 +167,7 @@ class ActiveRollout:
         self.tracer = tracer
         self.lock = threading.RLock()
         self.writer = ExchangeWriter()
-        self.process = f"{os.getpid():x}-{uuid.uuid4().hex[:8]}"
+        self.process = _process()
         self.clock = 0
         """Logical time: the number of calls that have begun."""
         self.open = 0
@@ -176,7 +180,7 @@ class ActiveRollout:
         self.secrets: set[str] = set()
         self.span: trace.Span = trace.INVALID_SPAN
         self.trajectory: Trajectory = Trajectory(
-            id=uuid.uuid4().hex,
+            id=os.urandom(16).hex(),
             name=options.name or "",
             parent_id=parent.trajectory.id if parent else None,
             task_id=None if options.task_id is None else str(options.task_id),
@@ -191,27 +195,6 @@ class ActiveRollout:
 
     def completions(self) -> list[Completion]:
         return self.recorder.completions(self.trajectory.id) if self.recorder else []
-
-    def reward_arrived(self, key: RewardKey, reward: Reward | None) -> None:
-        """A reward after the end gets a span of its own; before, it goes on the rollout span."""
-        if self.running:
-            return
-        name, completion_id, choice_index = key
-        data: dict[str, Json] = {"name": name, "completion_id": completion_id, "value": None}
-        data |= {"choice_index": choice_index} if choice_index else {}
-        attributes: dict[str, Any] = {
-            sc.ROLLOUT_ID: self.trajectory.id,
-            sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
-            sc.REWARD: dumps(data if reward is None else reward.to_dict()),
-        }
-        span = self.tracer.start_span(
-            f"{sc.OPERATION_EVALUATE} {name or 'reward'}",
-            context=trace.set_span_in_context(trace.NonRecordingSpan(self.span.get_span_context())),
-            attributes=attributes,
-        )
-        if reward is not None:
-            span.add_event(sc.GEN_AI_EVALUATION_RESULT, _evaluation(reward))
-        span.end()
 
     def begin_call(self) -> int:
         """The logical time at which a call begins now."""
@@ -253,39 +236,76 @@ class ActiveRollout:
         }
         return _present(attributes)
 
-    def end_attributes(self, output: object, error: BaseException | None) -> dict[str, Any]:
+    def end(self, output: object, error: BaseException | None) -> dict[str, Any]:
+        """Bring the trajectory to its end; the attributes that say so on the span."""
         trajectory = self.trajectory
-        rewards = [reward.to_dict() for reward in trajectory.all_rewards.values()]
-        status, reason = _ending(error)
+        trajectory.status, trajectory.termination_reason = _ending(error)
+        if error is not None:
+            trajectory.error = {
+                "type": type(error).__qualname__,
+                "message": self.scrub(str(error)),
+                "traceback": self.scrub("".join(traceback.format_exception(error))),
+            }
+        elif output is not None:
+            try:
+                trajectory.output = loads(dumps(output))
+            except (TypeError, ValueError, RecursionError):
+                pass  # what a function returns need not be JSON; then the trajectory has none
+        texts: dict[str, Json] = {
+            sc.ROLLOUT_ERROR: trajectory.error,
+            sc.ROLLOUT_OUTPUT: trajectory.output,
+            sc.ROLLOUT_REWARDS: [r.to_dict() for r in trajectory.all_rewards.values()] or None,
+            sc.ROLLOUT_METRICS: dict(trajectory.metrics) or None,
+            sc.ROLLOUT_METADATA: dict(trajectory.metadata) or None,
+            sc.ROLLOUT_LOGS: trajectory.logs or None,
+            sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in trajectory.appended.items()] or None,
+        }
         attributes: dict[str, Any] = {
-            sc.ROLLOUT_STATUS: status,
+            sc.ROLLOUT_STATUS: trajectory.status,
+            sc.ROLLOUT_TERMINATION_REASON: trajectory.termination_reason,
             sc.ROLLOUT_EXCHANGE_COUNT: self.clock,
             sc.ROLLOUT_OPEN_COUNT: self.open,
             sc.ROLLOUT_REWARD: None if trajectory.reward is None else float(trajectory.reward),
-            sc.ROLLOUT_TERMINATION_REASON: reason,
         }
-        texts: dict[str, Json] = {
-            sc.ROLLOUT_REWARDS: rewards,
-            sc.ROLLOUT_METRICS: dict(trajectory.metrics),
-            sc.ROLLOUT_METADATA: dict(trajectory.metadata),
-            sc.ROLLOUT_LOGS: trajectory.logs,
-            sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in trajectory.appended.items()],
-        }
-        attributes |= {key: dumps(value) for key, value in texts.items() if value}
-        if error is not None:
-            attributes[sc.ROLLOUT_ERROR] = dumps(
-                {
-                    "type": type(error).__qualname__,
-                    "message": self.scrub(str(error)),
-                    "traceback": self.scrub("".join(traceback.format_exception(error))),
-                }
-            )
-        elif output is not None:
-            try:
-                attributes[sc.ROLLOUT_OUTPUT] = dumps(output)
-            except (TypeError, ValueError, RecursionError):
-                pass  # what a function returns need not be JSON; then the trajectory has none
+        attributes |= {key: dumps(value) for key, value in texts.items() if value is not None}
         return _present(attributes)
+
+
+def _late_reward(
+    tracer: trace.Tracer, rollout_id: str, parent: trace.SpanContext
+) -> Callable[[RewardKey, Reward | None], None]:
+    """What gives a reward that comes after the rollout a span of its own in the same trace."""
+
+    def record(key: RewardKey, reward: Reward | None) -> None:
+        name, completion_id, choice_index = key
+        data: dict[str, Json] = {"name": name, "completion_id": completion_id, "value": None}
+        data |= {"choice_index": choice_index} if choice_index else {}
+        span = tracer.start_span(
+            f"{sc.OPERATION_EVALUATE} {name or 'reward'}",
+            context=trace.set_span_in_context(trace.NonRecordingSpan(parent)),
+            attributes={
+                sc.ROLLOUT_ID: rollout_id,
+                sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
+                sc.REWARD: dumps(data if reward is None else reward.to_dict()),
+            },
+        )
+        if reward is not None:
+            span.add_event(sc.GEN_AI_EVALUATION_RESULT, _evaluation(reward))
+        span.end()
+
+    return record
+
+
+_process_ids: dict[int, str] = {}
+
+
+def _process() -> str:
+    """A name of this process that no other process has, also not after a fork."""
+    pid = os.getpid()
+    name = _process_ids.get(pid)
+    if name is None:
+        name = _process_ids[pid] = f"{pid:x}-{os.urandom(4).hex()}"
+    return name
 
 
 def _evaluation(reward: Reward) -> dict[str, Any]:
@@ -361,6 +381,7 @@ def _begin(options: Options) -> _Run | None:
         span_context = active.span.get_span_context()
         active.trajectory.trace_id = f"{span_context.trace_id:032x}"
         active.trajectory.span_id = f"{span_context.span_id:016x}"
+        active.trajectory.start_time_ns = getattr(active.span, "start_time", None) or 0
         return _Run(active, otel_context.attach(trace.set_span_in_context(active.span, context)))
     except Exception:
         logger.exception("a rollout could not be opened; the function runs without one")
@@ -376,7 +397,7 @@ def _end(run: _Run | None, output: object = None, error: BaseException | None = 
         if rollout_of(None) is active:
             otel_context.detach(run.token)
         with active.lock:
-            attributes = active.end_attributes(output, error)
+            attributes = active.end(output, error)
             active.running = False
         span = active.span
         span.set_attributes(attributes)
@@ -391,11 +412,12 @@ def _end(run: _Run | None, output: object = None, error: BaseException | None = 
         logger.exception("rollout %s could not be closed cleanly", active.trajectory.id)
     finally:
         active.running = False
+        trajectory = active.trajectory
+        late_reward = _late_reward(active.tracer, trajectory.id, active.span.get_span_context())
+        trajectory.seal(late_reward)
         active.span.end()
         active.recorder = None
         active.writer = ExchangeWriter()
-        if not active.recorded:
-            active.trajectory.status, active.trajectory.termination_reason = _ending(error)
 
 
 class rollout:  # noqa: N801 - used as a decorator
@@ -436,13 +458,7 @@ class rollout:  # noqa: N801 - used as a decorator
                 )
             return _decorate(name, Options())
         scope = super().__new__(cls)
-        try:
-            scope._options = Options(name=name, **options)
-        except TypeError:
-            known = ", ".join(item.name for item in fields(Options))
-            raise ConfigurationError(
-                f"rollout(): expected the options {known}, got {', '.join(options)}"
-            ) from None
+        scope._options = Options.of({"name": name, **options})
         scope._run = None
         return scope
 
@@ -550,6 +566,9 @@ def _decorate_async(
 
 
 async def _continue_rollout(run: _Run, coroutine: Coroutine[Any, Any, R]) -> R:
+    gathering = otel_context.get_value(_GATHERING)
+    if isinstance(gathering, _Gathering) and gathering.active is None:
+        gathering.active = run.active
     context = otel_context.set_value(_ROLLOUT, run.active)
     run.token = otel_context.attach(trace.set_span_in_context(run.active.span, context))
     try:
@@ -635,8 +654,8 @@ def no_capture() -> Iterator[None]:
 class _Gathering:
     """Where the next rollout to begin leaves itself for `gather_trajectory`."""
 
-    options: Options
-    active: ActiveRollout | None = field(default=None)
+    options: Mapping[str, Any]
+    active: ActiveRollout | None = None
 
 
 async def gather_trajectory(
@@ -652,7 +671,13 @@ async def gather_trajectory(
     """
     _require_rollout(coroutine)
     try:
-        gathering = _Gathering(Options(**options))
+        Options.of(options)
+        if options and coroutine.cr_code is _continue_rollout.__code__:
+            raise ConfigurationError(
+                f"gather_trajectory({', '.join(options)}=...): this rollout began when its "
+                f"function was called, since that is no `async def`; set its options there"
+            )
+        gathering = _Gathering(options)
     except BaseException:
         coroutine.close()
         raise

@@ -8,10 +8,10 @@ wins for the rest. A stream whose shape is not known stays verbatim.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os.path import commonprefix
+from functools import reduce
 from typing import Any
 
-from otel_rollout.messages import Json, dumps, loads
+from otel_rollout.messages import Json, loads
 
 _TERMINAL_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
@@ -57,14 +57,12 @@ def pack_events(events: str) -> str:
     if "\r" in events:
         events = events.replace("\r\n", "\n").replace("\r", "\n")
     lines = events.split("\n\n")
-    # The first event is often special, so two different ones behind it tell what is common.
-    other = next((line for line in lines[2:8] if line != lines[1]), None)
-    if other is None or len(lines) < 5:
-        begin = end = ""
-    else:
-        begin = commonprefix([lines[1], other])
-        rests = [line[len(begin) :][::-1] for line in (lines[1], other)]
-        end = commonprefix(rests)[::-1]
+    # The first event is often special; a few different ones behind it tell what is common.
+    some = list(dict.fromkeys(lines[1:7]))
+    begin = end = ""
+    if len(some) > 1 and len(lines) > 4:
+        begin = reduce(_common, some)
+        end = reduce(_common, [line[len(begin) :][::-1] for line in some])[::-1]
     first, least = len(begin), len(begin) + len(end)
     last = -len(end) or None
     return "\n\n".join(
@@ -79,6 +77,12 @@ def pack_events(events: str) -> str:
             ),
         ]
     )
+
+
+def _common(first: str, second: str) -> str:
+    """What both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
 
 
 def unpack_events(text: str) -> str:

@@ -7,8 +7,9 @@ what was exchanged; completions and histories are views of that. None means unkn
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from otel_rollout.completion import Completion, Reward, RewardKey, completions_of
@@ -35,14 +36,13 @@ SCHEMA_VERSION = 1
 
 
 class LiveRollout(Protocol):
-    """What a trajectory asks of its rollout, where that runs or ran in this process."""
-
-    @property
-    def running(self) -> bool: ...
+    """What a trajectory asks of its rollout while that runs in this process."""
 
     def completions(self) -> list[Completion]: ...
 
-    def reward_arrived(self, key: RewardKey, reward: Reward | None) -> None: ...
+
+LateReward = Callable[[RewardKey, "Reward | None"], None]
+"""Puts a reward that came after the rollout on its trace; None for one that was taken back."""
 
 
 class Contents(Protocol):
@@ -57,19 +57,28 @@ class Contents(Protocol):
 class Values(MutableMapping[str, Any]):
     """A mapping of a trajectory: JSON values by name, checked when set, closed when sealed."""
 
-    __slots__ = ("_trajectory", "_values", "_what")
+    __slots__ = ("_closed", "_values", "_what")
 
-    def __init__(self, what: str, trajectory: Trajectory, values: Mapping[str, Any]) -> None:
+    def __init__(self, what: str, values: Mapping[str, Any], closed: str | None) -> None:
         self._what = what
-        self._trajectory = trajectory
         self._values: dict[str, Any] = dict(values)
+        self._closed = closed
+
+    def close(self, rollout_id: str) -> None:
+        """Take no more changes: that rollout has ended."""
+        self._closed = rollout_id
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._check(name)
-        self._values[name] = checked_json(value, f"trajectory.{self._what}[{name!r}]")
+        what = f"trajectory.{self._what}[{name!r}]"
+        if self._what == "metrics" and not (
+            isinstance(value, int | float) and math.isfinite(value)
+        ):
+            raise ValueError(f"{what}: expected a finite number or a bool, got {value!r}")
+        self._values[name] = checked_json(value, what)
 
     def __delitem__(self, name: str) -> None:
         self._check(name)
@@ -87,10 +96,10 @@ class Values(MutableMapping[str, Any]):
     def _check(self, name: str) -> None:
         if not isinstance(name, str):
             raise ValueError(f"trajectory.{self._what}: expected a name (str), got {name!r}")
-        if self._trajectory.sealed:
+        if self._closed is not None:
             raise TrajectorySealedError(
-                f"trajectory.{self._what}[{name!r}]: the rollout {self._trajectory.id} has ended; "
-                f"set it while the rollout runs (only rewards may come later)"
+                f"trajectory.{self._what}[{name!r}]: the rollout {self._closed} has ended; set it "
+                f"while the rollout runs (only rewards may come later)"
             )
 
 
@@ -108,10 +117,11 @@ class Rewards(MutableMapping[str, Reward]):
     def __setitem__(self, name: str, value: float) -> None:
         if not isinstance(name, str):
             raise ValueError(f"trajectory.rewards: expected a name (str), got {name!r}")
-        self._trajectory.add_reward(Reward(value, name=name))
+        why = getattr(value, "explanation", None)
+        self._trajectory.add_reward(Reward(value, name=name, explanation=why))
 
     def __delitem__(self, name: str) -> None:
-        self._trajectory.remove_reward((name, None, 0))
+        self._trajectory.remove_reward(self[name].key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(
@@ -187,9 +197,10 @@ class Trajectory:
         self._histories: list[History] | None = None
         self.all_rewards: dict[RewardKey, Reward] = {} if rewards is None else rewards
         """Every reward, those of single completions included, in the order they were set."""
-        self.metrics: MutableMapping[str, float] = Values("metrics", self, metrics or {})
+        closed = id if live is None else None
+        self.metrics: MutableMapping[str, float] = Values("metrics", metrics or {}, closed)
         """Numbers to watch, by name."""
-        self.metadata: MutableMapping[str, Json] = Values("metadata", self, metadata or {})
+        self.metadata: MutableMapping[str, Json] = Values("metadata", metadata or {}, closed)
         """JSON values to keep with the trajectory, by name."""
         self.logs = list(logs)
         self.status = status
@@ -204,13 +215,14 @@ class Trajectory:
         self.end_time_ns = end_time_ns
         self._warnings = list(warnings)
         self._live = live
+        self._late_reward: LateReward | None = None
 
     # --- what the model saw and said
 
     @property
     def sealed(self) -> bool:
         """True once the rollout has ended."""
-        return self._live is None or not self._live.running
+        return self._live is None
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -238,8 +250,9 @@ class Trajectory:
 
         Failed calls are here too: `message` None and `error` set.
         """
-        if self._live is not None and self._live.running:
-            return self._live.completions()
+        live = self._live
+        if live is not None:
+            return live.completions()
         if self._completions is None:
             self._completions = in_order(
                 completion
@@ -316,7 +329,7 @@ class Trajectory:
         if value is None:
             self.remove_reward((None, None, 0))
         else:
-            self.add_reward(value if isinstance(value, Reward) else Reward(value))
+            self.add_reward(Reward(value, explanation=getattr(value, "explanation", None)))
 
     @property
     def rewards(self) -> MutableMapping[str, Reward]:
@@ -338,13 +351,13 @@ class Trajectory:
             self._find(reward.completion_id, reward.choice_index)
         self.all_rewards.pop(reward.key, None)
         self.all_rewards[reward.key] = reward
-        if self._live is not None:
-            self._live.reward_arrived(reward.key, reward)
+        if self._late_reward is not None:
+            self._late_reward(reward.key, reward)
 
     def remove_reward(self, key: RewardKey) -> None:
         """Make a reward unknown again."""
-        if self.all_rewards.pop(key, None) is not None and self._live is not None:
-            self._live.reward_arrived(key, None)
+        if self.all_rewards.pop(key, None) is not None and self._late_reward is not None:
+            self._late_reward(key, None)
 
     def log(self, text: str) -> None:
         """Keep a line of text with the trajectory. TrajectorySealedError once it is sealed."""
@@ -354,17 +367,18 @@ class Trajectory:
             )
         self.logs.append(str(text))
 
-    def seal(self, built: Trajectory) -> None:
-        """Become the finished trajectory that was rebuilt from the rollout's spans."""
-        self._contents = built._contents
-        self._undoubted = built._undoubted
-        self._warnings = built._warnings
-        self.output = built.output
-        self.error = built.error
-        self.status = built.status
-        self.termination_reason = built.termination_reason
-        self.start_time_ns = built.start_time_ns
-        self.end_time_ns = built.end_time_ns
+    def seal(self, late_reward: LateReward) -> None:
+        """The rollout has ended: nothing but a reward may be set from now on."""
+        self._live = None
+        self._late_reward = late_reward
+        for values in (self.metrics, self.metadata):
+            if isinstance(values, Values):
+                values.close(self.id)
+
+    def fill(self, contents: Contents, end_time_ns: int | None) -> None:
+        """Take what was exchanged from `contents`, when somebody asks for it."""
+        self._contents = self._undoubted = contents
+        self.end_time_ns = end_time_ns
 
     # --- as data
 
