@@ -136,15 +136,20 @@ class LocalModel:
 
 async def run(base_url: str | None, model: str) -> list[Trajectory]:
     """Two tasks, two samples each, all at the same time."""
-    tasks = {"rome": ("How far is Rome from Paris?", "1106"), "oslo": ("How far is Oslo from Paris?", "1343")}
+    tasks = {
+        "rome": ("How far is Rome from Paris?", "1106"),
+        "oslo": ("How far is Oslo from Paris?", "1343"),
+    }
     async with AsyncOpenAI(base_url=base_url) as client:
-        return await asyncio.gather(*[
-            gather_trajectory(
-                travel_agent(client, model, *task), task_id=name, group_id=name, sample_index=i
-            )
-            for name, task in tasks.items()
-            for i in range(2)
-        ])
+        return await asyncio.gather(
+            *[
+                gather_trajectory(
+                    travel_agent(client, model, *task), task_id=name, group_id=name, sample_index=i
+                )
+                for name, task in tasks.items()
+                for i in range(2)
+            ]
+        )
 
 
 def main() -> list[Trajectory]:

@@ -208,6 +208,10 @@ class _Call:
                     active.open -= 1
                 self.span.set_attributes(attributes)
                 self.span.end()
+            # Clients keep some responses, and with them this, longer than they need them.
+            self._options = self._body = None
+            if self.stream is not None:
+                self.stream.release()
             self.stream = None
 
     def finish_stream(
@@ -252,6 +256,7 @@ class _Received:
     def __init__(self, call: _Call, response: Any) -> None:
         self._call = call
         self._chunks: list[bytes] = []
+        self._over = False
         self._response_class = type(response)
         self._encoding = response.headers.get("content-encoding")
         self.is_events = "event-stream" in response.headers.get("content-type", "")
@@ -262,7 +267,14 @@ class _Received:
         weakref.finalize(tee, self.stopped).atexit = True
         response.stream = tee
 
+    def release(self) -> None:
+        """The exchange is over: keep nothing of it, whatever may still come."""
+        self._chunks = []
+        self._over = True
+
     def chunk(self, chunk: bytes) -> None:
+        if self._over:
+            return
         self._chunks.append(chunk)
         self.last = self._call._active.clock
         if b"[DONE]" in chunk and self.is_events:

@@ -163,8 +163,11 @@ def _checked(
     exporters: Iterable[TrajectoryExporter], span_exporters: Iterable[SpanExporter]
 ) -> tuple[list[TrajectoryExporter], list[SpanExporter]]:
     for argument, value in (("exporters", exporters), ("span_exporters", span_exporters)):
-        if isinstance(value, str) or not isinstance(value, Iterable):
-            raise ConfigurationError(f"configure({argument}=...): expected a list, got {value!r}")
+        if isinstance(value, str | TrajectoryExporter) or not isinstance(value, Iterable):
+            # An exporter in memory can be iterated, and would wait for trajectories here.
+            raise ConfigurationError(
+                f"configure({argument}=...): expected a list, got {value!r}; write [exporter]"
+            )
     exporters, span_exporters = list(exporters), list(span_exporters)
     for exporter in exporters:
         if isinstance(exporter, SpanExporter):

@@ -82,6 +82,8 @@ class TrajectorySpanProcessor(SpanProcessor):
         self._max_bytes = max_bytes
         self._bytes = 0
         self._buffers: dict[str, _Buffer] = {}
+        self._rollouts: dict[str, str] = {}
+        """The rollout id of each open rollout span, by span id: a limit may cut its attributes."""
         self._lock = threading.RLock()
         self._exporting = threading.RLock()
         """Held during `export` of an exporter that does not block: calls never overlap."""
@@ -116,6 +118,8 @@ class TrajectorySpanProcessor(SpanProcessor):
                     active.recorder = active.recorder or self
                 with self._lock:
                     self._buffers[rollout_id] = _Buffer(active, span, assembly)
+                    if span.context is not None:
+                        self._rollouts[f"{span.context.span_id:016x}"] = rollout_id
             elif sc.EXCHANGE_VERSION in attributes:
                 buffer = self._buffers.get(rollout_id)
                 if buffer is not None and span.context is not None:
@@ -130,13 +134,13 @@ class TrajectorySpanProcessor(SpanProcessor):
             if scope is None or scope.name != sc.SCOPE:
                 return
             record = as_record(span)
-            rollout_id = record.text(sc.ROLLOUT_ID)
-            if rollout_id is None:
-                return
-            if sc.EXCHANGE_VERSION in record.attributes:
-                self._keep(rollout_id, record)
-            elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
+            rollout_id = self._rollouts.pop(record.span_id, None)
+            if rollout_id is not None:
                 self._finish(rollout_id, record)
+                return
+            rollout_id = record.text(sc.ROLLOUT_ID)
+            if rollout_id is not None and sc.EXCHANGE_VERSION in record.attributes:
+                self._keep(rollout_id, record)
         except Exception:
             logger.exception("a span was not recorded for its trajectory")
 
@@ -171,6 +175,10 @@ class TrajectorySpanProcessor(SpanProcessor):
             if buffer is None:
                 return
             self._bytes -= buffer.size
+        if sc.ROLLOUT_SCHEMA_VERSION not in record.attributes:
+            buffer.assembly.notes.append(
+                "a limit on the number of attributes cut this rollout's spans: calls may be missing"
+            )
         trajectory = self._trajectory(buffer, record)
         if not buffer.cut_off:
             self._hand_over(trajectory)
@@ -180,6 +188,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         if active is not None and active.recorded:  # another processor was there first
             return active.trajectory
         if buffer.refused:
+            buffer.assembly.refused = buffer.refused
             buffer.assembly.notes.append(
                 f"{buffer.refused} model calls were not kept: the running rollouts held "
                 f"{self._max_bytes} bytes (TrajectorySpanProcessor(max_bytes=...))"
@@ -342,6 +351,7 @@ def _forget_parent(processor: TrajectorySpanProcessor | None) -> None:
         processor._lock = threading.RLock()
         processor._exporting = threading.RLock()
         processor._buffers = {}
+        processor._rollouts = {}
         processor._bytes = 0
         processor._queue = queue.Queue(processor._max_queue_size)
         processor._worker = None

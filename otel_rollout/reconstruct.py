@@ -49,6 +49,8 @@ class Assembly:
     trainable: bool = True
     rewards: dict[RewardKey, Reward] = field(default_factory=dict)
     """The rewards that completions look theirs up in; the caller's, where the rollout is live."""
+    refused: int = 0
+    """Exchanges that whoever collected the spans did not keep; a note says why."""
     notes: list[str] = field(default_factory=list)
     """Sentences of whoever collected the spans, such as that a limit was hit."""
     _rollout: SpanRecord | None = None
@@ -149,10 +151,10 @@ class Assembly:
             return sentences
         began = self._rollout.integer(sc.ROLLOUT_EXCHANGE_COUNT) or 0
         still_open = self._rollout.integer(sc.ROLLOUT_OPEN_COUNT) or 0
-        if present < began - still_open:
+        missing = began - still_open - present - self.refused
+        if missing > 0:
             sentences.append(
-                f"{began - still_open - present} of {began} model calls are missing: "
-                f"their spans did not come"
+                f"{missing} of {began} model calls are missing: their spans did not come"
             )
         if still_open:
             sentences.append(late_sentence(still_open))
@@ -248,8 +250,8 @@ def _read_rollout(
     )
 
 
-def _evaluation_order(record: SpanRecord) -> tuple[int, str]:
-    return record.start_time_ns, record.span_id
+def _evaluation_order(record: SpanRecord) -> tuple[int, int, str]:
+    return record.integer(sc.REWARD_NUMBER) or 0, record.start_time_ns, record.span_id
 
 
 def _apply_reward(record: SpanRecord, rewards: dict[RewardKey, Reward]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import itertools
 import logging
 import os
 import threading
@@ -181,17 +182,27 @@ class ActiveRollout:
         self.span: trace.Span = trace.INVALID_SPAN
         self.trajectory: Trajectory = Trajectory(
             id=os.urandom(16).hex(),
-            name=options.name or "",
             parent_id=parent.trajectory.id if parent else None,
-            task_id=None if options.task_id is None else str(options.task_id),
-            group_id=None if options.group_id is None else str(options.group_id),
-            sample_index=options.sample_index,
-            policy_version=options.policy_version,
-            trainable=options.trainable,
-            metadata=checked_json(dict(options.metadata or {}), "rollout(metadata=...)"),
             status="running",
             live=self,
         )
+        self.apply(options)
+
+    def apply(self, options: Options) -> None:
+        """Put the options on the trajectory, and on the span where that has begun."""
+        self.options = options
+        trajectory = self.trajectory
+        trajectory.name = options.name or ""
+        trajectory.task_id = None if options.task_id is None else str(options.task_id)
+        trajectory.group_id = None if options.group_id is None else str(options.group_id)
+        trajectory.sample_index = options.sample_index
+        trajectory.policy_version = options.policy_version
+        trajectory.trainable = options.trainable
+        if options.metadata:
+            trajectory.metadata.update(options.metadata)
+        if self.span.is_recording():
+            self.span.update_name(f"{sc.OPERATION_INVOKE_AGENT} {trajectory.name}")
+            self.span.set_attributes(self.start_attributes())
 
     def completions(self) -> list[Completion]:
         return self.recorder.completions(self.trajectory.id) if self.recorder else []
@@ -276,6 +287,8 @@ def _late_reward(
 ) -> Callable[[RewardKey, Reward | None], None]:
     """What gives a reward that comes after the rollout a span of its own in the same trace."""
 
+    number = itertools.count()
+
     def record(key: RewardKey, reward: Reward | None) -> None:
         name, completion_id, choice_index = key
         data: dict[str, Json] = {"name": name, "completion_id": completion_id, "value": None}
@@ -287,6 +300,7 @@ def _late_reward(
                 sc.ROLLOUT_ID: rollout_id,
                 sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
                 sc.REWARD: dumps(data if reward is None else reward.to_dict()),
+                sc.REWARD_NUMBER: next(number),
             },
         )
         if reward is not None:
@@ -569,6 +583,7 @@ async def _continue_rollout(run: _Run, coroutine: Coroutine[Any, Any, R]) -> R:
     gathering = otel_context.get_value(_GATHERING)
     if isinstance(gathering, _Gathering) and gathering.active is None:
         gathering.active = run.active
+        run.active.apply(run.active.options.overridden(gathering.options))
     context = otel_context.set_value(_ROLLOUT, run.active)
     run.token = otel_context.attach(trace.set_span_in_context(run.active.span, context))
     try:
@@ -672,11 +687,6 @@ async def gather_trajectory(
     _require_rollout(coroutine)
     try:
         Options.of(options)
-        if options and coroutine.cr_code is _continue_rollout.__code__:
-            raise ConfigurationError(
-                f"gather_trajectory({', '.join(options)}=...): this rollout began when its "
-                f"function was called, since that is no `async def`; set its options there"
-            )
         gathering = _Gathering(options)
     except BaseException:
         coroutine.close()

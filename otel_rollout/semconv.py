@@ -69,6 +69,8 @@ ROLLOUT_OPEN_COUNT: Final = "rollout.open_count"
 
 # Reward span (`evaluate {name}`): a reward that came after its rollout had ended.
 REWARD: Final = "rollout.evaluation"
+REWARD_NUMBER: Final = "rollout.evaluation.number"
+"""Order of the late rewards of a rollout."""
 
 # Exchange span.
 EXCHANGE_VERSION: Final = "rollout.exchange.version"

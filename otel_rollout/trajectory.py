@@ -202,7 +202,7 @@ class Trajectory:
         """Numbers to watch, by name."""
         self.metadata: MutableMapping[str, Json] = Values("metadata", metadata or {}, closed)
         """JSON values to keep with the trajectory, by name."""
-        self.logs = list(logs)
+        self._logs = list(logs)
         self.status = status
         """`running`, `complete`, `error` or `cancelled`."""
         self.termination_reason = termination_reason
@@ -218,6 +218,11 @@ class Trajectory:
         self._late_reward: LateReward | None = None
 
     # --- what the model saw and said
+
+    @property
+    def logs(self) -> list[str]:
+        """The lines that were logged; a copy, `log` adds to them."""
+        return list(self._logs)
 
     @property
     def sealed(self) -> bool:
@@ -332,7 +337,7 @@ class Trajectory:
             self.add_reward(Reward(value, explanation=getattr(value, "explanation", None)))
 
     @property
-    def rewards(self) -> MutableMapping[str, Reward]:
+    def rewards(self) -> Rewards:
         """Named rewards of the trajectory; may be set after the rollout too."""
         return Rewards(self)
 
@@ -365,7 +370,7 @@ class Trajectory:
             raise TrajectorySealedError(
                 f"trajectory.log: the rollout {self.id} has ended; log while it runs"
             )
-        self.logs.append(str(text))
+        self._logs.append(str(text))
 
     def seal(self, late_reward: LateReward) -> None:
         """The rollout has ended: nothing but a reward may be set from now on."""
@@ -533,12 +538,17 @@ def _exchange_to_dict(
     tokens: _Rows[TokenPath],
     params: dict[str, int],
 ) -> dict[str, Json]:
+    reply, text = exchange.reply, None
+    if reply is None:
+        text = exchange.response()
+    elif any(word in (exchange.body or exchange.events or "") for word in ("NaN", "Infinity")):
+        text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
     return {
         **{name: getattr(exchange, name) for name in _PLAIN_EXCHANGE},
         "prompt": paths.number(exchange.prompt),
         "params": params.setdefault(dumps(exchange.params), len(params)),
-        "response": exchange.reply,
-        "response_text": exchange.response() if exchange.reply is None else None,
+        "response": None if text is not None else reply,
+        "response_text": text,
         "prompt_token_ids": [tokens.number(path) for path in exchange.prompts],
     }
 

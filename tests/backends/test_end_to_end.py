@@ -14,7 +14,13 @@ import openai
 import pytest
 
 import otel_rollout
-from otel_rollout import JsonlTrajectoryExporter, Trajectory, gather_trajectory, reconstruct, rollout
+from otel_rollout import (
+    JsonlTrajectoryExporter,
+    Trajectory,
+    gather_trajectory,
+    reconstruct,
+    rollout,
+)
 from otel_rollout.otlp import read_jaeger, read_json_lines
 from otel_rollout.spans import SpanRecord
 from otel_rollout.testing import ModelServer, Reply

@@ -1,0 +1,340 @@
+"""Rewards: set at any time, unknown until then, and on a span whichever way they are set."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from otel_rollout import (
+    NoActiveRolloutError,
+    Reward,
+    Trajectory,
+    UnknownCompletionError,
+    get_current_trajectory,
+    reconstruct,
+    record_reward,
+    rollout,
+)
+from otel_rollout.testing import Reply
+
+if TYPE_CHECKING:
+    from tests.conftest import Clients, Recording
+
+
+def ask(client: openai.OpenAI, text: str, **options: Any) -> Any:
+    message: Any = {"role": "user", "content": text}
+    return client.chat.completions.create(model="m", messages=[message], **options)
+
+
+def replayed(recording: Recording) -> Trajectory:
+    """What the spans rebuild; the same in every order, and equal to what was exported."""
+    spans = list(recording.spans) * 2
+    for seed in range(4):
+        random.Random(seed).shuffle(spans)
+        (trajectory,) = reconstruct(spans)
+        assert trajectory.to_dict() == recording.trajectory.to_dict()
+    return trajectory
+
+
+def events(recording: Recording) -> list[dict[str, Any]]:
+    """The attributes of every `gen_ai.evaluation.result` event, by span."""
+    return [
+        {"span": span.name, **dict(event.attributes or {})}
+        for span in recording.spans
+        for event in span.events
+        if event.name == "gen_ai.evaluation.result"
+    ]
+
+
+def test_unknown_is_not_zero(recording: Recording):
+    """A reward that nobody set is None; one that is 0 is 0."""
+    with rollout("x") as trajectory:
+        assert trajectory.reward is None
+        assert dict(trajectory.rewards) == {}
+    assert recording.trajectory.reward is None
+    assert replayed(recording).reward is None
+    assert "rollout.reward" not in dict(recording.spans[0].attributes or {})
+    assert events(recording) == []
+    trajectory.reward = 0
+    assert trajectory.reward == 0
+    assert trajectory.reward is not None
+    assert replayed(recording).reward == 0
+
+
+def test_rewards_while_the_rollout_runs(recording: Recording, clients: Clients):
+    """Every way to say a reward ends on the rollout span, and the last word counts."""
+    client = clients.sync(clients.serve(Reply(choices=[Reply("a"), Reply("b")])))
+    with rollout("x") as trajectory:
+        completion = ask(client, "hi", n=2)
+        trajectory.reward = 0.25
+        record_reward(1, explanation="all tests pass")
+        trajectory.rewards["format"] = 0.5
+        record_reward(0, name="length")
+        record_reward(0.1, completion_id=completion.id)
+        record_reward(0.2, completion_id=completion.id, choice=1, name="style")
+        left, right = trajectory.completions
+        assert (left.reward, right.reward) == (0.1, 0.2)
+    assert trajectory.reward == 1
+    assert isinstance(trajectory.reward, Reward)
+    assert trajectory.reward.explanation == "all tests pass"
+    assert dict(trajectory.rewards) == {"format": 0.5, "length": 0.0}
+    rollout_span = recording.spans_named("invoke_agent")[0]
+    assert dict(rollout_span.attributes or {})["rollout.reward"] == 1.0
+    assert recording.spans_named("evaluate") == []
+    again = replayed(recording)
+    assert again.reward == 1
+    left, right = again.completions
+    assert (left.reward, right.reward) == (0.1, 0.2)
+    assert right.reward is not None
+    assert right.reward.name == "style"
+
+
+def test_the_event_of_the_conventions(recording: Recording, clients: Clients):
+    """Each reward is a `gen_ai.evaluation.result` event: on the rollout span, or on its own."""
+    client = clients.sync(clients.serve(Reply("x", id="resp-1")))
+    with rollout("x") as trajectory:
+        ask(client, "hi")
+        record_reward(1, explanation="good")
+        record_reward(0.5, name="format")
+        record_reward(0.2, completion_id="resp-1")
+    trajectory.rewards["late"] = 3
+    name, value = "gen_ai.evaluation.name", "gen_ai.evaluation.score.value"
+    assert events(recording) == [
+        {
+            "span": "invoke_agent x",
+            name: "reward",
+            value: 1.0,
+            "gen_ai.evaluation.explanation": "good",
+        },
+        {"span": "invoke_agent x", name: "format", value: 0.5},
+        {"span": "invoke_agent x", name: "reward", value: 0.2, "gen_ai.response.id": "resp-1"},
+        {"span": "evaluate late", name: "late", value: 3.0},
+    ]
+
+
+def test_a_reward_after_the_end(recording: Recording):
+    """A late reward is a span of its own in the rollout's trace, and is there on replay."""
+    with rollout("x") as trajectory:
+        pass
+    assert trajectory.sealed
+    trajectory.reward = 0.7
+    (span,) = recording.spans_named("evaluate")
+    root = recording.spans_named("invoke_agent")[0]
+    assert span.name == "evaluate reward"
+    assert span.context is not None
+    assert root.context is not None
+    assert span.parent is not None
+    assert span.context.trace_id == root.context.trace_id
+    assert span.parent.span_id == root.context.span_id
+    attributes = dict(span.attributes or {})
+    assert attributes["gen_ai.operation.name"] == "evaluate"
+    assert attributes["rollout.id"] == trajectory.id
+    assert recording.trajectory.reward == 0.7
+    assert replayed(recording).reward == 0.7
+
+
+def test_a_late_reward_in_another_rollout(recording: Recording):
+    """A reward that is set inside another rollout goes to the trace of the one that it is for."""
+    with rollout("scored") as trajectory:
+        pass
+    with rollout("judge") as judge:
+        trajectory.reward = 0.5
+        assert judge.reward is None
+    (span,) = recording.spans_named("evaluate")
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}" == trajectory.trace_id != judge.trace_id
+    rewards = {t.name: t.reward for t in reconstruct(recording.spans)}
+    assert rewards == {"scored": 0.5, "judge": None}
+
+
+def test_the_last_of_several_late_rewards_counts(recording: Recording):
+    """Late rewards replace earlier ones in the order in which they were set, on replay too."""
+    with rollout("x") as trajectory:
+        trajectory.reward = 0.1
+        trajectory.rewards["a"] = 1
+        trajectory.rewards["b"] = 1
+    for value in (0.9, 0.5, 0.3, 0.7, 0.2):
+        trajectory.reward = value
+    trajectory.rewards["a"] = 2
+    assert trajectory.reward == 0.2
+    assert list(trajectory.rewards.items()) == [("b", 1.0), ("a", 2.0)]
+    assert replayed(recording).reward == 0.2
+    assert list(replayed(recording).rewards.items()) == [("b", 1.0), ("a", 2.0)]
+
+
+def test_rewards_can_be_taken_back(recording: Recording):
+    """A removed reward is unknown again, before and after the end, on replay too."""
+    with rollout("x") as trajectory:
+        trajectory.reward = 1
+        trajectory.reward = None
+        assert trajectory.reward is None
+        trajectory.reward = 1
+        trajectory.rewards["a"] = 1
+        trajectory.rewards["b"] = 1
+        del trajectory.rewards["a"]
+        with pytest.raises(KeyError):
+            trajectory.rewards["a"]
+    trajectory.reward = None
+    assert trajectory.reward is None
+    assert replayed(recording).reward is None
+    trajectory.rewards.clear()
+    assert dict(replayed(recording).rewards) == {}
+    trajectory.rewards["b"] = 4
+    trajectory.reward = 2
+    assert replayed(recording).reward == 2
+    assert dict(replayed(recording).rewards) == {"b": 4.0}
+
+
+def test_removing_a_reward_that_is_not_there(recording: Recording):
+    """`del` of a name that has no reward is a KeyError; None once more is nothing."""
+    with rollout("x") as trajectory:
+        trajectory.reward = None
+        with pytest.raises(KeyError):
+            del trajectory.rewards["nope"]
+
+
+def test_a_named_reward_can_become_the_reward(recording: Recording):
+    """`reward = rewards[name]` sets the reward to that number, and the named one stays."""
+    with rollout("x") as trajectory:
+        trajectory.rewards["correct"] = 1
+        trajectory.reward = trajectory.rewards["correct"]
+        assert trajectory.reward == 1.0
+        trajectory.rewards["also"] = trajectory.rewards["correct"]
+    assert dict(trajectory.rewards) == {"correct": 1.0, "also": 1.0}
+    assert replayed(recording).reward == 1
+
+
+def test_all_named_rewards_at_once(recording: Recording):
+    """Assigning to `rewards` replaces the named ones and leaves the others."""
+    with rollout("x") as trajectory:
+        trajectory.reward = 1
+        trajectory.rewards["old"] = 1
+        trajectory.rewards = {"a": 0.5, "b": 0}
+        assert dict(trajectory.rewards) == {"a": 0.5, "b": 0.0}
+        assert trajectory.rewards["a"].name == "a"
+    trajectory.rewards = {"c": 1}
+    assert dict(trajectory.rewards) == {"c": 1.0}
+    assert replayed(recording).reward == 1
+    assert dict(replayed(recording).rewards) == {"c": 1.0}
+
+
+def test_a_late_step_reward(recording: Recording, clients: Clients):
+    """A reward of one completion can come late; it is on that completion alone."""
+    client = clients.sync(clients.serve())
+    with rollout("x") as trajectory:
+        first, second = ask(client, "a"), ask(client, "b")
+    record_reward(0.5, completion_id=second.id, trajectory=trajectory)
+    assert [c.reward for c in trajectory.completions] == [None, 0.5]
+    assert [c.reward for c in replayed(recording).completions] == [None, 0.5]
+    assert trajectory.reward is None
+    with pytest.raises(UnknownCompletionError) as caught:
+        record_reward(0.5, completion_id="nope", trajectory=trajectory)
+    assert repr(first.id) in str(caught.value)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_unknown_completion_is_refused(recording: Recording, clients: Clients, late: bool):
+    """A reward for a completion, or a choice, that is not there is refused and not recorded."""
+    client = clients.sync(clients.serve())
+    with rollout("x") as trajectory:
+        completion = ask(client, "a")
+        if not late:
+            with pytest.raises(UnknownCompletionError, match=r"no completion 'nope'; it has"):
+                record_reward(1, completion_id="nope")
+            with pytest.raises(UnknownCompletionError, match="with choice 1"):
+                record_reward(1, completion_id=completion.id, choice=1)
+    if late:
+        with pytest.raises(UnknownCompletionError, match=r"no completion 'nope'; it has"):
+            record_reward(1, completion_id="nope", trajectory=trajectory)
+    assert trajectory.all_rewards == {}
+    assert recording.spans_named("evaluate") == []
+
+
+WRONG: list[Any] = [float("nan"), float("inf"), float("-inf"), "1", "good", None, [1]]
+
+
+@pytest.mark.parametrize("value", WRONG, ids=repr)
+def test_only_finite_numbers_are_rewards(recording: Recording, value: Any):
+    """What is no finite number is refused where it is written, and the old reward stays."""
+    with rollout("x") as trajectory:
+        trajectory.reward = 0.5
+        with pytest.raises(ValueError, match="expected a finite number, got"):
+            record_reward(value)
+        if value is not None:
+            with pytest.raises(ValueError, match="expected a finite number, got"):
+                trajectory.reward = value
+        with pytest.raises(ValueError, match="reward 'named'"):
+            trajectory.rewards["named"] = value
+        assert trajectory.reward == 0.5
+    assert dict(trajectory.rewards) == {}
+
+
+def test_numbers_of_any_kind_are_rewards(recording: Recording):
+    """Integers, booleans and fractions count as the float that they are."""
+    with rollout("x") as trajectory:
+        for value, number in ((1, 1.0), (True, 1.0), (False, 0.0), (Reward(0.5), 0.5)):
+            trajectory.reward = value
+            assert trajectory.reward == number
+            assert isinstance(trajectory.reward, float)
+
+
+def test_there_must_be_a_trajectory(recording: Recording):
+    """Outside a rollout a reward needs its trajectory said."""
+    with pytest.raises(NoActiveRolloutError):
+        record_reward(1)
+    with rollout("x") as trajectory:
+        assert record_reward(0.5) == 0.5
+        assert get_current_trajectory().reward == 0.5
+    record_reward(0.75, trajectory=trajectory, explanation="late")
+    assert replayed(recording).reward == 0.75
+    later = replayed(recording).reward
+    assert isinstance(later, Reward)
+    assert later.explanation == "late"
+
+
+def test_a_reward_is_a_float():
+    """A reward computes, compares and formats like its number, and says what it is for."""
+    reward = Reward(0.5, name="n", completion_id="c", choice_index=2, explanation="why")
+    assert isinstance(reward, float)
+    assert (reward + 1, reward == 0.5, f"{reward:.2f}", hash(reward)) == (
+        1.5,
+        True,
+        "0.50",
+        hash(0.5),
+    )
+    assert sum([reward, Reward(1)]) == 1.5
+    assert reward.key == ("n", "c", 2)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_reward_is_carried_whole(protocol: int):
+    """Pickled, copied and as JSON fields it keeps its name, completion and explanation."""
+    reward = Reward(0.5, name="n", completion_id="c", choice_index=2, explanation="why")
+    for other in (
+        pickle.loads(pickle.dumps(reward, protocol)),
+        copy.copy(reward),
+        copy.deepcopy(reward),
+        Reward.from_dict(reward.to_dict()),
+    ):
+        assert type(other) is Reward
+        assert other == 0.5
+        assert (other.name, other.completion_id, other.choice_index) == ("n", "c", 2)
+        assert other.explanation == "why"
+    assert Reward(1).to_dict() == {"value": 1.0}
+
+
+def test_a_trajectory_that_was_read_takes_rewards(recording: Recording):
+    """A trajectory from spans or from a file can be scored too, with no rollout behind it."""
+    with rollout("x"):
+        pass
+    again = Trajectory.from_dict(replayed(recording).to_dict())
+    again.reward = 0.5
+    again.rewards["a"] = 1
+    assert Trajectory.from_dict(again.to_dict()) == again
+    assert (again.reward, dict(again.rewards)) == (0.5, {"a": 1.0})
+    assert recording.trajectory.reward is None
