@@ -68,7 +68,7 @@ class _Call:
         self._active = active
         self._options = options
         self._lock = threading.Lock()
-        self._finished = False
+        self.finished = False
         self._attempts = 0
         self._last_status: int | None = None
         self._choices = 1
@@ -129,6 +129,7 @@ class _Call:
             self._body = response.content
         else:
             self.stream = _Received(self, response)
+            self._active.streams.add(self)
 
     @_guarded
     def returned(self) -> None:
@@ -171,9 +172,9 @@ class _Call:
     def finish(self, status: str, error: BaseException | None = None) -> None:
         """End the exchange span; only the first call counts."""
         with self._lock:
-            if self._finished:
+            if self.finished:
                 return
-            self._finished = True
+            self.finished = True
         active = self._active
         attributes: dict[str, Any] = {
             sc.EXCHANGE_STATUS: status,
@@ -208,18 +209,28 @@ class _Call:
                     active.open -= 1
                 self.span.set_attributes(attributes)
                 self.span.end()
-            # Clients keep some responses, and with them this, longer than they need them.
-            self._options = self._body = None
-            if self.stream is not None:
-                self.stream.release()
-            self.stream = None
+            active.streams.discard(self)
+            self._let_go()
+
+    def leave(self) -> None:
+        """The rollout ends while the reply is still being read: what has come of it is kept."""
+        stream = self.stream
+        if stream is not None:
+            stream.stopped()
+
+    def _let_go(self) -> None:
+        """Hold nothing any more: some clients keep a response, and with it this, for long."""
+        if self.stream is not None:
+            self.stream.release()
+        self.stream = self._body = self._options = None
+        self._headers = {}
 
     def finish_stream(
         self, received: _Received, error: BaseException | None, *, ended: bool
     ) -> None:
         """End the exchange of a stream that ended, was cut, or is read no further."""
         with self._lock:
-            if self._finished:
+            if self.finished:
                 return
         body = received.raw()
         complete, reported = ended, None

@@ -117,6 +117,8 @@ def _visible(message: Json) -> Json:
         return _present(message, without=("id", "status"))
     if role != "assistant":
         rest = _present(message, without=("content", *_REASONING_KEYS))
+        if rest.get("type") == "message":  # what the Responses API takes it for if it has no type
+            del rest["type"]
         return {**rest, "content": _visible_content(message.get("content"))}
     # Of a reply only what a client must replay; whatever else a server put on it may be dropped.
     visible: dict[str, Json] = {

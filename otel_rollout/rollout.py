@@ -159,6 +159,13 @@ class Recorder(Protocol):
     def completions(self, rollout_id: str) -> list[Completion]: ...
 
 
+class OpenStream(Protocol):
+    """A call whose reply is being read when its rollout ends."""
+
+    def leave(self) -> None:
+        """Record the call as it stands."""
+
+
 class ActiveRollout:
     """One run, while it runs: what capture and the processor share with the user's view of it."""
 
@@ -173,6 +180,7 @@ class ActiveRollout:
         """Logical time: the number of calls that have begun."""
         self.open = 0
         """Calls that have begun and not ended."""
+        self.streams: set[OpenStream] = set()
         self.began_late = 0
         self.running = True
         self.recorder: Recorder | None = None
@@ -410,6 +418,8 @@ def _end(run: _Run | None, output: object = None, error: BaseException | None = 
         # A coroutine that the garbage collector closes ends in a context that is not its own.
         if rollout_of(None) is active:
             otel_context.detach(run.token)
+        for stream in tuple(active.streams):
+            stream.leave()
         with active.lock:
             attributes = active.end(output, error)
             active.running = False
