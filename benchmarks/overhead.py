@@ -1,6 +1,6 @@
 """What capture costs: CPU time of this process per call, against the bare client in the same run.
 
-    python benchmarks/overhead.py [--repetitions 12] [--quick]
+    python benchmarks/overhead.py [--repetitions 12] [--messages 1 10 100]
 
 A model server runs in a process of its own. The variants take turns in every repetition, each
 block is timed with `time.process_time` (garbage collection on), and a second bare client is the
@@ -146,9 +146,9 @@ def main() -> None:
     """Print a row for each kind of call."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--repetitions", type=int, default=12)
-    parser.add_argument("--quick", action="store_true", help="2 repetitions: does it run?")
+    parser.add_argument("--messages", type=int, nargs="*", default=[1, 10, 100])
     options = parser.parse_args()
-    repetitions = 2 if options.quick else options.repetitions
+    repetitions = options.repetitions
     variants = [
         Variant("bare"),
         Variant("control"),
@@ -163,7 +163,7 @@ def main() -> None:
     print(f"{'messages':>8} {'kind':>7} {'bare ms':>8}", *(f"{v.name:>22}" for v in variants[1:]))
     with server() as base_url:
         for stream in (False, True):
-            for size in (1, 10, 100):
+            for size in options.messages:
                 figures = asyncio.run(
                     measure(base_url, variants, size, stream=stream, repetitions=repetitions)
                 )

@@ -4,7 +4,8 @@
     OPENAI_BASE_URL=... OPENAI_API_KEY=... OPENAI_MODEL=... python examples/quickstart.py
     OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 python examples/quickstart.py
 
-The agent is ordinary Python. All that was added is `@rollout`, and `@tool` to see the tools too.
+The agent is ordinary Python. All that was added is `@rollout`, and `with tool(...)` around the
+tools to see them in the trace too.
 """
 
 import asyncio
@@ -14,13 +15,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionToolParam
 
 import otel_rollout
 from otel_rollout import Trajectory, gather_trajectory, get_current_trajectory, rollout, tool
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 from otel_rollout.tree import format_trajectory
 
-TOOLS = [
+TOOLS: list[ChatCompletionToolParam] = [
     {
         "type": "function",
         "function": {
@@ -51,7 +53,6 @@ TOOLS = [
 # --- the agent, as it would be without this library
 
 
-@tool
 async def distance(origin: str, destination: str) -> str:
     """A tool: what the agent cannot know by itself."""
     kilometres = {("Paris", "Rome"): 1106, ("Paris", "Oslo"): 1343}
@@ -85,15 +86,17 @@ async def travel_agent(client: AsyncOpenAI, model: str, task: str, expected: str
     ]
 
     async def run(call: Any) -> dict[str, str]:
-        arguments = json.loads(call.function.arguments)
-        if call.function.name == "research":
-            result = await research(client, model, arguments["question"])
-        else:
-            result = await distance(**arguments, tool_call_id=call.id)
+        name, arguments = call.function.name, json.loads(call.function.arguments)
+        with tool(name, call_id=call.id, arguments=arguments) as span:
+            if name == "research":
+                result = await research(client, model, arguments["question"])
+            else:
+                result = await distance(**arguments)
+            span.result = result
         return {"role": "tool", "tool_call_id": call.id, "content": result}
 
     for _ in range(5):
-        reply = await client.chat.completions.create(model=model, messages=messages, tools=TOOLS)  # type: ignore[call-overload]
+        reply = await client.chat.completions.create(model=model, messages=messages, tools=TOOLS)
         message = reply.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:

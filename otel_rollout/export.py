@@ -24,10 +24,10 @@ from otel_rollout.trajectory import Trajectory
 class TrajectoryExporter(Protocol):
     """What `TrajectorySpanProcessor` hands finished trajectories to.
 
-    Calls of `export` never overlap. A trajectory is sealed when it arrives and is the same object that the
-    rollout's own code saw; a reward may still be set on it later. An exception from any method is
-    logged and counted, and never reaches the user's code; the trajectories of a failed `export`
-    are not offered again. After `shutdown` nothing is called any more.
+    Calls of `export` never overlap. A trajectory is sealed when it arrives and is the same object
+    that the rollout's own code saw; a reward may still be set on it later. An exception from any
+    method is logged and counted, and never reaches the user's code; the trajectories of a failed
+    `export` are not offered again. After `shutdown` nothing is called any more.
     """
 
     blocking: bool

@@ -294,7 +294,6 @@ def _late_reward(
     tracer: trace.Tracer, rollout_id: str, parent: trace.SpanContext
 ) -> Callable[[RewardKey, Reward | None], None]:
     """What gives a reward that comes after the rollout a span of its own in the same trace."""
-
     number = itertools.count()
 
     def record(key: RewardKey, reward: Reward | None) -> None:

@@ -167,8 +167,9 @@ ids = st.lists(st.integers(0, 2**33), max_size=6)
 def test_token_ids_are_read_back(
     turns: list[tuple[list[int], list[int]]], style: tuple[str, str], per_choice: bool
 ) -> None:
-    """Responses with token ids come back equal where prompts continue earlier prompts and replies."""
-    writer, prompt, spans, bodies = ExchangeWriter(), [], [], []
+    """Responses with token ids come back equal, where prompts continue earlier ones too."""
+    writer, spans, bodies = ExchangeWriter(), [], []
+    prompt: list[int] = []
     for i, (new, reply) in enumerate(turns):
         prompt = prompt + new
         choice: dict[str, Any] = {"index": 0, "token_ids": reply, "text": '"token_ids":[7]'}
@@ -188,7 +189,8 @@ def test_token_ids_are_read_back(
 
 def test_token_ids_cost_what_is_new() -> None:
     """Prompts that grow to 40,000 ids are written at most three times over."""
-    writer, prompt, written = ExchangeWriter(), [], 0
+    writer, written = ExchangeWriter(), 0
+    prompt: list[int] = []
     for i in range(100):
         reply = [1000 + i] * 200
         prompt = prompt + [i] * 200

@@ -288,7 +288,7 @@ def test_a_reply_under_way_cannot_be_continued() -> None:
 
 
 def test_identical_samples_are_reported() -> None:
-    """Of two equal replies the later one is continued, and the trajectory says that it is a guess."""
+    """Of two equal replies the later one is continued, and it is said to be a guess."""
     play = Play()
     user = {"role": "user", "content": "u"}
     first = play.begin([user], None, "same")

@@ -1,4 +1,4 @@
-"""Streams: events are packed without loss, and merged to what the server would have sent at once."""
+"""Streams: packed without loss, and merged to what the server would have sent at once."""
 
 from __future__ import annotations
 

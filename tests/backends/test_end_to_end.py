@@ -122,12 +122,15 @@ def test_spans_are_nested_and_named_as_jaeger_wants_them(
     @rollout
     def agent(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
-        look_up("a", tool_call_id="call_1")
+        look_up("a", tool_call_id="call_1")  # type: ignore[call-arg]
         otel_rollout.record_reward(0.5)
 
-    with ModelServer() as server, openai.OpenAI(base_url=server.base_url, api_key="k") as client:
-        with rollout("outer") as outer:
-            agent(client)
+    with (
+        ModelServer() as server,
+        openai.OpenAI(base_url=server.base_url, api_key="k") as client,
+        rollout("outer") as outer,
+    ):
+        agent(client)
     otel_rollout.shutdown()
     spans = {span.name: span for span in read_back(jaeger, collector, outer)["jaeger"]}
     assert set(spans) == {
