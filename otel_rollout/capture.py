@@ -27,9 +27,9 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
+from otel_rollout.active import ActiveRollout, current_rollout
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.messages import dumps, loads
-from otel_rollout.rollout import ActiveRollout, current_rollout
 from otel_rollout.streams import merge
 
 logger = logging.getLogger("otel_rollout")
@@ -408,7 +408,7 @@ def _error_attributes(error: BaseException, active: ActiveRollout) -> dict[str, 
 
 def _begin(options: Any) -> _Call | None:
     active = current_rollout()
-    if active is None or (not active.span.is_recording() and active.running):
+    if active is None or not active.recording:
         return None
     try:
         if str(options.method).lower() != "post":

@@ -28,11 +28,11 @@ from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 from otel_rollout import capture
+from otel_rollout.active import use_provider
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.otlp import SplittingSpanExporter
 from otel_rollout.processor import TrajectorySpanProcessor, check_exporter
-from otel_rollout.rollout import use_provider
 
 logger = logging.getLogger("otel_rollout")
 

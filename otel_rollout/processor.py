@@ -23,11 +23,11 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from otel_rollout import semconv as sc
+from otel_rollout.active import ActiveRollout, rollout_of
 from otel_rollout.completion import Completion
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.reconstruct import Assembly
-from otel_rollout.rollout import ActiveRollout, rollout_of
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.trajectory import Trajectory
 

@@ -13,9 +13,9 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
+from otel_rollout.active import rollout_of, rollout_tracer
 from otel_rollout.errors import NotARolloutError
 from otel_rollout.messages import dumps
-from otel_rollout.rollout import rollout_of, rollout_tracer
 
 logger = logging.getLogger("otel_rollout")
 F = TypeVar("F", bound=Callable[..., Any])
