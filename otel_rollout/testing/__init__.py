@@ -1,0 +1,27 @@
+"""The public test kit: a local model server that speaks real HTTP, and reproducible ids.
+
+The one idea: a response is a pure function of the request, its reply and its sequence number, so
+the same requests in the same order give the same bytes, token ids and log-probabilities. The
+invariant: the prompt ids of a request that continues a conversation start with the previous prompt
+ids followed by the completion ids, as on a vLLM server whose client replays messages verbatim.
+
+    with ModelServer(["Paris.", Reply(tool_calls=[ToolCall("add", '{"a": 1}')])]) as server:
+        client = openai.OpenAI(base_url=server.base_url, api_key="unused")
+
+`python -m otel_rollout.testing` runs the default server in the foreground.
+"""
+
+from otel_rollout.testing.bodies import ByteTokenizer, Reply, ToolCall, token_logprob
+from otel_rollout.testing.ids import SequentialIdGenerator
+from otel_rollout.testing.server import ModelServer, Raw, WireExchange
+
+__all__ = [
+    "ByteTokenizer",
+    "ModelServer",
+    "Raw",
+    "Reply",
+    "SequentialIdGenerator",
+    "ToolCall",
+    "WireExchange",
+    "token_logprob",
+]
