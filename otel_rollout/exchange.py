@@ -552,8 +552,9 @@ class ExchangeReader:
         self._spans: dict[str, tuple[SpanRecord, list[str]]] = {}
 
     def add(self, span: SpanRecord) -> None:
-        """Take in what a span carries; a span that came before is passed over."""
-        if span.span_id in self._spans:
+        """Take in what a span carries; a duplicate of one that has ended is passed over."""
+        known = self._spans.get(span.span_id)
+        if known is not None and (known[0].end_time_ns is not None or span.end_time_ns is None):
             return
         damage: list[str] = []
         self._spans[span.span_id] = span, damage

@@ -26,17 +26,12 @@ def reconstruct(spans: Iterable[Any]) -> list[Trajectory]:
     passed over. The same trajectories come out for any order of the same spans, and for
     duplicates. SpanFormatError for what is no span.
     """
-    seen: set[tuple[str, str]] = set()
     rollouts: dict[str, Assembly] = {}
     for span in spans:
         record = as_record(span)
         rollout_id = record.text(sc.ROLLOUT_ID)
-        key = record.trace_id, record.span_id
-        if rollout_id is None or key in seen:
-            continue
-        if record.end_time_ns is not None:
-            seen.add(key)
-        rollouts.setdefault(rollout_id, Assembly(rollout_id)).add(record)
+        if rollout_id is not None:
+            rollouts.setdefault(rollout_id, Assembly(rollout_id)).add(record)
     trajectories = [assembly.trajectory() for assembly in rollouts.values()]
     return sorted(trajectories, key=lambda t: (t.start_time_ns, t.id))
 

@@ -189,7 +189,7 @@ class Trajectory:
         self.trainable = trainable
         self._exchanges = list(exchanges)
         self._contents = contents
-        self._undoubted = contents
+        self._loading = False
         self._lock = threading.RLock()
         self.appended = {key: list(messages) for key, messages in (appended or {}).items()}
         """Messages that the agent appended behind a completion (id, choice index)."""
@@ -232,22 +232,26 @@ class Trajectory:
     @property
     def exchanges(self) -> list[Exchange]:
         """Every call, also to endpoints that do not generate; [] while the rollout runs."""
-        if self._contents is not None:
-            with self._lock:
-                if self._contents is not None:
-                    self._exchanges = self._contents.exchanges()
-                    self._contents = None
+        self._load()
         return self._exchanges
 
     @property
     def warnings(self) -> list[str]:
         """Short sentences about whatever is missing or uncertain; a clean rollout has none."""
-        if self._undoubted is not None:
-            with self._lock:
-                if self._undoubted is not None:
-                    self._warnings += self._undoubted.doubts(self)
-                    self._undoubted = None
+        self._load()
         return self._warnings
+
+    def _load(self) -> None:
+        if self._contents is None:
+            return
+        with self._lock:
+            contents = self._contents
+            if contents is None or self._loading:  # done by another thread, or being done by this
+                return
+            self._loading = True
+            self._exchanges = contents.exchanges()
+            self._warnings += contents.doubts(self)
+            self._contents = None
 
     @property
     def completions(self) -> list[Completion]:
@@ -382,7 +386,7 @@ class Trajectory:
 
     def fill(self, contents: Contents, end_time_ns: int | None) -> None:
         """Take what was exchanged from `contents`, when somebody asks for it."""
-        self._contents = self._undoubted = contents
+        self._contents = contents
         self.end_time_ns = end_time_ns
 
     # --- as data

@@ -272,6 +272,22 @@ async def test_a_reply_that_is_nested_too_deeply(
     assert completion.response == text
 
 
+@BOTH
+async def test_one_of_two_choices_has_no_message(
+    configure: Configure, clients: Clients, caller: Caller
+) -> None:
+    """A choice that is not whole says so; the other one is as good as ever."""
+    first, second = choice(message=None)[0], choice(index=1)[0]
+    reply = raw(body(choices=[first, second]))
+    recording, _, _ = await as_bare(
+        configure, clients, caller, lambda: reply, lambda client: chat(client, n=2)
+    )
+    empty, whole = replayed(recording).completions
+    assert (empty.status, empty.trainable, empty.message) == ("error", False, None)
+    assert (whole.status, whole.trainable, whole.error) == ("complete", True, None)
+    assert whole.message == second["message"]
+
+
 class Odd:
     """Something that is no JSON."""
 

@@ -310,11 +310,10 @@ def _choice_parts(call: Call, choice: Reply, index: int, chat: bool) -> list[Jso
 def generation(call: Call) -> list[Json]:
     """A chat or a text completion: one response object, or the chunks of a stream."""
     body, reply, chat = call.body, call.reply, "messages" in call.body
-    prompts = prompt_ids_of(body["prompt"]) if not chat else [
-        TOKENIZER.encode_messages(body["messages"])
-    ]
-        [TOKENIZER.encode_messages(body["messages"])] if chat else prompt_ids_of(body["prompt"])
-    )
+    if chat:
+        prompts = [TOKENIZER.encode_messages(body["messages"])]
+    else:
+        prompts = prompt_ids_of(body["prompt"])
     replies = list(reply.choices or [reply] * (body.get("n") or 1))
     if not chat:
         replies = [Reply(said.content, finish_reason=said.finish_reason) for said in replies]
