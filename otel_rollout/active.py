@@ -177,13 +177,27 @@ class ActiveRollout:
         """Whether a processor took the finished rollout."""
         self.secrets: set[str] = set()
         self.span: trace.Span = trace.INVALID_SPAN
-        self.trajectory: Trajectory = Trajectory(
-            id=os.urandom(16).hex(),
-            parent_id=parent.trajectory.id if parent else None,
+        self.id = os.urandom(16).hex()
+        self._trajectory: Trajectory | None = Trajectory(
+            id=self.id,
+            parent_id=parent.id if parent else None,
             status="running",
             live=self,
         )
+        self._ended = weakref.ref(self._trajectory)
         self.apply(options)
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The rollout's trajectory; once it has ended, only if somebody still holds it."""
+        return self._trajectory or self._ended() or Trajectory(id=self.id, status="unknown")
+
+    def let_go(self) -> None:
+        """Hold nothing of the rollout, which has ended: contexts live long, in connections say."""
+        self._trajectory = None
+        self.recorder = None
+        self.writer = ExchangeWriter()
+        self.streams.clear()
 
     def apply(self, options: Options) -> None:
         """Put the options on the trajectory, and on the span where that has begun."""
@@ -202,7 +216,7 @@ class ActiveRollout:
             self.span.set_attributes(self.start_attributes())
 
     def completions(self) -> list[Completion]:
-        return self.recorder.completions(self.trajectory.id) if self.recorder else []
+        return self.recorder.completions(self.id) if self.recorder else []
 
     def begin_call(self) -> int:
         """The logical time at which a call begins now."""
@@ -212,13 +226,14 @@ class ActiveRollout:
                 self.open += 1
                 return self.clock
             self.began_late += 1
-            if self.began_late > 1:
-                self.trajectory.warnings.remove(after_sentence(self.began_late - 1))
-            self.trajectory.warnings.append(after_sentence(self.began_late))
+            warnings = self.trajectory.warnings
+            if self.began_late > 1 and warnings:
+                warnings.remove(after_sentence(self.began_late - 1))
+            warnings.append(after_sentence(self.began_late))
             logger.warning(
                 "rollout %s has ended, but a model call was made in its context: it is not part "
                 "of the trajectory. Await the tasks that a rollout starts.",
-                self.trajectory.id,
+                self.id,
             )
             return self.clock
 
@@ -377,6 +392,7 @@ class Gathering:
 
     options: Mapping[str, Any]
     active: ActiveRollout | None = None
+    trajectory: Trajectory | None = None
 
 
 def begin(options: Options) -> Run | None:
@@ -391,6 +407,7 @@ def begin(options: Options) -> Run | None:
         active = ActiveRollout(options, rollout_tracer(), rollout_of(context))
         if gathering is not None:
             gathering.active = active
+            gathering.trajectory = active.trajectory
         context = otel_context.set_value(ROLLOUT, active, context)
         context = otel_context.set_value(CAPTURE_OFF, False, context)
         name = f"{sc.OPERATION_INVOKE_AGENT} {active.trajectory.name}"
@@ -432,12 +449,11 @@ def end(run: Run | None, output: object = None, error: BaseException | None = No
                 trace.StatusCode.ERROR, active.scrub(f"{type(error).__name__}: {error}")
             )
     except Exception:
-        logger.exception("rollout %s could not be closed cleanly", active.trajectory.id)
+        logger.exception("rollout %s could not be closed cleanly", active.id)
     finally:
         active.running = False
         trajectory = active.trajectory
-        late_reward = _late_reward(active.tracer, trajectory.id, active.span.get_span_context())
+        late_reward = _late_reward(active.tracer, active.id, active.span.get_span_context())
         trajectory.seal(late_reward)
         active.span.end()
-        active.recorder = None
-        active.writer = ExchangeWriter()
+        active.let_go()

@@ -84,13 +84,13 @@ class _Call:
             path = "/" + path.lstrip("/")  # the client takes `chat/completions` too
         attributes: dict[str, Any] = {
             sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION,
-            sc.ROLLOUT_ID: active.trajectory.id,
+            sc.ROLLOUT_ID: active.id,
             sc.EXCHANGE_PROCESS: active.process,
             sc.EXCHANGE_STARTED: began,
             sc.REQUEST_PATH: path,
         }
-        if active.trajectory.policy_version is not None:
-            attributes[sc.EXCHANGE_POLICY_VERSION] = active.trajectory.policy_version
+        if active.options.policy_version is not None:
+            attributes[sc.EXCHANGE_POLICY_VERSION] = active.options.policy_version
         self.span = active.tracer.start_span(
             f"{sc.OPERATION_EXCHANGE} {path.split('?')[0]}", attributes=attributes
         )

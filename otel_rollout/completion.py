@@ -296,15 +296,16 @@ def completions_of(
         path = prompt
         for item in items:
             path = extend(path, item)
-        whole = status == "complete" and bool(items) and not exchange.damage
+        own_status, own_error = status, error
         if status == "complete" and not items:
-            status, error = "error", _nothing_sampled(reply)
+            own_status, own_error = "error", _nothing_sampled(reply)
+        whole = own_status == "complete" and not exchange.damage
         completions.append(
             Completion(
                 id=exchange.reply_id or f"span-{exchange.span_id}",
                 choice_index=index,
-                status=status,
-                error=error,
+                status=own_status,
+                error=own_error,
                 trainable=trainable and whole,
                 items=items,
                 prompt=prompt,

@@ -109,7 +109,7 @@ class TrajectorySpanProcessor(SpanProcessor):
                 return
             if sc.ROLLOUT_SCHEMA_VERSION in attributes:
                 active = rollout_of(parent_context)
-                if active is not None and active.trajectory.id != rollout_id:
+                if active is not None and active.id != rollout_id:
                     active = None
                 assembly = Assembly(rollout_id)
                 if active is not None:

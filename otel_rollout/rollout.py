@@ -194,6 +194,7 @@ async def _continue_rollout(run: Run, coroutine: Coroutine[Any, Any, R]) -> R:
     gathering = otel_context.get_value(GATHERING)
     if isinstance(gathering, Gathering) and gathering.active is None:
         gathering.active = run.active
+        gathering.trajectory = run.active.trajectory
         run.active.apply(run.active.options.overridden(gathering.options))
     context = otel_context.set_value(ROLLOUT, run.active)
     run.token = otel_context.attach(trace.set_span_in_context(run.active.span, context))
@@ -313,13 +314,13 @@ async def gather_trajectory(
             raise
     finally:
         otel_context.detach(token)
-    if gathering.active is None or not gathering.active.recorded:
+    if gathering.active is None or not gathering.active.recorded or gathering.trajectory is None:
         raise NotRecordedError(
             "gather_trajectory: the function ran, but no TrajectorySpanProcessor is on the tracer "
             "provider. Call otel_rollout.configure() at start-up, or "
             "provider.add_span_processor(TrajectorySpanProcessor(...))"
         )
-    return gathering.active.trajectory
+    return gathering.trajectory
 
 
 def _require_rollout(coroutine: object) -> None:

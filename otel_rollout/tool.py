@@ -123,7 +123,7 @@ class tool:  # noqa: N801 - used as a decorator
             }
             active = rollout_of(None)
             if active is not None:
-                attributes[sc.ROLLOUT_ID] = active.trajectory.id
+                attributes[sc.ROLLOUT_ID] = active.id
             if self._call_id is not None:
                 attributes[sc.GEN_AI_TOOL_CALL_ID] = str(self._call_id)
             if self._arguments is not _NOTHING:

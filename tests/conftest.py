@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,16 @@ class Recording:
 
     def spans_named(self, prefix: str) -> list[ReadableSpan]:
         return [span for span in self.spans if span.name.startswith(prefix)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen_imports() -> None:
+    """What is imported once is not looked at by every collection that a test asks for."""
+    openai.OpenAI(api_key="k").chat.completions.create
+    otel_rollout.configure()
+    otel_rollout.shutdown()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

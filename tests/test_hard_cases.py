@@ -535,6 +535,22 @@ async def test_the_second_of_two_choices_is_continued(
     assert trajectory.warnings == []
 
 
+async def test_a_stream_that_is_still_read_is_not_continued(
+    recording: Recording, clients: Clients
+) -> None:
+    """A call that began before a stream's last bytes came does not continue that stream."""
+    text = "a reply of several chunks"
+    client: Any = clients.asynchronous(clients.serve([Reply(text, chunk_delay=0.02), "b"]))
+    async with rollout("agent"):
+        stream = await client.chat.completions.create(model="m", messages=[user("u")], stream=True)
+        await anext(stream)
+        await ask(client, user("u"), said(text), user("u2"))
+        async for _ in stream:
+            pass
+    trajectory = replayed(recording)
+    assert table(trajectory) == [f"user u, 0* {text}", f"user u, assistant {text}, user u2, 1* b"]
+
+
 async def test_models_share_histories(recording: Recording, clients: Clients) -> None:
     """Another model may continue a conversation: the tree of messages is the same."""
     client = clients.asynchronous(clients.serve(["a1", "a2"]))

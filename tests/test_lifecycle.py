@@ -521,3 +521,19 @@ async def test_many_concurrent_calls_end_once_each(recording: Recording, clients
     assert trajectory.warnings == []
     assert {c.request_model: c.status for c in trajectory.completions} == {s: s for s in replies}
     assert len(exchange_spans(recording)) == 20
+
+
+async def test_a_pooled_connection_holds_no_trajectory(
+    recording: Recording, clients: Clients
+) -> None:
+    """A connection keeps the context it was opened in; the trajectory is freed all the same."""
+    client = clients.asynchronous(clients.serve("hello"))
+    freed = []
+    for _ in range(2):
+        with rollout("agent") as trajectory:
+            await client.chat.completions.create(model="m", messages=ASK)
+        freed.append(weakref.ref(trajectory))
+        del trajectory
+    recording.exporter.clear()
+    await collect_garbage()
+    assert [ref() for ref in freed] == [None, None]
