@@ -7,14 +7,16 @@ block is timed with `time.process_time` (garbage collection on), and a second ba
 control: where its median is off by more than 3 %, the machine was too noisy and the row says so.
 Each variant is checked to have captured what it claims.
 
-A block is a number of rollouts: of one call at 1 message of history, else of 5 calls that each
-continue the one before. Messages are 2 KB; a reply is one of `server.py`.
+A block is a number of rollouts of 5 calls: at 1 message of history 5 samples of it, else each call
+continues the one before. The first row is the worst case, a rollout for a single call. Messages
+are 2 KB; a reply is one of `server.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import statistics
 import subprocess
 import sys
@@ -102,6 +104,7 @@ class Variant:
 
 
 async def one_rollout(client: openai.AsyncOpenAI, size: int, calls: int, *, stream: bool) -> None:
+    """Calls with so many messages: samples of one message, or a conversation that goes on."""
     messages: list[Any] = [{"role": "user", "content": f"{i} {TEXT}"} for i in range(size)]
     for _ in range(calls):
         reply: Any = await client.chat.completions.create(
@@ -113,15 +116,15 @@ async def one_rollout(client: openai.AsyncOpenAI, size: int, calls: int, *, stre
                 text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
         else:
             text = reply.choices[0].message.content
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": TEXT}]
+        if size > 1:
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": TEXT}]
 
 
 async def measure(
-    base_url: str, variants: list[Variant], size: int, *, stream: bool, repetitions: int
+    base_url: str, variants: list[Variant], size: int, calls: int, *, stream: bool, repetitions: int
 ) -> dict[str, list[float]]:
     """CPU seconds per call of each variant, one figure a repetition."""
-    calls = 1 if size == 1 else 5
-    rollouts = max(2, (30 if stream else 100) // calls) if size < 100 else 3
+    rollouts = {1: 150, 10: 200}.get(size, 40) // calls
     figures: dict[str, list[float]] = {variant.name: [] for variant in variants}
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none-needed") as client:
         await one_rollout(client, size, calls, stream=stream)
@@ -133,6 +136,7 @@ async def measure(
                     (lambda: rollout("bench")) if variant.ours else nullcontext
                 )
                 with variant.open():
+                    gc.collect()  # each block begins alike; collections during it count
                     start = time.process_time()
                     for _ in range(rollouts):
                         with scope():
@@ -160,15 +164,20 @@ def main() -> None:
         f"Python {sys.version.split()[0]}, openai {openai.__version__}, {repetitions} repetitions"
     )
     print("CPU time per call as a ratio to bare: median (minimum to maximum)")
-    print(f"{'messages':>8} {'kind':>7} {'bare ms':>8}", *(f"{v.name:>22}" for v in variants[1:]))
+    print(
+        f"{'messages':>8} {'calls':>6} {'kind':>7} {'bare ms':>8}",
+        *(f"{v.name:>22}" for v in variants[1:]),
+    )
     with server() as base_url:
         for stream in (False, True):
-            for size in options.messages:
+            for size, calls in [(1, 1), *((size, 5) for size in options.messages)]:
                 figures = asyncio.run(
-                    measure(base_url, variants, size, stream=stream, repetitions=repetitions)
+                    measure(base_url, variants, size, calls, stream=stream, repetitions=repetitions)
                 )
                 bare = statistics.median(figures["bare"])
-                row = [f"{size:>8} {'stream' if stream else 'plain':>7} {bare * 1000:>8.2f}"]
+                row = [
+                    f"{size:>8} {calls:>6} {'stream' if stream else 'plain':>7} {bare * 1000:>8.2f}"
+                ]
                 for variant in variants[1:]:
                     ratios = [
                         own / base

@@ -171,6 +171,8 @@ class ActiveRollout:
         self.began_late = 0
         self.running = True
         self.recorder: Recorder | None = None
+        self.begun = False
+        """Whether its span has been started."""
         self.recording = False
         """Whether its span is recorded at all: not without an SDK."""
         self.recorded = False
@@ -414,6 +416,7 @@ def begin(options: Options) -> Run | None:
         active.span = active.tracer.start_span(
             name, context=context, attributes=active.start_attributes()
         )
+        active.begun = True
         active.recording = active.span.is_recording()
         span_context = active.span.get_span_context()
         active.trajectory.trace_id = f"{span_context.trace_id:032x}"

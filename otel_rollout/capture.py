@@ -20,6 +20,7 @@ import re
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import wrapt
@@ -35,7 +36,9 @@ from otel_rollout.streams import merge
 logger = logging.getLogger("otel_rollout")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_CALL = otel_context.create_key("otel-rollout-call")
+_current: ContextVar[weakref.ref[_Call] | None] = ContextVar("otel-rollout-call", default=None)
+"""The call that is being made here. A weak reference: a connection that the call opens keeps its
+context for as long as it lives."""
 _SECRET_HEADERS = ("authorization", "api-key", "x-api-key", "proxy-authorization")
 _SHORTEST_SECRET = 8
 _DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]").search
@@ -75,6 +78,7 @@ class _Call:
         self._body: bytes | None = None
         self._headers: Any = {}
         self._received = 0
+        self._status_code: int | None = None
         self.stream: _Received | None = None
         """What a streamed reply has brought so far; None while, or if, it is not streamed."""
         began = active.begin_call()
@@ -104,7 +108,10 @@ class _Call:
             self.span.add_event(sc.EVENT_RETRY, status)
             return
         self._headers = request.headers
-        if "json" not in request.headers.get("content-type", ""):
+        options = self._options
+        if options.files or (
+            options.json_data is None and "json" not in request.headers.get("content-type", "")
+        ):
             return  # a file that is uploaded; its bytes are not a conversation
         self._write_request(request.content)
 
@@ -123,7 +130,7 @@ class _Call:
     @_guarded
     def received(self, response: Any) -> None:
         """The HTTP response is here; its body has been read, or will be streamed."""
-        self.span.set_attribute(sc.RESPONSE_STATUS_CODE, response.status_code)
+        self._status_code = response.status_code
         self._received = self._active.clock
         if response.is_stream_consumed or response.is_closed:
             self._body = response.content
@@ -150,7 +157,7 @@ class _Call:
         self._learn_secrets()
         response = getattr(error, "response", None)
         if self._body is None and response is not None:
-            self.span.set_attribute(sc.RESPONSE_STATUS_CODE, response.status_code)
+            self._status_code = response.status_code
             try:
                 self._body = self._active.scrub(response.text).encode()
             except Exception:
@@ -182,6 +189,8 @@ class _Call:
             sc.EXCHANGE_ENDED: self.stream.last if self.stream else self._received or active.clock,
         }
         try:
+            if self._status_code is not None:
+                attributes[sc.RESPONSE_STATUS_CODE] = self._status_code
             if self.stream is not None:
                 attributes[sc.RESPONSE_STREAM] = True
             if self._body is not None:
@@ -423,24 +432,28 @@ def _options_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return kwargs["options"] if "options" in kwargs else args[1] if len(args) > 1 else None
 
 
-def _enter(call: _Call) -> Any:
-    # A weak reference: a connection that the call opens keeps its context for as long as it lives.
-    context = trace.set_span_in_context(call.span)
-    return otel_context.attach(otel_context.set_value(_CALL, weakref.ref(call), context))
+def _enter(call: _Call) -> tuple[Any, Any]:
+    span = otel_context.attach(trace.set_span_in_context(call.span))
+    return span, _current.set(weakref.ref(call))
+
+
+def _leave(tokens: tuple[Any, Any]) -> None:
+    otel_context.detach(tokens[0])
+    _current.reset(tokens[1])
 
 
 def _request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
     call = _begin(_options_of(args, kwargs))
     if call is None:
         return wrapped(*args, **kwargs)
-    token = _enter(call)
+    tokens = _enter(call)
     try:
         result = wrapped(*args, **kwargs)
     except BaseException as error:
         call.failed(error)
         raise
     finally:
-        otel_context.detach(token)
+        _leave(tokens)
     call.returned()
     return result
 
@@ -449,21 +462,21 @@ async def _async_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs:
     call = _begin(_options_of(args, kwargs))
     if call is None:
         return await wrapped(*args, **kwargs)
-    token = _enter(call)
+    tokens = _enter(call)
     try:
         result = await wrapped(*args, **kwargs)
     except BaseException as error:
         call.failed(error)
         raise
     finally:
-        otel_context.detach(token)
+        _leave(tokens)
     call.returned()
     return result
 
 
 def _current_call() -> _Call | None:
-    call = otel_context.get_value(_CALL)
-    return call() if isinstance(call, weakref.ref) else None
+    call = _current.get()
+    return None if call is None else call()
 
 
 def _build_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:

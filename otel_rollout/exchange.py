@@ -414,7 +414,9 @@ class Exchange:
     raw_request: str | None
     """The request's text, where it is no JSON object."""
     prompt: MessagePath | None
-    """The conversation of the request."""
+    """The conversation of the request; None where it has none, or where that is not known."""
+    prompt_is_known: bool
+    """False where the span with its beginning is missing."""
     body: str | None
     """The response's text; prompt token ids are replaced by `{"packed": index}`."""
     events: str | None
@@ -631,6 +633,7 @@ class ExchangeReader:
             params=params,
             raw_request=span.text(sc.REQUEST_RAW),
             prompt=prompt,
+            prompt_is_known=digest in self._messages,
             body=body,
             events=events,
             prompts=self._read_prompt_ids(span, damage),

@@ -240,7 +240,8 @@ def build_histories(
     completions: Sequence[Completion], appended: Appended
 ) -> tuple[list[History], list[str]]:
     """All histories, in order of their beginning, and sentences about what is ambiguous."""
-    completions = [completion for completion in in_order(completions) if completion.items]
+    # Of a completion whose conversation is not known no history can be told.
+    completions = [c for c in in_order(completions) if c.items and c.exchange.prompt_is_known]
     parents, warnings = link(completions)
     children: dict[Completion | None, list[Completion]] = {}
     for completion in completions:

@@ -43,7 +43,7 @@ class _Buffer:
     assembly: Assembly
     ended: list[SpanRecord] = field(default_factory=list)
     """Exchange spans that the assembly has not taken in yet."""
-    open: dict[str, ReadableSpan] = field(default_factory=dict)
+    open: dict[int, ReadableSpan] = field(default_factory=dict)
     size: int = 0
     refused: int = 0
     cut_off: bool = False
@@ -103,27 +103,21 @@ class TrajectorySpanProcessor(SpanProcessor):
             scope = span.instrumentation_scope
             if scope is None or scope.name != sc.SCOPE or self._closed:
                 return
-            attributes = as_record(span).attributes
-            rollout_id = attributes.get(sc.ROLLOUT_ID)
-            if not isinstance(rollout_id, str):
+            active = rollout_of(parent_context)
+            if active is None or span.context is None:
                 return
-            if sc.ROLLOUT_SCHEMA_VERSION in attributes:
-                active = rollout_of(parent_context)
-                if active is not None and active.id != rollout_id:
-                    active = None
-                assembly = Assembly(rollout_id)
-                if active is not None:
-                    assembly.trainable = active.trajectory.trainable
-                    assembly.rewards = active.trajectory.all_rewards
-                    active.recorder = active.recorder or self
+            if not active.begun:  # its own span
+                assembly = Assembly(active.id)
+                assembly.trainable = active.trajectory.trainable
+                assembly.rewards = active.trajectory.all_rewards
+                active.recorder = active.recorder or self
                 with self._lock:
-                    self._buffers[rollout_id] = _Buffer(active, span, assembly)
-                    if span.context is not None:
-                        self._rollouts[f"{span.context.span_id:016x}"] = rollout_id
-            elif sc.EXCHANGE_VERSION in attributes:
-                buffer = self._buffers.get(rollout_id)
-                if buffer is not None and span.context is not None:
-                    buffer.open[f"{span.context.span_id:016x}"] = span
+                    self._buffers[active.id] = _Buffer(active, span, assembly)
+                    self._rollouts[f"{span.context.span_id:016x}"] = active.id
+            elif sc.EXCHANGE_VERSION in (span.attributes or {}):
+                buffer = self._buffers.get(active.id)
+                if buffer is not None:
+                    buffer.open[span.context.span_id] = span
         except Exception:
             logger.exception("a span was not recorded for its trajectory")
 
@@ -150,7 +144,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             buffer = self._buffers.get(rollout_id)
             if buffer is None:
                 return  # capture said on the trajectory that this one came too late
-            buffer.open.pop(record.span_id, None)
+            buffer.open.pop(int(record.span_id, 16), None)
             if buffer.cut_off:
                 return
             if self._bytes + size > self._max_bytes:

@@ -509,6 +509,7 @@ _PLAIN_EXCHANGE = (
     "response_id",
     "key",
     "raw_request",
+    "prompt_is_known",
     "damage",
 )
 _Node = TypeVar("_Node", MessagePath, TokenPath)
