@@ -41,6 +41,8 @@ _current: ContextVar[weakref.ref[_Call] | None] = ContextVar("otel-rollout-call"
 context for as long as it lives."""
 _SECRET_HEADERS = ("authorization", "api-key", "x-api-key", "proxy-authorization")
 _SHORTEST_SECRET = 8
+_ERROR_TAIL = 1 << 16
+"""Bytes at the end of a stream in which an error that ended it is looked for."""
 _DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]").search
 _ID = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
 _MODULE = "openai._base_client"
@@ -248,7 +250,7 @@ class _Call:
             # Only what does not end as it should has to be understood here and now.
             said_done = received.is_events and _DONE(body[-64:]) is not None
             complete = ended or said_done
-            if received.is_events and (b'"error"' in body or not said_done):
+            if received.is_events and (not said_done or b'"error"' in body[-_ERROR_TAIL:]):
                 merged = merge(body.decode("utf-8", "replace"), self._choices)
                 complete, reported = merged.complete, merged.error
         except Exception:
@@ -297,7 +299,7 @@ class _Received:
             return
         self._chunks.append(chunk)
         self.last = self._call._active.clock
-        if b"[DONE]" in chunk and self.is_events:
+        if self.is_events and b"[DONE]" in chunk[-32:]:  # nothing comes behind it
             recent = b"".join(self._chunks[-2:])
             if _DONE(recent if len(self._chunks) <= 2 else recent[1:]):
                 self.stopped(ended=True)
