@@ -314,13 +314,15 @@ async def gather_trajectory(
             raise
     finally:
         otel_context.detach(token)
-    if gathering.active is None or not gathering.active.recorded or gathering.trajectory is None:
+        # Contexts live long, in pooled connections say: they must not hold the trajectory.
+        trajectory, gathering.trajectory = gathering.trajectory, None
+    if trajectory is None or gathering.active is None or not gathering.active.recorded:
         raise NotRecordedError(
             "gather_trajectory: the function ran, but no TrajectorySpanProcessor is on the tracer "
             "provider. Call otel_rollout.configure() at start-up, or "
             "provider.add_span_processor(TrajectorySpanProcessor(...))"
         )
-    return gathering.trajectory
+    return trajectory
 
 
 def _require_rollout(coroutine: object) -> None:

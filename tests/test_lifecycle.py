@@ -13,7 +13,13 @@ from typing import Any
 import openai
 import pytest
 
-from otel_rollout import Completion, Trajectory, TrajectorySpanProcessor, rollout
+from otel_rollout import (
+    Completion,
+    Trajectory,
+    TrajectorySpanProcessor,
+    gather_trajectory,
+    rollout,
+)
 from otel_rollout.capture import _Call, _Received
 from otel_rollout.testing import Reply
 from tests.conftest import Clients, Recording
@@ -523,15 +529,24 @@ async def test_many_concurrent_calls_end_once_each(recording: Recording, clients
     assert len(exchange_spans(recording)) == 20
 
 
+@pytest.mark.parametrize("gathered", [False, True], ids=["with", "gathered"])
 async def test_a_pooled_connection_holds_no_trajectory(
-    recording: Recording, clients: Clients
+    recording: Recording, clients: Clients, gathered: bool
 ) -> None:
     """A connection keeps the context it was opened in; the trajectory is freed all the same."""
     client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def agent() -> None:
+        await client.chat.completions.create(model="m", messages=ASK)
+
     freed = []
     for _ in range(2):
-        with rollout("agent") as trajectory:
-            await client.chat.completions.create(model="m", messages=ASK)
+        if gathered:
+            trajectory = await gather_trajectory(agent())
+        else:
+            with rollout("agent") as trajectory:
+                await client.chat.completions.create(model="m", messages=ASK)
         freed.append(weakref.ref(trajectory))
         del trajectory
     recording.exporter.clear()
