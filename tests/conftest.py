@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import hypothesis
 import openai
 import pytest
 from opentelemetry import trace
@@ -18,6 +20,15 @@ from opentelemetry.util._once import Once
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, Trajectory
 from otel_rollout.testing import ModelServer
+
+# The machine may be slow; and what CI says should not depend on luck.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
 
 
 @dataclass
@@ -60,8 +71,6 @@ def frozen_imports() -> None:
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No OTEL_* or OPENAI_* variable of the machine, no global provider of another test."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(("OTEL_", "OPENAI_")):
             monkeypatch.delenv(name)

@@ -41,8 +41,8 @@ def test_any_events_survive_packing(lines: list[str]) -> None:
 
 def test_packing_writes_what_is_common_once() -> None:
     """A stream of small deltas takes a fraction of its events' size."""
-    words = "the model answers one small word after another until all of it has been said".split()
-    events = sse([chunk({"role": "assistant"})] + [chunk({"content": f" {w}"}) for w in words])
+    deltas = [chunk({"content": f" word{i}"}) for i in range(15)]
+    events = sse([chunk({"role": "assistant"}), *deltas])
     packed = pack_events(events)
     assert unpack_events(packed) == events
     assert len(packed) < len(events) / 3
