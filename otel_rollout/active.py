@@ -240,10 +240,13 @@ class ActiveRollout:
             return self.clock
 
     def scrub(self, text: str) -> str:
-        """The text without the keys that the rollout's clients sign their requests with."""
+        """The text without the keys that the rollout's clients sign their requests with.
+
+        Lone surrogates are escaped: one would cost the whole batch that its span is exported in.
+        """
         for secret in self.secrets:
             text = text.replace(secret, "[redacted]")
-        return text
+        return text.encode("utf-8", "backslashreplace").decode()
 
     def start_attributes(self) -> dict[str, Any]:
         trajectory = self.trajectory

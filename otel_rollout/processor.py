@@ -38,7 +38,7 @@ logger = logging.getLogger("otel_rollout")
 class _Buffer:
     """The spans of one running rollout."""
 
-    active: ActiveRollout | None
+    active: ActiveRollout
     span: ReadableSpan
     assembly: Assembly
     ended: list[SpanRecord] = field(default_factory=list)
@@ -179,7 +179,7 @@ class TrajectorySpanProcessor(SpanProcessor):
 
     def _trajectory(self, buffer: _Buffer, record: SpanRecord) -> Trajectory:
         active = buffer.active
-        if active is not None and active.recorded:  # another processor was there first
+        if active.recorded:  # another processor was there first
             return active.trajectory
         if buffer.refused:
             buffer.assembly.refused = buffer.refused
@@ -191,8 +191,6 @@ class TrajectorySpanProcessor(SpanProcessor):
         # A call still under way is no part of the trajectory, but may carry what others refer to.
         buffer.assembly.add_later(map(as_record, buffer.open.values()))
         buffer.assembly.add(record)
-        if active is None:
-            return buffer.assembly.trajectory()
         active.trajectory.fill(buffer.assembly, record.end_time_ns)
         active.recorded = True
         return active.trajectory

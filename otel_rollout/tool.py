@@ -151,7 +151,7 @@ class tool:  # noqa: N801 - used as a decorator
             if error is not None:
                 self._span.record_exception(error)
                 self._span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
-                self._span.set_status(trace.StatusCode.ERROR, str(error))
+                self._span.set_status(trace.StatusCode.ERROR, _text(str(error)))
         except Exception:
             logger.exception("a tool span could not be closed cleanly")
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import json
@@ -848,3 +849,13 @@ def test_a_partly_sampled_provider_exports_whole_rollouts(clients: Clients):
     assert 0 < len(exported) < 20
     assert all(trajectory == held[trajectory.id] for trajectory in exported)
     provider.shutdown()
+
+
+def test_an_error_with_a_lone_surrogate_can_be_exported(recording: Recording):
+    """The text of any exception can be encoded: it would take other spans of its batch with it."""
+    with contextlib.suppress(ValueError), rollout("x"):
+        raise ValueError("half \ud83d of it")
+    (span,) = recording.spans
+    assert (span.status.description or "").encode() == b"ValueError: half \\ud83d of it"
+    assert all(str(value).encode() for value in (span.attributes or {}).values())
+    assert (recording.trajectory.error or {})["message"] == "half \\ud83d of it"
