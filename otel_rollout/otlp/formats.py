@@ -1,32 +1,24 @@
-"""Spans from and to OTLP: the collector's file, protobuf requests, Jaeger's API.
-
-Every reader gives `SpanRecord`s, which `reconstruct` takes. They are read as they come, in
-constant memory, so a file may be larger than the memory.
-"""
+"""The formats of OTLP, JSON and protobuf: one message in, the spans in it out."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import os
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Status, TracesData
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.spans import AttributeValue, SpanEvent, SpanRecord
 
 _ERROR = 2
-
-
-# --- JSON
+_OTHER_SIGNALS = ("resourceLogs", "resourceMetrics", "resourceProfiles")
+_HEX = frozenset("0123456789abcdef")
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
@@ -46,7 +38,7 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
                 )
             try:
                 data = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 cut = number
                 continue
             try:
@@ -56,8 +48,13 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
 
 
 def read_json(data: Any) -> Iterator[SpanRecord]:
-    """The spans of one OTLP/JSON `TracesData` object. SpanFormatError if it is not one."""
+    """The spans of one OTLP/JSON `TracesData` object. SpanFormatError if it is not one.
+
+    One of another signal (a collector may write logs to the same file) has none.
+    """
     if not isinstance(data, Mapping) or not isinstance(data.get("resourceSpans"), list):
+        if isinstance(data, Mapping) and any(key in data for key in _OTHER_SIGNALS):
+            return
         raise SpanFormatError(
             f"expected an OTLP/JSON object with 'resourceSpans', got {str(data)[:80]!r}"
         )
@@ -67,7 +64,7 @@ def read_json(data: Any) -> Iterator[SpanRecord]:
                 name = (scope.get("scope") or {}).get("name", "")
                 for span in scope.get("spans") or ():
                     yield _json_span(span, name)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise SpanFormatError(f"not an OTLP/JSON span: {error!r}") from error
 
 
@@ -76,9 +73,9 @@ def _json_span(span: Mapping[str, Any], scope: str) -> SpanRecord:
     end = int(span.get("endTimeUnixNano") or 0)
     return SpanRecord(
         name=span.get("name", ""),
-        trace_id=span["traceId"].lower(),
-        span_id=span["spanId"].lower(),
-        parent_span_id=(span.get("parentSpanId") or "").lower() or None,
+        trace_id=_json_id(span["traceId"], 16),
+        span_id=_json_id(span["spanId"], 8),
+        parent_span_id=_json_id(span.get("parentSpanId") or "", 8) or None,
         start_time_ns=int(span.get("startTimeUnixNano") or 0),
         end_time_ns=end or None,
         attributes=_json_attributes(span.get("attributes")),
@@ -97,26 +94,39 @@ def _json_span(span: Mapping[str, Any], scope: str) -> SpanRecord:
     )
 
 
+def _json_id(text: str, size: int) -> str:
+    """The id as lower-case hex: OTLP/JSON writes hex, plain protobuf JSON base64."""
+    plain = text.lower()
+    if not plain or (len(plain) == 2 * size and _HEX.issuperset(plain)):
+        return plain
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raw = b""
+    if len(raw) != size:
+        raise ValueError(f"expected an id of {size} bytes in hex, got {text[:80]!r}")
+    return raw.hex()
+
+
 def _json_attributes(rows: Sequence[Mapping[str, Any]] | None) -> dict[str, AttributeValue]:
     return {row["key"]: _json_value(row.get("value") or {}) for row in rows or ()}
 
 
 def _json_value(value: Mapping[str, Any]) -> Any:
     for kind, content in value.items():
-        if kind in ("stringValue", "boolValue", "bytesValue"):
+        if kind in ("stringValue", "boolValue"):
             return content
         if kind == "intValue":
             return int(content)
         if kind == "doubleValue":
             return float(content)  # also "NaN" and "Infinity"
+        if kind == "bytesValue":
+            return base64.b64decode(content)
         if kind == "arrayValue":
             return [_json_value(item) for item in content.get("values") or ()]
         if kind == "kvlistValue":
-            return {row["key"]: _json_value(row.get("value") or {}) for row in content["values"]}
+            return _json_attributes(content.get("values"))
     return None
-
-
-# --- protobuf
 
 
 def read_protobuf(data: bytes) -> Iterator[SpanRecord]:
@@ -163,93 +173,3 @@ def _value(value: AnyValue) -> Any:
     if kind == "kvlist_value":
         return {row.key: _value(row.value) for row in value.kvlist_value.values}
     return getattr(value, kind)
-
-
-# --- Jaeger
-
-
-def read_jaeger(url: str, trace_id: str, *, timeout: float = 30.0) -> list[SpanRecord]:
-    """The spans of one trace from a Jaeger query service, such as `http://127.0.0.1:16686`.
-
-    LookupError if Jaeger does not have the trace (yet), SpanFormatError if the answer is not that
-    of Jaeger's API v3, OSError if there is none.
-    """
-    # Jaeger before 2.20 knows only the first spelling, later ones prefer the second; without it
-    # Jaeger mends what it thinks is wrong with a trace.
-    query = urllib.parse.urlencode({"raw_traces": "true", "rawTraces": "true"})
-    address = f"{url.rstrip('/')}/api/v3/traces/{urllib.parse.quote(trace_id)}?{query}"
-    if not address.startswith(("http://", "https://")):
-        raise SpanFormatError(f"expected the http address of a Jaeger query service, got {url!r}")
-    try:
-        with urllib.request.urlopen(address, timeout=timeout) as answer:  # noqa: S310 - checked
-            body = answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 404:
-                raise LookupError(f"Jaeger at {url} has no trace {trace_id}") from None
-            raise SpanFormatError(
-                f"Jaeger at {url} answered {error.code}: {error.read(200)!r}"
-            ) from None
-    try:
-        data = json.loads(body)
-    except ValueError:
-        raise SpanFormatError(
-            f"{address} is not Jaeger's API v3: it answered {body[:80]!r}"
-        ) from None
-    return list(read_json(data["result"] if isinstance(data, dict) and "result" in data else data))
-
-
-# --- writing
-
-
-class SplittingSpanExporter(SpanExporter):
-    """Hands spans on in batches of at most so many bytes.
-
-    Batch processors count spans, receivers refuse by bytes (4 MiB over gRPC, 20 MiB over HTTP by
-    default), and a batch that is refused is lost with all that is in it. A single larger span is
-    sent alone.
-    """
-
-    def __init__(self, exporter: SpanExporter, max_bytes: int = 3 << 20) -> None:
-        self._exporter = exporter
-        self._max_bytes = max_bytes
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """FAILURE if any batch failed; the others are sent all the same."""
-        results = [self._exporter.export(batch) for batch in self._batches(spans)]
-        failed = SpanExportResult.FAILURE in results
-        return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
-
-    def _batches(self, spans: Iterable[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
-        batch: list[ReadableSpan] = []
-        total = 0
-        for span in spans:
-            size = _size(span)
-            if batch and total + size > self._max_bytes:
-                yield batch
-                batch, total = [], 0
-            batch.append(span)
-            total += size
-        if batch:
-            yield batch
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the exporter behind."""
-        return self._exporter.force_flush(timeout_millis)
-
-    def shutdown(self) -> None:
-        """Shut the exporter behind down."""
-        self._exporter.shutdown()
-
-
-def _size(span: ReadableSpan) -> int:
-    """About how many bytes a span takes; texts are all that is ever large."""
-    size = 512
-    for attributes in (span.attributes, *(event.attributes for event in span.events)):
-        for key, value in (attributes or {}).items():
-            size += len(key) + 16
-            if isinstance(value, str):
-                size += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
-            elif isinstance(value, Sequence):
-                size += 16 * len(value) + sum(len(v) for v in value if isinstance(v, str))
-    return size

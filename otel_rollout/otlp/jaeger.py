@@ -1,0 +1,121 @@
+"""Traces from Jaeger's API v3, whose answers are OTLP/JSON.
+
+`rawTraces` always: without it Jaeger mends what it thinks is wrong with a trace.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.otlp.formats import read_json
+from otel_rollout.spans import SpanRecord
+
+_SHORTEST_NS = 1000
+"""Some stores keep times in microseconds."""
+_trace_address = re.compile(
+    r"(https?://.+?)/(?:api/v3/traces|api/traces|trace)/([0-9a-fA-F]{1,32})/?(?:[?#].*)?"
+).fullmatch
+
+
+def read_jaeger(url: str, trace_id: str, *, timeout: float = 30.0) -> list[SpanRecord]:
+    """The spans of one trace from a Jaeger query service, such as `http://127.0.0.1:16686`.
+
+    LookupError if Jaeger does not have the trace (yet), SpanFormatError if the answer is not that
+    of Jaeger's API v3, OSError if there is none. `timeout`: seconds.
+    """
+    # Jaeger before 2.20 knows only the first spelling, later ones prefer the second.
+    query = {"raw_traces": "true", "rawTraces": "true"}
+    data = _get(url, f"traces/{urllib.parse.quote(trace_id)}", query, timeout)
+    if data is None:
+        raise LookupError(f"Jaeger at {url} has no trace {trace_id}")
+    return list(read_json(data))
+
+
+def find_jaeger(
+    url: str,
+    service: str,
+    start_time_ns: int,
+    end_time_ns: int,
+    *,
+    limit: int = 20,
+    timeout: float = 30.0,
+) -> Iterator[SpanRecord]:
+    """The spans of all traces of a service that began in this span of time.
+
+    Jaeger has no pages: where an answer is full, at `limit` traces, each half of the time is asked
+    for again, so that no more than `limit` traces are held at once. SpanFormatError where more than
+    `limit` began in one microsecond, or as for `read_jaeger`.
+    """
+    seen: set[str] = set()
+    windows = [(start_time_ns, end_time_ns)]
+    while windows:
+        start, end = windows.pop()
+        names = {"serviceName": service, "searchDepth": limit, "rawTraces": "true"}
+        names |= {"startTimeMin": _rfc3339(start), "startTimeMax": _rfc3339(end)}
+        query = {f"query.{name}": value for name, value in names.items()}
+        query |= {f"query.{_snake(name)}": value for name, value in names.items()}
+        records = list(read_json(_get(url, "traces", query, timeout) or {"resourceSpans": []}))
+        found = {record.trace_id for record in records}
+        yield from (record for record in records if record.trace_id not in seen)
+        seen |= found
+        if len(found) < limit:
+            continue
+        if end - start <= _SHORTEST_NS:
+            raise SpanFormatError(
+                f"Jaeger at {url}: {limit} or more traces of {service!r} began at "
+                f"{_rfc3339(start)}; use a larger limit"
+            )
+        middle = (start + end) // 2
+        windows += [(middle, end), (start, middle)]
+
+
+def read_address(address: str) -> Iterator[SpanRecord]:
+    """The spans of the trace that an address names: of Jaeger's page of it, or of its API."""
+    match = _trace_address(address)
+    if match is None:
+        raise SpanFormatError(
+            f"expected the address of a trace in Jaeger, such as "
+            f"http://127.0.0.1:16686/trace/<trace id>, got {address!r}"
+        )
+    yield from read_jaeger(match[1], match[2])
+
+
+def _get(url: str, path: str, query: Mapping[str, Any], timeout: float) -> Any:
+    """The answer's OTLP/JSON; None for 404."""
+    address = f"{url.rstrip('/')}/api/v3/{path}?{urllib.parse.urlencode(query)}"
+    if not address.startswith(("http://", "https://")):
+        raise SpanFormatError(f"expected the http address of a Jaeger query service, got {url!r}")
+    try:
+        with urllib.request.urlopen(address, timeout=timeout) as answer:  # noqa: S310 - checked
+            body = answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 404:
+                return None
+            raise SpanFormatError(
+                f"Jaeger at {url} answered {error.code}: {error.read(200)!r}"
+            ) from None
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        raise SpanFormatError(
+            f"{address} is not Jaeger's API v3: it answered {body[:80]!r}"
+        ) from None
+    return data["result"] if isinstance(data, dict) and "result" in data else data
+
+
+def _rfc3339(time_ns: int) -> str:
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+def _snake(name: str) -> str:
+    return re.sub("[A-Z]", lambda match: "_" + match[0].lower(), name)

@@ -1,0 +1,223 @@
+"""One reader for every source of spans: what it is, its content says, not its name."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, cast
+
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.otlp.clickhouse import read_clickhouse
+from otel_rollout.otlp.formats import read_json, read_protobuf
+from otel_rollout.otlp.jaeger import read_address
+from otel_rollout.spans import SpanRecord
+
+OnError = Callable[[SpanFormatError], None]
+Source = str | os.PathLike[str] | BinaryIO | Iterable[Mapping[str, Any]]
+
+_HEAD = 4096
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_FIELD = 0x0A
+"""The first byte of a protobuf message that has spans; also a line's end."""
+# A line's end cannot follow a quote in JSON, and does in protobuf.
+_is_json = re.compile(rb"(\xef\xbb\xbf)?\s*([\[{]\s*([\"\[{}\]][^\n]|$|[}\]]\s)|$)").match
+
+
+def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRecord]:
+    """The spans of a source, one at a time.
+
+    `source` is one of
+    * a path, or a file that is open for reading bytes. Its content says what it is: OTLP/JSON or
+      rows of ClickHouse's `otel_traces` (`FORMAT JSONEachRow`, `JSON`, `JSONCompact`,
+      `JSONCompactEachRowWithNames`), as lines or as one object; an answer of Jaeger's API v3;
+      OTLP/protobuf, one message or the collector's file of `format: proto`; each also gzipped.
+    * the http address of a trace in Jaeger, as copied from the browser or of its API v3.
+    * rows of `otel_traces` as dicts.
+
+    A last line, or message, that was cut by a crash is passed over. SpanFormatError, with the
+    file and the line's number, for anything else that cannot be read; with `on_error` each such
+    error is handed to it, and what can be read is. OSError where there is no source; LookupError
+    where Jaeger has no such trace.
+    """
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        return read_address(source)
+    if isinstance(source, str | os.PathLike):
+        return _read_path(source, on_error)
+    if hasattr(source, "read"):
+        file = cast("BinaryIO", source)
+        return _Reader(str(getattr(file, "name", file)), on_error).spans(file)
+    if isinstance(source, Iterable) and not isinstance(source, bytes | Mapping):
+        return read_clickhouse(source)
+    raise SpanFormatError(
+        f"read: expected a path, an open file, the address of a trace in Jaeger, or rows of "
+        f"otel_traces, got {source!r:.80}"
+    )
+
+
+def _read_path(path: str | os.PathLike[str], on_error: OnError | None) -> Iterator[SpanRecord]:
+    with open(path, "rb") as file:
+        yield from _Reader(os.fspath(path), on_error).spans(file)
+
+
+class _Reader:
+    """Reads one file; `name` says in an error where it is."""
+
+    def __init__(self, name: str, on_error: OnError | None) -> None:
+        self._name = name
+        self._on_error = on_error
+
+    def _fail(self, where: str, problem: object) -> None:
+        error = SpanFormatError(f"{self._name}{where}: {problem}")
+        if self._on_error is None:
+            raise error from None
+        self._on_error(error)
+
+    def spans(self, file: BinaryIO) -> Iterator[SpanRecord]:
+        head = file.read(_HEAD)
+        if isinstance(head, str):
+            raise SpanFormatError(f"{self._name}: open it for reading bytes: open(path, 'rb')")
+        whole = io.BufferedReader(_Joined(head, file))
+        if head.startswith(_GZIP):
+            with gzip.GzipFile(fileobj=whole) as inside:
+                try:
+                    yield from self.spans(cast("BinaryIO", inside))
+                except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                    self._fail("", f"its compressed content is damaged or cut ({error})")
+        elif head.startswith(_ZSTD) or head[4:8] == _ZSTD:
+            self._fail("", _COMPRESSED)
+        elif _is_json(head):
+            yield from self._lines(whole)
+        elif len(head) > 4 and head[4] == _FIELD and head[0] < _FIELD:
+            yield from self._messages(whole)
+        elif head[0] == _FIELD:
+            yield from self._all_of("", read_protobuf, whole.read())
+        else:
+            self._fail("", f"no format of spans begins with {head[:20]!r}; {_EXPECTED}")
+
+    def _all_of(
+        self, where: str, parse: Callable[[Any], Iterator[SpanRecord]], content: Any
+    ) -> Iterator[SpanRecord]:
+        """The spans of one line or message, up to what is no span in it."""
+        try:
+            yield from parse(content)
+        except SpanFormatError as error:
+            self._fail(where, error)
+
+    def _messages(self, file: BinaryIO) -> Iterator[SpanRecord]:
+        """The collector's `format: proto`: each message behind its length, 4 bytes big-endian."""
+        number = 0
+        while len(size := file.read(4)) == 4:
+            number += 1
+            message = file.read(int.from_bytes(size, "big"))
+            if len(message) < int.from_bytes(size, "big"):
+                return  # cut while it was written
+            if message.startswith(_ZSTD):
+                self._fail(f", message {number}", _COMPRESSED)
+                return
+            yield from self._all_of(f", message {number}", read_protobuf, message)
+
+    def _lines(self, file: Iterable[bytes]) -> Iterator[SpanRecord]:
+        lines = enumerate(file, 1)
+        documents = _Documents()
+        cut: int | None = None
+        for number, line in lines:
+            if not line.strip():
+                continue
+            if cut is not None:
+                self._fail(f", line {cut}", f"not JSON; {_EXPECTED}")
+                cut = None
+            try:
+                data = json.loads(line)
+            except (ValueError, RecursionError):
+                if line.rstrip().endswith((b"{", b"[", b",")):  # an object over several lines
+                    line += b"".join(rest for _, rest in lines)
+                    try:
+                        data = json.loads(line)
+                    except (ValueError, RecursionError) as error:
+                        self._fail(f", line {number}", f"not JSON ({error}); {_EXPECTED}")
+                        return
+                else:
+                    cut = number
+                    continue
+            yield from self._all_of(f", line {number}", documents.spans, data)
+
+
+class _Documents:
+    """The JSON values of one file, in turn: some of ClickHouse's formats begin with the names."""
+
+    def __init__(self) -> None:
+        self._columns: list[str] | None = None
+        self._types_may_follow = False
+
+    def spans(self, data: Any) -> Iterator[SpanRecord]:
+        if isinstance(data, list):
+            yield from self._list(data)
+        elif isinstance(data, dict) and "TraceId" in data:
+            yield from read_clickhouse([data])
+        elif isinstance(data, dict) and isinstance(data.get("meta"), list) and "data" in data:
+            names = [column["name"] for column in data["meta"]]
+            yield from read_clickhouse(_named(names, row) for row in data["data"])
+        elif isinstance(data, dict) and "result" in data:
+            yield from read_json(data["result"])
+        elif isinstance(data, dict) and "data" in data and "resourceSpans" not in data:
+            raise SpanFormatError(
+                "this looks like Jaeger's older API, which cuts times to microseconds: get "
+                "/api/v3/traces/<trace id>?rawTraces=true"
+            )
+        elif isinstance(data, dict) and {"schema_version", "exchanges"} <= data.keys():
+            raise SpanFormatError(
+                "this is a file of trajectories, not of spans; JsonlTrajectoryExporter.read "
+                "reads it"
+            )
+        elif data != {}:
+            yield from read_json(data)
+
+    def _list(self, data: list[Any]) -> Iterator[SpanRecord]:
+        if all(isinstance(item, dict) for item in data):
+            for item in data:
+                yield from self.spans(item)
+        elif "TraceId" in data:
+            self._columns, self._types_may_follow = data, True
+        elif self._columns is None or len(data) != len(self._columns):
+            raise SpanFormatError(f"expected spans, got the list {str(data)[:80]!r}")
+        else:
+            types = self._types_may_follow and "String" in data
+            self._types_may_follow = False
+            if not types:
+                yield from read_clickhouse([_named(self._columns, data)])
+
+
+def _named(columns: list[str], row: Any) -> Mapping[str, Any]:
+    return row if isinstance(row, dict) else dict(zip(columns, row, strict=True))
+
+
+class _Joined(io.RawIOBase):
+    """What was read of a file already, and then the file."""
+
+    def __init__(self, head: bytes, file: BinaryIO) -> None:
+        self._head = head
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head[: len(buffer)] or self._file.read(len(buffer))
+        self._head = self._head[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+_COMPRESSED = (
+    "it is compressed with zstd, which is not read: unpack it with `zstd -d`, or let the "
+    "collector's file exporter write without `compression`"
+)
+_EXPECTED = (
+    "expected OTLP/JSON lines, OTLP/protobuf, an answer of Jaeger's API v3, or rows of "
+    "ClickHouse's otel_traces"
+)

@@ -1,0 +1,128 @@
+"""Span exporters: to a file without a collector, and in batches that receivers take."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from otel_rollout.errors import ConfigurationError
+
+logger = logging.getLogger("otel_rollout")
+
+
+class JsonLinesSpanExporter(SpanExporter):
+    """Appends spans to a file, a batch a line, as the collector's file exporter writes them.
+
+        configure(span_exporters=[JsonLinesSpanExporter("spans.jsonl")])
+
+    `read` reads the file. For runs without a collector.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        if not self.path.parent.is_dir():
+            raise ConfigurationError(
+                f"JsonLinesSpanExporter({str(path)!r}): the folder {str(self.path.parent)!r} does "
+                f"not exist: create it first"
+            )
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Append the spans; FAILURE, and a line in the log, if they cannot be written."""
+        try:
+            line = to_json_line(spans).encode()
+            with self._lock, open(self.path, "ab", buffering=0) as file:
+                file.write(line)
+        except Exception:  # a span exporter does not raise
+            logger.exception("%d spans were not written to %s", len(spans), self.path)
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is buffered."""
+        return True
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def to_json_line(spans: Sequence[ReadableSpan]) -> str:
+    """One OTLP/JSON object, on one line with its end."""
+    data = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
+    for resource in data.get("resourceSpans", ()):
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                for link in (span, *span.get("links", ())):
+                    _ids_to_hex(link)
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _ids_to_hex(row: dict[str, Any]) -> None:
+    """Protobuf's own JSON has ids in base64, OTLP's in hex."""
+    for key in ("traceId", "spanId", "parentSpanId"):
+        if key in row:
+            row[key] = base64.b64decode(row[key]).hex()
+
+
+class SplittingSpanExporter(SpanExporter):
+    """Hands spans on in batches of at most so many bytes.
+
+    Batch processors count spans, receivers refuse by bytes (4 MiB over gRPC, 20 MiB over HTTP by
+    default), and a batch that is refused is lost with all that is in it. A single larger span is
+    sent alone.
+    """
+
+    def __init__(self, exporter: SpanExporter, max_bytes: int = 3 << 20) -> None:
+        self._exporter = exporter
+        self._max_bytes = max_bytes
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """FAILURE if any batch failed; the others are sent all the same."""
+        results = [self._exporter.export(batch) for batch in self._batches(spans)]
+        failed = SpanExportResult.FAILURE in results
+        return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
+
+    def _batches(self, spans: Iterable[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
+        batch: list[ReadableSpan] = []
+        total = 0
+        for span in spans:
+            size = _size(span)
+            if batch and total + size > self._max_bytes:
+                yield batch
+                batch, total = [], 0
+            batch.append(span)
+            total += size
+        if batch:
+            yield batch
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Flush the exporter behind."""
+        return self._exporter.force_flush(timeout_millis)
+
+    def shutdown(self) -> None:
+        """Shut the exporter behind down."""
+        self._exporter.shutdown()
+
+
+def _size(span: ReadableSpan) -> int:
+    """About how many bytes a span takes; texts are all that is ever large."""
+    size = 512
+    for attributes in (span.attributes, *(event.attributes for event in span.events)):
+        for key, value in (attributes or {}).items():
+            size += len(key) + 16
+            if isinstance(value, str):
+                size += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+            elif isinstance(value, Sequence):
+                size += 16 * len(value) + sum(len(v) for v in value if isinstance(v, str))
+    return size
