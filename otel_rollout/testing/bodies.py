@@ -25,6 +25,8 @@ class ToolCall:
     """JSON text, sent verbatim: whitespace, key order and mistakes are kept."""
     id: str | None = None
     """None: `call_{response}_{choice}_{index}`, unique within the server."""
+    custom: bool = False
+    """A call of a custom tool: `arguments` is its input, a text of any form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Reply:
     """Stream: close the connection after so many events, without the end of the HTTP body.
     Otherwise: close it after half the body."""
     usage: bool = True
+    polls: int = 1
+    """Responses API, `background`: how often it is still in progress when it is retrieved."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Merged last into the response object; of a stream, into every chunk."""
     message_extra: Mapping[str, object] = field(default_factory=dict)
@@ -145,12 +149,16 @@ def _spans(
 
 
 def _message_spans(message: Json) -> Iterator[_Span]:
-    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    calls = message.get("tool_calls") or ()
+    functions = [call.get("function") or call.get("custom") or {} for call in calls]
     return _spans(
         message.get("reasoning_content") or message.get("reasoning"),
         content_text(message.get("content")),
         message.get("refusal"),
-        [ToolCall(call.get("name", ""), _text(call.get("arguments", ""))) for call in functions],
+        [
+            ToolCall(call.get("name", ""), _text(call.get("arguments", call.get("input", ""))))
+            for call in functions
+        ],
     )
 
 
@@ -205,8 +213,12 @@ class Call:
         return [
             {
                 "id": call.id or f"call_{self.sequence:06d}_{index}_{position}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
+                "type": "custom" if call.custom else "function",
+                **(
+                    {"custom": {"name": call.name, "input": call.arguments}}
+                    if call.custom
+                    else {"function": {"name": call.name, "arguments": call.arguments}}
+                ),
             }
             for position, call in enumerate(choice.tool_calls)
         ]
@@ -247,8 +259,10 @@ def _deltas(call: Call, choice: Reply, index: int) -> Iterator[tuple[Json, list[
             delta: Json = {span.field: text}
             if is_call:
                 opened = {} if number else calls[span.tool_index]
-                function = {**opened.get("function", {}), "arguments": text}
-                delta = {"tool_calls": [{"index": span.tool_index, **opened, "function": function}]}
+                kind = calls[span.tool_index]["type"]
+                argument = "input" if kind == "custom" else "arguments"
+                said = {**opened.get(kind, {}), argument: text}
+                delta = {"tool_calls": [{"index": span.tool_index, **opened, kind: said}]}
             prefix = "" if number else span.prefix
             suffix = span.suffix if number == len(texts) - 1 else ""
             yield {**delta, **extra}, TOKENIZER.encode(prefix + text + suffix)
@@ -284,8 +298,14 @@ def _text_logprobs(token_ids: list[int], start: int, offset: int) -> Json:
     }
 
 
-def _choice_parts(call: Call, choice: Reply, index: int, chat: bool) -> list[Json]:
-    """A choice as it stands in the `choices` of each chunk, or in those of the one response."""
+def _choice_parts(
+    call: Call, choice: Reply, index: int, chat: bool, echoed: Sequence[int]
+) -> list[Json]:
+    """A choice as it stands in the `choices` of each chunk, or in those of the one response.
+
+    `echoed` is the prompt that a text completion repeats: in text and log-probabilities (the
+    first of which nobody knows), not in the token ids.
+    """
     pieces: Iterable[tuple[Json, list[int]]] = _deltas(call, choice, index)
     if not call.stream:
         pieces = [(_message(call, choice, index), _completion_ids(choice))]
@@ -296,6 +316,15 @@ def _choice_parts(call: Call, choice: Reply, index: int, chat: bool) -> list[Jso
             logprobs = _chat_logprobs(call, ids, position)
         elif call.logprobs and ids:
             logprobs = _text_logprobs(ids, position, offset)
+        if echoed and not parts:
+            before = TOKENIZER.decode(echoed)
+            if call.logprobs:
+                own = _text_logprobs(ids, position, len(before)) if ids else None
+                logprobs = _text_logprobs(list(echoed), 0, 0)
+                logprobs["token_logprobs"][0] = None
+                for name in ("tokens", "token_logprobs", "text_offset") if own else ():
+                    logprobs[name] += (own or {})[name]
+            text = before + text
         shown = {"delta" if call.stream else "message": said} if chat else {"text": text}
         part = {"index": index, **shown, "logprobs": logprobs, "finish_reason": None}
         if call.token_ids:
@@ -319,7 +348,8 @@ def generation(call: Call) -> list[Json]:
         replies = [Reply(said.content, finish_reason=said.finish_reason) for said in replies]
     choices, completion_tokens = list[list[Json]](), 0
     for index, (prompt_ids, choice) in enumerate(itertools.product(prompts, replies)):
-        choices.append(_choice_parts(call, choice, index, chat))
+        echoed = prompt_ids if body.get("echo") and not chat else []
+        choices.append(_choice_parts(call, choice, index, chat, echoed))
         completion_tokens += len(_completion_ids(choice))
         if call.token_ids and not chat:
             choices[-1][0]["prompt_token_ids"] = prompt_ids
@@ -350,9 +380,14 @@ def input_messages(body: Json) -> list[Json]:
             messages.append({"role": item.get("role", "user"), "content": item.get("content")})
         elif kind == "function_call":
             messages.append({"role": "assistant", "tool_calls": [{"function": item}]})
-        elif kind == "function_call_output":
+        elif kind == "custom_tool_call":
+            messages.append({"role": "assistant", "tool_calls": [{"custom": item}]})
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             messages.append({"role": "tool", "content": item.get("output")})
     return messages
+
+
+_FUNCTION_CALL: Final = ("function_call", "fc")
 
 
 def _output_items(call: Call) -> list[Json]:
@@ -360,7 +395,10 @@ def _output_items(call: Call) -> list[Json]:
     items, parts = list[Json](), list[Json]()
     if reply.reasoning:
         content = [{"type": "reasoning_text", "text": reply.reasoning}]
-        items.append({"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": content})
+        item: Json = {"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": content}
+        if "reasoning.encrypted_content" in (call.body.get("include") or ()):
+            item["encrypted_content"] = base64.b64encode(reply.reasoning.encode()).decode()
+        items.append(item)
     if reply.content is not None:
         text = {"type": "output_text", "text": reply.content}
         parts.append({**text, "annotations": [], "logprobs": []})
@@ -370,8 +408,10 @@ def _output_items(call: Call) -> list[Json]:
         message = {"id": f"msg_{number}", "type": "message", "role": "assistant"}
         items.append({**message, "status": "completed", "content": parts, **reply.message_extra})
     for index, tool_call in enumerate(call.tool_calls(reply, 0)):
-        item = {"id": f"fc_{number}_{index}", "type": "function_call", "status": "completed"}
-        items.append({**item, "call_id": tool_call["id"], **tool_call["function"]})
+        kind, prefix = ("custom_tool_call", "ctc") if "custom" in tool_call else _FUNCTION_CALL
+        item = {"id": f"{prefix}_{number}_{index}", "type": kind, "status": "completed"}
+        said = tool_call[tool_call["type"]]
+        items.append({**item, "call_id": tool_call["id"], **said})
     return items
 
 
@@ -393,6 +433,11 @@ def response_body(call: Call) -> Json:
         "metadata": body.get("metadata") or {},
         **{name: body.get(name) for name in echoed},
     }
+    if conversation := body.get("conversation"):
+        named = isinstance(conversation, str)
+        response["conversation"] = {"id": conversation} if named else conversation
+    if body.get("background"):
+        response["background"] = True
     if reply.usage:
         input_tokens = len(TOKENIZER.encode_messages(input_messages(body)))
         output_tokens = len(_completion_ids(reply))
@@ -407,6 +452,12 @@ def response_body(call: Call) -> Json:
     return {**response, **reply.extra}
 
 
+def unfinished(response: Json, status: str) -> Json:
+    """What a response is before it is done: its output and usage are still to come."""
+    nothing: Json = {"output": [], "usage": None, "error": None, "incomplete_details": None}
+    return {**response, "status": status, **nothing}
+
+
 def response_events(call: Call) -> Iterator[bytes]:
     for number, (name, fields) in enumerate(_named_events(call)):
         event = {"type": f"response.{name}", "sequence_number": number, **fields}
@@ -415,13 +466,13 @@ def response_events(call: Call) -> Iterator[bytes]:
 
 def _named_events(call: Call) -> Iterator[tuple[str, Json]]:
     final = response_body(call)
-    opened = {**final, "status": "in_progress", "output": [], "usage": None}
-    opened["incomplete_details"] = None
+    opened = unfinished(final, "in_progress")
     yield "created", {"response": opened}
     yield "in_progress", {"response": opened}
     for output_index, item in enumerate(final["output"]):
         at = {"item_id": item["id"], "output_index": output_index}
-        empty: Json = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        argument = _ARGUMENTS.get(item["type"])
+        empty: Json = {argument: ""} if argument else {"content": []}
         added = {**item, **empty, "status": "in_progress"}
         yield "output_item.added", {"output_index": output_index, "item": added}
         for content_index, part in enumerate(item.get("content", ())):
@@ -433,13 +484,17 @@ def _named_events(call: Call) -> Iterator[tuple[str, Json]]:
                 yield f"{kind}.delta", {**here, "delta": piece, **logprobs}
             yield f"{kind}.done", {**here, name: part[name], **logprobs}
             yield "content_part.done", {**here, "part": part}
-        if item["type"] == "function_call":
-            said = {"name": item["name"], "arguments": item["arguments"]}
-            for piece in _split(item["arguments"], call.chunk_size):
-                yield "function_call_arguments.delta", {**at, "delta": piece}
-            yield "function_call_arguments.done", {**at, **said}
+        if argument:
+            event = f"{item['type']}_{argument}"
+            for piece in _split(item[argument], call.chunk_size):
+                yield f"{event}.delta", {**at, "delta": piece}
+            named = {"name": item["name"]} if argument == "arguments" else {}
+            yield f"{event}.done", {**at, **named, argument: item[argument]}
         yield "output_item.done", {"output_index": output_index, "item": item}
     yield final["status"], {"response": final}
+
+
+_ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 def embeddings(body: Json) -> Json:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
@@ -30,6 +32,7 @@ from otel_rollout.testing.bodies import (
     prompt_ids_of,
     response_body,
     response_events,
+    unfinished,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +63,8 @@ class WireExchange:
     """Names in lower case."""
     status: int
     response: bytes
-    """The body as far as it was sent; of a stream its events, without HTTP's chunk framing."""
+    """The body as far as it was sent; of a stream its events, without HTTP's chunk framing.
+    Compressed where the server compresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +193,18 @@ _PARAMETERS: Final[Mapping[str, str]] = {
     "/v1/responses": "input",
     "/v1/embeddings": "input",
 }
+_azure = re.compile(r"^/openai(/v1)?(/deployments/[^/]+)?").sub
+"""Azure has the same endpoints below other paths."""
+_retrieval = re.compile(r"/v1/responses/([^/]+)(/cancel)?").fullmatch
 
 
 class ModelServer:
     """An OpenAI-compatible model server on 127.0.0.1, for tests of agents over real HTTP.
 
     Endpoints: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (each also streamed),
-    `/v1/embeddings`, `/v1/models`. Anything else is a 404 in OpenAI's error shape.
+    `/v1/embeddings`, `/v1/models`, and where Azure has them. A response can be retrieved, one with
+    `background` is there only then. Anything else, `routes` apart, is a 404 in OpenAI's error
+    shape.
 
     `reply` decides what the model says:
 
@@ -221,14 +230,22 @@ class ModelServer:
         token_ids: bool = True,
         logprobs: bool = True,
         chunk_size: int = 8,
+        compress: bool = False,
+        routes: Mapping[str, Raw] | None = None,
         port: int = 0,
     ) -> None:
-        """`chunk_size` is in characters per event of a stream; port 0 is any free port."""
+        """`chunk_size` is in characters per event of a stream; port 0 is any free port.
+
+        `compress` sends every body gzipped. `routes` are responses of further endpoints by path,
+        such as `/v1/moderations`, for any method.
+        """
         if chunk_size < 1:
             raise ValueError(f"chunk_size is {chunk_size!r}, expected 1 or more characters")
         self._reply = _reply_function(reply)
         self._token_ids, self._logprobs = token_ids, logprobs
         self._chunk_size, self._port = chunk_size, port
+        self._compress, self._routes = compress, dict(routes or {})
+        self._responses: dict[str, tuple[Call, Iterator[None]]] = {}
         self._server: _Server | None = None
         self._lock = threading.Lock()
         self._exchanges: list[WireExchange] = []
@@ -280,10 +297,18 @@ class ModelServer:
             self._exchanges.append(exchange)
 
     def _answer(self, method: str, path: str, request: bytes) -> _Answer:
-        path = path.partition("?")[0]
+        path, _, query = path.partition("?")
+        answer = self._respond(method, _azure("/v1", path), query, request)
+        return _compressed(answer) if self._compress else answer
+
+    def _respond(self, method: str, path: str, query: str, request: bytes) -> _Answer:
+        if path in self._routes:
+            return _verbatim(self._routes[path])
         if (method, path) == ("GET", "/v1/models"):
             model = {"id": MODEL, "object": "model", "created": CREATED, "owned_by": "test"}
             return _Answer([dump({"object": "list", "data": [model]})])
+        if found := _retrieval(path):
+            return self._retrieve(found[1], cancel=bool(found[2]), stream="stream=true" in query)
         if method != "POST" or path not in _PARAMETERS:
             return _error(404, f"ModelServer has no {method} {path}", "not_found")
         parameter = _PARAMETERS[path]
@@ -298,16 +323,7 @@ class ModelServer:
                 return _Answer([dump(embeddings(body))])
             said = self._reply(body)
             if isinstance(said, Raw):
-                pace = Reply(delay=said.delay)
-                parts = [part for part in (said.body, *said.chunks) if part] or [b""]
-                return _Answer(
-                    parts,
-                    said.status,
-                    said.content_type,
-                    said.headers,
-                    stream=bool(said.chunks),
-                    pace=pace,
-                )
+                return _verbatim(said)
             return self._generate(body, Reply(said) if isinstance(said, str) else said)
         except Exception as error:  # the reply is the user's code: its failure is a response
             return _error(500, f"{type(error).__name__}: {error}")
@@ -321,8 +337,14 @@ class ModelServer:
         # Of a text completion `logprobs` is a number, and 0 asks for them.
         logprobs = self._logprobs or body.get("logprobs") not in (None, False)
         call = Call(body, reply, sequence, self._chunk_size, token_ids, logprobs)
+        if "input" in body:
+            with self._lock:
+                polls = itertools.repeat(None, reply.polls)
+                self._responses[call.head("", "resp_").get("id", "")] = call, polls
         if not call.stream:
             response = response_body(call) if "input" in body else generation(call)[0]
+            if body.get("background"):
+                response = unfinished(response, "queued")
             return _Answer([dump(response)], pace=reply)
         if "input" in body:
             events = list(response_events(call))
@@ -330,6 +352,35 @@ class ModelServer:
             events = [b"data: %b\n\n" % dump(chunk) for chunk in generation(call)]
             events.append(b"data: [DONE]\n\n")
         return _Answer(events, content_type="text/event-stream", stream=True, pace=reply)
+
+    def _retrieve(self, response_id: str, *, cancel: bool, stream: bool) -> _Answer:
+        with self._lock:
+            call, polls = self._responses.get(response_id, (None, iter(())))
+            waiting = any(True for _ in itertools.islice(polls, 1))
+        if call is None:
+            return _error(404, f"Response with id {response_id!r} not found.", "not_found")
+        if stream:
+            events = list(response_events(call))
+            return _Answer(events, content_type="text/event-stream", stream=True, pace=call.reply)
+        response = response_body(call)
+        if cancel or (waiting and call.body.get("background")):
+            response = unfinished(response, "cancelled" if cancel else "in_progress")
+        return _Answer([dump(response)])
+
+
+def _verbatim(said: Raw) -> _Answer:
+    parts = [part for part in (said.body, *said.chunks) if part] or [b""]
+    pace = Reply(delay=said.delay)
+    stream = bool(said.chunks)
+    return _Answer(parts, said.status, said.content_type, said.headers, stream=stream, pace=pace)
+
+
+def _compressed(answer: _Answer) -> _Answer:
+    """The answer gzipped; what has been sent of it can be read at once."""
+    packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+    parts = [packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH) for part in answer.parts]
+    parts[-1] += packer.flush()
+    return replace(answer, parts=parts, headers={**answer.headers, "Content-Encoding": "gzip"})
 
 
 def _reply_function(
