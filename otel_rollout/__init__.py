@@ -33,6 +33,7 @@ from otel_rollout.export import (
     TrajectoryExporter,
 )
 from otel_rollout.histories import History, HistoryItem
+from otel_rollout.processes import continue_rollout, propagate
 from otel_rollout.processor import TrajectorySpanProcessor
 from otel_rollout.reconstruct import reconstruct
 from otel_rollout.rollout import (
@@ -66,10 +67,12 @@ __all__ = [
     "TruncationWarning",
     "UnknownCompletionError",
     "configure",
+    "continue_rollout",
     "gather_trajectory",
     "get_current_trajectory",
     "get_history",
     "no_capture",
+    "propagate",
     "reconstruct",
     "record_reward",
     "rollout",

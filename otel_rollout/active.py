@@ -11,12 +11,14 @@ import asyncio
 import itertools
 import logging
 import os
+import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -27,7 +29,8 @@ from otel_rollout.completion import Completion, Reward, RewardKey
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.exchange import ExchangeWriter
 from otel_rollout.messages import Json, checked_json, dumps, loads
-from otel_rollout.reconstruct import after_sentence
+from otel_rollout.reconstruct import after_sentence, evaluation_name
+from otel_rollout.spans import SpanRecord, carried, label, sealed
 from otel_rollout.trajectory import Trajectory
 
 logger = logging.getLogger("otel_rollout")
@@ -140,10 +143,16 @@ class Options:
         return replace(self, **options)
 
 
-class Recorder(Protocol):
-    """The part of the span processor that a running rollout reads."""
+Key = tuple[str, str]
+"""What tells apart the rollouts, and parts of rollouts, of a process: rollout id, process name."""
 
-    def completions(self, rollout_id: str) -> list[Completion]: ...
+
+class Recorder(Protocol):
+    """The part of the span processor that a running rollout uses."""
+
+    def completions(self, key: Key) -> list[Completion]: ...
+
+    def add_spans(self, key: Key, records: Sequence[SpanRecord]) -> None: ...
 
 
 class OpenStream(Protocol):
@@ -153,16 +162,53 @@ class OpenStream(Protocol):
         """Record the call as it stands."""
 
 
+_waiting: deque[Callable[[], None]] = deque()
+
+
+def later(step: Callable[[], None]) -> None:
+    """Have something done at the next call, or at the next look into a rollout.
+
+    For what the garbage collector may ask for: it runs anywhere, also where a lock is held that
+    ending a span takes.
+    """
+    _waiting.append(step)
+
+
+def settle() -> None:
+    """Do what waits."""
+    while _waiting:
+        try:
+            step = _waiting.popleft()
+        except IndexError:
+            return  # another thread was faster
+        step()
+
+
 class ActiveRollout:
-    """One run, while it runs: what capture and the processor share with the user's view of it."""
+    """One run, while it runs: what capture and the processor share with the user's view of it.
+
+    In a process that continues a rollout of another one (`part_of`) it is this process's part.
+    """
 
     def __init__(
-        self, options: Options, tracer: trace.Tracer, parent: ActiveRollout | None
+        self,
+        options: Options,
+        tracer: trace.Tracer,
+        parent: ActiveRollout | None,
+        *,
+        part_of: str | None = None,
     ) -> None:
         self.tracer = tracer
+        self.pid = os.getpid()
+        self.is_part = part_of is not None
         self.lock = threading.RLock()
         self.writer = ExchangeWriter()
-        self.process = _process()
+        # Two parts that one process has of a rollout have clocks of their own.
+        self.process = f"{_process()}-{os.urandom(4).hex()}" if self.is_part else _process()
+        self.handed_on = 0
+        """How often it was handed on, less how often it was continued in this very process."""
+        self.records: list[SpanRecord] = []
+        """What a part recorded, once it has ended."""
         self.clock = 0
         """Logical time: the number of calls that have begun."""
         self.open = 0
@@ -179,7 +225,7 @@ class ActiveRollout:
         """Whether a processor took the finished rollout."""
         self.secrets: set[str] = set()
         self.span: trace.Span = trace.INVALID_SPAN
-        self.id = os.urandom(16).hex()
+        self.id = part_of or os.urandom(16).hex()
         self._trajectory: Trajectory | None = Trajectory(
             id=self.id,
             parent_id=parent.id if parent else None,
@@ -188,6 +234,18 @@ class ActiveRollout:
         )
         self._ended = weakref.ref(self._trajectory)
         self.apply(options)
+        if not self.is_part:
+            _running[self.id] = self
+
+    @property
+    def key(self) -> Key:
+        return self.id, self.process
+
+    @property
+    def span_name(self) -> str:
+        if self.is_part:
+            return sc.OPERATION_CONTINUE
+        return f"{sc.OPERATION_INVOKE_AGENT} {self.trajectory.name}"
 
     @property
     def trajectory(self) -> Trajectory:
@@ -214,11 +272,16 @@ class ActiveRollout:
         if options.metadata:
             trajectory.metadata.update(options.metadata)
         if self.span.is_recording():
-            self.span.update_name(f"{sc.OPERATION_INVOKE_AGENT} {trajectory.name}")
+            self.span.update_name(self.span_name)
             self.span.set_attributes(self.start_attributes())
 
     def completions(self) -> list[Completion]:
-        return self.recorder.completions(self.id) if self.recorder else []
+        settle()
+        return self.recorder.completions(self.key) if self.recorder else []
+
+    def add_spans(self, records: Sequence[SpanRecord]) -> None:
+        if self.recorder is not None:
+            self.recorder.add_spans(self.key, records)
 
     def begin_call(self) -> int:
         """The logical time at which a call begins now."""
@@ -250,7 +313,14 @@ class ActiveRollout:
 
     def start_attributes(self) -> dict[str, Any]:
         trajectory = self.trajectory
+        if self.is_part:
+            return {
+                sc.ROLLOUT_PART: True,
+                sc.ROLLOUT_ID: self.id,
+                sc.ROLLOUT_PROCESS: self.process,
+            }
         attributes = {
+            sc.ROLLOUT_PROCESS: self.process,
             sc.GEN_AI_OPERATION_NAME: sc.OPERATION_INVOKE_AGENT,
             sc.GEN_AI_AGENT_NAME: trajectory.name,
             sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
@@ -259,7 +329,7 @@ class ActiveRollout:
             sc.ROLLOUT_TASK_ID: trajectory.task_id,
             sc.ROLLOUT_GROUP_ID: trajectory.group_id,
             sc.ROLLOUT_SAMPLE_INDEX: trajectory.sample_index,
-            sc.ROLLOUT_POLICY_VERSION: trajectory.policy_version,
+            **label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version),
             sc.ROLLOUT_TRAINABLE: trajectory.trainable,
         }
         return _present(attributes)
@@ -282,21 +352,24 @@ class ActiveRollout:
         texts: dict[str, Json] = {
             sc.ROLLOUT_ERROR: trajectory.error,
             sc.ROLLOUT_OUTPUT: trajectory.output,
-            sc.ROLLOUT_REWARDS: [r.to_dict() for r in trajectory.all_rewards.values()] or None,
+            sc.ROLLOUT_REWARDS: [r.to_dict() for r in list(trajectory.all_rewards.values())]
+            or None,
             sc.ROLLOUT_METRICS: dict(trajectory.metrics) or None,
             sc.ROLLOUT_METADATA: dict(trajectory.metadata) or None,
             sc.ROLLOUT_LOGS: trajectory.logs or None,
-            sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in trajectory.appended.items()] or None,
+            sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in list(trajectory.appended.items())]
+            or None,
         }
         attributes: dict[str, Any] = {
             sc.ROLLOUT_STATUS: trajectory.status,
             sc.ROLLOUT_TERMINATION_REASON: trajectory.termination_reason,
             sc.ROLLOUT_EXCHANGE_COUNT: self.clock,
             sc.ROLLOUT_OPEN_COUNT: self.open,
+            sc.ROLLOUT_PROPAGATED: self.handed_on > 0 or None,
             sc.ROLLOUT_REWARD: None if trajectory.reward is None else float(trajectory.reward),
         }
         attributes |= {key: dumps(value) for key, value in texts.items() if value is not None}
-        return _present(attributes)
+        return sealed({**self.start_attributes(), **_present(attributes)})
 
 
 def _late_reward(
@@ -310,14 +383,16 @@ def _late_reward(
         data: dict[str, Json] = {"name": name, "completion_id": completion_id, "value": None}
         data |= {"choice_index": choice_index} if choice_index else {}
         span = tracer.start_span(
-            f"{sc.OPERATION_EVALUATE} {name or 'reward'}",
+            evaluation_name(name),
             context=trace.set_span_in_context(trace.NonRecordingSpan(parent)),
-            attributes={
-                sc.ROLLOUT_ID: rollout_id,
-                sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
-                sc.REWARD: dumps(data if reward is None else reward.to_dict()),
-                sc.REWARD_NUMBER: next(number),
-            },
+            attributes=sealed(
+                {
+                    sc.ROLLOUT_ID: rollout_id,
+                    sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
+                    sc.REWARD: dumps(data if reward is None else reward.to_dict()),
+                    sc.REWARD_NUMBER: next(number),
+                }
+            ),
         )
         if reward is not None:
             span.add_event(sc.GEN_AI_EVALUATION_RESULT, _evaluation(reward))
@@ -349,12 +424,8 @@ def _evaluation(reward: Reward) -> dict[str, Any]:
 
 
 def _present(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that say something, in text that any transport carries."""
-    return {
-        key: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-        for key, value in attributes.items()
-        if value is not None
-    }
+    """The attributes that say something."""
+    return {key: carried(value) for key, value in attributes.items() if value is not None}
 
 
 def _ending(error: BaseException | None) -> tuple[str, str | None]:
@@ -380,15 +451,102 @@ class Run:
 def current_rollout() -> ActiveRollout | None:
     """The rollout that a model call made here belongs to; None also under `no_capture()`."""
     context = otel_context.get_current()
-    if context.get(CAPTURE_OFF):
-        return None
-    return cast("ActiveRollout | None", context.get(ROLLOUT))
+    return None if context.get(CAPTURE_OFF) else rollout_of(context)
 
 
 def rollout_of(context: otel_context.Context | None) -> ActiveRollout | None:
     """The rollout whose span is started in this context."""
-    found = (otel_context.get_current() if context is None else context).get(ROLLOUT)
-    return found if isinstance(found, ActiveRollout) else None
+    found = (otel_context.get_current() if context is None else context).get(ROLLOUT, _default)
+    return _here(found) if isinstance(found, ActiveRollout) else None
+
+
+# --- other processes
+
+_running: weakref.WeakValueDictionary[str, ActiveRollout] = weakref.WeakValueDictionary()
+"""The rollouts of this process by id, as long as anything of them is there."""
+_default: ActiveRollout | None = None
+"""What this whole process continues, if its environment says so."""
+_inherited: dict[tuple[int, int], ActiveRollout | None] = {}
+"""Of a forked process: its part of each rollout that it was forked in, by `id` of the parent's."""
+_forking = threading.Lock()
+
+
+def running_rollout(rollout_id: str) -> ActiveRollout | None:
+    """The rollout of this process that has this id and has not ended."""
+    active = _running.get(rollout_id)
+    if active is None or not active.running or active.pid != os.getpid():
+        return None
+    return active
+
+
+def use_default(active: ActiveRollout | None) -> None:
+    """Make this the rollout of calls whose context has none."""
+    global _default
+    _default = active
+
+
+def begin_part(
+    rollout_id: str, policy_version: str | int | None, context: otel_context.Context
+) -> Run:
+    """Open this process's part of a rollout that runs elsewhere."""
+    options = Options(policy_version=policy_version)
+    return _open(ActiveRollout(options, rollout_tracer(), None, part_of=rollout_id), context)
+
+
+def _here(active: ActiveRollout) -> ActiveRollout | None:
+    """The rollout as this process knows it: a forked one has a part of its own."""
+    if active.pid == os.getpid():
+        return active
+    name = os.getpid(), id(active)
+    with _forking:
+        if name not in _inherited:
+            _inherited[name] = None if _is_pool_worker() else _fork(active)
+        return _inherited[name]
+
+
+def _fork(active: ActiveRollout) -> ActiveRollout:
+    context = otel_context.set_value(ROLLOUT, None)
+    version = active.options.policy_version
+    part = ActiveRollout(Options(policy_version=version), active.tracer, None, part_of=active.id)
+    _start_span(part, trace.set_span_in_context(active.span, context))
+    if (processes := sys.modules.get("multiprocessing.util")) is not None:
+        processes.Finalize(None, _end_fork, args=(part,), exitpriority=100)
+    return part
+
+
+def _end_fork(part: ActiveRollout) -> None:
+    """A child of multiprocessing ends without atexit: nothing else would export its spans."""
+    close(part)
+    flush = getattr(_configured or trace.get_tracer_provider(), "force_flush", None)
+    if flush is not None:
+        flush()
+
+
+def _is_pool_worker() -> bool:
+    """Whether this process was forked to work for whoever asks, in whatever rollout they are."""
+    process = getattr(sys.modules.get("multiprocessing.process"), "current_process", None)
+    target = getattr(process() if process else None, "_target", None)
+    if getattr(target, "__module__", None) not in _POOLS:
+        return False
+    logger.warning(
+        "a model call in a process pool was made without a rollout: a worker serves many. Hand "
+        "the rollout on with each task: otel_rollout.propagate() where it is submitted, "
+        "`with otel_rollout.continue_rollout(carrier):` in the task"
+    )
+    return True
+
+
+_POOLS = ("concurrent.futures.process", "multiprocessing.pool")
+
+
+def _renew_after_fork() -> None:
+    global _forking
+    _forking = threading.Lock()  # another thread of the parent may have held it
+    _waiting.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_after_fork)
 
 
 @dataclass(slots=True)
@@ -409,45 +567,74 @@ def begin(options: Options) -> Run | None:
             options = options.overridden(gathering.options)
         else:
             gathering = None
-        active = ActiveRollout(options, rollout_tracer(), rollout_of(context))
+        parent = rollout_of(context)
+        if parent is None and context.get(ROLLOUT) is not None:  # of the process that forked this
+            context = trace.set_span_in_context(trace.INVALID_SPAN, context)
+        active = ActiveRollout(options, rollout_tracer(), parent)
         if gathering is not None:
             gathering.active = active
             gathering.trajectory = active.trajectory
-        context = otel_context.set_value(ROLLOUT, active, context)
-        context = otel_context.set_value(CAPTURE_OFF, False, context)
-        name = f"{sc.OPERATION_INVOKE_AGENT} {active.trajectory.name}"
-        active.span = active.tracer.start_span(
-            name, context=context, attributes=active.start_attributes()
-        )
-        active.begun = True
-        active.recording = active.span.is_recording()
-        span_context = active.span.get_span_context()
-        active.trajectory.trace_id = f"{span_context.trace_id:032x}"
-        active.trajectory.span_id = f"{span_context.span_id:016x}"
-        active.trajectory.start_time_ns = getattr(active.span, "start_time", None) or 0
-        return Run(active, otel_context.attach(trace.set_span_in_context(active.span, context)))
+        return _open(active, context)
     except Exception:
         logger.exception("a rollout could not be opened; the function runs without one")
         return None
+
+
+def _open(active: ActiveRollout, context: otel_context.Context) -> Run:
+    context = _start_span(active, context)
+    return Run(active, otel_context.attach(trace.set_span_in_context(active.span, context)))
+
+
+def _start_span(active: ActiveRollout, context: otel_context.Context) -> otel_context.Context:
+    """Start the span of a rollout, or of a part of one; the context that its calls are made in."""
+    context = otel_context.set_value(ROLLOUT, active, context)
+    context = otel_context.set_value(CAPTURE_OFF, False, context)
+    active.span = active.tracer.start_span(
+        active.span_name, context=context, attributes=active.start_attributes()
+    )
+    active.begun = True
+    active.recording = active.span.is_recording()
+    span_context = active.span.get_span_context()
+    active.trajectory.trace_id = f"{span_context.trace_id:032x}"
+    active.trajectory.span_id = f"{span_context.span_id:016x}"
+    active.trajectory.start_time_ns = getattr(active.span, "start_time", None) or 0
+    return context
 
 
 def end(run: Run | None, output: object = None, error: BaseException | None = None) -> None:
     """Leave the rollout's context and hand its trajectory over."""
     if run is None:
         return
-    active = run.active
     try:
+        # Where the function forked, its end in the child is that of the child's part.
+        active = _here(run.active)
         # A coroutine that the garbage collector closes ends in a context that is not its own.
         if rollout_of(None) is active:
             otel_context.detach(run.token)
+        if active is not None:
+            close(active, output, error)
+    except Exception:
+        logger.exception("a rollout could not be closed cleanly")
+
+
+def close(active: ActiveRollout, output: object = None, error: BaseException | None = None) -> None:
+    """End a rollout, or a part of one; only the first call counts."""
+    if not active.running:
+        return
+    try:
+        settle()
         for stream in tuple(active.streams):
             stream.leave()
+        # Another thread may set a reward just now: from here on it gets a span of its own.
+        active.trajectory.seal(
+            _late_reward(active.tracer, active.id, active.span.get_span_context())
+        )
         with active.lock:
             attributes = active.end(output, error)
             active.running = False
         span = active.span
         span.set_attributes(attributes)
-        for reward in active.trajectory.all_rewards.values():
+        for reward in list(active.trajectory.all_rewards.values()):
             span.add_event(sc.GEN_AI_EVALUATION_RESULT, _evaluation(reward))
         if error is not None:
             span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
@@ -458,8 +645,5 @@ def end(run: Run | None, output: object = None, error: BaseException | None = No
         logger.exception("rollout %s could not be closed cleanly", active.id)
     finally:
         active.running = False
-        trajectory = active.trajectory
-        late_reward = _late_reward(active.tracer, active.id, active.span.get_span_context())
-        trajectory.seal(late_reward)
         active.span.end()
         active.let_go()

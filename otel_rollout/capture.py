@@ -1,9 +1,10 @@
 """Exchange spans around the client's own request method: one call, its retries, its whole life.
 
-The hooks are on the client's base class (`openai._base_client`), so every client has them, also
-those made before and those of user subclasses. `request` is the life of the call, `_build_request`
-shows each attempt's body exactly as it is sent, `_process_response` the HTTP response: read, or
-about to be streamed, in which case its byte stream is teed. Outside a rollout nothing is done.
+The hooks are on the client's base class (`openai._base_client`, and the same module of the
+libraries that one generator makes alike), so every client has them, also those made before and
+those of user subclasses. `request` is the life of the call, `_build_request` shows each attempt's
+body exactly as it is sent, `_process_response` the HTTP response: read, or about to be streamed,
+in which case its byte stream is teed. Outside a rollout nothing is done.
 
 Nothing in here raises into the call or changes what it gives back: every step is guarded, and a
 step that fails costs the exchange span a part, never the user anything.
@@ -11,16 +12,18 @@ step that fails costs the exchange span a part, never the user anything.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib
 import json
 import logging
 import re
+import sys
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any, TypeVar
 
 import wrapt
@@ -28,9 +31,10 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.active import ActiveRollout, current_rollout
+from otel_rollout.active import ROLLOUT, ActiveRollout, current_rollout, later, settle
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.messages import dumps, loads
+from otel_rollout.spans import label, sealed
 from otel_rollout.streams import merge
 
 logger = logging.getLogger("otel_rollout")
@@ -43,9 +47,19 @@ _SECRET_HEADERS = ("authorization", "api-key", "x-api-key", "proxy-authorization
 _SHORTEST_SECRET = 8
 _ERROR_TAIL = 1 << 16
 """Bytes at the end of a stream in which an error that ended it is looked for."""
-_DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]").search
+_DONE = re.compile(rb'(?:^|\n)data: ?(?:\[DONE\]|\{\s*"type":\s*"message_stop"\s*\})').search
+"""The last event of a complete reply, OpenAI's or Anthropic's; in the last `_END` bytes."""
+_END = 64
 _ID = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
-_MODULE = "openai._base_client"
+_OPENAI = "openai._base_client"
+_OTHERS = (
+    "anthropic._base_client",
+    "cerebras.cloud.sdk._base_client",
+    "groq._base_client",
+    "together._base_client",
+)
+"""Further libraries from the generator that made openai's: the same classes and methods. They are
+not needed; who imports one has its calls captured."""
 
 
 def _guarded(step: F) -> F:
@@ -78,6 +92,8 @@ class _Call:
         self._last_status: int | None = None
         self._choices = 1
         self._body: bytes | None = None
+        self.is_events = False
+        """Whether the reply is a stream of server-sent events."""
         self._headers: Any = {}
         self._received = 0
         self._status_code: int | None = None
@@ -95,10 +111,16 @@ class _Call:
             sc.EXCHANGE_STARTED: began,
             sc.REQUEST_PATH: path,
         }
-        if active.options.policy_version is not None:
-            attributes[sc.EXCHANGE_POLICY_VERSION] = active.options.policy_version
+        attributes |= label(sc.EXCHANGE_POLICY_VERSION, active.options.policy_version)
+        if not active.trajectory.trainable:
+            attributes[sc.ROLLOUT_TRAINABLE] = False  # the rollout's own span may be lost
+        self._written = attributes
+        """Attributes that the span has so far."""
+        context = otel_context.get_current()
+        if not trace.get_current_span(context).get_span_context().is_valid:
+            context = trace.set_span_in_context(active.span, context)
         self.span = active.tracer.start_span(
-            f"{sc.OPERATION_EXCHANGE} {path.split('?')[0]}", attributes=attributes
+            f"{sc.OPERATION_EXCHANGE} {path.split('?')[0]}", context=context, attributes=attributes
         )
 
     @_guarded
@@ -107,6 +129,7 @@ class _Call:
         self._attempts += 1
         if self._attempts > 1:
             status = {} if self._last_status is None else {"http_status": self._last_status}
+            self._last_status = None  # what fails without a response has none
             self.span.add_event(sc.EVENT_RETRY, status)
             return
         self._headers = request.headers
@@ -117,12 +140,16 @@ class _Call:
             return  # a file that is uploaded; its bytes are not a conversation
         self._write_request(request.content)
 
+    def _set(self, attributes: dict[str, Any]) -> None:
+        self._written |= attributes
+        self.span.set_attributes(attributes)
+
     def _write_request(self, body: bytes) -> None:
-        options = self._options.json_data
-        if isinstance(options, dict) and isinstance(options.get("n"), int):
-            self._choices = options["n"]
+        for options in (self._options.json_data, getattr(self._options, "extra_json", None)):
+            if isinstance(options, dict):
+                self._choices = max(self._choices, _choices(options))
         with self._active.lock:
-            self.span.set_attributes(self._active.writer.request(body))
+            self._set(self._active.writer.request(body))
 
     @_guarded
     def failed_attempt(self, status: int | None) -> None:
@@ -132,9 +159,16 @@ class _Call:
     @_guarded
     def received(self, response: Any) -> None:
         """The HTTP response is here; its body has been read, or will be streamed."""
+        if not response.is_success:
+            return  # shown to a client's middleware; what comes of it, another attempt or `failed`
         self._status_code = response.status_code
         self._received = self._active.clock
-        if response.is_stream_consumed or response.is_closed:
+        content_type = response.headers.get("content-type", "")
+        self.is_events = "event-stream" in content_type
+        self.stream = self._body = None
+        if _is_binary(content_type):
+            pass  # such as speech: no conversation, and large
+        elif response.is_stream_consumed or response.is_closed:
             self._body = response.content
         else:
             self.stream = _Received(self, response)
@@ -143,7 +177,12 @@ class _Call:
     @_guarded
     def returned(self) -> None:
         """The client gave its caller a result."""
-        if self.stream is None:
+        if self.stream is not None:
+            return
+        if self.is_events and self._body is not None:
+            # A stream that was read before it came here, by a hook or transport of the client.
+            self._finish_with(self._body, None, ended=True)
+        else:
             self.finish("complete")
 
     def _learn_secrets(self) -> None:
@@ -193,16 +232,15 @@ class _Call:
         try:
             if self._status_code is not None:
                 attributes[sc.RESPONSE_STATUS_CODE] = self._status_code
-            if self.stream is not None:
+            if self.is_events:
                 attributes[sc.RESPONSE_STREAM] = True
             if self._body is not None:
                 body = self._body
                 if error is not None or b'"error"' in body[:64]:
                     self._learn_secrets()
                     body = _without_secrets(body, active)
-                events = self.stream is not None and self.stream.is_events
                 with active.lock:
-                    attributes |= active.writer.response(body, events=events)
+                    attributes |= active.writer.response(body, events=self.is_events)
                 found = _ID(body)
                 if found:
                     attributes[sc.RESPONSE_ID] = found[1].decode("utf-8", "backslashreplace")
@@ -218,8 +256,8 @@ class _Call:
                     attributes[sc.EXCHANGE_LATE] = True
                 else:
                     active.open -= 1
-                self.span.set_attributes(attributes)
-                self.span.end()
+                self.span.set_attributes(sealed(attributes, self._written))
+                self.span.end(self.stream.left_ns if self.stream else None)
             active.streams.discard(self)
             self._let_go()
 
@@ -234,23 +272,24 @@ class _Call:
         if self.stream is not None:
             self.stream.release()
         self.stream = self._body = self._options = None
-        self._headers = {}
+        self._headers = self._written = {}
 
     def finish_stream(
         self, received: _Received, error: BaseException | None, *, ended: bool
     ) -> None:
         """End the exchange of a stream that ended, was cut, or is read no further."""
         with self._lock:
-            if self.finished:
-                return
-        body = received.raw()
+            if self.finished or received is not self.stream:
+                return  # a middleware may have asked again
+        self._finish_with(received.content(), error, ended=ended)
+
+    def _finish_with(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
         complete, reported = ended, None
         try:
-            body = received.content()
             # Only what does not end as it should has to be understood here and now.
-            said_done = received.is_events and _DONE(body[-64:]) is not None
+            said_done = self.is_events and bool(_DONE(body, max(0, len(body) - _END)))
             complete = ended or said_done
-            if received.is_events and (not said_done or b'"error"' in body[-_ERROR_TAIL:]):
+            if self.is_events and (not said_done or b'"error"' in body[-_ERROR_TAIL:]):
                 merged = merge(body.decode("utf-8", "replace"), self._choices)
                 complete, reported = merged.complete, merged.error
         except Exception:
@@ -281,12 +320,13 @@ class _Received:
         self._over = False
         self._response_class = type(response)
         self._encoding = response.headers.get("content-encoding")
-        self.is_events = "event-stream" in response.headers.get("content-type", "")
         self.last = call._received
         """The rollout's logical clock when the last bytes came."""
+        self.left_ns: int | None = None
+        """When it was read no further, where its end has to wait."""
         tee = _tee(response.stream, self)
         # Streams that nobody reads to the end have no other end than this.
-        weakref.finalize(tee, self.stopped).atexit = True
+        weakref.finalize(tee, self.left).atexit = False
         response.stream = tee
 
     def release(self) -> None:
@@ -299,14 +339,24 @@ class _Received:
             return
         self._chunks.append(chunk)
         self.last = self._call._active.clock
-        if self.is_events and b"[DONE]" in chunk[-32:]:  # nothing comes behind it
-            recent = b"".join(self._chunks[-2:])
-            if _DONE(recent if len(self._chunks) <= 2 else recent[1:]):
-                self.stopped(ended=True)
+        end = chunk[-_END:]
+        if (
+            self._call.is_events
+            and (b"[DONE]" in end or b"message_stop" in end)
+            # A `^` matches only where the stream begins.
+            and _DONE(b"".join(self._chunks[-2:]), 0 if len(self._chunks) <= 2 else 1)
+        ):
+            self.stopped(ended=True)  # nothing comes behind it
 
     @_guarded
     def stopped(self, error: BaseException | None = None, *, ended: bool = False) -> None:
         self._call.finish_stream(self, error, ended=ended)
+
+    def left(self) -> None:
+        """It is read no further; that may be the garbage collector who says so."""
+        if not self._over and self.left_ns is None:
+            self.left_ns = time.time_ns()
+            later(self.stopped)
 
     def raw(self) -> bytes:
         return b"".join(self._chunks)
@@ -358,7 +408,7 @@ class _SyncTee:
         try:
             self._stream.close()
         finally:
-            self._received.stopped()
+            self._received.left()
 
 
 class _AsyncTee:
@@ -383,15 +433,25 @@ class _AsyncTee:
         try:
             await self._stream.aclose()
         finally:
-            self._received.stopped()
+            self._received.left()
+
+
+_is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
+_is_retrieval = re.compile(r"(?:.*/)?responses/[^/?]+(?:\?|$)").match
+
+
+def _choices(body: dict[str, Any]) -> int:
+    """How many choices a request asks for."""
+    n, prompt = body.get("n"), body.get("prompt")
+    batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    return (n if isinstance(n, int) else 1) * (len(prompt) if batch else 1)
 
 
 def _status_of(error: BaseException) -> str:
     if isinstance(error, GeneratorExit):
         return "abandoned"
-    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
-        return "cancelled"
-    return "error"
+    # CancelledError, KeyboardInterrupt, SystemExit, trio's Cancelled: who called gave up.
+    return "error" if isinstance(error, Exception) else "cancelled"
 
 
 def _without_secrets(body: bytes, active: ActiveRollout) -> bytes:
@@ -418,11 +478,14 @@ def _error_attributes(error: BaseException, active: ActiveRollout) -> dict[str, 
 
 
 def _begin(options: Any) -> _Call | None:
+    settle()
     active = current_rollout()
     if active is None or not active.recording:
         return None
     try:
-        if str(options.method).lower() != "post":
+        method = str(options.method).lower()
+        # What a background response says has to be asked for.
+        if method != "post" and not (method == "get" and _is_retrieval(str(options.url))):
             return None
         return _Call(active, options)
     except Exception:
@@ -434,45 +497,55 @@ def _options_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return kwargs["options"] if "options" in kwargs else args[1] if len(args) > 1 else None
 
 
-def _enter(call: _Call) -> tuple[Any, Any]:
-    span = otel_context.attach(trace.set_span_in_context(call.span))
-    return span, _current.set(weakref.ref(call))
+def _enter(call: _Call | None) -> tuple[Any, Any]:
+    if call is None:
+        return _current.set(None), None
+    current = _current.set(weakref.ref(call))
+    return current, otel_context.attach(trace.set_span_in_context(call.span))
 
 
 def _leave(tokens: tuple[Any, Any]) -> None:
-    otel_context.detach(tokens[0])
-    _current.reset(tokens[1])
+    try:
+        _current.reset(tokens[0])
+    except ValueError:
+        return  # a coroutine that the garbage collector closes ends in a context not its own
+    if tokens[1] is not None:
+        otel_context.detach(tokens[1])
 
 
 def _request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
     call = _begin(_options_of(args, kwargs))
-    if call is None:
+    if call is None and _current.get() is None:
         return wrapped(*args, **kwargs)
     tokens = _enter(call)
     try:
         result = wrapped(*args, **kwargs)
     except BaseException as error:
-        call.failed(error)
+        if call is not None:
+            call.failed(error)
         raise
     finally:
         _leave(tokens)
-    call.returned()
+    if call is not None:
+        call.returned()
     return result
 
 
 async def _async_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
     call = _begin(_options_of(args, kwargs))
-    if call is None:
+    if call is None and _current.get() is None:
         return await wrapped(*args, **kwargs)
     tokens = _enter(call)
     try:
         result = await wrapped(*args, **kwargs)
     except BaseException as error:
-        call.failed(error)
+        if call is not None:
+            call.failed(error)
         raise
     finally:
         _leave(tokens)
-    call.returned()
+    if call is not None:
+        call.returned()
     return result
 
 
@@ -514,40 +587,74 @@ _HOOKS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
 _REQUIRED = {"request", "_build_request", "_process_response"}
 _installed: list[tuple[type, str, Any]] = []
 _installing = threading.Lock()
+_wanted = False
+"""Whether a library that is imported from now on is to be hooked."""
+_awaited: set[str] = set()
+"""Libraries whose import is waited for, once and for good."""
 
 
 def instrument() -> None:
-    """Capture the calls of every OpenAI client of this process, also of those made before.
+    """Capture the calls of every client of this process, also of those made before.
 
-    Calling it twice is safe. ConfigurationError if this version of the client lacks the methods
-    that are hooked.
+    That is OpenAI's; and of `anthropic` and its like (see `_OTHERS`) if they are, or once they
+    are, imported. Calling it twice is safe. ConfigurationError if this version of the OpenAI
+    client lacks the methods that are hooked; of the others that is only logged.
     """
+    global _wanted
+    module = importlib.import_module(_OPENAI)
+    missing = _missing(module)
+    if missing:
+        version = importlib.import_module("openai").__version__
+        raise ConfigurationError(
+            f"capture hooks {', '.join(missing)} of {_OPENAI}, which openai {version} does not "
+            f"have: use a version that otel-rollout is tested with (1.66 to 3.x)"
+        )
+    _wanted = True
+    _install(module)
+    for name in _OTHERS:
+        if name in sys.modules:
+            _hook_imported(importlib.import_module(name))  # waits for a thread that imports it
+        elif name not in _awaited:
+            _awaited.add(name)
+            wrapt.register_post_import_hook(_hook_imported, name)
+
+
+def _missing(module: ModuleType) -> list[str]:
+    return [
+        f"{owner}.{name}"
+        for owner, name, _ in _HOOKS
+        if name in _REQUIRED and not hasattr(getattr(module, owner, None), name)
+    ]
+
+
+@_guarded
+def _hook_imported(module: ModuleType) -> None:
+    missing = _missing(module)
+    if missing:
+        logger.warning(
+            "calls of %s are not captured: this version has no %s",
+            module.__name__.removesuffix("._base_client"),
+            ", ".join(missing),
+        )
+    else:
+        _install(module)
+
+
+def _install(module: ModuleType) -> None:
     with _installing:
-        if _installed:
-            return
-        module = importlib.import_module(_MODULE)
-        missing = [
-            f"{owner}.{name}"
-            for owner, name, _ in _HOOKS
-            if name in _REQUIRED and not hasattr(getattr(module, owner, None), name)
-        ]
-        if missing:
-            version = importlib.import_module("openai").__version__
-            raise ConfigurationError(
-                f"capture hooks {', '.join(missing)} of {_MODULE}, which openai {version} does not "
-                f"have: use a version that otel-rollout is tested with (1.66 to 3.x)"
-            )
-        for owner, name, hook in _HOOKS:
+        for owner, name, hook in _HOOKS if _wanted else ():
             target = getattr(module, owner)
             original = vars(target).get(name)
-            if original is not None:
+            if original is not None and not any(at[:2] == (target, name) for at in _installed):
                 setattr(target, name, wrapt.FunctionWrapper(original, hook))
                 _installed.append((target, name, original))
 
 
 def uninstrument() -> None:
     """Take the hooks out again."""
+    global _wanted
     with _installing:
+        _wanted = False
         while _installed:
             target, name, original = _installed.pop()
             setattr(target, name, original)

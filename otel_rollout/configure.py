@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -28,10 +29,11 @@ from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 from otel_rollout import capture
-from otel_rollout.active import use_provider
+from otel_rollout.active import ActiveRollout, use_provider
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.otlp import SplittingSpanExporter
+from otel_rollout.processes import continue_environment, leave_environment
 from otel_rollout.processor import TrajectorySpanProcessor, check_exporter
 
 logger = logging.getLogger("otel_rollout")
@@ -55,6 +57,8 @@ class _Setup:
     processor: TrajectorySpanProcessor
     processors: list[SpanProcessor] = field(default_factory=list)
     span_exporters: list[SpanExporter] = field(default_factory=list)
+    part: ActiveRollout | None = None
+    """This process's part of the rollout that its environment brought."""
     llm_instrumentor: str | None = None
     threads: bool = False
 
@@ -123,6 +127,10 @@ def configure(
         use_provider(provider)
         if own:
             trace.set_tracer_provider(provider)
+        setup.part = continue_environment()
+        if setup.part is not None:
+            # The provider's own exit handler was registered before, so it runs after this one.
+            atexit.register(leave_environment, setup.part)
         _setup = setup
         return provider
 
@@ -139,6 +147,8 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         setup, _setup = _setup, None
         if setup is None:
             return True
+        if setup.part is not None:
+            leave_environment(setup.part)
         capture.uninstrument()
         if setup.llm_instrumentor is not None:
             OpenAIInstrumentor().uninstrument()

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,7 +23,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from otel_rollout import semconv as sc
-from otel_rollout.active import ActiveRollout, rollout_of
+from otel_rollout.active import ActiveRollout, Key, rollout_of, settle
 from otel_rollout.completion import Completion
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
@@ -81,9 +81,9 @@ class TrajectorySpanProcessor(SpanProcessor):
         """Trajectories that did not reach the exporters."""
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._buffers: dict[str, _Buffer] = {}
-        self._rollouts: dict[str, str] = {}
-        """The rollout id of each open rollout span, by span id: a limit may cut its attributes."""
+        self._buffers: dict[Key, _Buffer] = {}
+        self._rollouts: dict[str, Key] = {}
+        """The rollout of each open rollout span, by span id: a limit may cut its attributes."""
         self._lock = threading.RLock()
         self._exporting = threading.RLock()
         """Held during `export` of an exporter that does not block: calls never overlap."""
@@ -112,10 +112,10 @@ class TrajectorySpanProcessor(SpanProcessor):
                 assembly.rewards = active.trajectory.all_rewards
                 active.recorder = active.recorder or self
                 with self._lock:
-                    self._buffers[active.id] = _Buffer(active, span, assembly)
-                    self._rollouts[f"{span.context.span_id:016x}"] = active.id
+                    self._buffers[active.key] = _Buffer(active, span, assembly)
+                    self._rollouts[f"{span.context.span_id:016x}"] = active.key
             elif sc.EXCHANGE_VERSION in (span.attributes or {}):
-                buffer = self._buffers.get(active.id)
+                buffer = self._buffers.get(active.key)
                 if buffer is not None:
                     buffer.open[span.context.span_id] = span
         except Exception:
@@ -128,20 +128,19 @@ class TrajectorySpanProcessor(SpanProcessor):
             if scope is None or scope.name != sc.SCOPE:
                 return
             record = as_record(span)
-            rollout_id = self._rollouts.pop(record.span_id, None)
-            if rollout_id is not None:
-                self._finish(rollout_id, record)
-                return
-            rollout_id = record.text(sc.ROLLOUT_ID)
-            if rollout_id is not None and sc.EXCHANGE_VERSION in record.attributes:
-                self._keep(rollout_id, record)
+            key = self._rollouts.pop(record.span_id, None)
+            if key is not None:
+                self._finish(key, record)
+            elif sc.EXCHANGE_VERSION in record.attributes:
+                rollout_id, process = record.text(sc.ROLLOUT_ID), record.text(sc.EXCHANGE_PROCESS)
+                self._keep((rollout_id or "", process or ""), record)
         except Exception:
             logger.exception("a span was not recorded for its trajectory")
 
-    def _keep(self, rollout_id: str, record: SpanRecord) -> None:
+    def _keep(self, key: Key, record: SpanRecord) -> None:
         size = sum(len(value) for value in record.attributes.values() if isinstance(value, str))
         with self._lock:
-            buffer = self._buffers.get(rollout_id)
+            buffer = self._buffers.get(key)
             if buffer is None:
                 return  # capture said on the trajectory that this one came too late
             buffer.open.pop(int(record.span_id, 16), None)
@@ -153,28 +152,44 @@ class TrajectorySpanProcessor(SpanProcessor):
             buffer.ended.append(record)
             buffer.size += size
             self._bytes += size
+            if buffer.active.is_part:
+                buffer.active.records.append(record)
 
-    def completions(self, rollout_id: str) -> list[Completion]:
+    def completions(self, key: Key) -> list[Completion]:
         """The completions of a running rollout; [] for one that is not known."""
         with self._lock:
-            buffer = self._buffers.get(rollout_id)
+            buffer = self._buffers.get(key)
             if buffer is None:
                 return []
             _take_in(buffer)
             return buffer.assembly.completions()
 
-    def _finish(self, rollout_id: str, record: SpanRecord) -> None:
-        with self._lock:
-            buffer = self._buffers.pop(rollout_id, None)
-            if buffer is None:
-                return
-            self._bytes -= buffer.size
+    def add_spans(self, key: Key, records: Sequence[SpanRecord]) -> None:
+        """Take in what other processes recorded of a running rollout."""
+        for record in records:
+            if sc.EXCHANGE_VERSION in record.attributes:
+                self._keep(key, record)
+                continue
+            with self._lock:
+                buffer = self._buffers.get(key)
+                if buffer is not None:
+                    buffer.assembly.add(record)
+
+    def _finish(self, key: Key, record: SpanRecord) -> None:
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            return
         if sc.ROLLOUT_SCHEMA_VERSION not in record.attributes:
             buffer.assembly.notes.append(
                 "a limit on the number of attributes cut this rollout's spans: calls may be missing"
             )
-        trajectory = self._trajectory(buffer, record)
-        if not buffer.cut_off:
+        with self._lock:  # who asks for the trajectory meanwhile finds it here, or filled
+            trajectory = self._trajectory(buffer, record)
+            del self._buffers[key]
+            self._bytes -= buffer.size
+        if buffer.active.is_part:
+            buffer.active.records.append(record)
+        elif not buffer.cut_off:
             self._hand_over(trajectory)
 
     def _trajectory(self, buffer: _Buffer, record: SpanRecord) -> Trajectory:
@@ -192,6 +207,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         buffer.assembly.add_later(map(as_record, buffer.open.values()))
         buffer.assembly.add(record)
         active.trajectory.fill(buffer.assembly, record.end_time_ns)
+        buffer.assembly.join_parts(active.trajectory)
         active.recorded = True
         return active.trajectory
 
@@ -249,6 +265,7 @@ class TrajectorySpanProcessor(SpanProcessor):
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Wait until what has finished is exported; False if that takes longer."""
+        settle()
         deadline = time.monotonic() + timeout_millis / 1000
         with self._queue.all_tasks_done:
             while self._queue.unfinished_tasks:
@@ -272,13 +289,16 @@ class TrajectorySpanProcessor(SpanProcessor):
         self._closed = True
         with self._lock:
             running = list(self._buffers.values())
-            for buffer in running:
-                buffer.cut_off = True
         for buffer in running:
+            for stream in tuple(buffer.active.streams):
+                stream.leave()
             buffer.assembly.notes.append(
                 "the tracer provider was shut down while this rollout was running: what came "
                 "afterwards is not part of it"
             )
+            buffer.cut_off = True
+            if buffer.active.is_part:
+                continue
             try:
                 _take_in(buffer)
                 buffer.assembly.add(as_record(buffer.span))

@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from otel_rollout.completion import Completion, Reward, RewardKey, completions_of
+from otel_rollout import semconv as sc
+from otel_rollout.completion import (
+    Completion,
+    Reward,
+    RewardKey,
+    completions_of,
+    with_retrieved,
+)
 from otel_rollout.errors import SpanFormatError, TrajectorySealedError, UnknownCompletionError
 from otel_rollout.exchange import (
     Exchange,
@@ -30,6 +37,7 @@ from otel_rollout.messages import (
     extend,
     loads,
 )
+from otel_rollout.spans import SpanRecord, as_record
 
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
@@ -39,6 +47,8 @@ class LiveRollout(Protocol):
     """What a trajectory asks of its rollout while that runs in this process."""
 
     def completions(self) -> list[Completion]: ...
+
+    def add_spans(self, records: Sequence[SpanRecord]) -> None: ...
 
 
 LateReward = Callable[[RewardKey, "Reward | None"], None]
@@ -68,6 +78,10 @@ class Values(MutableMapping[str, Any]):
         """Take no more changes: that rollout has ended."""
         self._closed = rollout_id
 
+    def join(self, values: Mapping[str, Any]) -> None:
+        """Add what another process set; what is there stays, also when closed."""
+        self._values = {**values, **self._values}
+
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
@@ -85,7 +99,7 @@ class Values(MutableMapping[str, Any]):
         del self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(list(self._values))  # another thread may be setting one
 
     def __len__(self) -> int:
         return len(self._values)
@@ -215,6 +229,7 @@ class Trajectory:
         self.end_time_ns = end_time_ns
         self._warnings = list(warnings)
         self._live = live
+        self._sealed = live is None
         self._late_reward: LateReward | None = None
 
     # --- what the model saw and said
@@ -227,7 +242,7 @@ class Trajectory:
     @property
     def sealed(self) -> bool:
         """True once the rollout has ended."""
-        return self._live is None
+        return self._sealed
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -249,9 +264,12 @@ class Trajectory:
             if contents is None or self._loading:  # done by another thread, or being done by this
                 return
             self._loading = True
-            self._exchanges = contents.exchanges()
-            self._warnings += contents.doubts(self)
-            self._contents = None
+            try:
+                self._exchanges = contents.exchanges()
+                self._warnings += contents.doubts(self)
+                self._contents = None
+            finally:
+                self._loading = False
 
     @property
     def completions(self) -> list[Completion]:
@@ -262,24 +280,28 @@ class Trajectory:
         live = self._live
         if live is not None:
             return live.completions()
-        if self._completions is None:
-            self._completions = in_order(
-                completion
-                for exchange in self.exchanges
-                for completion in completions_of(
-                    exchange, self.all_rewards, trainable=self.trainable
+        self._load()
+        with self._lock:  # a completion is one object, whichever threads ask
+            if self._completions is None:
+                self._completions = in_order(
+                    completion
+                    for exchange in self.exchanges
+                    for completion in completions_of(
+                        exchange, self.all_rewards, trainable=self.trainable
+                    )
                 )
-            )
-        return self._completions
+            return self._completions
 
     @property
     def histories(self) -> list[History]:
         """The conversations, in order of their beginning; the first is the main one."""
-        if not self.sealed:
+        if self._live is not None:
             return build_histories(self.completions, self.appended)[0]
-        if self._histories is None:
-            self._histories, _ = build_histories(self.completions, self.appended)
-        return self._histories
+        self._load()
+        with self._lock:
+            if self._histories is None:
+                self._histories, _ = build_histories(self.completions, self.appended)
+            return self._histories
 
     def ambiguities(self) -> list[str]:
         """A sentence for each reply that could continue one of several identical samples."""
@@ -378,16 +400,46 @@ class Trajectory:
 
     def seal(self, late_reward: LateReward) -> None:
         """The rollout has ended: nothing but a reward may be set from now on."""
-        self._live = None
+        self._sealed = True
         self._late_reward = late_reward
         for values in (self.metrics, self.metadata):
             if isinstance(values, Values):
                 values.close(self.id)
 
+    def add_spans(self, spans: Iterable[Any]) -> None:
+        """Take in what another process recorded of this rollout, while it runs.
+
+        `spans`: those of `continue_rollout(...)` there, or what `otel_rollout.otlp` reads; spans
+        of other rollouts are passed over, and coming twice does no harm. TrajectorySealedError
+        once the rollout has ended: then `reconstruct` the spans of both. SpanFormatError for
+        what is no span.
+        """
+        records = [record for record in map(as_record, spans) if self._owns(record)]
+        if self._live is None or self._sealed:
+            raise TrajectorySealedError(
+                f"trajectory.add_spans: the rollout {self.id} has ended; add the spans while it "
+                f"runs, or reconstruct(...) the spans of all its processes"
+            )
+        self._live.add_spans(records)
+
+    def _owns(self, record: SpanRecord) -> bool:
+        return record.text(sc.ROLLOUT_ID) == self.id and record.span_id != self.span_id
+
+    def join(self, part: Trajectory) -> None:
+        """Add what another process set on the same rollout; what is set here stays."""
+        for mine, theirs in ((self.metrics, part.metrics), (self.metadata, part.metadata)):
+            if isinstance(mine, Values):
+                mine.join(theirs)
+        for key, messages in part.appended.items():
+            self.appended.setdefault(key, messages)
+        self._logs += part._logs
+        self._warnings += part._warnings
+
     def fill(self, contents: Contents, end_time_ns: int | None) -> None:
         """Take what was exchanged from `contents`, when somebody asks for it."""
-        self._contents = contents
         self.end_time_ns = end_time_ns
+        self._contents = contents
+        self._live = None
 
     # --- as data
 

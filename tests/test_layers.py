@@ -22,7 +22,7 @@ LAYERS = {
     5: ("trajectory",),
     6: ("reconstruct", "tree"),
     7: ("active", "export", "otlp"),
-    8: ("rollout", "capture", "processor", "tool"),
+    8: ("rollout", "capture", "processor", "processes", "tool"),
     9: ("configure", "testing", "cli"),
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules}
@@ -168,10 +168,12 @@ PUBLIC = [
     "TruncationWarning",
     "UnknownCompletionError",
     "configure",
+    "continue_rollout",
     "gather_trajectory",
     "get_current_trajectory",
     "get_history",
     "no_capture",
+    "propagate",
     "reconstruct",
     "record_reward",
     "rollout",
