@@ -22,7 +22,7 @@ from typing import Any
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.exchange import ExchangeWriter
-from otel_rollout.spans import SpanRecord
+from otel_rollout.spans import SpanRecord, sealed
 
 TEXT = "word " * 400
 TOKENS = 512
@@ -36,7 +36,7 @@ def _span(number: int, attributes: dict[str, Any]) -> SpanRecord:
         parent_span_id=None,
         start_time_ns=number,
         end_time_ns=10**9 + number,
-        attributes={sc.ROLLOUT_ID: "r", **attributes},
+        attributes=sealed({sc.ROLLOUT_ID: "r", **attributes}),
     )
 
 
@@ -48,6 +48,7 @@ def played(turns: int, *, tokens: bool) -> tuple[list[SpanRecord], str]:
     root = {
         sc.ROLLOUT_SCHEMA_VERSION: 1,
         sc.ROLLOUT_STATUS: "complete",
+        sc.ROLLOUT_PROCESS: "p",
         sc.ROLLOUT_EXCHANGE_COUNT: turns,
         sc.ROLLOUT_OPEN_COUNT: 0,
     }

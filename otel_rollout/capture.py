@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeVar
@@ -43,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _current: ContextVar[weakref.ref[_Call] | None] = ContextVar("otel-rollout-call", default=None)
 """The call that is being made here. A weak reference: a connection that the call opens keeps its
 context for as long as it lives."""
-_SECRET_HEADERS = ("authorization", "api-key", "x-api-key", "proxy-authorization")
+_SECRET_HEADER = re.compile(r"auth|key|token|cookie|secret|password|credential", re.I).search
 _SHORTEST_SECRET = 8
 _ERROR_TAIL = 1 << 16
 """Bytes at the end of a stream in which an error that ended it is looked for."""
@@ -74,6 +74,19 @@ def _guarded(step: F) -> F:
             return None
 
     return guarded  # type: ignore[return-value]
+
+
+def secrets_in(headers: Mapping[str, Any]) -> set[str]:
+    """What of a request's headers must not be recorded, should a server or an exception repeat it.
+
+    The values of headers that sound secret, and their parts: what follows `Bearer `, each cookie.
+    """
+    found = set[str]()
+    for name, value in headers.items():
+        if isinstance(value, str) and _SECRET_HEADER(str(name)):
+            for part in re.split(r"[;,\s]+", value):
+                found |= {part, part.partition("=")[2]}
+    return {secret for secret in found if len(secret) >= _SHORTEST_SECRET}
 
 
 class ErrorResponse(Exception):  # noqa: N818 - the name that a completion's error has
@@ -187,10 +200,7 @@ class _Call:
 
     def _learn_secrets(self) -> None:
         """What must not be recorded, should the server or an exception repeat it."""
-        for header in _SECRET_HEADERS:
-            secret = self._headers.get(header, "").removeprefix("Bearer ").strip()
-            if len(secret) >= _SHORTEST_SECRET:
-                self._active.secrets.add(secret)
+        self._active.secrets |= secrets_in(self._headers)
 
     @_guarded
     def failed(self, error: BaseException) -> None:

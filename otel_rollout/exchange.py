@@ -35,9 +35,10 @@ from otel_rollout.messages import (
     loads,
     path_messages,
     scan,
+    visible_content,
     visible_key,
 )
-from otel_rollout.spans import SpanRecord
+from otel_rollout.spans import SpanRecord, united
 from otel_rollout.streams import merge, pack_events, unpack_events
 
 COPIES = 2
@@ -246,10 +247,12 @@ class ExchangeWriter:
         values: list[str] = []
         for key, start, end in members:
             if messages and end == messages.end:
+                params.append(f"{dumps(key)}:null")
                 continue
             if end - start <= SHARED_LENGTH:
                 params.append(f"{dumps(key)}:{_text(body[start:end])}")
                 continue
+            params.append(f"{dumps(key)}:null")
             digest = _digest(view[start:end])
             shared[key] = digest.hex()
             known = self._shared.setdefault(key, [])
@@ -311,7 +314,6 @@ class ExchangeWriter:
         if events:
             text = pack_events(text)
         attributes[sc.RESPONSE_EVENTS if events else sc.RESPONSE_BODY] = text
-        attributes[sc.RESPONSE_LENGTH] = len(text)
         return attributes
 
     def _cut_prompts(self, body: bytes) -> tuple[bytes, list[str]]:
@@ -410,7 +412,7 @@ class Exchange:
     key: str | None
     """The member of the request that holds the conversation, such as `messages`."""
     params: dict[str, Json]
-    """The request without its conversation."""
+    """The request as it was ordered; None in the place of its conversation."""
     raw_request: str | None
     """The request's text, where it is no JSON object."""
     prompt: MessagePath | None
@@ -461,7 +463,7 @@ class Exchange:
             return self.raw_request
         if self.key is None:
             return copy_json(self.params)
-        return {self.key: copy_json(path_messages(self.prompt)), **copy_json(self.params)}
+        return {**copy_json(self.params), self.key: copy_json(path_messages(self.prompt))}
 
     def response(self) -> Json:
         """The whole response as it was on the wire, a stream in unstreamed shape.
@@ -497,10 +499,14 @@ class Exchange:
         return merged.body
 
 
+_CONTEXT = ("tools", "instructions", "system")
+"""Parameters that the model sees in front of the conversation."""
+
+
 def context_key(params: Mapping[str, Json]) -> bytes:
     """Bytes that are equal for requests that may continue one another."""
-    relevant = [params.get("tools") or None, params.get("instructions") or None]
-    return b"" if relevant == [None, None] else visible_key(relevant)
+    relevant = [visible_content(params.get(key)) for key in _CONTEXT]
+    return visible_key(relevant) if any(relevant) else b""
 
 
 _packed = re.compile(r'\{"packed":(\d+)\}').sub
@@ -550,14 +556,16 @@ class ExchangeReader:
         self._messages: _Chains[MessagePath, Json] = _Chains(extend)
         self._tokens: _Chains[TokenPath, list[int]] = _Chains(extend_tokens)
         self._shared: dict[str, Json] = {}
-        self._context_keys: dict[tuple[Json, Json], bytes] = {}
+        self._context_keys: dict[tuple[str, ...], bytes] = {}
         self._spans: dict[str, tuple[SpanRecord, list[str]]] = {}
 
     def add(self, span: SpanRecord) -> None:
-        """Take in what a span carries; a duplicate of one that has ended is passed over."""
+        """Take in what a span carries. Of two copies each may hold what was cut in the other."""
         known = self._spans.get(span.span_id)
-        if known is not None and (known[0].end_time_ns is not None or span.end_time_ns is None):
-            return
+        if known is not None:
+            span = united(known[0], span)
+            if span is known[0]:
+                return
         damage: list[str] = []
         self._spans[span.span_id] = span, damage
         for key, part in _PARTS.items():
@@ -591,29 +599,31 @@ class ExchangeReader:
     def read(self, span_id: str) -> Exchange:
         """The exchange of a span that was added."""
         span, damage = self._spans[span_id]
-        damage = list(damage)
+        damage = [*(f"its {key} was cut, or did not come" for key in sorted(span.cut)), *damage]
         params = _object(span.text(sc.REQUEST_PARAMS), damage)
         shared = _object(span.text(sc.REQUEST_SHARED), damage)
+        missing = {key for key, digest in shared.items() if digest not in self._shared}
         for key, digest in shared.items():
-            if digest in self._shared:
+            if key not in missing:
                 params[key] = self._shared[digest]
             else:
+                params.pop(key, None)
                 damage.append(f"the value of its parameter {key!r} is on a span that is missing")
         digest = span.text(sc.REQUEST_DIGEST) or ""
-        prompt = None
-        if digest in self._messages:
-            prompt = self._messages.get(digest)
-        else:
+        # A conversation is known only if all that decides about it is.
+        prompt_is_known = (
+            digest in self._messages and span.cut <= _UNDECISIVE and missing.isdisjoint(_CONTEXT)
+        )
+        prompt = self._messages.get(digest) if prompt_is_known else None
+        if digest not in self._messages:
             damage.append(
                 f"the first {span.integer(sc.REQUEST_BASE_COUNT) or 0} messages of its request "
                 f"are on a span that is missing"
             )
-        body, events = span.text(sc.RESPONSE_BODY), span.text(sc.RESPONSE_EVENTS)
-        length, left = span.integer(sc.RESPONSE_LENGTH), len(body or events or "")
-        if length is not None and left != length:
-            damage.append(f"its response was cut: {left} of {length} characters are left")
+        cut_response = not span.cut.isdisjoint(_RESPONSE)
+        body = None if cut_response else span.text(sc.RESPONSE_BODY)
+        events = None if cut_response else span.text(sc.RESPONSE_EVENTS)
         error = span.text(sc.EXCHANGE_ERROR)
-        policy_version = span.attributes.get(sc.EXCHANGE_POLICY_VERSION)
         return Exchange(
             span_id=span.span_id,
             start_time_ns=span.start_time_ns,
@@ -626,39 +636,54 @@ class ExchangeReader:
             error=_object(error, damage) if error else None,
             attempts=span.integer(sc.EXCHANGE_ATTEMPTS) or 0,
             status_code=span.integer(sc.RESPONSE_STATUS_CODE),
-            policy_version=policy_version if isinstance(policy_version, str | int) else None,
-            stream=span.attributes.get(sc.RESPONSE_STREAM) in (True, "true"),
-            response_id=span.text(sc.RESPONSE_ID),
+            policy_version=span.label(sc.EXCHANGE_POLICY_VERSION),
+            stream=span.boolean(sc.RESPONSE_STREAM) is True,
+            response_id=None if cut_response else span.text(sc.RESPONSE_ID),
             key=span.text(sc.REQUEST_KEY),
             params=params,
             raw_request=span.text(sc.REQUEST_RAW),
             prompt=prompt,
-            prompt_is_known=digest in self._messages,
+            prompt_is_known=prompt_is_known,
             body=body,
             events=events,
             prompts=self._read_prompt_ids(span, damage),
             damage=damage,
-            context_key=self._context_key(params, shared),
+            context_key=self._context_key(params, shared) if prompt_is_known else b"",
         )
 
     def _context_key(self, params: dict[str, Json], shared: dict[str, str]) -> bytes:
-        name = shared.get("tools"), shared.get("instructions")
-        if name == (None, None):
+        if shared.keys().isdisjoint(_CONTEXT):
             return context_key(params)
+        name = tuple(shared.get(key) or dumps(params.get(key)) for key in _CONTEXT)
         if name not in self._context_keys:
             self._context_keys[name] = context_key(params)
         return self._context_keys[name]
 
     def _read_prompt_ids(self, span: SpanRecord, damage: list[str]) -> list[TokenPath | None]:
+        if sc.RESPONSE_PROMPT_IDS in span.cut:
+            return [None]
         try:
             digests = [row["digest"] for row in loads(span.text(sc.RESPONSE_PROMPT_IDS) or "[]")]
         except (ValueError, KeyError, TypeError):
-            return []  # `add` reported it
+            return [None]  # `add` reported it
         if not all(digest in self._tokens for digest in digests):
             damage.append("the beginning of its prompt token ids is on a span that is missing")
         return [self._tokens.get(digest) for digest in digests]
 
 
+_RESPONSE = frozenset((sc.RESPONSE_ID, sc.RESPONSE_STREAM, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS))
+# What was asked shows without these: digests tell whether what they name has come.
+_UNDECISIVE = _RESPONSE | {
+    sc.RESPONSE_STATUS_CODE,
+    sc.RESPONSE_PROMPT_IDS,
+    sc.EXCHANGE_ERROR,
+    sc.ERROR_TYPE,
+    sc.REQUEST_MESSAGES,
+    sc.REQUEST_COUNT,
+    sc.REQUEST_BASE_DIGEST,
+    sc.REQUEST_BASE_COUNT,
+    sc.REQUEST_SHARED_VALUES,
+}
 _PARTS = {
     sc.REQUEST_MESSAGES: ExchangeReader._add_messages,
     sc.REQUEST_SHARED_VALUES: ExchangeReader._add_shared,

@@ -6,17 +6,27 @@ nothing. Spans may come twice or not at all; what is missing is a sentence in `w
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from otel_rollout import semconv as sc
-from otel_rollout.completion import Completion, Reward, RewardKey, completions_of
+from otel_rollout.completion import (
+    Completion,
+    Reward,
+    RewardKey,
+    completions_of,
+    with_retrieved,
+)
 from otel_rollout.exchange import Exchange, ExchangeReader
 from otel_rollout.histories import in_order
 from otel_rollout.messages import Json, loads
-from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.spans import SpanRecord, as_record, united
 from otel_rollout.trajectory import Contents, Trajectory
+
+logger = logging.getLogger("otel_rollout")
 
 
 def reconstruct(spans: Iterable[Any]) -> list[Trajectory]:
@@ -27,11 +37,15 @@ def reconstruct(spans: Iterable[Any]) -> list[Trajectory]:
     duplicates. SpanFormatError for what is no span.
     """
     rollouts: dict[str, Assembly] = {}
+    nobodys = 0
     for span in spans:
         record = as_record(span)
         rollout_id = record.text(sc.ROLLOUT_ID)
         if rollout_id is not None:
             rollouts.setdefault(rollout_id, Assembly(rollout_id)).add(record)
+        nobodys += sc.ROLLOUT_ID in record.cut
+    if nobodys:
+        logger.warning("%d spans were passed over: their %s was cut", nobodys, sc.ROLLOUT_ID)
     trajectories = [assembly.trajectory() for assembly in rollouts.values()]
     return sorted(trajectories, key=lambda t: (t.start_time_ns, t.id))
 
@@ -51,19 +65,31 @@ class Assembly:
     _rollout: SpanRecord | None = None
     _reader: ExchangeReader = field(default_factory=ExchangeReader)
     _exchanges: dict[str, SpanRecord] = field(default_factory=dict)
-    _evaluations: list[SpanRecord] = field(default_factory=list)
+    _evaluations: dict[str, SpanRecord] = field(default_factory=dict)
+    _spans: dict[str, SpanRecord] = field(default_factory=dict)
+    _parts: dict[str, SpanRecord] = field(default_factory=dict)
+    """What other processes that continued the rollout say of it, by span id."""
     _pending: list[SpanRecord] = field(default_factory=list)
     _read: dict[str, Exchange] = field(default_factory=dict)
     _completions: dict[str, list[Completion]] = field(default_factory=dict)
 
     def add(self, record: SpanRecord) -> None:
-        """Take in a span of this rollout; one still open only for what it carries."""
+        """Take in a span of this rollout, as `as_record` gives it.
+
+        One that is still open counts only for what it carries.
+        """
+        known = self._spans.get(record.span_id)
+        if known is not None:
+            record = united(known, record)
+        self._spans[record.span_id] = record
         if sc.EXCHANGE_VERSION in record.attributes:
             self._reader.add(record)
             if record.end_time_ns is not None:
                 self._exchanges[record.span_id] = record
-        elif sc.REWARD in record.attributes:
-            self._evaluations.append(record)
+        elif sc.REWARD in record.attributes or sc.REWARD in record.cut:
+            self._evaluations[record.span_id] = record
+        elif sc.ROLLOUT_PART in record.attributes:
+            self._parts[record.span_id] = record
         elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
             self._rollout = record
 
@@ -79,8 +105,9 @@ class Assembly:
     def completions(self) -> list[Completion]:
         """The completions of the calls that have ended, in order of their start."""
         found: list[Completion] = []
-        for exchange in self.exchanges():
-            if exchange.span_id not in self._completions:
+        for exchange in with_retrieved(self.exchanges()):
+            known = self._completions.get(exchange.span_id)
+            if known is None or any(c.exchange is not exchange for c in known):
                 completions = completions_of(exchange, self.rewards, trainable=self.trainable)
                 if exchange.damage:  # what is missing may still come
                     found += completions
@@ -94,7 +121,7 @@ class Assembly:
         self._settle()
         exchanges: list[Exchange] = []
         for span_id, record in self._exchanges.items():
-            if record.attributes.get(sc.EXCHANGE_LATE):
+            if _is_late(record):
                 continue
             exchange = self._read.get(span_id) or self._reader.read(span_id)
             if not exchange.damage:
@@ -111,52 +138,107 @@ class Assembly:
         else:
             trajectory = _read_rollout(self._rollout, self.rewards, self)
         self.trainable = trajectory.trainable
-        for record in sorted(self._evaluations, key=_evaluation_order):
+        self.join_parts(trajectory)
+        for record in sorted(self._evaluations.values(), key=_evaluation_order):
             _apply_reward(record, self.rewards)
         return trajectory
 
+    def join_parts(self, trajectory: Trajectory) -> None:
+        """Add what other processes set on the rollout; what it set itself stays."""
+        for record in sorted(self._parts.values(), key=lambda r: (r.start_time_ns, r.span_id)):
+            part = _read_rollout(record, {}, self)
+            for key, reward in part.all_rewards.items():
+                trajectory.all_rewards.setdefault(key, reward)
+            trajectory.join(part)
+
     def doubts(self, trajectory: Trajectory) -> list[str]:
         """A sentence for whatever is missing or uncertain."""
-        sentences = [*self.notes, *self._incomplete(len(trajectory.exchanges))]
+        sentences = [*self.notes, *self._incomplete(trajectory.exchanges), *self._lost_rewards()]
         for exchange in trajectory.exchanges:
             sentences += [f"exchange {exchange.span_id}: {d}" for d in exchange.damage]
         for completion in trajectory.completions:
             sentences += _doubts(completion)
         return [*sentences, *_repeated_ids(trajectory.completions), *trajectory.ambiguities()]
 
+    def _lost_rewards(self) -> list[str]:
+        unreadable = sum(map(_is_unreadable, self._evaluations.values()))
+        numbers = {record.integer(sc.REWARD_NUMBER) for record in self._evaluations.values()}
+        known = {number for number in numbers if number is not None}
+        missing = max(known, default=-1) + 1 - len(known) - unreadable
+        sentences: list[str] = []
+        if unreadable:
+            sentences.append(
+                f"{unreadable} rewards that came after the rollout were cut; what they may have "
+                f"replaced is None"
+            )
+        if missing > 0:
+            sentences.append(
+                f"{missing} rewards that came after the rollout are missing: their spans did not "
+                f"come, what they replaced may still be there"
+            )
+        return sentences
+
     def _without_rollout_span(self) -> Trajectory:
-        records = [*self._exchanges.values(), *self._evaluations]
-        first = min(records, key=lambda record: record.start_time_ns, default=None)
+        records = [*self._exchanges.values(), *self._evaluations.values()]
+        first = min(records, key=lambda r: (r.start_time_ns, r.span_id), default=None)
         return Trajectory(
             id=self.rollout_id,
             trace_id=first.trace_id if first else "",
             start_time_ns=first.start_time_ns if first else 0,
             status="unknown",
+            trainable=all(
+                record.boolean(sc.ROLLOUT_TRAINABLE) is not False
+                for record in self._exchanges.values()
+            ),
             rewards=self.rewards,
             contents=self,
             warnings=[
-                "the rollout's own span did not come: its name, rewards and how it ended "
-                "are not known"
+                "the rollout's own span did not come: its name, rewards, how it ended and how "
+                "many model calls it made are not known"
             ],
         )
 
-    def _incomplete(self, present: int) -> list[str]:
+    def _incomplete(self, exchanges: Sequence[Exchange]) -> list[str]:
         sentences: list[str] = []
-        if self._rollout is None:
-            return sentences
-        began = self._rollout.integer(sc.ROLLOUT_EXCHANGE_COUNT) or 0
-        still_open = self._rollout.integer(sc.ROLLOUT_OPEN_COUNT) or 0
-        missing = began - still_open - present - self.refused
-        if missing > 0:
+        present = Counter(exchange.process for exchange in exchanges)
+        began = still_open = missing = 0
+        for record in (self._rollout, *self._parts.values()):
+            if record is None:
+                continue
+            if not record.cut.isdisjoint(_COUNTS):
+                sentences.append("how many model calls it made is not known")
+                continue
+            count = record.integer(sc.ROLLOUT_EXCHANGE_COUNT) or 0
+            unended = record.integer(sc.ROLLOUT_OPEN_COUNT) or 0
+            came = present[record.text(sc.ROLLOUT_PROCESS) or ""]
+            refused = self.refused if record is self._rollout else 0
+            missing += max(0, count - unended - came - refused)
+            began, still_open = began + count, still_open + unended
+        if missing:
             sentences.append(
                 f"{missing} of {began} model calls are missing: their spans did not come"
             )
         if still_open:
             sentences.append(late_sentence(still_open))
-        late = sum(bool(r.attributes.get(sc.EXCHANGE_LATE)) for r in self._exchanges.values())
+        late = sum(map(_is_late, self._exchanges.values()))
         if late > still_open:
             sentences.append(after_sentence(late - still_open))
+        own = self._rollout.text(sc.ROLLOUT_PROCESS) if self._rollout else None
+        handed_on = self._rollout and self._rollout.attributes.get(sc.ROLLOUT_PROPAGATED)
+        if handed_on in (True, "true") and not self._parts and not present.keys() - {own}:
+            sentences.append(
+                "it was handed on to another process, of which no span is here: calls that were "
+                "made there are missing (reconstruct from the spans of both, or add_spans)"
+            )
         return sentences
+
+
+_COUNTS = (sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_PROCESS)
+
+
+def _is_late(record: SpanRecord) -> bool:
+    """Whether it is no part of the rollout; where that was cut, it is none."""
+    return bool(record.boolean(sc.EXCHANGE_LATE)) or sc.EXCHANGE_LATE in record.cut
 
 
 def late_sentence(count: int) -> str:
@@ -198,7 +280,7 @@ def _repeated_ids(completions: Sequence[Completion]) -> list[str]:
 def _read_rollout(
     record: SpanRecord, rewards: dict[RewardKey, Reward], contents: Contents
 ) -> Trajectory:
-    warnings: list[str] = []
+    warnings = [f"its {key} was cut, or did not come" for key in sorted(record.cut)]
 
     def json(key: str) -> Json:
         text = record.text(key)
@@ -207,7 +289,7 @@ def _read_rollout(
         try:
             return loads(text)
         except (ValueError, RecursionError):
-            warnings.append(f"its {key} cannot be read: was it cut by a length limit?")
+            warnings.append(f"its {key} cannot be read")
             return None
 
     for row in json(sc.ROLLOUT_REWARDS) or ():
@@ -215,7 +297,6 @@ def _read_rollout(
         rewards.setdefault(reward.key, reward)
     if (record.integer(sc.ROLLOUT_SCHEMA_VERSION) or 0) > sc.SCHEMA_VERSION:
         warnings.append("it was written by a newer otel-rollout: what that added is not read")
-    policy_version = record.attributes.get(sc.ROLLOUT_POLICY_VERSION)
     return Trajectory(
         id=record.text(sc.ROLLOUT_ID) or "",
         name=record.text(sc.GEN_AI_AGENT_NAME) or "",
@@ -225,9 +306,10 @@ def _read_rollout(
         task_id=record.text(sc.ROLLOUT_TASK_ID),
         group_id=record.text(sc.ROLLOUT_GROUP_ID),
         sample_index=record.integer(sc.ROLLOUT_SAMPLE_INDEX),
-        policy_version=policy_version if isinstance(policy_version, str | int) else None,
+        policy_version=record.label(sc.ROLLOUT_POLICY_VERSION),
         contents=contents,
-        trainable=record.attributes.get(sc.ROLLOUT_TRAINABLE) not in (False, "false"),
+        trainable=record.boolean(sc.ROLLOUT_TRAINABLE) is not False
+        and sc.ROLLOUT_TRAINABLE not in record.cut,
         appended={
             (id_, choice): messages for id_, choice, messages in json(sc.ROLLOUT_APPENDED) or ()
         },
@@ -245,16 +327,27 @@ def _read_rollout(
     )
 
 
-def _evaluation_order(record: SpanRecord) -> tuple[int, int, str]:
-    return record.integer(sc.REWARD_NUMBER) or 0, record.start_time_ns, record.span_id
+def _evaluation_order(record: SpanRecord) -> tuple[bool, int, int, str]:
+    number = record.integer(sc.REWARD_NUMBER) or 0
+    return _is_unreadable(record), number, record.start_time_ns, record.span_id
+
+
+def _is_unreadable(record: SpanRecord) -> bool:
+    return not record.cut.isdisjoint((sc.REWARD, sc.REWARD_NUMBER))
 
 
 def _apply_reward(record: SpanRecord, rewards: dict[RewardKey, Reward]) -> None:
-    try:
-        row = loads(record.text(sc.REWARD) or "")
-        key = row.get("name"), row.get("completion_id"), row.get("choice_index", 0)
-        rewards.pop(key, None)
-        if row.get("value") is not None:
-            rewards[key] = Reward.from_dict(row)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return  # a reward that was cut is unknown
+    if _is_unreadable(record):  # the span's name says which rewards it may have replaced
+        for key in [key for key in rewards if record.name == evaluation_name(key[0])]:
+            del rewards[key]
+        return
+    row = loads(record.text(sc.REWARD) or "")
+    key = row.get("name"), row.get("completion_id"), row.get("choice_index", 0)
+    rewards.pop(key, None)
+    if row.get("value") is not None:
+        rewards[key] = Reward.from_dict(row)
+
+
+def evaluation_name(name: str | None) -> str:
+    """The name of the span of a reward with this name."""
+    return f"{sc.OPERATION_EVALUATE} {name or 'reward'}"

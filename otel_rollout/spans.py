@@ -1,12 +1,19 @@
-"""A span as plain data: what every source of spans (the SDK, a file, a backend) is read into."""
+"""A span as plain data: what every source of spans (the SDK, a file, a backend) is read into.
+
+Limits and stores cut attributes, and what is left may still look whole: `12` of a count of 123, an
+id without its end. So a span of ours says how long its attributes are (`sealed`), and a record
+holds only those that still are (`as_record`): one that was cut is not there, and is in `cut`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.messages import dumps, loads
 
 AttributeValue = str | bool | int | float | Sequence[str | bool | int | float] | bytes | None
 
@@ -37,6 +44,8 @@ class SpanRecord:
     events: Sequence[SpanEvent] = ()
     status_error: str | None = None
     """Description of an ERROR status (may be empty); None for any other status."""
+    cut: frozenset[str] = frozenset()
+    """Names of the attributes that are not as they were written; they are not in `attributes`."""
 
     def text(self, key: str) -> str | None:
         """The attribute if it is a string, else None."""
@@ -53,17 +62,119 @@ class SpanRecord:
                 return None
         return value if isinstance(value, int) else None
 
+    def boolean(self, key: str) -> bool | None:
+        """The attribute if it is a boolean or the text of one, else None."""
+        value = self.attributes.get(key)
+        if isinstance(value, str):
+            return {"true": True, "false": False}.get(value)
+        return value if isinstance(value, bool) else None
+
+    def label(self, key: str) -> str | int | None:
+        """The attribute that `label(key, value)` wrote, of the type that the value had."""
+        value = self.attributes.get(key)
+        if isinstance(value, str):
+            return self.integer(key) if self.attributes.get(key + _TYPE) == "int" else value
+        return value if isinstance(value, int) else None
+
+
+_TYPE = "_type"
+
+
+def label(key: str, value: str | int | None) -> dict[str, AttributeValue]:
+    """Attributes for a value that is a text or an integer.
+
+    Stores that keep only text lose which of both it was, so an integer says so beside it.
+    """
+    if value is None:
+        return {}
+    attributes: dict[str, AttributeValue] = {key: carried(value)}
+    return attributes | ({key + _TYPE: "int"} if isinstance(value, int) else {})
+
+
+def carried(value: AttributeValue) -> AttributeValue:
+    """The value as every transport carries it; another one would cost the batch that it is in.
+
+    Lone surrogates are written escaped, integers of more than 64 bits as text.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return str(value)
+    return value
+
+
+def sealed(
+    attributes: Mapping[str, Any], before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The last attributes of a span of ours, with the one that says how long all of them are.
+
+    `before`: those that were set earlier.
+    """
+    lengths = {
+        key.removeprefix(sc.PREFIX): length
+        for key, value in {**(before or {}), **attributes}.items()
+        if (length := _length(value)) is not None
+    }
+    return {**attributes, sc.LENGTHS: dumps(lengths)}
+
+
+def _length(value: object) -> int | None:
+    """Characters of a value as text; None for a float, which stores write in ways of their own."""
+    if isinstance(value, str):
+        return len(value)
+    return len(str(value)) if isinstance(value, int) else None
+
+
+_KINDS = (sc.EXCHANGE_VERSION, sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_PART, sc.REWARD)
+"""One of these is on each span that we seal."""
+
+
+def _checked(record: SpanRecord) -> SpanRecord:
+    """The record without what was cut. A span that is still open is not sealed yet."""
+    there = record.attributes
+    ours = sc.LENGTHS in there or any(kind in there for kind in _KINDS)
+    if not ours or record.end_time_ns is None or record.cut:
+        return record
+    try:
+        lengths = loads(record.text(sc.LENGTHS) or "")
+        wrong = {
+            name
+            for key, length in lengths.items()
+            for name in (sc.PREFIX + key if key.startswith(".") else key,)
+            if _length(there.get(name)) != length
+        }
+    except (ValueError, AttributeError):  # the seal itself: nothing but what the span is stands
+        wrong = (there.keys() | {sc.LENGTHS}) - {sc.ROLLOUT_ID, *_KINDS[:-1]}
+    if not wrong:
+        return record
+    kept = {key: value for key, value in there.items() if key not in wrong}
+    return replace(record, attributes=kept, cut=frozenset(wrong))
+
+
+def united(first: SpanRecord, second: SpanRecord) -> SpanRecord:
+    """One record of two copies of a span: an attribute that was cut in one may be whole in both.
+
+    The result is the same in either order.
+    """
+    if first.end_time_ns is None or second.end_time_ns is None:
+        return second if first.end_time_ns is None else first
+    if not first.cut or not second.cut:
+        return second if first.cut else first
+    attributes = {**first.attributes, **second.attributes}
+    cut = (first.cut | second.cut) - attributes.keys()
+    return replace(first, attributes=attributes, cut=cut)
+
 
 def as_record(span: Any) -> SpanRecord:
-    """The record of an SDK `ReadableSpan`; a `SpanRecord` is returned as it is.
+    """The record of an SDK `ReadableSpan`, or of a `SpanRecord`, without what was cut.
 
     SpanFormatError for anything else.
     """
     if isinstance(span, SpanRecord):
-        return span
+        return _checked(span)
     try:
         context = span.context
-        return SpanRecord(
+        record = SpanRecord(
             name=span.name,
             trace_id=f"{context.trace_id:032x}",
             span_id=f"{context.span_id:016x}",
@@ -80,6 +191,7 @@ def as_record(span: Any) -> SpanRecord:
             if not span.status.is_ok and not span.status.is_unset
             else None,
         )
+        return _checked(record)
     except AttributeError as error:
         raise SpanFormatError(
             f"reconstruct takes SDK ReadableSpans or the SpanRecords that otel_rollout.otlp reads, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from otel_rollout import semconv as sc
 from otel_rollout.exchange import ExchangeReader, ExchangeWriter
-from otel_rollout.spans import SpanRecord
+from otel_rollout.spans import SpanRecord, as_record, sealed
 
 texts = st.text(max_size=12) | st.sampled_from(
     ['"', "\\", '\\"token_ids":[1]', "é", "🙂", "\ud800"]
@@ -140,7 +141,13 @@ def test_a_cut_attribute_is_noticed(cut: int) -> None:
     attributes |= writer.response(encode({"id": "1", "choices": ["y" * 90]}, ascii_only=True))
     for key in (sc.REQUEST_MESSAGES, sc.RESPONSE_BODY):
         reader = ExchangeReader()
-        reader.add(span(1, {**attributes, key: attributes[key][:cut]}))
+        written = span(1, attributes)
+        written = replace(written, attributes=sealed(written.attributes))
+        reader.add(as_record(written))
+        assert not reader.read(f"{1:016x}").damage
+        short = replace(written, attributes={**written.attributes, key: attributes[key][:cut]})
+        reader = ExchangeReader()
+        reader.add(as_record(short))
         assert reader.read(f"{1:016x}").damage
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.exchange import ExchangeWriter
-from otel_rollout.spans import SpanRecord
+from otel_rollout.spans import SpanRecord, sealed
 
 ROLLOUT = "r" * 32
 
@@ -76,7 +76,7 @@ class Play:
                 parent_span_id=None,
                 start_time_ns=start,
                 end_time_ns=end,
-                attributes={sc.ROLLOUT_ID: ROLLOUT, **attributes},
+                attributes=sealed({sc.ROLLOUT_ID: ROLLOUT, **attributes}),
             )
 
         spans = [
@@ -88,6 +88,7 @@ class Play:
                 {
                     sc.ROLLOUT_SCHEMA_VERSION: 1,
                     sc.ROLLOUT_STATUS: "complete",
+                    sc.ROLLOUT_PROCESS: "p",
                     sc.ROLLOUT_EXCHANGE_COUNT: len(self.calls),
                     sc.ROLLOUT_OPEN_COUNT: 0,
                 },
