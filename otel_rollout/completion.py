@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from otel_rollout.exchange import Exchange
@@ -22,6 +23,7 @@ _SAMPLING = frozenset(
         "n",
         "seed",
         "stop",
+        "stop_sequences",
         "stop_token_ids",
         "max_tokens",
         "max_completion_tokens",
@@ -36,6 +38,8 @@ _SAMPLING = frozenset(
         "ignore_eos",
         "reasoning_effort",
         "reasoning",
+        "thinking",
+        "output_config",
         "response_format",
         "tool_choice",
         "parallel_tool_calls",
@@ -132,7 +136,7 @@ class Completion:
     path: MessagePath | None
     """The conversation with its own items behind."""
     choice: Mapping[str, Json]
-    """The choice as the server sent it."""
+    """The choice as the server sent it, without a prompt that it echoes."""
     exchange: Exchange
     rewards: Mapping[RewardKey, Reward]
     """All rewards of the trajectory."""
@@ -178,15 +182,23 @@ class Completion:
 
     @property
     def finish_reason(self) -> str | None:
-        """As the server sent it."""
-        reason = self.choice.get("finish_reason") or self.choice.get("status")
+        """As the server sent it (the Messages API calls it `stop_reason`)."""
+        if self._is_message:
+            reason = self.choice.get("stop_reason")
+        else:
+            reason = self.choice.get("finish_reason") or self.choice.get("status")
         return reason if isinstance(reason, str) else None
 
     @property
     def stop_reason(self) -> str | int | None:
-        """VLLM's stop string or token id, where the server sends one."""
-        reason = self.choice.get("stop_reason")
+        """The stop string or token id that ended it, where the server sends one."""
+        reason = self.choice.get("stop_sequence" if self._is_message else "stop_reason")
         return reason if isinstance(reason, str | int) else None
+
+    @property
+    def _is_message(self) -> bool:
+        """Whether it is a reply of the Messages API, whose `stop_reason` is another thing."""
+        return self.choice.get("type") == "message"
 
     @property
     def usage(self) -> dict[str, Any] | None:
@@ -282,15 +294,17 @@ def completions_of(
     kind = next((kind for end, kind in _KINDS if exchange.path.split("?")[0].endswith(end)), None)
     if kind is None:
         return []
-    status, error = exchange.status, exchange.error
     reply = exchange.reply
+    status, error = exchange.status, exchange.error
+    if kind is _responses and status == "complete":
+        status, error = _outcome(reply)
     replies: list[tuple[int, Mapping[str, Json], tuple[Json, ...], MessagePath | None]] = []
     if isinstance(reply, Mapping) and (error is None or exchange.stream):
         replies = list(kind(exchange, reply))
     if not replies:
         if status == "complete":
             status, error = "error", error or _nothing_sampled(reply)
-        replies = [(0, {}, (), exchange.prompt)]
+        replies = [(0, {}, (), _asked(exchange))]
     completions: list[Completion] = []
     for index, choice, items, prompt in replies:
         path = prompt
@@ -316,6 +330,80 @@ def completions_of(
             )
         )
     return completions
+
+
+def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """The exchanges; those that began a background response with what it came to.
+
+    The reply to such a request has no content yet. Its content came with a later exchange, that
+    retrieved it (`GET /responses/{id}`, or its events); of several the first that had it whole.
+    """
+    retrieved: dict[str, Exchange] = {}
+    for exchange in exchanges:
+        found = _retrieval(exchange.path)
+        reply = exchange.reply if found else None
+        if found and isinstance(reply, Mapping) and reply.get("status") in _FINAL:
+            first = retrieved.setdefault(found[1], exchange)
+            retrieved[found[1]] = min(first, exchange, key=lambda e: (e.start_time_ns, e.span_id))
+    if not retrieved:
+        return list(exchanges)
+    return [
+        _with_reply(exchange, retrieved[exchange.reply_id])
+        if exchange.reply_id in retrieved and _is_unfinished(exchange)
+        else exchange
+        for exchange in exchanges
+    ]
+
+
+_retrieval = re.compile(r"(?:.*/)?responses/([^/?]+)(?:/cancel)?(?:\?.*)?$").match
+_FINAL = ("completed", "incomplete", "failed", "cancelled")
+_STATUSES = {
+    "queued": "abandoned",
+    "in_progress": "abandoned",
+    "cancelled": "cancelled",
+    "failed": "error",
+}
+"""How a call ended whose response has this `status`; `complete` for any other."""
+
+
+def _is_unfinished(exchange: Exchange) -> bool:
+    return (
+        exchange.path.split("?")[0].endswith("/responses")
+        and isinstance(exchange.reply, Mapping)
+        and exchange.reply.get("status") not in _FINAL
+    )
+
+
+def _with_reply(exchange: Exchange, later: Exchange) -> Exchange:
+    """The exchange, ended by the reply of a later one."""
+    here = exchange.process == later.process
+    return replace(
+        exchange,
+        status=later.status,
+        error=later.error,
+        ended=later.ended if here else exchange.ended,
+        end_time_ns=later.end_time_ns,
+        body=later.body,
+        events=later.events,
+        prompts=later.prompts,
+        damage=[*exchange.damage, *later.damage],
+        _reply=later.reply,
+    )
+
+
+def _outcome(reply: Json) -> tuple[str, dict[str, str] | None]:
+    """Status and error of a call that ended well, whose response may tell of something else."""
+    said = reply.get("status") if isinstance(reply, Mapping) else None
+    status = _STATUSES.get(str(said), "complete")
+    return status, _nothing_sampled(reply) if status == "error" else None
+
+
+def _asked(exchange: Exchange) -> MessagePath | None:
+    """The conversation of the request; a text stands for the message of a user."""
+    if exchange.prompt is not None:
+        return exchange.prompt
+    text = exchange.params.get("prompt") or exchange.params.get("input")
+    return extend(None, {"role": "user", "content": text}) if text else None
 
 
 _Replies = Iterator["tuple[int, Mapping[str, Json], tuple[Json, ...], MessagePath | None]"]
@@ -353,21 +441,58 @@ def _text(exchange: Exchange, reply: Mapping[str, Json]) -> _Replies:
     batch = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
     prompts = prompt if batch and isinstance(prompt, list) else [prompt]
     choices = list(_choices(reply))
-    per_prompt = max(1, len(choices) // len(prompts))
+    n = exchange.params.get("n")
+    per_prompt = max(1, n if isinstance(n, int) else len(choices) // len(prompts))
     for index, choice in choices:
         own = prompts[min(index // per_prompt, len(prompts) - 1)]
         path = None if own is None else extend(None, {"role": "user", "content": own})
+        if exchange.params.get("echo"):
+            choice = _without_echo(choice, own)
         message = {"role": "assistant", "content": choice.get("text")}
         yield index, choice, (message,), path
 
 
+def _without_echo(choice: Mapping[str, Json], prompt: Json) -> Mapping[str, Json]:
+    """The choice without the prompt, which `echo` has the server repeat before what it sampled.
+
+    It repeats text and log-probabilities; token ids are those that were sampled.
+    """
+    text, logprobs = choice.get("text"), choice.get("logprobs")
+    logprobs = logprobs if isinstance(logprobs, Mapping) else {}
+    offsets, ids = logprobs.get("text_offset"), choice.get("token_ids")
+    offsets = offsets if isinstance(offsets, list) else []
+    if isinstance(prompt, str):
+        if not str(text).startswith(prompt):
+            return choice  # not every server knows `echo`
+        end = len(prompt)
+        count = sum(offset < end for offset in offsets)
+    else:
+        count = len(prompt) if isinstance(prompt, list) else 0
+        # Without log-probabilities only the server knows where the text of these ids ends.
+        end = offsets[count] if count < len(offsets) else len(str(text)) if offsets else 0
+    values = logprobs.get("token_logprobs")
+    if isinstance(ids, list) and isinstance(values, list):
+        count = len(values) - len(ids)
+    cut = {key: value[count:] for key, value in logprobs.items() if isinstance(value, list)}
+    return {**choice, "text": str(text)[end:], "logprobs": {**logprobs, **cut} or None}
+
+
 def _responses(exchange: Exchange, reply: Mapping[str, Json]) -> _Replies:
-    prompt, text = exchange.prompt, exchange.params.get("input")
-    if prompt is None and isinstance(text, str):
-        prompt = extend(None, {"role": "user", "content": text})
     output = reply.get("output")
-    if isinstance(output, list) and output:
-        yield 0, reply, tuple(output), prompt
+    if isinstance(output, list):
+        yield 0, reply, tuple(output), _asked(exchange)
 
 
-_KINDS = (("/chat/completions", _chat), ("/completions", _text), ("/responses", _responses))
+def _messages(exchange: Exchange, reply: Mapping[str, Json]) -> _Replies:
+    content = reply.get("content")
+    if isinstance(content, list):
+        message = {"role": reply.get("role") or "assistant", "content": content}
+        yield 0, reply, (message,), exchange.prompt
+
+
+_KINDS = (
+    ("/chat/completions", _chat),
+    ("/completions", _text),
+    ("/responses", _responses),
+    ("/v1/messages", _messages),  # with the version: OpenAI's `/threads/{id}/messages` is no call
+)

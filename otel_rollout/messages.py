@@ -3,8 +3,8 @@
 Two forms of a message never mix. The *wire* form is what was sent or received, verbatim: it is
 what is stored and handed back. The *visible* form is canonical and serves only to decide whether
 two messages are the same one: what clients change when they replay a reply (`None`, `""` or
-absent; a string or one text part; the whitespace of tool arguments; dropped reasoning) is the
-same there.
+absent; a string or one text part; the whitespace of tool arguments; dropped reasoning) or a
+prompt (where it may be cached) is the same there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ Json = Any
 
 _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
+_REASONING_BLOCKS = ("thinking", "redacted_thinking")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -105,7 +106,14 @@ def reasoning_of(message: Json) -> Json:
         for key in _REASONING_KEYS:
             if message.get(key):
                 return message[key]
+        content = message.get("content")
+        if isinstance(content, list):
+            return [_present(block) for block in content if _is_reasoning(block)] or None
     return None
+
+
+def _is_reasoning(block: Json) -> bool:
+    return isinstance(block, Mapping) and block.get("type") in _REASONING_BLOCKS
 
 
 def _visible(message: Json) -> Json:
@@ -116,14 +124,14 @@ def _visible(message: Json) -> Json:
         # An item of the Responses API: servers name and finish items, clients drop that again.
         return _present(message, without=("id", "status"))
     if role != "assistant":
-        rest = _present(message, without=("content", *_REASONING_KEYS))
+        rest = _present(message, without=("content", "cache_control", *_REASONING_KEYS))
         if rest.get("type") == "message":  # what the Responses API takes it for if it has no type
             del rest["type"]
-        return {**rest, "content": _visible_content(message.get("content"))}
+        return {**rest, "content": visible_content(message.get("content"))}
     # Of a reply only what a client must replay; whatever else a server put on it may be dropped.
     visible: dict[str, Json] = {
         "role": role,
-        "content": _visible_content(message.get("content")),
+        "content": visible_content(message.get("content")),
         "tool_calls": [_visible_tool_call(call) for call in message.get("tool_calls") or ()],
     }
     visible.update(
@@ -146,21 +154,37 @@ def _present(message: Mapping[str, Json], without: tuple[str, ...] = ()) -> dict
     }
 
 
-def _visible_content(content: Json) -> Json:
+def visible_content(content: Json) -> Json:
+    """What a model sees of a message's content, or of definitions that stand before them all.
+
+    A text and a list with it as only part are one, so are nothing and an empty text.
+    """
     if not content:
         return ""
     if not isinstance(content, list):
         return content
-    parts = [_visible_part(part) for part in content]
-    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
+    parts = [_visible_part(part) for part in content if not _is_reasoning(part)]
+    parts = [part for part in parts if part != ""]
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    return parts or ""
 
 
 def _visible_part(part: Json) -> Json:
     if not isinstance(part, Mapping):
         return part
-    present = _present(part, without=("logprobs",))
-    if present.get("type") in _TEXT_PARTS and present.keys() == {"type", "text"}:
-        return present["text"]
+    kind = part.get("type")
+    present = _present(part, without=("logprobs", "cache_control"))
+    if kind in _TEXT_PARTS:
+        present = _present(present, without=("annotations", "citations"))
+        if present.keys() == {"type", "text"}:
+            return present["text"]
+    elif kind == "tool_use":
+        return {key: part.get(key) for key in ("type", "id", "name", "input")}
+    elif kind == "tool_result":
+        present["content"] = visible_content(part.get("content"))
+        if not present.get("is_error"):
+            present.pop("is_error", None)
     return present
 
 

@@ -34,10 +34,18 @@ def merge(events: str, choices: int = 1) -> Merged:
     if None in (chunks if done else chunks[:-1]):
         return Merged(None, False, None)  # not a stream that was cut: the client gave up on it
     chunks = [chunk for chunk in chunks if isinstance(chunk, dict)]
-    error = next((c["error"] for c in reversed(chunks) if c.get("error")), None)
+    error = next(filter(None, map(_error_of, reversed(chunks))), None)
     final = next((c for c in reversed(chunks) if c.get("type") in _TERMINAL_EVENTS), None)
     if final is not None:
         return Merged(final.get("response"), True, error)
+    if any(isinstance(chunk.get("response"), dict) for chunk in chunks):
+        return Merged(_merge_items(chunks), False, error)
+    if any(chunk.get("type") == "message_start" for chunk in chunks):
+        stopped = any(chunk.get("type") == "message_stop" for chunk in chunks)
+        try:
+            return Merged(_merge_message(chunks), stopped and error is None, error)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return Merged(None, stopped and error is None, error)
     if not any(isinstance(chunk.get("choices"), list) for chunk in chunks):
         return Merged(None, done and error is None, error)
     try:
@@ -125,6 +133,117 @@ def _try_loads(data: str) -> Json:
         return loads(data)
     except (ValueError, RecursionError):
         return None
+
+
+def _error_of(chunk: dict[str, Any]) -> Json:
+    """The error that an event reports; one of the Responses API is the error itself."""
+    return chunk.get("error") or (chunk if chunk.get("type") == "error" else None)
+
+
+def _merge_items(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """A stream of the Responses API that did not end: the response as far as it was told."""
+    response: dict[str, Any] = {}
+    items: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        if isinstance(chunk.get("response"), dict):
+            response = chunk["response"]
+        index = chunk.get("output_index")
+        if not isinstance(index, int):
+            continue
+        if isinstance(chunk.get("item"), dict):
+            items[index] = chunk["item"]
+        elif index in items:
+            _merge_part(items[index], chunk)
+    for item in items.values():
+        for key in _PARTS:
+            if isinstance(item.get(key), list):
+                item[key] = [_finish(part) for part in item[key]]
+    output = [_finish(items[index]) for index in sorted(items)]
+    return {**response, "output": output or response.get("output")}
+
+
+def _merge_part(item: dict[str, Any], event: dict[str, Any]) -> None:
+    """Add what an event says about a part of an output item, or about the item itself."""
+    target = item
+    for key, position in _PARTS.items():
+        place = event.get(position)
+        if isinstance(place, int):
+            parts = item.get(key)
+            if not isinstance(parts, list):
+                parts = item[key] = []
+            if isinstance(event.get("part"), dict):
+                parts[place : place + 1] = [event["part"]]
+            elif place >= len(parts):
+                parts.append({})
+            target = parts[min(place, len(parts) - 1)]
+    kind, _, verb = str(event.get("type")).removeprefix("response.").rpartition(".")
+    name, text = _DELTAS.get(kind), event.get("delta")
+    if name is not None and verb == "delta" and isinstance(text, str):
+        if isinstance(target.get(name), str):
+            target[name] = [_Text(target[name])]
+        _merge_field(target, name, text)
+
+
+_PARTS = {"content": "content_index", "summary": "summary_index"}
+_DELTAS = {
+    "output_text": "text",
+    "refusal": "refusal",
+    "reasoning_text": "text",
+    "reasoning_summary_text": "text",
+    "function_call_arguments": "arguments",
+    "custom_tool_call_input": "input",
+    "mcp_call_arguments": "arguments",
+    "code_interpreter_call_code": "code",
+}
+"""The field that the deltas of an event of the Responses API are pieces of."""
+
+
+def _merge_message(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """A stream of the Messages API. The input of a tool that was cut stays the text that it is."""
+    message: dict[str, Any] = {}
+    blocks: dict[int, dict[str, Any]] = {}
+    texts: dict[tuple[int, str], list[str]] = {}
+    for chunk in chunks:
+        kind = chunk.get("type")
+        if kind == "message_start":
+            message = chunk["message"]
+        elif kind == "content_block_start":
+            blocks[chunk["index"]] = chunk["content_block"]
+        elif kind == "content_block_delta":
+            index = chunk["index"]
+            block = blocks.setdefault(index, {})
+            for key, value in chunk["delta"].items():
+                if key == "partial_json":
+                    texts.setdefault((index, "input"), []).append(value)
+                elif key in ("text", "thinking"):
+                    texts.setdefault((index, key), [block.get(key) or ""]).append(value)
+                elif key == "citation":
+                    block["citations"] = [*(block.get("citations") or ()), value]
+                elif key != "type" and value is not None:
+                    block[key] = value
+        elif kind == "message_delta":
+            said = {key: value for key, value in chunk.items() if key not in ("type", "delta")}
+            if isinstance(said.get("usage"), dict):
+                said["usage"] = _known(message.get("usage") or {}, said["usage"])
+            message = _known(message, said, chunk.get("delta") or {})
+    for (index, key), pieces in texts.items():
+        text = "".join(pieces)
+        if key != "input":
+            blocks[index][key] = text
+        elif text:
+            parsed = _try_loads(text)
+            blocks[index][key] = text if parsed is None else parsed
+    if blocks:
+        message["content"] = [blocks[index] for index in sorted(blocks)]
+    return message
+
+
+def _known(first: dict[str, Any], *later: dict[str, Any]) -> dict[str, Any]:
+    """All in one, the later ones winning, but not with None."""
+    known = dict(first)
+    for fields in later:
+        known |= {k: v for k, v in fields.items() if v is not None or k not in known}
+    return known
 
 
 def _merge_chunks(chunks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -97,15 +97,12 @@ def _content(message: Json) -> str:
     if not isinstance(message, dict):
         return str(message)
     parts: list[str] = []
-    if reasoning := reasoning_of(message):
-        parts.append(f"({reasoning})")
     content = message.get("content")
+    if reasoning := reasoning_of({**message, "content": None}):
+        parts.append(f"({reasoning})")
     if isinstance(content, list):
-        content = " ".join(
-            str(part.get("text", f"<{part.get('type')}>")) if isinstance(part, dict) else str(part)
-            for part in content
-        )
-    if content:
+        parts += map(_part, content)  # where the Messages API has the reasoning
+    elif content:
         parts.append(str(content))
     if message.get("refusal"):
         parts.append(f"refusal: {message['refusal']}")
@@ -115,6 +112,18 @@ def _content(message: Json) -> str:
     if not parts:
         parts.append(dumps({k: v for k, v in message.items() if k != "role" and v is not None}))
     return " ".join(parts)
+
+
+def _part(part: Json) -> str:
+    if not isinstance(part, dict):
+        return str(part)
+    if part.get("type") == "tool_use":
+        return f"→ {part.get('name')}({dumps(part.get('input'))})"
+    if part.get("type") == "tool_result":
+        return _content({"content": part.get("content")})
+    if "thinking" in part:
+        return f"({part['thinking']})"
+    return str(part.get("text", f"<{part.get('type')}>"))
 
 
 def _tool_name(tool: Json) -> str:

@@ -178,7 +178,7 @@ def dump(value: object) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _split(text: str, size: int) -> list[str]:
+def split(text: str, size: int) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
@@ -232,7 +232,7 @@ def _end_ids(choice: Reply) -> list[int]:
     return [] if choice.finish_reason == "length" else [ByteTokenizer.end_token_id]
 
 
-def _completion_ids(choice: Reply) -> list[int]:
+def completion_ids(choice: Reply) -> list[int]:
     text = "".join(span.prefix + span.text + span.suffix for span in _reply_spans(choice))
     return TOKENIZER.encode(text) + _end_ids(choice)
 
@@ -247,14 +247,14 @@ def _message(call: Call, choice: Reply, index: int) -> Json:
 
 
 def _deltas(call: Call, choice: Reply, index: int) -> Iterator[tuple[Json, list[int]]]:
-    """A message in pieces, each with the ids sampled for it: together `_completion_ids`."""
+    """A message in pieces, each with the ids sampled for it: together `completion_ids`."""
     spans, extra = _reply_spans(choice), choice.message_extra
     calls = call.tool_calls(choice, index)
     opening: Json = {"role": "assistant", "content": None if choice.content is None else ""}
     yield {**opening, **({} if spans else extra)}, []
     for span in spans:
         is_call = span.field == "tool_calls"
-        texts = [""] * is_call + _split(span.text, call.chunk_size)
+        texts = [""] * is_call + split(span.text, call.chunk_size)
         for number, text in enumerate(texts):
             delta: Json = {span.field: text}
             if is_call:
@@ -308,7 +308,7 @@ def _choice_parts(
     """
     pieces: Iterable[tuple[Json, list[int]]] = _deltas(call, choice, index)
     if not call.stream:
-        pieces = [(_message(call, choice, index), _completion_ids(choice))]
+        pieces = [(_message(call, choice, index), completion_ids(choice))]
     parts, position, offset = list[Json](), 0, 0
     for said, ids in pieces:
         text, logprobs = said.get("content") or "", None
@@ -350,7 +350,7 @@ def generation(call: Call) -> list[Json]:
     for index, (prompt_ids, choice) in enumerate(itertools.product(prompts, replies)):
         echoed = prompt_ids if body.get("echo") and not chat else []
         choices.append(_choice_parts(call, choice, index, chat, echoed))
-        completion_tokens += len(_completion_ids(choice))
+        completion_tokens += len(completion_ids(choice))
         if call.token_ids and not chat:
             choices[-1][0]["prompt_token_ids"] = prompt_ids
     name, prefix = ("chat.completion", "chatcmpl-") if chat else ("text_completion", "cmpl-")
@@ -440,7 +440,7 @@ def response_body(call: Call) -> Json:
         response["background"] = True
     if reply.usage:
         input_tokens = len(TOKENIZER.encode_messages(input_messages(body)))
-        output_tokens = len(_completion_ids(reply))
+        output_tokens = len(completion_ids(reply))
         reasoning_tokens = len(TOKENIZER.encode(reply.reasoning or ""))
         response["usage"] = {
             "input_tokens": input_tokens,
@@ -480,13 +480,13 @@ def _named_events(call: Call) -> Iterator[tuple[str, Json]]:
             name = "refusal" if kind == "refusal" else "text"
             logprobs: Json = {"logprobs": []} if kind == "output_text" else {}
             yield "content_part.added", {**here, "part": {**part, name: ""}}
-            for piece in _split(part[name], call.chunk_size):
+            for piece in split(part[name], call.chunk_size):
                 yield f"{kind}.delta", {**here, "delta": piece, **logprobs}
             yield f"{kind}.done", {**here, name: part[name], **logprobs}
             yield "content_part.done", {**here, "part": part}
         if argument:
             event = f"{item['type']}_{argument}"
-            for piece in _split(item[argument], call.chunk_size):
+            for piece in split(item[argument], call.chunk_size):
                 yield f"{event}.delta", {**at, "delta": piece}
             named = {"name": item["name"]} if argument == "arguments" else {}
             yield f"{event}.done", {**at, **named, argument: item[argument]}

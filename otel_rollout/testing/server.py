@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from otel_rollout.testing.anthropic_bodies import count_tokens, message_body, message_events
 from otel_rollout.testing.bodies import (
     CREATED,
     MODEL,
@@ -192,6 +193,8 @@ _PARAMETERS: Final[Mapping[str, str]] = {
     "/v1/completions": "prompt",
     "/v1/responses": "input",
     "/v1/embeddings": "input",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
 }
 _azure = re.compile(r"^/openai(/v1)?(/deployments/[^/]+)?").sub
 """Azure has the same endpoints below other paths."""
@@ -202,8 +205,10 @@ class ModelServer:
     """An OpenAI-compatible model server on 127.0.0.1, for tests of agents over real HTTP.
 
     Endpoints: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (each also streamed),
-    `/v1/embeddings`, `/v1/models`, and where Azure has them. A response can be retrieved, one with
-    `background` is there only then. Anything else, `routes` apart, is a 404 in OpenAI's error
+    `/v1/embeddings`, `/v1/models`, and where Azure has them; of Anthropic's API `/v1/messages`,
+    also streamed, and `/v1/messages/count_tokens` (its client wants the URL without `/v1`:
+    `server.base_url.removesuffix("/v1")`). A response can be retrieved, one with `background` is
+    there only then. Anything else, `routes` apart, is a 404 in OpenAI's error
     shape.
 
     `reply` decides what the model says:
@@ -321,14 +326,16 @@ class ModelServer:
         try:
             if path == "/v1/embeddings":
                 return _Answer([dump(embeddings(body))])
+            if path == "/v1/messages/count_tokens":
+                return _Answer([dump(count_tokens(body))])
             said = self._reply(body)
             if isinstance(said, Raw):
                 return _verbatim(said)
-            return self._generate(body, Reply(said) if isinstance(said, str) else said)
+            return self._generate(path, body, Reply(said) if isinstance(said, str) else said)
         except Exception as error:  # the reply is the user's code: its failure is a response
             return _error(500, f"{type(error).__name__}: {error}")
 
-    def _generate(self, body: Json, reply: Reply) -> _Answer:
+    def _generate(self, path: str, body: Json, reply: Reply) -> _Answer:
         if not isinstance(reply, Reply):
             raise TypeError(f"reply gave {reply!r}, expected Reply, Raw or str")
         with self._lock:
@@ -337,6 +344,11 @@ class ModelServer:
         # Of a text completion `logprobs` is a number, and 0 asks for them.
         logprobs = self._logprobs or body.get("logprobs") not in (None, False)
         call = Call(body, reply, sequence, self._chunk_size, token_ids, logprobs)
+        if path == "/v1/messages":
+            if not call.stream:
+                return _Answer([dump(message_body(call))], pace=reply)
+            events = message_events(call)
+            return _Answer(events, content_type="text/event-stream", stream=True, pace=reply)
         if "input" in body:
             with self._lock:
                 polls = itertools.repeat(None, reply.polls)
