@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from otel_rollout.exchange import Exchange
+from otel_rollout.exchange import EXACT_SOURCE, Exchange, TokenPath
 from otel_rollout.messages import Json, MessagePath, copy_json, extend, path_messages
 
 _SAMPLING = frozenset(
@@ -49,6 +49,9 @@ _SAMPLING = frozenset(
         "logprobs_mode",
     )
 )
+
+_CUT = ("length", "max_tokens", "model_context_window_exceeded")
+_LENGTH_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 RewardKey = tuple["str | None", "str | None", int]
 """What a reward is for: its name, and the completion (id, choice) where it is a step reward."""
@@ -190,6 +193,22 @@ class Completion:
         return reason if isinstance(reason, str) else None
 
     @property
+    def truncated(self) -> bool:
+        """Whether a length limit cut it: the server says so, or it has as many tokens as it may."""
+        reply_status = self.finish_reason == "incomplete"
+        if self.finish_reason in _CUT or (reply_status and self._incomplete == "max_output_tokens"):
+            return True
+        limits = (self.exchange.params.get(name) for name in _LENGTH_LIMITS)
+        limit = min((n for n in limits if isinstance(n, int)), default=None)
+        ids = self.token_ids if limit is not None else None
+        return limit is not None and ids is not None and len(ids) >= limit
+
+    @property
+    def _incomplete(self) -> Json:
+        details = self._reply("incomplete_details")
+        return details.get("reason") if isinstance(details, Mapping) else None
+
+    @property
     def stop_reason(self) -> str | int | None:
         """The stop string or token id that ended it, where the server sends one."""
         reason = self.choice.get("stop_sequence" if self._is_message else "stop_reason")
@@ -213,8 +232,14 @@ class Completion:
     @property
     def prompt_token_ids(self) -> list[int] | None:
         """The token ids that the model was asked with; None if the server sent none."""
-        own = self.exchange.token_ids(self.choice.get("prompt_token_ids"))
-        return own or self.exchange.token_ids(self._reply("prompt_token_ids"))
+        path = self.prompt_token_path
+        return path.to_list() if path else None
+
+    @property
+    def prompt_token_path(self) -> TokenPath | None:
+        """`prompt_token_ids` as a path, which shares its beginning with those of other calls."""
+        own = self.exchange.token_path(self.choice.get("prompt_token_ids"))
+        return own or self.exchange.token_path(self._reply("prompt_token_ids"))
 
     @property
     def logprobs(self) -> list[float | None] | None:
@@ -274,6 +299,16 @@ class Completion:
     def response(self) -> Json:
         """The whole response as it was on the wire, a stream in unstreamed shape."""
         return self.exchange.response()
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is what was on the wire: read from an exchange span that lacks nothing."""
+        return self.exchange.source == EXACT_SOURCE and not self.exchange.damage
+
+    @property
+    def lost(self) -> list[str]:
+        """What is not known because the instrumentation that it was read from does not keep it."""
+        return list(self.exchange.lost)
 
     def __repr__(self) -> str:
         return f"<Completion {self.id!r} choice {self.choice_index} {self.status}>"

@@ -41,6 +41,9 @@ from otel_rollout.messages import (
 from otel_rollout.spans import SpanRecord, united
 from otel_rollout.streams import merge, pack_events, unpack_events
 
+EXACT_SOURCE = "exchange"
+"""`Exchange.source` of what was read from our own spans."""
+
 COPIES = 2
 """How many exchanges carry each message."""
 
@@ -429,6 +432,10 @@ class Exchange:
     """What this span should hold and does not, in sentences."""
     context_key: bytes = b""
     """Equal for requests that may continue one another: same tools, same instructions."""
+    source: str = EXACT_SOURCE
+    """Where it was read: `exchange`, our own span, or the name of a dialect."""
+    lost: list[str] = field(default_factory=list)
+    """What its dialect does not keep of this call, in words; [] for our own span."""
     _reply: Json = ...  # not read yet
 
     @property
@@ -452,10 +459,14 @@ class Exchange:
 
     def token_ids(self, value: Json) -> list[int] | None:
         """The ids that a field of `reply` stands for; None where there are none."""
+        path = self.token_path(value)
+        return path.to_list() if path else None
+
+    def token_path(self, value: Json) -> TokenPath | None:
+        """The same as a path, which shares its beginning with those of other calls."""
         if isinstance(value, dict) and isinstance(index := value.get("packed"), int):
-            path = self.prompts[index] if index < len(self.prompts) else None
-            return path.to_list() if path else None
-        return list(value) if isinstance(value, list) and value else None
+            return self.prompts[index] if index < len(self.prompts) else None
+        return extend_tokens(None, value) if isinstance(value, list) and value else None
 
     def request(self) -> Json:
         """The whole request as it was on the wire; its text where it was no JSON object."""

@@ -46,6 +46,8 @@ class SpanRecord:
     """Description of an ERROR status (may be empty); None for any other status."""
     cut: frozenset[str] = frozenset()
     """Names of the attributes that are not as they were written; they are not in `attributes`."""
+    dropped_attributes: int = 0
+    """How many attributes the SDK dropped because of its limit, as far as the source tells."""
 
     def text(self, key: str) -> str | None:
         """The attribute if it is a string, else None."""
@@ -190,6 +192,7 @@ def as_record(span: Any) -> SpanRecord:
             status_error=(span.status.description or "")
             if not span.status.is_ok and not span.status.is_unset
             else None,
+            dropped_attributes=span.dropped_attributes,
         )
         return _checked(record)
     except AttributeError as error:

@@ -91,6 +91,7 @@ def _json_span(span: Mapping[str, Any], scope: str) -> SpanRecord:
         status_error=status.get("message", "")
         if status.get("code") in (_ERROR, "STATUS_CODE_ERROR")
         else None,
+        dropped_attributes=int(span.get("droppedAttributesCount") or 0),
     )
 
 
@@ -161,6 +162,7 @@ def read_protobuf(data: bytes) -> Iterator[SpanRecord]:
                     status_error=span.status.message
                     if span.status.code == Status.STATUS_CODE_ERROR
                     else None,
+                    dropped_attributes=span.dropped_attributes_count,
                 )
 
 

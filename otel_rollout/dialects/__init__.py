@@ -1,0 +1,217 @@
+"""Model calls from the spans of other instrumentations: one module for each way of writing them.
+
+Nobody else keeps all of a call. So what is read here is never taken for what was on the wire: each
+exchange names its dialect (`source`) and what that loses (`lost`); what a single span should hold
+and does not is its `damage`, and a damaged call is not trained on. Roles, rewards and the order of
+calls are never inferred from names.
+
+To add a dialect: a module with a `DIALECT`, its entry in `DIALECTS`, and a recording of the real
+instrumentation in `tests/dialects` (README there), which shows what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from otel_rollout import semconv as sc
+from otel_rollout.dialects import genai, logfire, openinference, openllmetry, openllmetry_flat
+from otel_rollout.dialects.call import Call, Dialect, Fact
+from otel_rollout.exchange import Exchange, context_key
+from otel_rollout.messages import Json, MessagePath, dumps, extend
+from otel_rollout.spans import SpanRecord
+
+__all__ = ["DIALECTS", "Call", "Dialect", "Fact", "dialect_of", "error_of", "read_trace"]
+
+DIALECTS = (
+    openinference.DIALECT,
+    logfire.DIALECT_V1,
+    openllmetry_flat.DIALECT,
+    openllmetry.DIALECT,
+    genai.DIALECT,
+    logfire.DIALECT,
+    genai.DIALECT_V2,
+)
+
+
+def dialect_of(span: SpanRecord) -> Dialect | None:
+    """The dialect that this span is a model call in; None if it is none."""
+    return next((dialect for dialect in DIALECTS if dialect.recognises(span)), None)
+
+
+def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:
+    """The model calls of one trace, each once, in order of their start.
+
+    `trace`: all its spans that have come, each once. Of several spans that tell of one call the
+    one that keeps most is read.
+    """
+    paths = _Paths()
+    exchanges: list[Exchange] = []
+    for span in trace:
+        dialect = dialect_of(span)
+        if dialect is not None and span.end_time_ns is not None:
+            exchanges.append(_exchange(span, dialect, dialect.read(span, trace), paths))
+    exchanges = _each_once(exchanges, trace)
+    return sorted(exchanges, key=lambda e: (e.start_time_ns, e.span_id))
+
+
+class _Paths:
+    """Conversations that share their beginnings, as those of one exchange writer do."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], MessagePath] = {}
+
+    def path(self, messages: Iterable[Json]) -> MessagePath | None:
+        path: MessagePath | None = None
+        for message in messages:
+            key = id(path), dumps(message)
+            if key not in self._known:
+                self._known[key] = extend(path, message)
+            path = self._known[key]
+        return path
+
+
+def _exchange(span: SpanRecord, dialect: Dialect, call: Call, paths: _Paths) -> Exchange:
+    key = next(
+        (
+            key
+            for key in ("messages", "input")
+            if isinstance(value := call.request.get(key), list)
+            and all(isinstance(message, Mapping) for message in value)
+        ),
+        None,
+    )
+    params = {name: None if name == key else value for name, value in call.request.items()}
+    status, error = _status(span, call)
+    reply = call.reply if isinstance(call.reply, Mapping) else None
+    response_id = reply.get("id") if reply else None
+    return Exchange(
+        span_id=span.span_id,
+        start_time_ns=span.start_time_ns,
+        end_time_ns=max(span.end_time_ns or 0, call.ended_ns or 0),
+        process="",
+        started=0,
+        ended=0,
+        path=call.path,
+        status=status,
+        error=error,
+        attempts=0,
+        status_code=None,
+        policy_version=None,
+        stream=call.stream,
+        response_id=response_id if isinstance(response_id, str) else None,
+        key=key,
+        params=params,
+        raw_request=None,
+        prompt=paths.path(call.request[key]) if key else None,
+        prompt_is_known=call.prompt_is_known,
+        body=None if reply is None else dumps(reply),
+        events=None,
+        prompts=[],
+        damage=call.damage,
+        context_key=context_key(params),
+        source=dialect.name,
+        lost=dialect.losses(call),
+    )
+
+
+def _status(span: SpanRecord, call: Call) -> tuple[str, dict[str, str] | None]:
+    """How the call ended; what its span does not tell is noted as damage."""
+    if span.status_error is not None:
+        error = error_of(span)
+        kind = error["type"].rpartition(".")[2]
+        return _STATUS_OF.get(kind, "error"), error
+    if call.path == "/embeddings":
+        return "complete", None
+    reply = call.reply if isinstance(call.reply, Mapping) else {}
+    if not (reply.get("choices") or reply.get("output")):
+        if not call.damage:
+            call.miss("its span has no reply: it was not recorded, or not kept")
+        status = "abandoned" if call.stream else "error"
+        return status, {"type": "NotRecorded", "message": "the span has no reply"}
+    if call.stream and not reply.get("usage") and not reply.get("output"):
+        reasons = [choice.get("finish_reason") for choice in reply["choices"]]
+        if not all(reasons):
+            call.miss("nothing says that its reply came to its end")
+            return "abandoned", None
+    return "complete", None
+
+
+_STATUS_OF = {"CancelledError": "cancelled", "GeneratorExit": "abandoned"}
+
+
+def error_of(span: SpanRecord) -> dict[str, str]:
+    """Type and message of the error that a span ended with, as far as it tells."""
+    kind, message = span.text(sc.ERROR_TYPE), span.status_error
+    for event in span.events:
+        found = event.attributes.get(sc.EXCEPTION_TYPE)
+        if isinstance(found, str):
+            kind = found
+            text = event.attributes.get(sc.EXCEPTION_MESSAGE)
+            message = text if isinstance(text, str) and text else message
+    return {"type": kind or "Error", "message": message or ""}
+
+
+# --- one call, several spans
+
+
+def _richness(exchange: Exchange) -> tuple[bool, int, str]:
+    """Lowest for what keeps most: whole before damaged, then by how little is lost."""
+    return bool(exchange.damage), len(exchange.lost), exchange.source
+
+
+def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[Exchange]:
+    """Of the spans that several instrumentations wrote of one call, the richest.
+
+    Two spans of one instrumentation are two calls. Two of different ones are the same call if
+    they have the same response id, or if one runs inside the other and their ids do not differ.
+    """
+    dropped: set[str] = set()
+    by_id: dict[str, dict[str, list[Exchange]]] = {}
+    for exchange in exchanges:
+        if exchange.response_id is not None:
+            sources = by_id.setdefault(exchange.response_id, {})
+            sources.setdefault(exchange.source, []).append(exchange)
+    for sources in by_id.values():
+        # A server may give one id to several answers: whoever saw most of them is believed.
+        kept = min(sources.values(), key=lambda same: (-len(same), _richness(same[0])))
+        dropped |= {e.span_id for same in sources.values() if same is not kept for e in same}
+    inner = _inside(exchanges, trace)
+    by_span = {exchange.span_id: exchange for exchange in exchanges}
+    # Innermost first: of three spans around one call, the two inner ones are settled before.
+    for outer_id in reversed(list(inner)):
+        outer = by_span[outer_id]
+        within = [by_span[span_id] for span_id in inner[outer_id]]
+        within = [e for e in within if e.source != outer.source and e.path == outer.path]
+        told = {e.response_id for e in within if e.response_id is not None}
+        if not within or (outer.response_id is not None and told and outer.response_id not in told):
+            continue
+        left = [e for e in within if e.span_id not in dropped]
+        if outer_id in dropped or not left:
+            continue
+        if len(left) == 1 and _richness(outer) < _richness(left[0]):
+            dropped.add(left[0].span_id)
+        else:
+            dropped.add(outer_id)
+    return [exchange for exchange in exchanges if exchange.span_id not in dropped]
+
+
+def _inside(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> dict[str, list[str]]:
+    """The model calls that run directly inside each model call, by span id; outer ones first."""
+    calls = {exchange.span_id for exchange in exchanges}
+    parents = {span.span_id: span.parent_span_id for span in trace}
+    depths: dict[str, int] = {}
+    inner: dict[str, list[str]] = {}
+    for exchange in exchanges:
+        seen = {exchange.span_id}
+        parent = parents.get(exchange.span_id)
+        depth, found = 0, None
+        while parent is not None and parent in parents and parent not in seen:
+            seen.add(parent)
+            depth += 1
+            if found is None and parent in calls:
+                found = parent
+            parent = parents.get(parent)
+        depths[exchange.span_id] = depth
+        if found is not None:
+            inner.setdefault(found, []).append(exchange.span_id)
+    return dict(sorted(inner.items(), key=lambda item: (depths[item[0]], item[0])))
