@@ -50,7 +50,7 @@ _SAMPLING = frozenset(
     )
 )
 
-_CUT = ("length", "max_tokens", "model_context_window_exceeded")
+_CUT = ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
 _LENGTH_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 RewardKey = tuple["str | None", "str | None", int]
@@ -195,18 +195,14 @@ class Completion:
     @property
     def truncated(self) -> bool:
         """Whether a length limit cut it: the server says so, or it has as many tokens as it may."""
-        reply_status = self.finish_reason == "incomplete"
-        if self.finish_reason in _CUT or (reply_status and self._incomplete == "max_output_tokens"):
+        details = self._reply("incomplete_details")
+        reason = details.get("reason") if isinstance(details, Mapping) else self.finish_reason
+        if reason in _CUT:
             return True
         limits = (self.exchange.params.get(name) for name in _LENGTH_LIMITS)
         limit = min((n for n in limits if isinstance(n, int)), default=None)
         ids = self.token_ids if limit is not None else None
         return limit is not None and ids is not None and len(ids) >= limit
-
-    @property
-    def _incomplete(self) -> Json:
-        details = self._reply("incomplete_details")
-        return details.get("reason") if isinstance(details, Mapping) else None
 
     @property
     def stop_reason(self) -> str | int | None:
@@ -228,6 +224,17 @@ class Completion:
     def token_ids(self) -> list[int] | None:
         """The sampled token ids, the end-of-turn token included; None if the server sent none."""
         return self.exchange.token_ids(self.choice.get("token_ids"))
+
+    @property
+    def sampled_in_response(self) -> int | None:
+        """Token ids that the choices of its response have together, as `usage` counts them."""
+        choices = self._reply("choices")
+        ids = [
+            self.exchange.token_path(choice.get("token_ids"))
+            for choice in (choices if isinstance(choices, list) else ())
+            if isinstance(choice, Mapping)
+        ]
+        return sum(path.length for path in ids if path) if ids and all(ids) else None
 
     @property
     def prompt_token_ids(self) -> list[int] | None:

@@ -466,7 +466,12 @@ class Exchange:
         """The same as a path, which shares its beginning with those of other calls."""
         if isinstance(value, dict) and isinstance(index := value.get("packed"), int):
             return self.prompts[index] if index < len(self.prompts) else None
-        return extend_tokens(None, value) if isinstance(value, list) and value else None
+        if not isinstance(value, list) or not value:
+            return None
+        try:
+            return extend_tokens(None, value)
+        except (TypeError, OverflowError):  # no token ids, whatever it is called
+            return None
 
     def request(self) -> Json:
         """The whole request as it was on the wire; its text where it was no JSON object."""

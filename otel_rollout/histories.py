@@ -9,6 +9,7 @@ on the set of completions alone, not on the order in which they are given.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -125,19 +126,26 @@ def _tie(completion: Completion) -> tuple[int, int, str, int]:
 def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion], list[str]]:
     """What each completion continues, and a sentence wherever that is ambiguous."""
     by_path: dict[tuple[bytes, bytes], list[Completion]] = {}
-    by_id: dict[str, Completion] = {}
+    by_name: dict[str, list[Completion]] = {}
     for completion in completions:
         if completion.items and completion.path is not None:
-            by_id[completion.id] = completion
-            if not _names_previous(completion):
+            by_name.setdefault(completion.id, []).append(completion)
+            previous = _names_previous(completion)
+            if previous is None:
                 key = completion.context_key, completion.path.key
                 by_path.setdefault(key, []).append(completion)
+            elif previous != completion.exchange.params.get("previous_response_id"):
+                by_name.setdefault(previous, []).append(completion)
+    for named in by_name.values():
+        named.sort(key=_sampled)
     parents: dict[Completion, Completion] = {}
     ambiguous: dict[str, str] = {}
     for completion in completions:
-        if previous := _names_previous(completion):
-            if previous in by_id:
-                parents[completion] = by_id[previous]
+        previous = _names_previous(completion)
+        if previous is not None:
+            parent = _named(by_name.get(previous, ()), completion, parents)
+            if parent is not None:
+                parents[completion] = parent
             continue
         context = completion.context_key
         for node in completion.prompt or ():
@@ -161,8 +169,54 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
 
 
 def _names_previous(completion: Completion) -> str | None:
-    previous = completion.exchange.params.get("previous_response_id")
-    return previous if isinstance(previous, str) else None
+    """The response or conversation that it continues, where the request names it by its id."""
+    params = completion.exchange.params
+    conversation = params.get("conversation")
+    if isinstance(conversation, Mapping):
+        conversation = conversation.get("id")
+    name = params.get("previous_response_id") or conversation
+    return name if isinstance(name, str) else None
+
+
+def _named(
+    candidates: Sequence[Completion],
+    completion: Completion,
+    parents: Mapping[Completion, Completion],
+) -> Completion | None:
+    """The one of these, in order of their end, that the completion continues: the last before it.
+
+    An id that is not unique is most likely one of the same process.
+    """
+    own = completion.exchange.process
+    for position in range(bisect_left(candidates, _began(completion), key=_ended), 0, -1):
+        candidate = candidates[position - 1]
+        if candidate.exchange.process == own:
+            return candidate
+    for candidate in reversed(candidates):
+        if candidate.exchange.process == own:
+            continue
+        # Ids that several servers gave could make a circle.
+        following: Completion | None = candidate
+        while following is not None and following is not completion:
+            following = parents.get(following)
+        if following is None:
+            return candidate
+    return None
+
+
+def _began(completion: Completion) -> int:
+    exchange = completion.exchange
+    return exchange.started if exchange.process else exchange.start_time_ns
+
+
+def _ended(completion: Completion) -> int:
+    exchange = completion.exchange
+    return exchange.ended if exchange.process else exchange.end_time_ns or 0
+
+
+def _sampled(completion: Completion) -> tuple[int, int, int, str, int]:
+    """Order of sampling; of several choices of one response, the first is the last."""
+    return _ended(completion), *_tie(completion)[:3], -completion.choice_index
 
 
 def _ended_before(first: Completion, second: Completion) -> bool:
@@ -182,8 +236,7 @@ def _choose(
     """The candidate that was continued, and all that nothing tells apart from it."""
     reasoning = reasoning_of(replayed.message)
     equal = [c for c in candidates if reasoning_of(c.message) == reasoning] or candidates
-    # The one sampled last; of several choices of one response, the first.
-    return max(equal, key=lambda c: (c.exchange.ended, *_tie(c)[:3], -c.choice_index)), equal
+    return max(equal, key=_sampled), equal
 
 
 def history_of(

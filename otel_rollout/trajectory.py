@@ -22,6 +22,7 @@ from otel_rollout.completion import (
 )
 from otel_rollout.errors import SpanFormatError, TrajectorySealedError, UnknownCompletionError
 from otel_rollout.exchange import (
+    EXACT_SOURCE,
     Exchange,
     TokenPath,
     context_key,
@@ -285,7 +286,7 @@ class Trajectory:
             if self._completions is None:
                 self._completions = in_order(
                     completion
-                    for exchange in self.exchanges
+                    for exchange in with_retrieved(self.exchanges)
                     for completion in completions_of(
                         exchange, self.all_rewards, trainable=self.trainable
                     )
@@ -602,6 +603,11 @@ def _exchange_to_dict(
         text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
     return {
         **{name: getattr(exchange, name) for name in _PLAIN_EXCHANGE},
+        **(
+            {"source": exchange.source, "lost": exchange.lost}
+            if exchange.source != EXACT_SOURCE
+            else {}
+        ),
         "prompt": paths.number(exchange.prompt),
         "params": params.setdefault(dumps(exchange.params), len(params)),
         "response": None if text is not None else reply,
@@ -620,6 +626,7 @@ def _exchange_from_dict(
     body = row["response_text"] if row["response"] is None else dumps(row["response"])
     return Exchange(
         **{name: row[name] for name in _PLAIN_EXCHANGE},
+        **{name: row[name] for name in ("source", "lost") if name in row},
         prompt=paths[row["prompt"]],
         params=params,
         body=body,
