@@ -17,13 +17,15 @@ LAYERS = {
     0: ("semconv", "errors", "messages"),
     1: ("spans", "streams"),
     2: ("exchange",),
-    3: ("completion",),
+    3: ("completion", "dialects"),
     4: ("histories",),
     5: ("trajectory",),
     6: ("reconstruct", "tree"),
     7: ("active", "export", "otlp"),
     8: ("rollout", "capture", "processor", "processes", "tool"),
-    9: ("configure", "testing", "cli"),
+    9: ("guard",),
+    10: ("instrumentors",),
+    11: ("configure", "testing", "cli"),
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules}
 PURE = 6
