@@ -20,6 +20,7 @@ from opentelemetry.util._once import Once
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, Trajectory
 from otel_rollout.testing import ModelServer
+from tests.transports import Witness
 
 # The machine may be slow; and what CI says should not depend on luck.
 hypothesis.settings.register_profile(
@@ -66,6 +67,23 @@ def frozen_imports() -> None:
     otel_rollout.shutdown()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Live equals replayed, in every test: what it recorded is the same from its spans.
+
+    A test where that cannot be says why: `@pytest.mark.not_replayed("a span is dropped")`.
+    """
+    marker = item.get_closest_marker("not_replayed")
+    if marker is not None:
+        assert marker.args, "not_replayed needs a reason"
+        yield
+        return
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        witness = Witness(monkeypatch)
+        yield
+    witness.check()
 
 
 @pytest.fixture(autouse=True)

@@ -402,6 +402,7 @@ def test_limits_that_do_no_harm_do_not_warn(monkeypatch: pytest.MonkeyPatch):
         SpanLimits(max_span_attributes=10),
     ],
 )
+@pytest.mark.not_replayed("a limit takes attributes that say what was kept")
 def test_a_truncated_rollout_says_so(clients: Clients, limits: SpanLimits):
     """Whoever ignores the warning gets a trajectory that says what is missing, and trains not."""
     provider, spans = TracerProvider(span_limits=limits), InMemorySpanExporter()

@@ -530,6 +530,7 @@ async def test_many_concurrent_calls_end_once_each(recording: Recording, clients
 
 
 @pytest.mark.parametrize("gathered", [False, True], ids=["with", "gathered"])
+@pytest.mark.not_replayed("a trajectory must not be held")
 async def test_a_pooled_connection_holds_no_trajectory(
     recording: Recording, clients: Clients, gathered: bool
 ) -> None:

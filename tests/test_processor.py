@@ -158,6 +158,7 @@ def test_calls_of_an_exporter_never_overlap(provider: TracerProvider, blocking: 
     assert most == 1
 
 
+@pytest.mark.not_replayed("a trajectory must not be held")
 def test_an_exporter_runs_in_no_rollout(provider: TracerProvider, clients: Clients):
     """What a blocking exporter does belongs to no rollout, and it holds no trajectory alive."""
     client = clients.sync(clients.serve())
@@ -220,6 +221,7 @@ class WeakSpans(SpanProcessor):
         self.ended.append(weakref.ref(span))
 
 
+@pytest.mark.not_replayed("spans must not be held")
 def test_nothing_is_kept_of_a_rollout_that_was_handed_over(clients: Clients):
     """After the end no buffer is left and the spans are garbage, though the trajectory lives."""
     memory = InMemoryTrajectoryExporter()
@@ -250,6 +252,7 @@ def test_nothing_is_kept_of_a_rollout_that_was_handed_over(clients: Clients):
     assert lives() is None
 
 
+@pytest.mark.not_replayed("only the processor knows what it did not keep")
 def test_a_bound_on_memory_is_said(clients: Clients, provider: TracerProvider):
     """Calls beyond `max_bytes` are not kept, and the trajectory says how many and why."""
     memory = InMemoryTrajectoryExporter()
@@ -271,6 +274,7 @@ def test_a_bound_on_memory_is_said(clients: Clients, provider: TracerProvider):
         assert len(trajectory.completions) == 1
 
 
+@pytest.mark.not_replayed("only the processor knows what it did not keep")
 def test_a_call_that_refers_to_one_not_kept_is_not_trainable(
     clients: Clients, provider: TracerProvider
 ):
@@ -356,7 +360,7 @@ def test_two_processors_on_one_provider(provider: TracerProvider, clients: Clien
 def test_set_up_by_hand(provider: TracerProvider, clients: Clients):
     """A processor, the instrumentor and `capture.instrument` record as `configure` does."""
     from otel_rollout import capture
-    from otel_rollout.configure import _unwrap_openai
+    from otel_rollout.instrumentors import _unwrap
 
     memory, spans = InMemoryTrajectoryExporter(), InMemorySpanExporter()
     provider.add_span_processor(TrajectorySpanProcessor(memory))
@@ -373,7 +377,7 @@ def test_set_up_by_hand(provider: TracerProvider, clients: Clients):
     finally:
         capture.uninstrument()
         instrumentor.uninstrument()
-        _unwrap_openai()
+        _unwrap()
     assert memory.get_finished_trajectories() == (trajectory,)
     assert [m["content"] for m in trajectory.messages()] == ["a", "You said: a"]
     assert trajectory.warnings == []

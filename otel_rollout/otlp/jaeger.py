@@ -18,8 +18,6 @@ from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp.formats import read_json
 from otel_rollout.spans import SpanRecord
 
-_SHORTEST_NS = 1000
-"""Some stores keep times in microseconds."""
 _trace_address = re.compile(
     r"(https?://.+?)/(?:api/v3/traces|api/traces|trace)/([0-9a-fA-F]{1,32})/?(?:[?#].*)?"
 ).fullmatch
@@ -52,7 +50,7 @@ def find_jaeger(
 
     Jaeger has no pages: where an answer is full, at `limit` traces, each half of the time is asked
     for again, so that no more than `limit` traces are held at once. SpanFormatError where more than
-    `limit` began in one microsecond, or as for `read_jaeger`.
+    `limit` began at one moment, or as for `read_jaeger`.
     """
     seen: set[str] = set()
     windows = [(start_time_ns, end_time_ns)]
@@ -68,7 +66,7 @@ def find_jaeger(
         seen |= found
         if len(found) < limit:
             continue
-        if end - start <= _SHORTEST_NS:
+        if end - start <= 1:
             raise SpanFormatError(
                 f"Jaeger at {url}: {limit} or more traces of {service!r} began at "
                 f"{_rfc3339(start)}; use a larger limit"
