@@ -44,6 +44,7 @@ from otel_rollout.rollout import (
     record_reward,
     rollout,
 )
+from otel_rollout.tokens import TokenSequence
 from otel_rollout.tool import tool
 from otel_rollout.trajectory import Trajectory
 
@@ -60,6 +61,7 @@ __all__ = [
     "Reward",
     "RolloutError",
     "SpanFormatError",
+    "TokenSequence",
     "Trajectory",
     "TrajectoryExporter",
     "TrajectorySealedError",

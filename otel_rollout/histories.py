@@ -138,6 +138,20 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
                 by_name.setdefault(previous, []).append(completion)
     for named in by_name.values():
         named.sort(key=_sampled)
+    # Where the longest beginning that was sampled is, so that a prompt is walked only once.
+    nearest: dict[tuple[bytes, int], MessagePath | None] = {}
+
+    def longest_sampled(node: MessagePath | None, context: bytes) -> MessagePath | None:
+        passed: list[tuple[bytes, int]] = []
+        while node is not None and (context, node.key) not in by_path:
+            if (name := (context, id(node))) in nearest:
+                node = nearest[name]
+                break
+            passed.append(name)
+            node = node.parent
+        nearest.update(dict.fromkeys(passed, node))
+        return node
+
     parents: dict[Completion, Completion] = {}
     ambiguous: dict[str, str] = {}
     for completion in completions:
@@ -148,24 +162,29 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
                 parents[completion] = parent
             continue
         context = completion.context_key
-        for node in completion.prompt or ():
+        node = longest_sampled(completion.prompt, context)
+        while node is not None:
             candidates = [
-                other
-                for other in by_path.get((context, node.key), ())
-                if _ended_before(other, completion)
+                other for other in by_path[context, node.key] if ended_before(other, completion)
             ]
             if candidates:
                 parent, equal = _choose(candidates, node)
                 parents[completion] = parent
                 if len(equal) > 1:
-                    ids = ", ".join(f"{c.id!r} (choice {c.choice_index})" for c in in_order(equal))
                     ambiguous[completion.id] = (
                         f"completion {completion.id!r} continues a reply that was sampled "
-                        f"identically as {ids}; it is taken to continue {parent.id!r} "
+                        f"identically as {_listed(equal)}; it is taken to continue {parent.id!r} "
                         f"(choice {parent.choice_index})"
                     )
                 break
+            node = longest_sampled(node.parent, context)
     return parents, list(ambiguous.values())
+
+
+def _listed(completions: list[Completion]) -> str:
+    names = [f"{c.id!r} (choice {c.choice_index})" for c in in_order(completions)]
+    more = [f"{len(names) - 10} more"] if len(names) > 10 else []
+    return ", ".join(names[:10] + more)
 
 
 def _names_previous(completion: Completion) -> str | None:
@@ -219,7 +238,8 @@ def _sampled(completion: Completion) -> tuple[int, int, int, str, int]:
     return _ended(completion), *_tie(completion)[:3], -completion.choice_index
 
 
-def _ended_before(first: Completion, second: Completion) -> bool:
+def ended_before(first: Completion, second: Completion) -> bool:
+    """Whether `second` can have gone on from `first`."""
     a, b = first.exchange, second.exchange
     if a is b:
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from otel_rollout import semconv as sc
 from otel_rollout.completion import (
@@ -39,6 +39,7 @@ from otel_rollout.messages import (
     loads,
 )
 from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.tokens import Dropped, TokenSequences, token_sequences
 
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
@@ -347,6 +348,42 @@ class Trajectory:
             f"trajectory {self.id} has no completion {completion_id!r}"
             + (f" with choice {choice}" if choice else "")
             + (f"; it has {there}" if there else "; no call of it has ended yet")
+        )
+
+    def token_sequences(
+        self,
+        *,
+        on_failure: Literal["drop", "keep"] = "drop",
+        mask_truncated: bool = False,
+        max_length: int | None = None,
+    ) -> TokenSequences:
+        """The trainable rows, in order of the calls that end them; `.dropped` says what is in none.
+
+        on_failure: a rollout that failed and has no reward gives no rows, unless this is "keep".
+        A cancelled one never does.
+        mask_truncated: replies that a length limit cut stay as context and are not trained.
+        max_length: longer rows are cut at their end. ValueError for a wrong option.
+        """
+        if on_failure not in ("drop", "keep"):
+            raise ValueError(
+                f"token_sequences(on_failure=...): expected 'drop' or 'keep', got {on_failure!r}"
+            )
+        if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+            raise ValueError(
+                f"token_sequences(max_length=...): expected a number from 1 on, got {max_length!r}"
+            )
+        failed = self.status == "error" and self.reward is None and on_failure == "drop"
+        if failed or self.status == "cancelled":
+            reason = (
+                "its rollout failed and has no reward (on_failure='keep' trains it all the same)"
+                if failed
+                else "its rollout was cancelled"
+            )
+            return TokenSequences((), [Dropped(c, reason) for c in self.completions])
+        return token_sequences(
+            self.completions,
+            masked=lambda completion: mask_truncated and completion.truncated,
+            max_length=max_length,
         )
 
     # --- how well it went
