@@ -18,17 +18,18 @@ LAYERS = {
     1: ("spans", "streams"),
     2: ("exchange",),
     3: ("completion", "dialects"),
-    4: ("histories", "tokens"),
-    5: ("trajectory",),
-    6: ("reconstruct", "tree"),
-    7: ("active", "export", "otlp"),
-    8: ("rollout", "capture", "processor", "processes", "tool"),
-    9: ("guard",),
-    10: ("instrumentors",),
-    11: ("configure", "testing", "cli"),
+    4: ("histories",),
+    5: ("tokens",),
+    6: ("trajectory",),
+    7: ("reconstruct", "tree"),
+    8: ("active", "export", "otlp"),
+    9: ("rollout", "capture", "processor", "processes", "tool"),
+    10: ("guard",),
+    11: ("instrumentors",),
+    12: ("configure", "testing", "cli"),
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules}
-PURE = 6
+PURE = 7
 """The last layer that needs no OpenTelemetry SDK."""
 NAMES = ("rollout.", "gen_ai.")
 
