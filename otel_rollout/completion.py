@@ -341,7 +341,7 @@ def completions_of(
     if kind is _responses and status == "complete":
         status, error = _outcome(reply)
     replies: list[tuple[int, Mapping[str, Json], tuple[Json, ...], MessagePath | None]] = []
-    if isinstance(reply, Mapping) and (error is None or exchange.stream):
+    if isinstance(reply, Mapping) and (exchange.error is None or exchange.stream):
         replies = list(kind(exchange, reply))
     if not replies:
         if status == "complete":

@@ -153,13 +153,18 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
         return node
 
     parents: dict[Completion, Completion] = {}
-    ambiguous: dict[str, str] = {}
+    doubts: dict[str, str] = {}
     for completion in completions:
         previous = _names_previous(completion)
         if previous is not None:
             parent = _named(by_name.get(previous, ()), completion, parents)
             if parent is not None:
                 parents[completion] = parent
+            elif completion.exchange.params.get("previous_response_id"):
+                doubts[completion.id] = (
+                    f"completion {completion.id!r} continues the response {previous!r}, which is "
+                    f"not here: what was said before its own request is not known"
+                )
             continue
         context = completion.context_key
         node = longest_sampled(completion.prompt, context)
@@ -171,14 +176,14 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
                 parent, equal = _choose(candidates, node)
                 parents[completion] = parent
                 if len(equal) > 1:
-                    ambiguous[completion.id] = (
+                    doubts[completion.id] = (
                         f"completion {completion.id!r} continues a reply that was sampled "
                         f"identically as {_listed(equal)}; it is taken to continue {parent.id!r} "
                         f"(choice {parent.choice_index})"
                     )
                 break
             node = longest_sampled(node.parent, context)
-    return parents, list(ambiguous.values())
+    return parents, list(doubts.values())
 
 
 def _listed(completions: list[Completion]) -> str:
