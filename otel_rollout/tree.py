@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from otel_rollout.completion import Completion
@@ -9,52 +10,64 @@ from otel_rollout.histories import History, HistoryItem
 from otel_rollout.messages import Json, dumps, reasoning_of
 from otel_rollout.trajectory import Trajectory
 
-_WIDTH = 76
+_SHORTEST = 20
+_controls = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
-def format_trajectory(trajectory: Trajectory, *, width: int = _WIDTH) -> str:
-    """The trajectory as a tree of its histories; texts are cut at `width` characters.
+def format_trajectory(trajectory: Trajectory, *, width: int | None = 80) -> str:
+    """The trajectory as a tree of its histories.
 
     `●` is a completion that trains here, `○` one that does not (it trains in another history, or
-    is not whole).
+    is not whole). Lines are cut at `width` characters; None cuts nothing and keeps line breaks.
+    What would command a terminal is shown as an escape.
     """
     return "\n".join(_lines(trajectory, width))
 
 
-def _lines(trajectory: Trajectory, width: int) -> Iterator[str]:
-    ids = "  ".join(
-        f"{name} {value}"
-        for name, value in (
-            ("task", trajectory.task_id),
-            ("group", trajectory.group_id),
-            ("inside", trajectory.parent_id),
-        )
-        if value is not None
+def _lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
+    yield _line("", f"{trajectory.name or 'rollout'}  {trajectory.id}", width)
+    about = (
+        ("task", trajectory.task_id),
+        ("group", trajectory.group_id),
+        ("inside", trajectory.parent_id),
     )
-    yield f"{trajectory.name or 'rollout'}  {trajectory.id}  {_status(trajectory)}  {ids}".rstrip()
+    ids = "".join(f"  {name} {value}" for name, value in about if value is not None)
+    yield _line("├─ ", _status(trajectory), width, ids)
     histories = trajectory.histories
     for number, history in enumerate(histories, 1):
         tools = ", ".join(_tool_name(tool) for tool in history.tools or ())
-        yield f"├─ history {number}" + (f"  (tools: {tools})" if tools else "")
+        yield _line("├─ ", f"history {number}" + (f"  (tools: {tools})" if tools else ""), width)
         for item in history.items:
-            yield "│    " + _item(item, histories, history, width)
+            yield _item(item, histories, history, width)
     failed = [completion for completion in trajectory.completions if not completion.items]
     for completion in failed:
         error = completion.error or {}
         text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
-        yield f"├─ call {completion.id}  {_cut(text, width)}"
+        yield _line(f"├─ call {completion.id}  ", text, width)
     for reward in trajectory.all_rewards.values():
-        about = f" of {reward.completion_id}" if reward.completion_id else ""
+        about_one = f" of {reward.completion_id}" if reward.completion_id else ""
         why = f"  ({reward.explanation})" if reward.explanation else ""
-        yield f"├─ reward {reward.name or ''}{about}: {float(reward):g}{why}".replace(" :", ":")
-    for name, value in trajectory.metrics.items():
-        yield f"├─ {name}: {value}"
+        name = " ".join(filter(None, ("reward", reward.name)))
+        yield _line("├─ ", f"{name}{about_one}: {float(reward):g}{why}", width)
+    for metric, value in trajectory.metrics.items():
+        yield _line("├─ ", f"{metric}: {value}", width)
     for warning in trajectory.warnings:
-        yield f"├─ warning: {warning}"
+        yield _line("├─ warning: ", warning, width)
     trained = {c for h in histories for c in map(_trains, h.items) if c is not None}
     tokens = [completion.token_ids for completion in trained]
     count = "" if None in tokens else f", {sum(len(ids or ()) for ids in tokens)} sampled tokens"
     yield f"└─ {len(trained)} of {len(trajectory.completions)} completions train{count}"
+
+
+def _line(before: str, text: str, width: int | None, behind: str = "") -> str:
+    """One line; its text is cut so that all of it fits, or goes on below where it begins."""
+    text = _controls.sub(lambda match: repr(match[0])[1:-1], text)
+    if width is None:
+        below = "\n│".ljust(len(before) + 1)
+        return before + below.join(text.splitlines() or [""]) + behind
+    text = " ".join(text.split())
+    room = max(width - len(before) - len(behind), _SHORTEST)
+    return before + (text if len(text) <= room else text[: room - 1] + "…") + behind
 
 
 def _status(trajectory: Trajectory) -> str:
@@ -67,7 +80,7 @@ def _trains(item: HistoryItem) -> Completion | None:
     return item.completion if item.trainable else None
 
 
-def _item(item: HistoryItem, histories: list[History], history: History, width: int) -> str:
+def _item(item: HistoryItem, histories: list[History], history: History, width: int | None) -> str:
     message = item.message
     role = message.get("role", message.get("type", "")) if isinstance(message, dict) else "text"
     note = ""
@@ -90,7 +103,7 @@ def _item(item: HistoryItem, histories: list[History], history: History, width: 
             note += f", trains in history {elsewhere}" if elsewhere else ", does not train"
         note += ", replayed without its reasoning]" if item.is_break else "]"
     mark = " " if item.completion is None else "●" if item.trainable else "○"
-    return f"{mark} {role:<10} {_cut(_content(message), width)}{note}"
+    return _line(f"│    {mark} {role:<10} ", _content(message), width, note)
 
 
 def _content(message: Json) -> str:
@@ -131,8 +144,3 @@ def _tool_name(tool: Json) -> str:
         return str(tool)
     body = tool.get(tool.get("type", "function"))
     return str((body if isinstance(body, dict) else tool).get("name", tool.get("type")))
-
-
-def _cut(text: str, width: int) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= width else text[: width - 1] + "…"
