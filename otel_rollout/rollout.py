@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from otel_rollout.active import (
     Run,
     begin,
     end,
+    later,
     rollout_of,
     rollout_tracer,
 )
@@ -165,7 +167,11 @@ def _decorate(function: Any, options: Options) -> Any:
         if inspect.iscoroutine(result) and run is not None:
             # A plain function that hands on a coroutine: the run is that of the coroutine.
             otel_context.detach(run.token)
-            return _continue_rollout(run, result)
+            coroutine = _continue_rollout(run, result)
+            coroutine.__qualname__ = result.__qualname__
+            # A task that is cancelled before it begins runs no line of it.
+            weakref.finalize(coroutine, later, functools.partial(_never_ran, run, result))
+            return coroutine
         end(run, output=result)
         return result
 
@@ -205,6 +211,12 @@ async def _continue_rollout(run: Run, coroutine: Coroutine[Any, Any, R]) -> R:
         raise
     end(run, output=result)
     return result
+
+
+def _never_ran(run: Run, coroutine: Coroutine[Any, Any, Any]) -> None:
+    if run.active.running:
+        coroutine.close()
+        end(run, error=asyncio.CancelledError("its coroutine was dropped before it ran"))
 
 
 # --- inside a rollout
