@@ -122,7 +122,10 @@ def _visible(message: Json) -> Json:
     role = message.get("role")
     if role is None:
         # An item of the Responses API: servers name and finish items, clients drop that again.
-        return _present(message, without=("id", "status"))
+        item = _present(message, without=("id", "status"))
+        if item.get("type") == "function_call":
+            item["arguments"] = _visible_arguments(message.get("arguments"))
+        return item
     if role != "assistant":
         rest = _present(message, without=("content", "cache_control", *_REASONING_KEYS))
         if rest.get("type") == "message":  # what the Responses API takes it for if it has no type
@@ -193,13 +196,15 @@ def _visible_tool_call(call: Json) -> Json:
         return call
     kind = call.get("type") or "function"
     body = call.get(kind)
-    if isinstance(body, Mapping) and "arguments" in body:
-        body = {**_present(body), "arguments": _visible_arguments(body["arguments"])}
+    if isinstance(body, Mapping) and kind == "function":
+        body = {**_present(body), "arguments": _visible_arguments(body.get("arguments"))}
     return [call.get("id"), kind, body]
 
 
 def _visible_arguments(arguments: Json) -> Json:
-    """Arguments as JSON when they are JSON, else as the text that the model wrote."""
+    """Arguments as JSON when they are JSON, else as the text that the model wrote; none are {}."""
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -165,6 +165,42 @@ async def test_a_tool_turn_is_one_history(
     assert trajectory.histories[0].tools == TOOLS
 
 
+@pytest.mark.parametrize("arguments", ["", None, "{}", " { } "])
+async def test_a_tool_call_without_arguments(
+    recording: Recording, clients: Clients, arguments: str | None
+) -> None:
+    """A model that writes no arguments at all is replayed as having written `{}`, and the like."""
+    server = clients.serve([Reply(tool_calls=[ToolCall("now", "", id="call_1")]), "noon"])
+    client = clients.asynchronous(server)
+    async with rollout("agent"):
+        fields = (await ask(client, user("?"), tools=TOOLS)).model_dump(exclude_none=True)
+        function = fields["tool_calls"][0]["function"]
+        function["arguments"] = arguments
+        result = {"role": "tool", "tool_call_id": "call_1", "content": "12:00"}
+        await ask(client, user("?"), fields, result, tools=TOOLS)
+    assert table(replayed(recording)) == ["user ?, 0* now(), tool 12:00, 1* noon"]
+
+
+async def test_arguments_of_the_responses_api(recording: Recording, clients: Clients) -> None:
+    """Items of the Responses API compare as messages do: arguments as JSON, no names of items."""
+    call = ToolCall("add", ' {"b": 1.0, "a": 1} ', id="call_1")
+    client = clients.asynchronous(clients.serve([Reply(tool_calls=[call]), "2"]))
+    async with rollout("agent"):
+        await client.responses.create(model="m", input=[{"role": "user", "content": "1 + 1?"}])
+        replayed_call: Any = {"type": "function_call", "call_id": "call_1", "name": "add"}
+        result: Any = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
+        await client.responses.create(
+            model="m",
+            input=[
+                {"role": "user", "content": "1 + 1?"},
+                {**replayed_call, "arguments": '{"a":1,"b":1}'},
+                result,
+            ],
+        )
+    (history,) = replayed(recording).histories
+    assert len(history.completions) == 2
+
+
 # --- 2: subagents
 
 
