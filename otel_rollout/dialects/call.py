@@ -97,18 +97,16 @@ class Dialect:
 
 
 def _applies(fact: Fact, call: Call) -> bool:
-    """Whether a call can have lost that at all."""
+    """Whether a call can have lost that at all, by what is known of it."""
     if fact is Fact.ARGUMENTS:
         return bool(_with(call, "tool_calls"))
     if fact in (Fact.IMAGES, Fact.DETAIL):
-        return any(
+        return not call.prompt_is_known or any(
             isinstance(part, Mapping) and part.get("type") == "image_url"
             for message in _with(call, "content")
             if isinstance(message["content"], list)
             for part in message["content"]
         )
-    if fact is Fact.STRICT:
-        return bool(call.request.get("tools"))
     if fact in (Fact.ITEMS, Fact.PREVIOUS):
         return call.is_responses
     return True
@@ -163,7 +161,11 @@ def check_not_empty(call: Call) -> None:
             )
     choices = call.reply.get("choices") if isinstance(call.reply, Mapping) else ()
     for choice in choices or ():
-        if choice.get("finish_reason") and _is_empty(choice.get("message") or {"content": ""}):
+        message = choice.get("message") or {}
+        # An empty text too: streamed refusals look so.
+        if choice.get("finish_reason") and _is_empty(
+            {**message, "content": message.get("content") or None}
+        ):
             call.miss("its reply has nothing in it: what it held was not written down")
 
 

@@ -53,6 +53,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     _settle(call, span, output)
     if call.path == "/completions" and not call.request.get("prompt"):
         call.miss("its prompt was not written down", prompt=True)
+        call.also_loses |= {Fact.FINISH_REASON} if call.stream else set()
     raw = structure(output or span, sc.GEN_AI_USAGE_RAW, call)
     if isinstance(call.reply, dict) and isinstance(raw, Mapping) and "prompt_tokens" in raw:
         call.reply["usage"] = dict(raw)
@@ -136,6 +137,7 @@ def _read_events(call: Call, span: SpanRecord, output: SpanRecord) -> None:
 
 
 def _settle(call: Call, span: SpanRecord, output: SpanRecord | None) -> None:
+    call.is_responses = call.is_responses or span.name.startswith("Responses API")
     if output is not None:
         call.stream = True
         call.ended_ns = output.end_time_ns or output.start_time_ns

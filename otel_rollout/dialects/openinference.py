@@ -78,6 +78,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     for key in (_INPUT, _OUTPUT):
         if _REDACTED in (span.text(key) or ""):
             call.miss(f"something in its {key} was redacted", prompt=key == _INPUT)
+            call.also_loses |= {Fact.IMAGES}  # long ones are, unless it is told otherwise
     texts = {k: v for k, v in span.attributes.items() if k.startswith(tuple(fields_read) or " ")}
     check_not_cut(texts, call, trace)
     _verify_token_ids(call)
@@ -129,7 +130,8 @@ def _read_reply_fields(span: SpanRecord, call: Call) -> None:
     if call.path != "/chat/completions" and call.reply is not None:
         call.miss("its response as a whole is missing")
         call.reply = None
-    call.also_loses |= _LOST_IN_REPLY_FIELDS
+    if rows:
+        call.also_loses |= _LOST_IN_REPLY_FIELDS
     check_not_empty(call)
 
 
@@ -191,7 +193,9 @@ def _verify_token_ids(call: Call) -> None:
         call.also_loses |= {Fact.TOKEN_IDS}
 
 
-_LOST_IN_FIELDS = frozenset((Fact.REQUEST_REASONING, Fact.REQUEST_REFUSAL, Fact.DETAIL))
+_LOST_IN_FIELDS = frozenset(
+    (Fact.PARAMETERS, Fact.REQUEST_REASONING, Fact.REQUEST_REFUSAL, Fact.DETAIL)
+)
 _LOST_IN_REPLY_FIELDS = frozenset(
     (
         Fact.LOGPROBS,

@@ -49,6 +49,8 @@ REPLIES: dict[str, Any] = {
     "responses": [Reply(tool_calls=[ToolCall("add", ARGUMENTS)]), "3.5", "4.5"],
     "responses_stream": ["Hello."],
     "stream": [Reply("Paris.", extra=SERVED), Reply("Lima.", extra=SERVED)],
+    "stream_reasoning": [Reply("So.", reasoning="Let me think.")],
+    "stream_refusal": [Reply(refusal="I would rather not.")],
     "stream_tools": [Reply(tool_calls=[ToolCall("add", ARGUMENTS)]), "It is 3.5."],
     "structured": ['{"city": "Lima"}'],
     "tokens": ["ok", "ok"],
