@@ -32,6 +32,8 @@ from otel_rollout.export import (
     JsonlTrajectoryExporter,
     TrajectoryExporter,
 )
+from otel_rollout.gather import TooManyExceptionsError, gather_group, gather_trajectories
+from otel_rollout.groups import TrajectoryGroup
 from otel_rollout.histories import History, HistoryItem
 from otel_rollout.processes import continue_rollout, propagate
 from otel_rollout.processor import TrajectorySpanProcessor
@@ -62,14 +64,18 @@ __all__ = [
     "RolloutError",
     "SpanFormatError",
     "TokenSequence",
+    "TooManyExceptionsError",
     "Trajectory",
     "TrajectoryExporter",
+    "TrajectoryGroup",
     "TrajectorySealedError",
     "TrajectorySpanProcessor",
     "TruncationWarning",
     "UnknownCompletionError",
     "configure",
     "continue_rollout",
+    "gather_group",
+    "gather_trajectories",
     "gather_trajectory",
     "get_current_trajectory",
     "get_history",

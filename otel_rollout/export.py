@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from otel_rollout.errors import ConfigurationError, SpanFormatError
+from otel_rollout.groups import TrajectoryGroup
 from otel_rollout.messages import dumps, loads
 from otel_rollout.trajectory import Trajectory
 
@@ -98,6 +99,29 @@ class InMemoryTrajectoryExporter:
         with self._changed:
             self._finished.clear()
             self._notify()
+
+    def groups(self, size: int) -> list[TrajectoryGroup]:
+        """Remove and return the groups that are complete: `size` trajectories of one `group_id`.
+
+        In the order in which they became so; failures count. Of more than `size` trajectories the
+        first ones are taken. Trajectories without a group id stay. ValueError for no size.
+        """
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"groups(size): expected a number from 1 on, got {size!r}")
+        complete: list[TrajectoryGroup] = []
+        with self._changed:
+            members: dict[str, list[Trajectory]] = {}
+            for trajectory in self._finished:
+                if trajectory.group_id is None:
+                    continue
+                group = members.setdefault(trajectory.group_id, [])
+                group.append(trajectory)
+                if len(group) == size:
+                    complete.append(TrajectoryGroup.of(members.pop(trajectory.group_id)))
+            taken = {id(t) for group in complete for t in (*group.trajectories, *group.failures)}
+            self._finished = deque(t for t in self._finished if id(t) not in taken)
+            self._notify()
+        return complete
 
     def take(self, count: int = 1, timeout: float | None = None) -> list[Trajectory]:
         """Wait until `count` trajectories are held, then remove and return the oldest of them.
@@ -283,7 +307,7 @@ class JsonlTrajectoryExporter:
             yield from read_lines(file, str(path))
 
 
-_BEGINNING = b'{"schema_version":'
+BEGINNING = b'{"schema_version":'
 """What every line begins with."""
 
 
@@ -295,7 +319,7 @@ def read_lines(lines: Iterable[bytes], name: str) -> Iterator[Trajectory]:
         try:
             data = loads(line)
         except ValueError:
-            if line.startswith(_BEGINNING) or _BEGINNING.startswith(line.rstrip()):
+            if line.startswith(BEGINNING) or BEGINNING.startswith(line.rstrip()):
                 continue  # cut while it was written
             raise SpanFormatError(
                 f"{name}, line {number}: not a Trajectory: is this a file that "

@@ -1,0 +1,61 @@
+"""How a run of many rollouts goes, on one line of a terminal; nothing where there is none."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from otel_rollout.trajectory import Trajectory
+
+
+class RolloutProgress:
+    """A bar with the rate, the mean reward of what is scored, and how rollouts ended.
+
+    `text`: what it says in front; True is "rollouts", False is no bar.
+    """
+
+    def __init__(self, text: bool | str, total: int | None) -> None:
+        self._text = text
+        self._total = total
+        self._bar: tqdm[Any] | None = None
+        self._endings: Counter[str] = Counter()
+        self._scored = 0
+        self._sum = 0.0
+
+    def __enter__(self) -> RolloutProgress:
+        self._bar = tqdm(
+            total=self._total,
+            desc=self._text if isinstance(self._text, str) else "rollouts",
+            unit=" rollouts",
+            disable=not self._text or not sys.stderr.isatty(),
+            dynamic_ncols=True,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_back: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def add(self, trajectory: Trajectory) -> None:
+        """A rollout has ended."""
+        if self._bar is None:
+            return
+        if trajectory.status != "complete":
+            self._endings[trajectory.termination_reason or trajectory.status] += 1
+        if trajectory.reward is not None:
+            self._scored += 1
+            self._sum += trajectory.reward
+        shown: dict[str, Any] = {}
+        if self._scored:
+            shown["reward"] = f"{self._sum / self._scored:.3g}"
+        self._bar.set_postfix({**shown, **self._endings}, refresh=False)
+        self._bar.update()
