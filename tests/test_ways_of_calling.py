@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import importlib
+import itertools
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,12 +14,14 @@ import openai
 import pydantic
 import pytest
 
+from otel_rollout import rollout
 from otel_rollout.exchange import Exchange
-from otel_rollout.testing import Reply, ToolCall, WireExchange
-from tests.conftest import Clients
+from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall, WireExchange
+from tests.conftest import Clients, Recording
 from tests.test_capture import (
     ASK,
     BOTH,
+    STREAMED,
     Caller,
     Configure,
     as_bare,
@@ -334,3 +339,418 @@ async def test_what_was_on_the_wire_is_recorded(
             assert completion.logprobs == [e["logprob"] for e in choice["logprobs"]["content"]]
             assert completion.usage == plain.get("usage")
     assert [len(h.completions) for h in trajectory.histories] == [1] * len(trajectory.completions)
+
+
+# --- text completions
+
+
+PROMPTS: dict[str, tuple[Any, list[str]]] = {
+    "text": ("Once ä", ["Once ä"]),
+    "texts": (["Once", "Twice"], ["Once", "Twice"]),
+    "token ids": ([79, 110, 99, 101], ["Once"]),
+    "lists of token ids": ([[79, 110], [99, 101, 10]], ["On", "ce\n"]),
+}
+
+
+@BOTH
+@STREAMED
+@pytest.mark.parametrize("echo", [False, True], ids=["plain", "echo"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("prompt", PROMPTS)
+async def test_text_completions(
+    capture_only: Configure,
+    clients: Clients,
+    caller: Caller,
+    stream: bool,
+    echo: bool,
+    n: int,
+    prompt: str,
+) -> None:
+    """Each choice is a completion of its own prompt; an echoed prompt is not called sampled."""
+    given, texts = PROMPTS[prompt]
+    request: Json = {"prompt": given, "n": n, "logprobs": 0, "echo": echo, "max_tokens": 9}
+    reply = Reply(choices=[Reply(f" upon {i} ä") for i in range(n)])
+    script = call("completions.create", **request, **({"stream": True} if stream else {}))
+    recording, server, seen = await as_bare(capture_only, clients, caller, lambda: reply, script)
+    assert seen[0] == "returned", seen
+    trajectory = replayed(recording)
+    check(trajectory.exchanges[0], server.exchanges[0], clients, reply)
+    completions = trajectory.completions
+    # What the same server says without the echo.
+    plain = ask_bare(clients.serve(reply), "/completions", {**request, "echo": False})
+    assert [c.choice_index for c in completions] == list(range(len(texts) * n))
+    for completion, choice in zip(completions, plain["choices"], strict=True):
+        own = texts[completion.choice_index // n]
+        assert completion.message == {"role": "assistant", "content": choice["text"]}
+        assert completion.token_ids == choice["token_ids"]
+        assert completion.logprobs == choice["logprobs"]["token_logprobs"]
+        assert completion.prompt_token_ids == list(own.encode())
+        asked = given if prompt in ("text", "token ids") else given[completion.choice_index // n]
+        assert completion.request_messages == [{"role": "user", "content": asked}]
+        assert completion.finish_reason == "stop"
+        assert completion.trainable
+    assert trajectory.warnings == []
+
+
+@BOTH
+async def test_a_batch_of_prompts_that_was_cut(
+    recording: Recording, clients: Clients, caller: Caller
+) -> None:
+    """A stream of several prompts is not complete when the first of them is."""
+    chunks: list[Json] = [
+        {"id": "c", "choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]},
+        {"id": "c", "choices": [{"index": 1, "text": "b", "finish_reason": None}]},
+    ]
+    server = clients.serve(
+        Raw(
+            200,
+            chunks=[b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks],
+            content_type="text/event-stream",
+        )
+    )
+
+    async def script(client: Any) -> None:
+        with rollout("agent"):
+            await call("completions.create", prompt=["x", "y"], stream=True)(client)
+
+    await caller.run(script(caller.client(clients, server)))
+    completions = replayed(recording).completions
+    assert [(c.status, c.trainable) for c in completions] == [("error", False)] * 2
+    assert [c.message and c.message["content"] for c in completions] == ["a", "b"]
+
+
+# --- around the wire
+
+
+def plain_and_streamed() -> Script:
+    """A script that asks once plain, once streamed."""
+
+    async def script(client: Any) -> Any:
+        plain = await call(f"{CHAT}.create", messages=ASK)(client)
+        return [plain, await call(f"{CHAT}.create", messages=ASK, **USAGE)(client)]
+
+    return script
+
+
+def check_both(recording: Recording, clients: Clients, reply: Any, server: ModelServer) -> None:
+    """Two exchanges, plain and streamed, are those of the wire, and their completions are whole."""
+    trajectory = replayed(recording)
+    assert trajectory.warnings == []
+    for exchange, wire in zip(trajectory.exchanges, server.exchanges, strict=True):
+        request = json.loads(wire.request)
+        assert same(exchange.request(), request)
+        assert exchange.stream is bool(request.get("stream"))
+    for completion in trajectory.completions:
+        assert completion.status == "complete"
+        assert completion.trainable
+        assert completion.message is not None
+        assert completion.message["content"] == reply.content
+        assert completion.token_ids == [*reply.content.encode(), 261]
+        assert completion.usage is not None
+    assert len(trajectory.completions) == 2
+
+
+@BOTH
+async def test_compressed_replies(
+    capture_only: Configure, clients: Clients, caller: Caller
+) -> None:
+    """What comes compressed is recorded as what it says."""
+    reply = Reply("Zürich 🗼" * 20)
+
+    async def script() -> Any:
+        server = clients.serve(reply, compress=True)
+        client = caller.client(clients, server)
+        with rollout("agent"):
+            seen = await plain_and_streamed()(client)
+        return server, seen
+
+    _, bare = await caller.run(script())
+    recording = capture_only()
+    server, seen = await caller.run(script())
+    assert seen == bare
+    assert server.exchanges[0].response.startswith(b"\x1f\x8b")
+    check_both(recording, clients, reply, server)
+    plain = replayed(recording).completions[0]
+    assert same(plain.response, wire_json(server.exchanges[0].response))
+
+
+def own_transport(sync: bool, *, whole: bool = False, refuses: tuple[int, ...] = ()) -> Any:
+    """An `http_client` with a transport of the user's.
+
+    It may read replies before it gives them, and fail to connect for requests by their number.
+    openai 3 has httpx2, older ones httpx.
+    """
+    name = type(openai.DefaultHttpxClient()).__mro__[1].__module__.partition(".")[0]
+    httpx: Any = importlib.import_module(name)
+    numbers = itertools.count(1)
+
+    def before(request: Any) -> None:
+        if next(numbers) in refuses:
+            raise httpx.ConnectError("refused", request=request)
+
+    def after(response: Any, body: bytes) -> Any:
+        headers = {"content-type": response.headers["content-type"]}
+        return httpx.Response(response.status_code, headers=headers, content=body)
+
+    if sync:
+
+        class Transport(httpx.HTTPTransport):  # type: ignore[misc]
+            def handle_request(self, request: Any) -> Any:
+                before(request)
+                response = super().handle_request(request)
+                return after(response, response.read()) if whole else response
+
+        return httpx.Client(transport=Transport())
+
+    class AsyncTransport(httpx.AsyncHTTPTransport):  # type: ignore[misc]
+        async def handle_async_request(self, request: Any) -> Any:
+            before(request)
+            response = await super().handle_async_request(request)
+            return after(response, await response.aread()) if whole else response
+
+    return httpx.AsyncClient(transport=AsyncTransport())
+
+
+def reading_hook(sync: bool) -> Any:
+    """An `http_client` with a hook that reads each reply, to log it."""
+    if sync:
+        return openai.DefaultHttpxClient(event_hooks={"response": [lambda reply: reply.read()]})
+
+    async def hook(reply: Any) -> None:
+        await reply.aread()
+
+    return openai.DefaultAsyncHttpxClient(event_hooks={"response": [hook]})
+
+
+HTTP_CLIENTS: dict[str, Callable[[bool], Any]] = {
+    "transport": lambda sync: own_transport(sync),
+    "transport that reads": lambda sync: own_transport(sync, whole=True),
+    "hook that reads": reading_hook,
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", HTTP_CLIENTS)
+async def test_an_http_client_of_the_users(
+    capture_only: Configure, clients: Clients, caller: Caller, kind: str
+) -> None:
+    """Whatever the user's HTTP client does with replies, also of streams, they are recorded."""
+    reply = Reply("Paris, à côté")
+
+    async def script() -> Any:
+        server = clients.serve(reply)
+        http_client = HTTP_CLIENTS[kind](caller.sync)
+        client = caller.client(clients, server, http_client=http_client)
+        with rollout("agent"):
+            return server, await plain_and_streamed()(client)
+
+    _, bare = await caller.run(script())
+    recording = capture_only()
+    server, seen = await caller.run(script())
+    assert seen == bare
+    check_both(recording, clients, reply, server)
+
+
+@BOTH
+@STREAMED
+async def test_attempts_of_every_kind(
+    capture_only: Configure,
+    clients: Clients,
+    caller: Caller,
+    stream: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each attempt that failed is an event: with its status, or without where there was none."""
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.001)  # seconds
+    script = call(f"{CHAT}.create", messages=ASK, **({"stream": True} if stream else {}))
+
+    async def run() -> Any:
+        busy = [Raw(status, b"{}", headers={"retry-after-ms": "1"}) for status in (500, 429)]
+        server = clients.serve([*busy, Reply("Paris")])
+        http_client = own_transport(caller.sync, refuses=(2, 4))
+        client = caller.client(clients, server, http_client=http_client, max_retries=5)
+        with rollout("agent"):
+            return server, await script(client)
+
+    _, bare = await caller.run(run())
+    recording = capture_only()
+    server, seen = await caller.run(run())
+    assert seen == bare
+    (exchange,) = replayed(recording).exchanges
+    assert [wire.status for wire in server.exchanges] == [500, 429, 200]
+    assert (exchange.attempts, exchange.status_code, exchange.status) == (5, 200, "complete")
+    assert same(exchange.request(), json.loads(server.exchanges[0].request))
+    (span,) = recording.spans_named("exchange")
+    events = [(event.name, (event.attributes or {}).get("http_status")) for event in span.events]
+    assert events == [("retry", status) for status in (500, None, 429, None)]
+
+
+@BOTH
+@STREAMED
+async def test_an_error_with_status_200(
+    capture_only: Configure, clients: Clients, caller: Caller, stream: bool
+) -> None:
+    """A reply that is an error though HTTP says 200 is a failed completion with its message."""
+    error = {"error": {"message": "the engine died", "type": "server_error", "code": 500}}
+    body = json.dumps(error).encode()
+    reply = Raw(200, body)
+    if stream:
+        reply = Raw(200, chunks=[b"data: %b\n\n" % body], content_type="text/event-stream")
+    script = call(f"{CHAT}.create", messages=ASK, **({"stream": True} if stream else {}))
+    recording, _, seen = await as_bare(capture_only, clients, caller, lambda: reply, script)
+    assert seen[0] == ("raised" if stream else "returned")
+    (completion,) = replayed(recording).completions
+    assert (completion.status, completion.trainable) == ("error", False)
+    assert completion.error is not None
+    assert completion.error["message"] == "the engine died"
+    assert completion.request_messages == ASK
+    if not stream:
+        assert completion.response == error
+
+
+# --- what messages carry
+
+
+IMAGE = "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 64).decode()
+PARTS: list[Any] = [
+    {"type": "text", "text": "What is this?"},
+    {"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}},
+    {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    {
+        "type": "file",
+        "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBE"},
+    },
+]
+
+
+def count(haystack: Any, needle: str) -> int:
+    return json.dumps(haystack).count(needle)
+
+
+@BOTH
+async def test_an_image_is_stored_once(
+    recording: Recording, clients: Clients, caller: Caller
+) -> None:
+    """Parts of any kind are kept exactly; what every request repeats costs twice, not each time."""
+    server = clients.serve("A grey square.", token_ids=False)
+
+    async def script(client: Any) -> None:
+        with rollout("agent"):
+            messages: list[Any] = [{"role": "user", "content": PARTS}]
+            for turn in range(8):
+                reply = await done(client.chat.completions.create(model="m", messages=messages))
+                messages.append(reply.choices[0].message.model_dump(exclude_none=True))
+                messages.append({"role": "user", "content": f"And {turn}?"})
+
+    await caller.run(script(caller.client(clients, server)))
+    trajectory = replayed(recording)
+    for exchange, wire in zip(trajectory.exchanges, server.exchanges, strict=True):
+        assert same(exchange.request(), json.loads(wire.request))
+    (history,) = trajectory.histories
+    assert history.messages()[0]["content"] == PARTS
+    assert len(history.completions) == 8
+    spans = [dict(span.attributes or {}) for span in recording.spans_named("exchange")]
+    assert sum(count(attributes, IMAGE) for attributes in spans) == 2
+    assert count(trajectory.to_dict(), IMAGE) == 1
+    images = {id(c.exchange.prompt and [*c.exchange.prompt][-1]) for c in trajectory.completions}
+    assert len(images) == 1
+
+
+# --- endpoints beside
+
+
+BINARY = bytes(range(256)) * 8
+ROUTES = {
+    "/v1/moderations": Raw(body=b'{"id": "modr-1", "model": "m", "results": []}'),
+    "/v1/audio/transcriptions": Raw(body=b'{"text": "Hello"}'),
+    "/v1/audio/speech": Raw(body=BINARY, content_type="audio/mpeg"),
+    "/v1/images/generations": Raw(body=b'{"created": 1, "data": [{"b64_json": "aGk="}]}'),
+    "/v1/images/edits": Raw(body=b'{"created": 1, "data": [{"b64_json": "aGk="}]}'),
+    "/v1/files": Raw(body=b'{"id": "file-1", "object": "file", "filename": "a.jsonl"}'),
+    "/v1/files/file-1/content": Raw(body=BINARY, content_type="application/octet-stream"),
+    "/v1/vector_stores": Raw(body=b'{"id": "vs_1", "object": "vector_store"}'),
+    "/v1/conversations": Raw(body=b'{"id": "conv_1", "object": "conversation", "created_at": 1}'),
+    "/v1/responses/input_tokens": Raw(body=b'{"object": "response.input_tokens"}'),
+}
+SECRET = "a line of the file that was uploaded"
+
+
+async def _speech(client: Any) -> Any:
+    reply = await done(client.audio.speech.create(model="t", voice="alloy", input="Hi"))
+    return reply.content
+
+
+async def _speech_stream(client: Any) -> Any:
+    create = client.audio.speech.with_streaming_response.create
+    async with entered(create(model="t", voice="alloy", input="Hi")) as reply:
+        return b"".join(await read(reply.iter_bytes()))
+
+
+async def _file_content(client: Any) -> Any:
+    return (await done(client.files.content("file-1"))).content
+
+
+async def _post_without_body(client: Any) -> Any:
+    return await done(client.post("/vector_stores", cast_to=object))
+
+
+FILE = ("a.jsonl", SECRET.encode())
+BESIDE: dict[str, tuple[Script, str | None]] = {
+    "embeddings": (call("embeddings.create", input=["a", "b"]), "/embeddings"),
+    "embeddings as floats": (
+        call("embeddings.create", input="a", encoding_format="float"),
+        "/embeddings",
+    ),
+    "embeddings of ids": (call("embeddings.create", input=[[1, 2], [3]]), "/embeddings"),
+    "moderation": (call("moderations.create", input="a"), "/moderations"),
+    "transcription": (call("audio.transcriptions.create", file=FILE), "/audio/transcriptions"),
+    "speech": (_speech, "/audio/speech"),
+    "speech, streaming response": (_speech_stream, "/audio/speech"),
+    "image": (call("images.generate", prompt="A cat"), "/images/generations"),
+    "image edit": (call("images.edit", image=FILE, prompt="A cat"), "/images/edits"),
+    "upload": (
+        lambda client: done(client.files.create(file=FILE, purpose="batch")),
+        "/files",
+    ),
+    "download": (_file_content, None),
+    "vector store": (lambda client: done(client.vector_stores.create(name="a")), "/vector_stores"),
+    "no body": (_post_without_body, "/vector_stores"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("case", BESIDE)
+async def test_other_endpoints(
+    capture_only: Configure, clients: Clients, caller: Caller, case: str
+) -> None:
+    """Calls that generate no text are exchanges; files that go up or down are not recorded."""
+    script, path = BESIDE[case]
+
+    async def run() -> Any:
+        server = clients.serve(routes=ROUTES)
+        with rollout("agent"):
+            return server, await script(caller.client(clients, server))
+
+    _, bare = await caller.run(run())
+    recording = capture_only()
+    server, seen = await caller.run(run())
+    assert seen == bare
+    trajectory = replayed(recording)
+    assert (trajectory.completions, trajectory.histories) == ([], [])
+    assert trajectory.warnings == []
+    if path is None:
+        assert trajectory.exchanges == []
+        return
+    (exchange,) = trajectory.exchanges
+    (wire,) = server.exchanges
+    assert (exchange.path, exchange.status, exchange.status_code) == (path, "complete", 200)
+    uploaded = "multipart" in wire.request_headers.get("content-type", "")
+    if wire.request and not uploaded:
+        assert same(exchange.request(), json.loads(wire.request))
+    if wire.response != BINARY:
+        assert same(exchange.response(), json.loads(wire.response))
+    else:
+        assert exchange.response() is None
+    texts = repr([dict(span.attributes or {}) for span in recording.spans])
+    assert SECRET not in texts
+    assert "\\xfe" not in texts
