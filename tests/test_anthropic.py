@@ -624,20 +624,20 @@ async def test_no_span_holds_a_key(recording: Recording, clients: Clients, calle
 )
 @BOTH
 @STREAMED
+@pytest.mark.parametrize("first", [failing(500, "no"), Reply("Lyon")], ids=["error", "reply"])
 async def test_a_middleware_that_asks_again(
-    recording: Recording, clients: Clients, caller: Claude, stream: bool
+    recording: Recording, clients: Clients, caller: Claude, stream: bool, first: Raw | Reply
 ) -> None:
-    """A client's middleware that sees an error and asks again: the reply is what counts."""
-    server = clients.serve([failing(500, "no"), Reply("Paris")])
+    """A client's middleware that sees a response and asks again: the last one counts."""
+    status = first.status if isinstance(first, Raw) else 200
+    server = clients.serve([first, Reply("Paris")])
 
     def again(request: Any, call_next: Any) -> Any:
-        first = call_next(request)
-        assert first.http_response.status_code == 500
+        assert call_next(request).http_response.status_code == status
         return call_next(request)
 
     async def again_async(request: Any, call_next: Any) -> Any:
-        first = await call_next(request)
-        assert first.http_response.status_code == 500
+        assert (await call_next(request)).http_response.status_code == status
         return await call_next(request)
 
     async def script(client: Any) -> None:
@@ -749,7 +749,7 @@ async def test_cache_breakpoints_may_move(
         "tools": [TOOLS[0], {**TOOLS[1], **marked}],
         "messages": [user([{"type": "text", "text": "Go", **marked}])],
     }
-    use = {"type": "tool_use", "id": "toolu_000001_0", "name": "add", "input": {"a": 1}}
+    use: Json = {"type": "tool_use", "id": "toolu_000001_0", "name": "add", "input": {"a": 1}}
     second: Json = {
         "system": [{"type": "text", "text": long, **marked}],
         "tools": TOOLS,
