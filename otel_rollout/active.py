@@ -17,6 +17,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Token
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -100,7 +101,7 @@ class Options:
     task_id: str | int | None = None
     group_id: str | int | None = None
     sample_index: int | None = None
-    policy_version: str | int | None = None
+    policy_version: str | int | Callable[[], str | int | None] | None = None
     metadata: Mapping[str, Json] | None = None
     trainable: bool = True
 
@@ -115,6 +116,8 @@ class Options:
         }
         for option, kinds in expected.items():
             value = getattr(self, option)
+            if option == "policy_version" and callable(value):
+                continue
             if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
                 names = " or ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(f"rollout({option}=...): expected {names}, got {value!r}")
@@ -242,6 +245,19 @@ class ActiveRollout:
         return self.id, self.process
 
     @property
+    def policy_version(self) -> str | int | None:
+        """The policy version of a call that is made now."""
+        version = self.options.policy_version
+        if not callable(version):
+            return version
+        try:
+            found = version()
+        except Exception:
+            logger.exception("rollout(policy_version=...) failed; the version is not known")
+            return None
+        return found if isinstance(found, str | int) and not isinstance(found, bool) else None
+
+    @property
     def span_name(self) -> str:
         if self.is_part:
             return sc.OPERATION_CONTINUE
@@ -267,7 +283,7 @@ class ActiveRollout:
         trajectory.task_id = None if options.task_id is None else str(options.task_id)
         trajectory.group_id = None if options.group_id is None else str(options.group_id)
         trajectory.sample_index = options.sample_index
-        trajectory.policy_version = options.policy_version
+        trajectory.policy_version = self.policy_version
         trajectory.trainable = options.trainable
         if options.metadata:
             trajectory.metadata.update(options.metadata)
@@ -379,26 +395,40 @@ def _late_reward(
     number = itertools.count()
 
     def record(key: RewardKey, reward: Reward | None) -> None:
-        name, completion_id, choice_index = key
-        data: dict[str, Json] = {"name": name, "completion_id": completion_id, "value": None}
-        data |= {"choice_index": choice_index} if choice_index else {}
-        span = tracer.start_span(
-            evaluation_name(name),
-            context=trace.set_span_in_context(trace.NonRecordingSpan(parent)),
-            attributes=sealed(
-                {
-                    sc.ROLLOUT_ID: rollout_id,
-                    sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
-                    sc.REWARD: dumps(data if reward is None else reward.to_dict()),
-                    sc.REWARD_NUMBER: next(number),
-                }
-            ),
-        )
-        if reward is not None:
-            span.add_event(sc.GEN_AI_EVALUATION_RESULT, _evaluation(reward))
-        span.end()
+        record_evaluation(tracer, rollout_id, parent, key, reward, next(number))
 
     return record
+
+
+def record_evaluation(
+    tracer: trace.Tracer,
+    rollout_id: str,
+    parent: trace.SpanContext | None,
+    key: RewardKey,
+    reward: Reward | None,
+    number: int | None = None,
+) -> None:
+    """A span for a reward that came after its rollout, or for one that was taken back (None).
+
+    `number` is its place among those that the rollout's own process recorded.
+    """
+    name, completion_id, choice_index = key
+    data: dict[str, Json] = {"name": name, "completion_id": completion_id, "value": None}
+    data |= {"choice_index": choice_index} if choice_index else {}
+    attributes = {
+        sc.ROLLOUT_ID: rollout_id,
+        sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
+        sc.REWARD: dumps(data if reward is None else reward.to_dict()),
+        sc.REWARD_NUMBER: number,
+    }
+    span = tracer.start_span(
+        evaluation_name(name),
+        context=trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent else None,
+        attributes=sealed(_present(attributes)),
+    )
+    if reward is not None:
+        span.add_event(sc.GEN_AI_EVALUATION_RESULT, _evaluation(reward))
+    span.end()
 
 
 _process_ids: dict[int, str] = {}
@@ -438,6 +468,18 @@ def _ending(error: BaseException | None) -> tuple[str, str | None]:
     if isinstance(error, timeouts) or "APITimeoutError" in {t.__name__ for t in type(error).mro()}:
         return "error", "timeout"
     return "error", "error"
+
+
+def detach(token: Token[otel_context.Context]) -> None:
+    """Leave a context that was attached.
+
+    A coroutine that is closed from outside, or a scope that a framework leaves in another task,
+    ends in a context that is not its own: that one stays as it is.
+    """
+    try:
+        token.var.reset(token)  # OpenTelemetry's own logs an error where there is none
+    except ValueError:
+        pass
 
 
 @dataclass(slots=True)
@@ -608,9 +650,8 @@ def end(run: Run | None, output: object = None, error: BaseException | None = No
     try:
         # Where the function forked, its end in the child is that of the child's part.
         active = _here(run.active)
-        # A coroutine that the garbage collector closes ends in a context that is not its own.
         if rollout_of(None) is active:
-            otel_context.detach(run.token)
+            detach(run.token)
         if active is not None:
             close(active, output, error)
     except Exception:

@@ -31,7 +31,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.active import ROLLOUT, ActiveRollout, current_rollout, later, settle
+from otel_rollout.active import ActiveRollout, current_rollout, detach, later, settle
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.messages import dumps, loads
 from otel_rollout.spans import label, sealed
@@ -520,7 +520,7 @@ def _leave(tokens: tuple[Any, Any]) -> None:
     except ValueError:
         return  # a coroutine that the garbage collector closes ends in a context not its own
     if tokens[1] is not None:
-        otel_context.detach(tokens[1])
+        detach(tokens[1])
 
 
 def _request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:

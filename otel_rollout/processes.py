@@ -30,6 +30,7 @@ from otel_rollout.active import (
     begin_part,
     close,
     current_rollout,
+    detach,
     end,
     running_rollout,
     use_default,
@@ -61,7 +62,7 @@ def propagate(*, environ: bool = False) -> dict[str, str]:
     if active is not None:
         active.handed_on += 1
         context = baggage.set_baggage(sc.ROLLOUT_ID, active.id, context)
-        if (version := active.options.policy_version) is not None:
+        if (version := active.policy_version) is not None:
             context = baggage.set_baggage(sc.ROLLOUT_POLICY_VERSION, dumps(version), context)
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, context)
@@ -141,7 +142,7 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
         token, self._token = self._token, None
         end(run, error=error)
         if token is not None:
-            otel_context.detach(token)
+            detach(token)
 
     async def __aenter__(self) -> continue_rollout:
         return self.__enter__()

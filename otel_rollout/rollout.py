@@ -27,8 +27,10 @@ from otel_rollout.active import (
     Options,
     Run,
     begin,
+    detach,
     end,
     later,
+    record_evaluation,
     rollout_of,
     rollout_tracer,
 )
@@ -56,6 +58,8 @@ class rollout:  # noqa: N801 - used as a decorator
         with rollout("solver", task_id="t1", group_id="g1") as trajectory: ...
         async with rollout("solver") as trajectory: ...
 
+    `policy_version` may be a function: it is asked at the start, and for each call as it is made.
+
     The function keeps its name, signature, return value and exceptions. A rollout inside another
     one is a trajectory of its own, with `parent_id`. ConfigurationError for a wrong option,
     NotARolloutError for a generator function or a class.
@@ -72,7 +76,7 @@ class rollout:  # noqa: N801 - used as a decorator
         task_id: str | int | None = None,
         group_id: str | int | None = None,
         sample_index: int | None = None,
-        policy_version: str | int | None = None,
+        policy_version: str | int | Callable[[], str | int | None] | None = None,
         metadata: Mapping[str, Json] | None = None,
         trainable: bool = True,
     ) -> rollout: ...
@@ -166,7 +170,7 @@ def _decorate(function: Any, options: Options) -> Any:
             raise
         if inspect.iscoroutine(result) and run is not None:
             # A plain function that hands on a coroutine: the run is that of the coroutine.
-            otel_context.detach(run.token)
+            detach(run.token)
             coroutine = _continue_rollout(run, result)
             coroutine.__qualname__ = result.__qualname__
             # A task that is cancelled before it begins runs no line of it.
@@ -253,24 +257,48 @@ def record_reward(
     completion_id: str | None = None,
     choice: int = 0,
     explanation: str | None = None,
-    trajectory: Trajectory | None = None,
+    weight: float | None = None,
+    trajectory: Trajectory | str | None = None,
 ) -> Reward:
     """Record a reward of a trajectory, or of one completion of it.
 
-    Of the current trajectory, or of the one given, whose rollout may have ended. `name` makes it
-    one of the named `rewards`. ValueError if `value` is not a finite number, NoActiveRolloutError
-    if there is no trajectory, UnknownCompletionError for a completion that it does not have.
+    Of the current trajectory, or of the one given, whose rollout may have ended, here or in
+    another process: then it is a span of its own, from which `reconstruct` knows it. `trajectory`
+    may also be an id: a judge's process need not have the trajectory.
+
+    `name` makes it one of the named `rewards`; with a `weight` it counts in the reward of the
+    trajectory, where that is not set itself. ValueError if `value` is not a finite number,
+    NoActiveRolloutError if there is no trajectory, UnknownCompletionError for a completion that
+    it does not have.
     """
-    trajectory = get_current_trajectory() if trajectory is None else trajectory
     reward = Reward(
         value,
         name=name,
         completion_id=completion_id,
         choice_index=choice,
         explanation=explanation,
+        weight=weight,
     )
+    if isinstance(trajectory, str):
+        record_evaluation(rollout_tracer(), trajectory, None, reward.key, reward)
+        return reward
+    trajectory = get_current_trajectory() if trajectory is None else trajectory
     trajectory.add_reward(reward)
+    if trajectory.is_copy:
+        record_evaluation(
+            rollout_tracer(), trajectory.id, _span_context(trajectory), reward.key, reward
+        )
     return reward
+
+
+def _span_context(trajectory: Trajectory) -> trace.SpanContext | None:
+    """Where its rollout span is, so that what is said of it later is on the same trace."""
+    try:
+        trace_id, span_id = int(trajectory.trace_id, 16), int(trajectory.span_id, 16)
+    except ValueError:
+        return None
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    return trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
 
 
 @contextmanager
@@ -283,7 +311,7 @@ def no_capture() -> Iterator[None]:
     try:
         yield
     finally:
-        otel_context.detach(token)
+        detach(token)
 
 
 # --- the trajectory of one coroutine
@@ -325,7 +353,7 @@ async def gather_trajectory(
         if raise_errors or cancelling is None or cancelling():
             raise
     finally:
-        otel_context.detach(token)
+        detach(token)
         # Contexts live long, in pooled connections say: they must not hold the trajectory.
         trajectory, gathering.trajectory = gathering.trajectory, None
     if trajectory is None or gathering.active is None or not gathering.active.recorded:

@@ -13,7 +13,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.active import rollout_of, rollout_tracer
+from otel_rollout.active import detach, rollout_of, rollout_tracer
 from otel_rollout.errors import NotARolloutError
 from otel_rollout.messages import dumps
 
@@ -144,7 +144,7 @@ class tool:  # noqa: N801 - used as a decorator
     ) -> None:
         try:
             if self._token is not None:
-                otel_context.detach(self._token)
+                detach(self._token)
                 self._token = None
             if self.result is not _NOTHING:
                 self._span.set_attribute(sc.GEN_AI_TOOL_CALL_RESULT, _text(self.result))
