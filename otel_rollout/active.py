@@ -76,9 +76,14 @@ def use_provider(provider: trace.TracerProvider | None) -> None:
     _configured = provider
 
 
+def rollout_provider() -> trace.TracerProvider:
+    """The provider that rollouts are recorded on."""
+    return _configured or trace.get_tracer_provider()
+
+
 def rollout_tracer() -> trace.Tracer:
     """The tracer of every span that this library opens."""
-    provider = _configured or trace.get_tracer_provider()
+    provider = rollout_provider()
     tracer = _tracers.get(provider)
     if tracer is None:
         tracer = provider.get_tracer(sc.SCOPE, schema_url="")

@@ -108,6 +108,8 @@ class _Call:
         self.is_events = False
         """Whether the reply is a stream of server-sent events."""
         self._headers: Any = {}
+        self._signed = ""
+        """The `Authorization` of the first attempt; credentials in an address replace it later."""
         self._received = 0
         self._status_code: int | None = None
         self.stream: _Received | None = None
@@ -146,6 +148,7 @@ class _Call:
             self.span.add_event(sc.EVENT_RETRY, status)
             return
         self._headers = request.headers
+        self._signed = request.headers.get("authorization", "")
         options = self._options
         if options.files or (
             options.json_data is None and "json" not in request.headers.get("content-type", "")
@@ -201,6 +204,7 @@ class _Call:
     def _learn_secrets(self) -> None:
         """What must not be recorded, should the server or an exception repeat it."""
         self._active.secrets |= secrets_in(self._headers)
+        self._active.secrets |= secrets_in({"authorization": self._signed})
 
     @_guarded
     def failed(self, error: BaseException) -> None:
@@ -658,6 +662,23 @@ def _install(module: ModuleType) -> None:
             if original is not None and not any(at[:2] == (target, name) for at in _installed):
                 setattr(target, name, wrapt.FunctionWrapper(original, hook))
                 _installed.append((target, name, original))
+
+
+def not_hooked() -> list[str]:
+    """The methods of the OpenAI client that are not, or no longer, captured."""
+    module = importlib.import_module(_OPENAI)
+    return [
+        f"{owner}.{name}"
+        for owner, name, hook in _HOOKS
+        if name in _REQUIRED and not _is_hooked(vars(getattr(module, owner)).get(name), hook)
+    ]
+
+
+def _is_hooked(method: Any, hook: Any) -> bool:
+    """Whether the hook is anywhere below what others have wrapped around it."""
+    while method is not None and getattr(method, "_self_wrapper", None) is not hook:
+        method = getattr(method, "__wrapped__", None)
+    return method is not None
 
 
 def uninstrument() -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
-import wrapt
 from opentelemetry import trace
-from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_ENDPOINT,
@@ -28,7 +25,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-from otel_rollout import capture
+from otel_rollout import capture, instrumentors
 from otel_rollout.active import ActiveRollout, use_provider
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
@@ -41,7 +38,6 @@ logger = logging.getLogger("otel_rollout")
 
 _MIN_ATTRIBUTES = 40
 """More attributes than any of our spans has."""
-_INSTRUMENTOR_SCOPE = "opentelemetry.instrumentation.openai"
 
 
 class TruncationWarning(UserWarning):
@@ -59,7 +55,7 @@ class _Setup:
     span_exporters: list[SpanExporter] = field(default_factory=list)
     part: ActiveRollout | None = None
     """This process's part of the rollout that its environment brought."""
-    llm_instrumentor: str | None = None
+    uninstrument: Callable[[], None] | None = None
     threads: bool = False
 
 
@@ -73,15 +69,15 @@ def configure(
     *,
     span_exporters: Iterable[SpanExporter] = (),
     tracer_provider: TracerProvider | None = None,
-    instrumentor: Literal["openai"] | None = "openai",
+    instrumentor: Literal["openai", "genai"] | None = "openai",
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
 
     It takes the tracer provider that is given, else the global one, else sets one; adds a
-    `TrajectorySpanProcessor` with `exporters` to it; instruments the OpenAI client (with
-    `opentelemetry-instrumentation-openai` unless `instrumentor=None`, and with our capture) and
-    threads, so that a pool keeps the rollout that a task was given in.
+    `TrajectorySpanProcessor` with `exporters` to it; instruments the OpenAI client (with our
+    capture, and with an instrumentor that draws LLM spans) and threads, so that a pool keeps the
+    rollout that a task was given in.
 
     A provider that it sets reads the `OTEL_*` variables as any OpenTelemetry program does: spans
     go out over OTLP if an endpoint is set, and nowhere otherwise. On a provider of yours only
@@ -91,6 +87,10 @@ def configure(
     service_name: the `service.name` of a provider that it sets; overrides OTEL_SERVICE_NAME.
     exporters: where finished trajectories go (`InMemoryTrajectoryExporter()`, ...).
     span_exporters: where the spans go besides OTLP.
+    instrumentor: what draws LLM spans, for people to look at; trajectories do not depend on it.
+        "openai" is `opentelemetry-instrumentation-openai`, "genai" is
+        `opentelemetry-instrumentation-genai-openai` (`pip install --pre 'otel-rollout[genai]'`),
+        None is no LLM spans. One that instruments already is left as it is, and none is added.
     max_bytes: bound on the span text that running rollouts may hold in memory.
 
     Calling it again adds the exporters that are new and returns the same provider.
@@ -103,10 +103,7 @@ def configure(
         raise ConfigurationError(
             f"configure(service_name=...): expected a name, got {service_name!r}"
         )
-    if instrumentor not in ("openai", None):
-        raise ConfigurationError(
-            f"configure(instrumentor=...): expected 'openai' or None, got {instrumentor!r}"
-        )
+    instrumentors.check(instrumentor)
     with _lock:
         if _setup is not None:
             _again(_setup, service_name, exporters, span_exporters, tracer_provider)
@@ -123,7 +120,11 @@ def configure(
         for exporter in look:
             setup.processors.append(BatchSpanProcessor(exporter))
             provider.add_span_processor(setup.processors[-1])
-        _instrument(setup, instrumentor)
+        setup.uninstrument = instrumentors.instrument(instrumentor, provider)
+        threads = ThreadingInstrumentor()
+        if not threads.is_instrumented_by_opentelemetry:
+            threads.instrument()
+            setup.threads = True
         use_provider(provider)
         if own:
             trace.set_tracer_provider(provider)
@@ -150,9 +151,8 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         if setup.part is not None:
             leave_environment(setup.part)
         capture.uninstrument()
-        if setup.llm_instrumentor is not None:
-            OpenAIInstrumentor().uninstrument()
-            _unwrap_openai()
+        if setup.uninstrument is not None:
+            setup.uninstrument()
         if setup.threads:
             ThreadingInstrumentor().uninstrument()
         deadline = time.monotonic() + timeout_millis / 1000
@@ -275,73 +275,35 @@ def _otlp_exporters() -> list[SpanExporter]:
 
 
 def _warn_of_limits(provider: TracerProvider) -> None:
+    for sentence in cutting_limits(provider):
+        warnings.warn(sentence, TruncationWarning, stacklevel=3)
+
+
+def cutting_limits(provider: TracerProvider) -> Iterator[str]:
+    """A sentence for each limit of the provider that will cut what training needs."""
     limits: SpanLimits | None = getattr(provider, "_span_limits", None)
     if limits is None:
         return
     for name in ("max_span_attribute_length", "max_attribute_length"):
         length = getattr(limits, name, None)
         if length is not None:
-            warnings.warn(
+            yield (
                 f"span attributes are cut at {length} characters (SpanLimits({name}={length}), or "
                 f"OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT / OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT in "
                 f"the environment): conversations will be incomplete and not trainable. Remove "
-                f"the limit from this provider; limit what is stored in the collector instead",
-                TruncationWarning,
-                stacklevel=3,
+                f"the limit from this provider; limit what is stored in the collector instead"
             )
             break
     for name in ("max_span_attributes", "max_attributes"):
         count = getattr(limits, name, None)
         if count is not None and count < _MIN_ATTRIBUTES:
-            warnings.warn(
+            yield (
                 f"spans keep only {count} attributes (SpanLimits({name}={count}), or "
                 f"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT / OTEL_ATTRIBUTE_COUNT_LIMIT in the "
                 f"environment): exchange spans need up to {_MIN_ATTRIBUTES}, the first ones would "
-                f"be lost. Raise the limit",
-                TruncationWarning,
-                stacklevel=3,
+                f"be lost. Raise the limit"
             )
             break
-
-
-def _instrument(setup: _Setup, instrumentor: str | None) -> None:
-    if instrumentor is not None:
-        # The default upload_base64_image makes it lose every conversation with an image in it.
-        openai = OpenAIInstrumentor(upload_base64_image=None, exception_logger=_log_swallowed)
-        if not openai.is_instrumented_by_opentelemetry:
-            with warnings.catch_warnings():  # its own code, which its user cannot change
-                warnings.simplefilter("ignore", DeprecationWarning)
-                openai.instrument(tracer_provider=setup.provider)
-            setup.llm_instrumentor = instrumentor
-    threads = ThreadingInstrumentor()
-    if not threads.is_instrumented_by_opentelemetry:
-        threads.instrument()
-        setup.threads = True
-
-
-def _log_swallowed(error: Exception) -> None:
-    logger.debug("opentelemetry-instrumentation-openai left something out: %r", error)
-
-
-def _unwrap_openai() -> None:
-    """Take out the instrumentor's wrappers: its own `uninstrument` leaves them in place, and the
-    next `instrument` would double every span.
-    """
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("openai.resources."):
-            continue
-        for owner in list(vars(module).values()):
-            if not issubclass(type(owner), type):  # isinstance would load lazy proxies
-                continue
-            for attribute, value in list(vars(owner).items()):
-                while isinstance(value, wrapt.FunctionWrapper) and _is_instrumentor(value):
-                    value = value.__wrapped__
-                    setattr(owner, attribute, value)
-
-
-def _is_instrumentor(wrapper: Any) -> bool:
-    module = getattr(wrapper._self_wrapper, "__module__", "")
-    return str(module).startswith(_INSTRUMENTOR_SCOPE)
 
 
 def _remove(provider: TracerProvider, processor: SpanProcessor) -> None:

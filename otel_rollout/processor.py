@@ -155,6 +155,16 @@ class TrajectorySpanProcessor(SpanProcessor):
             if buffer.active.is_part:
                 buffer.active.records.append(record)
 
+    def withhold(self, rollout_id: str) -> None:
+        """Complete the trajectory of this running rollout, but hand it to no exporter.
+
+        Its calls from now on are not part of it.
+        """
+        with self._lock:
+            for key, buffer in self._buffers.items():
+                if rollout_id in key:
+                    buffer.cut_off = True
+
     def completions(self, key: Key) -> list[Completion]:
         """The completions of a running rollout; [] for one that is not known."""
         with self._lock:
