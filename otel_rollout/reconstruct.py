@@ -45,7 +45,7 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     rollouts: dict[str, Assembly] = {}
     foreign: dict[str, dict[str, SpanRecord]] = {}
     ours: set[str] = set()
-    nobodys = 0
+    nobodys: dict[str, SpanRecord] = {}
     for span in spans:
         record = as_record(span)
         rollout_id = record.text(sc.ROLLOUT_ID)
@@ -57,10 +57,18 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
             known = foreign.setdefault(record.trace_id, {})
             copy = known.get(record.span_id)
             known[record.span_id] = record if copy is None else united(copy, record)
-        nobodys += sc.ROLLOUT_ID in record.cut
-    if nobodys:
-        logger.warning("%d spans were passed over: their %s was cut", nobodys, sc.ROLLOUT_ID)
+        if sc.ROLLOUT_ID in record.cut:
+            nobodys[record.span_id] = record
     trajectories = [assembly.trajectory() for assembly in rollouts.values()]
+    for assembly in rollouts.values():
+        for span_id in nobodys.keys() & assembly.spans.keys():
+            del nobodys[span_id]  # it came whole, too
+    for trace_id, count in Counter(record.trace_id for record in nobodys.values()).items():
+        sentence = f"{count} spans of its trace were passed over: their {sc.ROLLOUT_ID} was cut"
+        logger.warning("trace %s: %s", trace_id, sentence)
+        for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
+            if trajectory.trace_id == trace_id:
+                assembly.notes.append(sentence)
     for trace_id, records in foreign.items():
         if trace_id not in ours:
             trajectories += _inferred(trace_id, list(records.values()))
@@ -83,7 +91,8 @@ class Assembly:
     _reader: ExchangeReader = field(default_factory=ExchangeReader)
     _exchanges: dict[str, SpanRecord] = field(default_factory=dict)
     _evaluations: dict[str, SpanRecord] = field(default_factory=dict)
-    _spans: dict[str, SpanRecord] = field(default_factory=dict)
+    spans: dict[str, SpanRecord] = field(default_factory=dict)
+    """All that have come, by span id."""
     _parts: dict[str, SpanRecord] = field(default_factory=dict)
     """What other processes that continued the rollout say of it, by span id."""
     _pending: list[SpanRecord] = field(default_factory=list)
@@ -95,10 +104,10 @@ class Assembly:
 
         One that is still open counts only for what it carries.
         """
-        known = self._spans.get(record.span_id)
+        known = self.spans.get(record.span_id)
         if known is not None:
             record = united(known, record)
-        self._spans[record.span_id] = record
+        self.spans[record.span_id] = record
         if sc.EXCHANGE_VERSION in record.attributes:
             self._reader.add(record)
             if record.end_time_ns is not None:
@@ -156,7 +165,7 @@ class Assembly:
             trajectory = _read_rollout(self._rollout, self.rewards, self)
         self.trainable = trajectory.trainable
         self.join_parts(trajectory)
-        for record in sorted(self._evaluations.values(), key=_evaluation_order):
+        for record in _in_order(self._evaluations.values()):
             _apply_reward(record, self.rewards)
         return trajectory
 
@@ -203,7 +212,8 @@ class Assembly:
             trace_id=first.trace_id if first else "",
             start_time_ns=first.start_time_ns if first else 0,
             status="unknown",
-            trainable=all(
+            trainable=bool(self._exchanges)
+            and all(
                 record.boolean(sc.ROLLOUT_TRAINABLE) is not False
                 for record in self._exchanges.values()
             ),
@@ -403,9 +413,25 @@ def _read_rollout(
     )
 
 
-def _evaluation_order(record: SpanRecord) -> tuple[bool, int, int, str]:
-    number = record.integer(sc.REWARD_NUMBER) or 0
-    return _is_unreadable(record), number, record.start_time_ns, record.span_id
+def _in_order(evaluations: Iterable[SpanRecord]) -> list[SpanRecord]:
+    """Late rewards by time; a process's own ones by their number, whatever its clock said.
+
+    Those that cannot be read come last: what they replaced is not known.
+    """
+    records = sorted(evaluations, key=lambda r: (r.start_time_ns, r.span_id))
+    numbered = [r for r in records if r.integer(sc.REWARD_NUMBER) is not None]
+    times: dict[str, int] = {}
+    latest = 0
+    for record in sorted(numbered, key=lambda r: r.integer(sc.REWARD_NUMBER) or 0):
+        times[record.span_id] = latest = max(latest, record.start_time_ns)
+    return sorted(
+        records,
+        key=lambda r: (
+            _is_unreadable(r),
+            times.get(r.span_id, r.start_time_ns),
+            r.integer(sc.REWARD_NUMBER) or 0,
+        ),
+    )
 
 
 def _is_unreadable(record: SpanRecord) -> bool:

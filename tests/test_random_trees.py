@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_rollout import History, Trajectory, reconstruct
+from otel_rollout import Completion, History, Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.exchange import ExchangeWriter
 from otel_rollout.histories import link
@@ -166,7 +166,7 @@ class Rollout:
     def choices(self) -> list[Choice]:
         return [choice for call in self.calls for choice in call.choices]
 
-    def choice(self, completion: Any) -> Choice:
+    def choice(self, completion: Completion) -> Choice:
         """The choice that this completion is of."""
         return self.calls[int(completion.id[1:])].choices[completion.choice_index]
 
