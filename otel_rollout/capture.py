@@ -126,7 +126,7 @@ class _Call:
             sc.EXCHANGE_STARTED: began,
             sc.REQUEST_PATH: path,
         }
-        attributes |= label(sc.EXCHANGE_POLICY_VERSION, active.options.policy_version)
+        attributes |= label(sc.EXCHANGE_POLICY_VERSION, active.policy_version)
         if not active.trajectory.trainable:
             attributes[sc.ROLLOUT_TRAINABLE] = False  # the rollout's own span may be lost
         self._written = attributes

@@ -63,13 +63,15 @@ class Reward(float):
     Without `completion_id` it is about the trajectory, with it about that one completion.
     """
 
-    __slots__ = ("choice_index", "completion_id", "explanation", "name")
+    __slots__ = ("choice_index", "completion_id", "explanation", "name", "weight")
 
     name: str | None
     """None for the reward of the trajectory or completion itself."""
     completion_id: str | None
     choice_index: int
     explanation: str | None
+    weight: float | None
+    """What it counts in the reward of the trajectory, where that is not set itself; None: not."""
 
     def __new__(
         cls,
@@ -79,6 +81,7 @@ class Reward(float):
         completion_id: str | None = None,
         choice_index: int = 0,
         explanation: str | None = None,
+        weight: float | None = None,
     ) -> Reward:
         try:
             number = math.nan if isinstance(value, str | bytes) else float(value)
@@ -90,7 +93,18 @@ class Reward(float):
                 f"{about}: expected a finite number, got {value!r}; do not set it while it is "
                 f"not known"
             )
+        if weight is not None and (
+            name is None
+            or completion_id is not None
+            or not isinstance(weight, int | float)
+            or not math.isfinite(weight)
+        ):
+            raise ValueError(
+                f"reward {name!r}: expected a weight only for a named reward of the trajectory, "
+                f"and a finite number, got {weight!r}"
+            )
         reward = super().__new__(cls, number)
+        reward.weight = weight
         reward.name = name
         reward.completion_id = completion_id
         reward.choice_index = choice_index
@@ -109,6 +123,7 @@ class Reward(float):
         """JSON fields; those that say nothing are left out."""
         fields: dict[str, Json] = {"value": float(self), "name": self.name}
         fields |= {"completion_id": self.completion_id, "explanation": self.explanation}
+        fields["weight"] = self.weight
         if self.choice_index:
             fields["choice_index"] = self.choice_index
         return {key: value for key, value in fields.items() if value is not None}
@@ -277,8 +292,15 @@ class Completion:
 
     @property
     def policy_version(self) -> str | int | None:
-        """The rollout's policy version when the call was made."""
-        return self.exchange.policy_version
+        """The policy version when the call was made: the rollout's, else what the server says.
+
+        SGLang says it as `meta_info.weight_version`.
+        """
+        if self.exchange.policy_version is not None:
+            return self.exchange.policy_version
+        meta = self.choice.get("meta_info")
+        version = meta.get("weight_version") if isinstance(meta, Mapping) else None
+        return version if isinstance(version, str | int) else None
 
     @property
     def stream(self) -> bool:

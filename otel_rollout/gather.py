@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sized
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError, RolloutError
@@ -104,7 +104,7 @@ async def _gather(
     options: Callable[[int], dict[str, Any]],
 ) -> list[Trajectory]:
     _check(coroutines, max_concurrency, max_exceptions)
-    total = len(coroutines) if hasattr(coroutines, "__len__") else None
+    total = len(coroutines) if isinstance(coroutines, Sized) else None
     source = enumerate(coroutines)
     ended: dict[int, Trajectory] = {}
     failures = 0

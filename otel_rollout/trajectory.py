@@ -295,6 +295,12 @@ class Trajectory:
             return self._completions
 
     @property
+    def policy_versions(self) -> list[str | int]:
+        """The policy versions that its completions were sampled with, in order of their start."""
+        versions = (completion.policy_version for completion in self.completions)
+        return list(dict.fromkeys(version for version in versions if version is not None))
+
+    @property
     def histories(self) -> list[History]:
         """The conversations, in order of their beginning; the first is the main one."""
         if self._live is not None:
@@ -390,8 +396,20 @@ class Trajectory:
 
     @property
     def reward(self) -> float | None:
-        """The trajectory's reward; None while unscored. May be set after the rollout too."""
-        return self.all_rewards.get((None, None, 0))
+        """The trajectory's reward; None while unscored. May be set after the rollout too.
+
+        Where it is not set itself, the sum of its named rewards times their weights, of those
+        that have one.
+        """
+        own = self.all_rewards.get((None, None, 0))
+        if own is not None:
+            return own
+        weighted = [
+            reward * reward.weight
+            for reward in self.all_rewards.values()
+            if reward.weight is not None
+        ]
+        return math.fsum(weighted) if weighted else None
 
     @reward.setter
     def reward(self, value: float | None) -> None:
@@ -422,6 +440,11 @@ class Trajectory:
         self.all_rewards[reward.key] = reward
         if self._late_reward is not None:
             self._late_reward(reward.key, reward)
+
+    @property
+    def is_copy(self) -> bool:
+        """True for one that was read: nothing puts what is set on it on its trace."""
+        return self._live is None and self._late_reward is None
 
     def remove_reward(self, key: RewardKey) -> None:
         """Make a reward unknown again."""

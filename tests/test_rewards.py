@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import random
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from otel_rollout import (
     record_reward,
     rollout,
 )
-from otel_rollout.testing import Reply
+from otel_rollout.testing import Raw, Reply
 
 if TYPE_CHECKING:
     from tests.conftest import Clients, Recording
@@ -338,3 +339,123 @@ def test_a_trajectory_that_was_read_takes_rewards(recording: Recording):
     assert Trajectory.from_dict(again.to_dict()) == again
     assert (again.reward, dict(again.rewards)) == (0.5, {"a": 1.0})
     assert recording.trajectory.reward is None
+
+
+# --- weights, judges elsewhere, policy versions
+
+
+def test_weighted_rewards_make_the_reward(recording: Recording):
+    """Where the reward is not set itself it is the weighted sum; what has no weight is not in it."""
+    with rollout("x") as trajectory:
+        record_reward(0.5, name="speed")
+        assert trajectory.reward is None
+        record_reward(1.0, name="correct", weight=0.9)
+        record_reward(0.5, name="format", weight=0.2)
+        assert trajectory.reward == pytest.approx(1.0)
+    assert recording.trajectory.reward == pytest.approx(1.0)
+    assert replayed(recording).rewards["format"].weight == 0.2
+    (span,) = recording.spans_named("invoke_agent")
+    assert dict(span.attributes or {})["rollout.reward"] == pytest.approx(1.0)
+    recording.trajectory.reward = 0.25
+    assert recording.trajectory.reward == 0.25
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight": 1.0},
+        {"name": "a", "weight": float("nan")},
+        {"name": "a", "weight": "1"},
+        {"name": "a", "weight": 1.0, "completion_id": "c"},
+    ],
+)
+def test_what_can_be_weighted(recording: Recording, options: dict[str, Any]):
+    """Only a named reward of the trajectory, by a finite number."""
+    with rollout("x"), pytest.raises(ValueError, match="expected a weight only for"):
+        record_reward(1.0, **options)
+
+
+@pytest.mark.not_replayed("its last rewards are not set on the live trajectory")
+def test_a_judge_that_has_only_the_id(recording: Recording):
+    """A reward by the trajectory's id is a span; rebuilding puts it where it belongs."""
+    with rollout("x") as trajectory:
+        record_reward(0.1, name="own")
+    with rollout("other"):
+        pass
+    record_reward(0.7, trajectory=trajectory.id, explanation="good")
+    record_reward(0.9, name="own", trajectory=trajectory.id)
+    first, other = reconstruct(recording.spans)
+    assert first.reward == 0.7
+    assert first.rewards == {"own": 0.9}
+    assert first.warnings == []
+    assert other.reward is None
+
+
+@pytest.mark.not_replayed("rewards are set on a copy")
+def test_a_judge_that_has_a_copy(recording: Recording, clients: Clients):
+    """What is recorded on a trajectory that was read is on its trace, and on the copy."""
+    with rollout("x"):
+        reply = ask(clients.sync(clients.serve()), "hi")
+    read = Trajectory.from_dict(recording.trajectory.to_dict())
+    record_reward(0.5, trajectory=read)
+    record_reward(1.0, trajectory=read, completion_id=reply.id)
+    assert read.reward == 0.5
+    (rebuilt,) = reconstruct(recording.spans)
+    assert rebuilt.reward == 0.5
+    assert rebuilt.completions[0].reward == 1.0
+    evaluations = recording.spans_named("evaluate")
+    assert {f"{s.context.trace_id:032x}" for s in evaluations if s.context} == {read.trace_id}
+    with pytest.raises(UnknownCompletionError):
+        record_reward(1.0, trajectory=read, completion_id="unknown")
+
+
+@pytest.mark.not_replayed("its last rewards are not set on the live trajectory")
+def test_judges_and_the_process_itself_in_order_of_time(recording: Recording):
+    """Whoever scored last counts, whether or not it was the rollout's own process."""
+    with rollout("x") as trajectory:
+        pass
+    trajectory.reward = 0.1
+    record_reward(0.2, trajectory=trajectory.id)
+    trajectory.reward = 0.3
+    assert [t.reward for t in reconstruct(recording.spans)] == [0.3]
+    record_reward(0.4, trajectory=trajectory.id)
+    for seed in range(4):
+        spans = list(recording.spans) * 2
+        random.Random(seed).shuffle(spans)
+        assert [t.reward for t in reconstruct(spans)] == [0.4]
+
+
+def test_the_policy_version_of_each_call(recording: Recording, clients: Clients):
+    """A function is asked as each call is made: a rollout may run through an update."""
+    version = 7
+    client = clients.sync(clients.serve())
+    with rollout("x", policy_version=lambda: version) as trajectory:
+        ask(client, "a")
+        version = 8
+        ask(client, "b")
+        ask(client, "c")
+    assert trajectory.policy_version == 7
+    assert [c.policy_version for c in trajectory.completions] == [7, 8, 8]
+    assert replayed(recording).policy_versions == [7, 8]
+
+
+@pytest.mark.parametrize("version", [lambda: 1 / 0, lambda: 1.5, lambda: None, lambda: True])
+def test_a_policy_version_that_is_not_known(recording: Recording, clients: Clients, version: Any):
+    """A function that fails, or gives no version, leaves it unknown; the call is made."""
+    with rollout("x", policy_version=version) as trajectory:
+        ask(clients.sync(clients.serve()), "a")
+    assert (trajectory.policy_version, trajectory.policy_versions) == (None, [])
+    assert trajectory.completions[0].policy_version is None
+
+
+def test_a_server_that_says_its_version(recording: Recording, clients: Clients):
+    """Where the rollout has none, the version is what the server says of each response."""
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "hi"},
+        "meta_info": {"weight_version": "step-12"},
+    }
+    body = json.dumps({"id": "c1", "choices": [choice]}).encode()
+    with rollout("x") as trajectory:
+        ask(clients.sync(clients.serve(Raw(body=body))), "a")
+    assert trajectory.policy_versions == ["step-12"]
