@@ -70,6 +70,7 @@ def configure(
     span_exporters: Iterable[SpanExporter] = (),
     tracer_provider: TracerProvider | None = None,
     instrumentor: Literal["openai", "genai"] | None = "openai",
+    request_token_ids: bool = False,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -91,6 +92,8 @@ def configure(
         "openai" is `opentelemetry-instrumentation-openai`, "genai" is
         `opentelemetry-instrumentation-genai-openai` (`pip install --pre 'otel-rollout[genai]'`),
         None is no LLM spans. One that instruments already is left as it is, and none is added.
+    request_token_ids: ask the server for token ids with every call of a rollout; see the function
+        `request_token_ids`.
     max_bytes: bound on the span text that running rollouts may hold in memory.
 
     Calling it again adds the exporters that are new and returns the same provider.
@@ -116,6 +119,7 @@ def configure(
             look += [SplittingSpanExporter(exporter) for exporter in _otlp_exporters()]
         _warn_of_limits(provider)
         capture.instrument()
+        capture.request_fields = {} if request_token_ids else None
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(BatchSpanProcessor(exporter))
@@ -151,6 +155,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         if setup.part is not None:
             leave_environment(setup.part)
         capture.uninstrument()
+        capture.request_fields = None
         if setup.uninstrument is not None:
             setup.uninstrument()
         if setup.threads:
@@ -164,7 +169,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             _forget_global(setup.provider)
         else:
             for processor in (setup.processor, *setup.processors):
-                _remove(setup.provider, processor)
+                remove_processor(setup.provider, processor)
                 processor.shutdown()
         return flushed
 
@@ -306,7 +311,8 @@ def cutting_limits(provider: TracerProvider) -> Iterator[str]:
             break
 
 
-def _remove(provider: TracerProvider, processor: SpanProcessor) -> None:
+def remove_processor(provider: TracerProvider, processor: SpanProcessor) -> None:
+    """Take back `add_span_processor`."""
     active = provider._active_span_processor
     with active._lock:
         active._span_processors = tuple(

@@ -26,7 +26,9 @@ LAYERS = {
     9: ("rollout", "capture", "processor", "processes", "tool"),
     10: ("guard", "gather"),
     11: ("instrumentors",),
-    12: ("configure", "testing", "cli"),
+    12: ("configure", "testing"),
+    13: ("doctor",),
+    14: ("cli",),
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules}
 PURE = 7
@@ -184,6 +186,7 @@ PUBLIC = [
     "propagate",
     "reconstruct",
     "record_reward",
+    "request_token_ids",
     "rollout",
     "shutdown",
     "tool",

@@ -262,7 +262,7 @@ def test_a_file_is_known_by_its_content(
     with open(path, "rb") as file:
         assert reconstruct(read(file)) == expected
     with open(path, "rb", buffering=0) as raw:
-        assert reconstruct(read(raw)) == expected  # type: ignore[arg-type]
+        assert reconstruct(read(raw)) == expected
     assert reconstruct(read(io.BytesIO(path.read_bytes()))) == expected
 
 
@@ -438,9 +438,10 @@ def test_what_is_no_source():
         list(read("nowhere.jsonl"))
     with pytest.raises(SpanFormatError, match="reading bytes"):
         list(read(io.StringIO("{}")))  # type: ignore[arg-type]
-    for source in (5, {"resourceSpans": []}, b"{}"):
+    sources: list[Any] = [5, {"resourceSpans": []}, b"{}"]
+    for source in sources:
         with pytest.raises(SpanFormatError, match="expected a path"):
-            list(read(source))  # type: ignore[arg-type]
+            list(read(source))
     with pytest.raises(SpanFormatError, match="row 1: expected a row of otel_traces"):
         list(read([{"a": 1}]))
 

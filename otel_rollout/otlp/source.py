@@ -81,7 +81,7 @@ class _Reader:
         head = file.read(_HEAD)
         if isinstance(head, str):
             raise SpanFormatError(f"{self._name}: open it for reading bytes: open(path, 'rb')")
-        whole = io.BufferedReader(_Joined(head, file))
+        whole = joined(head, file, self._name)
         if head.startswith(_GZIP):
             with gzip.GzipFile(fileobj=whole) as inside:
                 try:
@@ -199,9 +199,13 @@ def _named(columns: list[str], row: Any) -> Mapping[str, Any]:
 class _Joined(io.RawIOBase):
     """What was read of a file already, and then the file."""
 
-    def __init__(self, head: bytes, file: BinaryIO) -> None:
+    def __init__(
+        self, head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object]
+    ) -> None:
+        self.name = name
         self._head = head
         self._file = file
+        self._progress = progress
 
     def readable(self) -> bool:
         return True
@@ -210,7 +214,15 @@ class _Joined(io.RawIOBase):
         data = self._head[: len(buffer)] or self._file.read(len(buffer))
         self._head = self._head[len(buffer) :]
         buffer[: len(data)] = data
+        self._progress(len(data))
         return len(data)
+
+
+def joined(
+    head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object] = int
+) -> io.BufferedReader:
+    """A file of whose bytes `head` was read already; `progress` is told how many are read."""
+    return io.BufferedReader(_Joined(head, file, name, progress))
 
 
 _COMPRESSED = (
