@@ -86,10 +86,10 @@ class Variant:
         yield
         otel_rollout.shutdown()
         if self.llm and not self.ours:
-            from otel_rollout.configure import _unwrap_openai
+            from otel_rollout.instrumentors import _unwrap
 
             OpenAIInstrumentor().uninstrument()
-            _unwrap_openai()
+            _unwrap()
 
     def check(self, calls: int, rollouts: int) -> None:
         expected = calls * (self.ours + self.llm) + rollouts * self.ours

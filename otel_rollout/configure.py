@@ -110,6 +110,8 @@ def configure(
     with _lock:
         if _setup is not None:
             _again(_setup, service_name, exporters, span_exporters, tracer_provider)
+            if request_token_ids:
+                capture.request_fields = {}
             return _setup.provider
         provider, own = _provider(tracer_provider, service_name)
         processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)

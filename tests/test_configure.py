@@ -326,7 +326,7 @@ class NotAnExporter:
         ({"span_exporters": "x"}, r"configure\(span_exporters=...\): expected a list"),
         ({"service_name": ""}, r"configure\(service_name=...\): expected a name, got ''"),
         ({"service_name": 3}, r"configure\(service_name=...\): expected a name, got 3"),
-        ({"instrumentor": "genai"}, "expected 'openai' or None, got 'genai'"),
+        ({"instrumentor": "gen"}, "expected 'openai', 'genai' or None, got 'gen'"),
         ({"tracer_provider": 3}, r"configure\(tracer_provider=...\): expected a TracerProvider"),
         ({"max_bytes": 0}, r"max_bytes=...\): expected a number from 1 on, got 0"),
     ],
