@@ -21,16 +21,21 @@ Json = Any
 
 _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
-_REASONING_BLOCKS = ("thinking", "redacted_thinking")
+_REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+_decoder = json.JSONDecoder(strict=False, parse_constant=_CONSTANTS.__getitem__)
 
 
 def loads(text: str | bytes) -> Json:
     """Parse JSON as the OpenAI client does; NaN is the one `math.nan`, so equal texts are equal."""
-    return json.loads(text, strict=False, parse_constant=_CONSTANTS.__getitem__)
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    return _decoder.decode(text)
 
 
-scan = json.JSONDecoder(strict=False, parse_constant=_CONSTANTS.__getitem__).raw_decode
+scan = _decoder.raw_decode
 """`scan(text, start) -> (value, end)`: the JSON value that begins exactly at `start`."""
 
 
@@ -71,7 +76,10 @@ class MessagePath:
     length: int
     """Messages on the path, this one included."""
     key: bytes
-    """16-byte digest of the visible forms on the path: equal keys, equal visible conversation."""
+    """16-byte digest of the visible forms on the path: equal keys, equal visible conversation.
+
+    Of a path with nothing visible it is empty.
+    """
 
     def __iter__(self) -> Iterator[MessagePath]:
         """The paths from this one up to the first message (deepest first)."""
@@ -82,10 +90,16 @@ class MessagePath:
 
 
 def extend(path: MessagePath | None, message: Json) -> MessagePath:
-    """The path that continues `path` (None is the empty one) with `message`."""
-    digest = blake2b(path.key if path else b"", digest_size=16)
-    digest.update(visible_key(message))
-    return MessagePath(path, message, path.length + 1 if path else 1, digest.digest())
+    """The path that continues `path` (None is the empty one) with `message`.
+
+    Reasoning that is an item of its own may be left out by who replays it: it changes no key.
+    """
+    key, length = (path.key, path.length) if path else (b"", 0)
+    if not is_reasoning(message):
+        digest = blake2b(key, digest_size=16)
+        digest.update(visible_key(message))
+        key = digest.digest()
+    return MessagePath(path, message, length + 1, key)
 
 
 def path_messages(path: MessagePath | None) -> list[Json]:
@@ -106,13 +120,15 @@ def reasoning_of(message: Json) -> Json:
         for key in _REASONING_KEYS:
             if message.get(key):
                 return message[key]
-        content = message.get("content")
+        content = [message] if is_reasoning(message) else message.get("content")
         if isinstance(content, list):
-            return [_present(block) for block in content if _is_reasoning(block)] or None
+            blocks = [_present(b, without=("id", "status")) for b in content if is_reasoning(b)]
+            return [block for block in blocks if block.keys() != {"type"}] or None
     return None
 
 
-def _is_reasoning(block: Json) -> bool:
+def is_reasoning(block: Json) -> bool:
+    """Whether a part of a message, or an item of the Responses API, is nothing but reasoning."""
     return isinstance(block, Mapping) and block.get("type") in _REASONING_BLOCKS
 
 
@@ -166,7 +182,7 @@ def visible_content(content: Json) -> Json:
         return ""
     if not isinstance(content, list):
         return content
-    parts = [_visible_part(part) for part in content if not _is_reasoning(part)]
+    parts = [_visible_part(part) for part in content if not is_reasoning(part)]
     parts = [part for part in parts if part != ""]
     if len(parts) == 1 and isinstance(parts[0], str):
         return parts[0]
@@ -208,11 +224,16 @@ def _visible_arguments(arguments: Json) -> Json:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments, parse_float=_number, parse_constant=str)
+        value = _arguments.decode(arguments)
     except (ValueError, RecursionError):
         return arguments
+    # `"a"` and what is no JSON, `a`, are two texts.
+    return value if isinstance(value, dict | list) else arguments
 
 
 def _number(text: str) -> float | int:
     number = float(text)
     return int(number) if number.is_integer() else number
+
+
+_arguments = json.JSONDecoder(parse_float=_number)

@@ -13,7 +13,7 @@ from typing import Any
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.messages import dumps, loads
+from otel_rollout.messages import loads
 
 AttributeValue = str | bool | int | float | Sequence[str | bool | int | float] | bytes | None
 
@@ -112,12 +112,12 @@ def sealed(
 
     `before`: those that were set earlier.
     """
-    lengths = {
-        key.removeprefix(sc.PREFIX): length
+    lengths = [
+        f'"{key.removeprefix(sc.PREFIX)}":{length}'
         for key, value in {**(before or {}), **attributes}.items()
         if (length := _length(value)) is not None
-    }
-    return {**attributes, sc.LENGTHS: dumps(lengths)}
+    ]
+    return {**attributes, sc.LENGTHS: f"{{{','.join(lengths)}}}"}
 
 
 def _length(value: object) -> int | None:
