@@ -44,6 +44,7 @@ from otel_rollout.rollout import (
     get_history,
     no_capture,
     record_reward,
+    request_token_ids,
     rollout,
 )
 from otel_rollout.tokens import TokenSequence
@@ -83,6 +84,7 @@ __all__ = [
     "propagate",
     "reconstruct",
     "record_reward",
+    "request_token_ids",
     "rollout",
     "shutdown",
     "tool",

@@ -39,6 +39,8 @@ logger = logging.getLogger("otel_rollout")
 ROLLOUT = otel_context.create_key("otel-rollout-current")
 CAPTURE_OFF = otel_context.create_key("otel-rollout-no-capture")
 GATHERING = otel_context.create_key("otel-rollout-gathering")
+TOKEN_FIELDS = otel_context.create_key("otel-rollout-token-fields")
+"""Request fields that ask a server for token ids, or None where they are not asked for."""
 
 
 # --- where the spans go

@@ -31,7 +31,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.active import ActiveRollout, current_rollout, detach, later, settle
+from otel_rollout.active import TOKEN_FIELDS, ActiveRollout, current_rollout, detach, later, settle
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.messages import dumps, loads
 from otel_rollout.spans import label, sealed
@@ -501,10 +501,35 @@ def _begin(options: Any) -> _Call | None:
         # What a background response says has to be asked for.
         if method != "post" and not (method == "get" and _is_retrieval(str(options.url))):
             return None
+        if method == "post":
+            _ask_for_token_ids(options)
         return _Call(active, options)
     except Exception:
         logger.exception("a model call is not captured")
         return None
+
+
+request_fields: Mapping[str, Any] | None = None
+"""What `configure(request_token_ids=True)` adds to requests; the context may say otherwise."""
+_FIELDS_OF_ENDPOINT: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/chat/completions", {"return_token_ids": True, "logprobs": True}),
+    ("/completions", {"return_token_ids": True, "logprobs": 0}),
+)
+
+
+def _ask_for_token_ids(options: Any) -> None:
+    fields = otel_context.get_value(TOKEN_FIELDS)
+    if fields is None:
+        fields = request_fields
+    if not isinstance(fields, Mapping) or not isinstance(options.json_data, dict):
+        return
+    path = "/" + str(options.url).split("?")[0].lstrip("/")
+    own = next((own for end, own in _FIELDS_OF_ENDPOINT if path.endswith(end)), None)
+    if own is None:
+        return
+    given = getattr(options, "extra_json", None) or {}
+    wanted = {k: v for k, v in {**own, **fields}.items() if k not in options.json_data}
+    options.extra_json = {**wanted, **given}
 
 
 def _options_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from otel_rollout.active import (
     CAPTURE_OFF,
     GATHERING,
     ROLLOUT,
+    TOKEN_FIELDS,
     Gathering,
     Options,
     Run,
@@ -308,6 +309,26 @@ def no_capture() -> Iterator[None]:
     They are on the trace like any other call. A rollout opened inside captures its own calls.
     """
     token = otel_context.attach(otel_context.set_value(CAPTURE_OFF, True))
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+@contextmanager
+def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
+    """Ask the server for token ids and log-probabilities with the calls of rollouts made inside.
+
+    To requests of `/chat/completions` and `/completions` it adds what vLLM and servers like it
+    take: `return_token_ids` and `logprobs`; and `fields`, such as `return_meta_info=True`. What
+    the call itself sets stays. Calls outside rollouts and under `no_capture()` stay as they are,
+    and the agent sees whatever the server sends. Servers that do not know the fields may refuse
+    the request. `configure(request_token_ids=True)` does it everywhere; `enabled=False` leaves
+    the calls inside alone.
+    """
+    token = otel_context.attach(
+        otel_context.set_value(TOKEN_FIELDS, dict(fields) if enabled else False)
+    )
     try:
         yield
     finally:
