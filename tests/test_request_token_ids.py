@@ -24,12 +24,13 @@ def bodies(server: ModelServer) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_asks_for_ids(recording: Recording, clients: Clients, stream: bool):
     """The fields are on the wire, the ids on the completion, and the row is exact."""
-    server = clients.serve("hello")
+    server = clients.serve("hello", token_ids=False, logprobs=False)
     options: dict[str, Any] = {"stream": True} if stream else {}
     with request_token_ids(), rollout("x"):
         reply = clients.sync(server).chat.completions.create(model="m", messages=HI, **options)
         if stream:
-            assert any([chunk.choices[0].logprobs for chunk in reply if chunk.choices])  # all of it
+            chunks = list(reply)
+            assert any(chunk.choices[0].logprobs for chunk in chunks if chunk.choices)
         else:
             assert reply.choices[0].token_ids  # the agent sees what the server sends
     assert bodies(server) == [{**options, "return_token_ids": True, "logprobs": True}]
@@ -44,7 +45,7 @@ def test_a_chat_asks_for_ids(recording: Recording, clients: Clients, stream: boo
 
 async def test_async_clients_and_legacy_completions(recording: Recording, clients: Clients):
     """Legacy completions take a number of log-probabilities: none but the sampled one."""
-    server = clients.serve("hello")
+    server = clients.serve("hello", token_ids=False, logprobs=False)
     client = clients.asynchronous(server)
     with request_token_ids():
         async with rollout("x"):
@@ -55,7 +56,7 @@ async def test_async_clients_and_legacy_completions(recording: Recording, client
 
 def test_what_the_call_says_stays(recording: Recording, clients: Clients):
     """A field that the agent sets, in whichever way, is sent as it set it."""
-    server = clients.serve("hello")
+    server = clients.serve("hello", token_ids=False, logprobs=False)
     client = clients.sync(server)
     with request_token_ids(return_meta_info=True), rollout("x"):
         client.chat.completions.create(model="m", messages=HI, logprobs=False)
@@ -75,7 +76,7 @@ def test_what_the_call_says_stays(recording: Recording, clients: Clients):
 
 def test_only_calls_of_rollouts_that_generate(recording: Recording, clients: Clients):
     """Outside a rollout, under `no_capture()`, and for other endpoints nothing is added."""
-    server = clients.serve("hello")
+    server = clients.serve("hello", token_ids=False, logprobs=False)
     client = clients.sync(server)
     with request_token_ids():
         client.chat.completions.create(model="m", messages=HI)
@@ -92,7 +93,7 @@ def test_only_calls_of_rollouts_that_generate(recording: Recording, clients: Cli
 
 def test_everywhere_by_configuration(clients: Clients):
     """`configure(request_token_ids=True)` is for the process, a context may say otherwise."""
-    server = clients.serve("hello")
+    server = clients.serve("hello", token_ids=False, logprobs=False)
     client = clients.sync(server)
     exporter = InMemoryTrajectoryExporter()
     otel_rollout.configure(exporters=[exporter], request_token_ids=True)
@@ -112,7 +113,7 @@ def test_everywhere_by_configuration(clients: Clients):
 
 def test_retries_ask_too(recording: Recording, clients: Clients):
     """Each attempt of the client has the same body."""
-    server = clients.serve([Raw(500, b"{}"), "hello"])
+    server = clients.serve([Raw(500, b"{}"), "hello"], token_ids=False)
     with request_token_ids(), rollout("x"):
         clients.sync(server, max_retries=1).chat.completions.create(model="m", messages=HI)
     first, second = (exchange.request for exchange in server.exchanges)

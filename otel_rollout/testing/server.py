@@ -241,6 +241,9 @@ class ModelServer:
     ) -> None:
         """`chunk_size` is in characters per event of a stream; port 0 is any free port.
 
+        Without `token_ids` and `logprobs` they are sent only where a request asks for them
+        (`return_token_ids`, `logprobs`), as vLLM does.
+
         `compress` sends every body gzipped. `routes` are responses of further endpoints by path,
         such as `/v1/moderations`, for any method.
         """
