@@ -8,18 +8,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-versions test-backends backends check format bench pins clean
+.PHONY: demo test test-versions test-frameworks test-backends backends check format bench pins clean
 
 demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)  ## everything that needs no foreign program
-	$(BIN)/python -m pytest -m "not backend" $(TESTS)
+	$(BIN)/python -m pytest -m "not backend and not framework" $(TESTS)
 
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \
-		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -m "not backend" $(TESTS); \
+		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -m "not backend and not framework" $(TESTS); \
 	done
+
+test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
+	.venv-frameworks/bin/python -m pytest -W ignore -m framework $(or $(TESTS),tests/frameworks)
 
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
 	$(MAKE) -C tools
@@ -60,9 +63,10 @@ UV := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --
 pins:  ## write requirements/*.txt anew
 	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python $(PIP) uv; }
 	for name in newest openai2 openai1; do \
-		$(UV) --upgrade --constraint requirements/overrides/$$name.in -o requirements/$$name.txt || exit 1; \
+		$(UV) --upgrade --extra genai --constraint requirements/overrides/$$name.in -o requirements/$$name.txt || exit 1; \
 	done
 	$(UV) --upgrade --resolution lowest-direct -o requirements/lowest.txt
+	$(UV) --upgrade --group pyproject.toml:frameworks -o requirements/frameworks.txt
 
 clean:
 	rm -rf .venv .venv-* .tools build dist
