@@ -619,9 +619,41 @@ async def test_no_span_holds_a_key(recording: Recording, clients: Clients, calle
         assert "tok-of-a-login" not in text
 
 
-@pytest.mark.skipif(
+MIDDLEWARE = pytest.mark.skipif(
     not hasattr(anthropic, "Middleware"), reason="this version of anthropic has no middleware"
 )
+
+
+@MIDDLEWARE
+@BOTH
+@STREAMED
+async def test_an_error_that_a_middleware_saw(
+    recording: Recording, clients: Clients, caller: Claude, stream: bool
+) -> None:
+    """A middleware that only looks on changes nothing of how a call fails."""
+
+    def look(request: Any, call_next: Any) -> Any:
+        return call_next(request)
+
+    async def look_async(request: Any, call_next: Any) -> Any:
+        return await call_next(request)
+
+    async def script(client: Any) -> None:
+        with rollout("agent"):
+            assert (await outcome(ask(client, stream=stream)))[0] == "raised"
+
+    server = clients.serve(failing(400, "no such model"))
+    middleware = [look if caller.sync else look_async]
+    await caller.run(script(caller.client(clients, server, middleware=middleware)))
+    (completion,) = replayed(recording).completions
+    assert completion.error is not None
+    assert completion.error["type"] == "BadRequestError"
+    assert completion.response["error"]["message"] == "no such model"
+    (span,) = exchange_spans(recording)
+    assert attribute(span, "status") == "error"
+
+
+@MIDDLEWARE
 @BOTH
 @STREAMED
 @pytest.mark.parametrize("first", [failing(500, "no"), Reply("Lyon")], ids=["error", "reply"])
@@ -633,11 +665,15 @@ async def test_a_middleware_that_asks_again(
     server = clients.serve([first, Reply("Paris")])
 
     def again(request: Any, call_next: Any) -> Any:
-        assert call_next(request).http_response.status_code == status
+        response = call_next(request).http_response
+        assert response.status_code == status
+        response.close()
         return call_next(request)
 
     async def again_async(request: Any, call_next: Any) -> Any:
-        assert (await call_next(request)).http_response.status_code == status
+        response = (await call_next(request)).http_response
+        assert response.status_code == status
+        await response.aclose()
         return await call_next(request)
 
     async def script(client: Any) -> None:
@@ -809,6 +845,7 @@ async def test_another_system_prompt_is_another_conversation(
             user([{"type": "document", "source": {}}]),
             False,
         ),
+        (said([{**PARIS, "citations": [{"cited_text": "P"}]}]), said("Paris"), True),
         (
             said([{"type": "tool_use", "id": "t", "name": "n", "input": {"a": 1, "b": 2}}]),
             said([{"type": "tool_use", "name": "n", "id": "t", "input": {"b": 2, "a": 1}}]),
@@ -987,8 +1024,8 @@ def test_what_is_taken_out_stays_out() -> None:
     import anthropic._base_client as base
     print(hasattr(base.SyncAPIClient.request, "__wrapped__"))
     exporter = InMemoryTrajectoryExporter()
-    for _ in range(2):
-        otel_rollout.configure(exporters=[exporter])
+    otel_rollout.configure(exporters=[exporter])
+    otel_rollout.capture.instrument()
     print(hasattr(base.SyncAPIClient.request, "__wrapped__"))
     print(hasattr(base.SyncAPIClient.request.__wrapped__, "__wrapped__"))
     call()
