@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import importlib
 import itertools
@@ -309,11 +310,11 @@ WAYS: dict[str, tuple[Script, Any]] = {
 @BOTH
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_was_on_the_wire_is_recorded(
-    capture_only: Configure, clients: Clients, caller: Caller, way: str
+    configure: Configure, clients: Clients, caller: Caller, way: str
 ) -> None:
     """Request and reply are equal to the wire in every member and its place, streams merged."""
     script, reply = WAYS[way]
-    recording, server, seen = await as_bare(capture_only, clients, caller, lambda: reply, script)
+    recording, server, seen = await as_bare(configure, clients, caller, lambda: reply, script)
     assert seen[0] == "returned", seen
     trajectory = replayed(recording)
     assert trajectory.warnings == []
@@ -549,6 +550,34 @@ async def test_an_http_client_of_the_users(
     server, seen = await caller.run(script())
     assert seen == bare
     check_both(recording, clients, reply, server)
+
+
+BROKEN: dict[str, tuple[Json, str]] = {
+    "cut": ({"id": "c", "choices": [{"index": 0, "delta": {"content": "Par"}}]}, "EOFError"),
+    "error": ({"error": {"message": "the engine died"}}, "ErrorResponse"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("case", BROKEN)
+async def test_a_broken_stream_that_was_read_before(
+    recording: Recording, clients: Clients, caller: Caller, case: str
+) -> None:
+    """That a hook could read a stream to its end does not make the reply complete."""
+    event, error = BROKEN[case]
+    chunks = [b"data: %b\n\n" % json.dumps(event).encode()]
+    server = clients.serve(Raw(200, chunks=chunks, content_type="text/event-stream"))
+    client = caller.client(clients, server, http_client=reading_hook(caller.sync))
+
+    async def script() -> None:
+        with rollout("agent"), contextlib.suppress(openai.APIError):
+            await call(f"{CHAT}.create", messages=ASK, stream=True)(client)
+
+    await caller.run(script())
+    (completion,) = replayed(recording).completions
+    assert (completion.status, completion.trainable) == ("error", False)
+    assert completion.error is not None
+    assert completion.error["type"] == error
 
 
 @BOTH
