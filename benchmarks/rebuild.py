@@ -1,16 +1,17 @@
 """What rebuilding costs: CPU time and peak memory of `reconstruct`, against parsing the content.
 
-    python benchmarks/rebuild.py [--repetitions 5]
+    python benchmarks/rebuild.py [--repetitions 5] [--turns 100 1000 10000] [--bytes 200 2000]
 
-One conversation of so many turns: 2 KB from the user, 2 KB from the model, with the ids of the
-prompt and of 512 sampled tokens. `reconstruct` is timed until completions, histories and warnings
-have been read. The yardstick is `json.loads` of the same unique content: each message once, each
-response once.
+One conversation of so many turns: so many bytes from the user, as many from the model, with or
+without the ids of the prompt and of the sampled tokens (one for four bytes). `reconstruct` is timed
+until completions, histories and warnings have been read. The yardstick is `json.loads` of the same
+unique content: each message once, each response once.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -24,8 +25,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.exchange import ExchangeWriter
 from otel_rollout.spans import SpanRecord, sealed
 
-TEXT = "word " * 400
-TOKENS = 512
+LARGEST = 3_000_000
 
 
 def _span(number: int, attributes: dict[str, Any]) -> SpanRecord:
@@ -40,11 +40,12 @@ def _span(number: int, attributes: dict[str, Any]) -> SpanRecord:
     )
 
 
-def played(turns: int, *, tokens: bool) -> tuple[list[SpanRecord], str]:
+def played(turns: int, size: int, *, tokens: bool) -> tuple[list[SpanRecord], str]:
     """The spans of a conversation, and its unique content as one JSON text."""
     writer, unique = ExchangeWriter(), []
-    messages: list[Any] = []
-    prompt_ids: list[int] = []
+    # Bodies are put together as text: to write each anew would take longer than all the rest.
+    messages, prompt_ids = "", ""
+    words = "word " * (size // 5)
     root = {
         sc.ROLLOUT_SCHEMA_VERSION: 1,
         sc.ROLLOUT_STATUS: "complete",
@@ -54,19 +55,21 @@ def played(turns: int, *, tokens: bool) -> tuple[list[SpanRecord], str]:
     }
     spans = [_span(0, root)]
     for turn in range(turns):
-        user = {"role": "user", "content": f"{turn} {TEXT}"}
-        answer = {"role": "assistant", "content": f"answer {turn} {TEXT}"}
-        messages.append(user)
-        ids = [10_000 + (turn * 31 + i * 7919) % 90_000 for i in range(TOKENS)]
-        prompt_ids += ids
+        user = {"role": "user", "content": f"{turn} {words}"}
+        answer = {"role": "assistant", "content": f"answer {turn} {words}"}
+        ids = [10_000 + (turn * 31 + i * 7919) % 90_000 for i in range(size // 4)]
+        text = json.dumps(ids)[1:-1]
+        messages += f"{', ' if turn else ''}{json.dumps(user)}"
+        prompt_ids += f"{', ' if turn else ''}{text}"
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": answer}
         response: dict[str, Any] = {"id": f"c{turn}", "model": "m", "choices": [choice]}
         if tokens:
             choice["token_ids"] = ids
         own = {"prompt_token_ids": ids} if tokens else {}
         unique.append({"request": user, "response": {**response, **own}})
+        reply = json.dumps(response)
         if tokens:
-            response["prompt_token_ids"] = prompt_ids
+            reply = f'{reply[:-1]}, "prompt_token_ids": [{prompt_ids}]}}'
         attributes: dict[str, Any] = {
             sc.EXCHANGE_VERSION: 1,
             sc.EXCHANGE_STATUS: "complete",
@@ -74,12 +77,12 @@ def played(turns: int, *, tokens: bool) -> tuple[list[SpanRecord], str]:
             sc.EXCHANGE_STARTED: turn + 1,
             sc.EXCHANGE_ENDED: turn + 1,
             sc.REQUEST_PATH: "/chat/completions",
-            **writer.request(json.dumps({"messages": messages, "model": "m"}).encode()),
-            **writer.response(json.dumps(response).encode()),
+            **writer.request(f'{{"messages": [{messages}], "model": "m"}}'.encode()),
+            **writer.response(reply.encode()),
         }
         spans.append(_span(turn + 1, attributes))
-        messages.append(answer)
-        prompt_ids += ids
+        messages += f", {json.dumps(answer)}"
+        prompt_ids += f", {text}"
     return spans, json.dumps(unique)
 
 
@@ -105,14 +108,17 @@ def main() -> None:
     """Print a row for each length."""
     parser = argparse.ArgumentParser(description="What rebuilding costs.")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--turns", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--turns", type=int, nargs="*", default=[100, 1000, 10_000])
+    parser.add_argument("--bytes", type=int, nargs="*", default=[200, 2000])
     options = parser.parse_args()
     print(f"Python {sys.version.split()[0]}, medians of {options.repetitions}")
-    columns = ("turns", "ids", "content MB", "spans MB", "rebuild ms", "ms/turn", "loads ms")
-    print(*(f"{name:>11}" for name in (*columns, "ratio", "peak MB")))
-    for tokens in (False, True):
+    columns = ("turns", "bytes", "ids", "content MB", "spans MB", "rebuild ms", "us/turn")
+    print(*(f"{name:>11}" for name in (*columns, "loads ms", "ratio", "peak MB")))
+    for tokens, size_of_message in itertools.product((False, True), options.bytes):
         for turns in options.turns:
-            spans, unique = played(turns, tokens=tokens)
+            if turns * size_of_message > LARGEST:
+                continue  # each request has all of it: making them would take minutes
+            spans, unique = played(turns, size_of_message, tokens=tokens)
             size = sum(len(v) for s in spans for v in s.attributes.values() if isinstance(v, str))
             took = cpu(lambda: rebuild(spans), options.repetitions)  # noqa: B023 - called here
             yardstick = cpu(lambda: json.loads(unique), options.repetitions)  # noqa: B023
@@ -123,11 +129,12 @@ def main() -> None:
             assert len(trajectory.completions) == turns
             row = [
                 str(turns),
+                str(size_of_message),
                 "yes" if tokens else "no",
                 f"{len(unique) / 1e6:.2f}",
                 f"{size / 1e6:.2f}",
                 f"{took * 1e3:.1f}",
-                f"{took * 1e3 / turns:.3f}",
+                f"{took * 1e6 / turns:.0f}",
                 f"{yardstick * 1e3:.2f}",
                 f"{took / yardstick:.1f}",
                 f"{peak / 1e6:.1f}",
