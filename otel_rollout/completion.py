@@ -272,7 +272,8 @@ class Completion:
         if isinstance(logprobs.get("token_logprobs"), list):
             values = logprobs["token_logprobs"]
         else:
-            entries = (logprobs.get("content") or []) + (logprobs.get("refusal") or [])
+            lists = [logprobs.get(key) for key in ("content", "refusal")]
+            entries = [entry for rows in lists if isinstance(rows, list) for entry in rows]
             values = [entry.get("logprob") for entry in entries if isinstance(entry, Mapping)]
             if not values:
                 return None

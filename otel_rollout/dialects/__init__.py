@@ -12,6 +12,7 @@ instrumentation in `tests/dialects` (README there), which shows what it keeps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from otel_rollout import semconv as sc
 from otel_rollout.dialects import genai, logfire, openinference, openllmetry, openllmetry_flat
@@ -44,14 +45,53 @@ def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:
     `trace`: all its spans that have come, each once. Of several spans that tell of one call the
     one that keeps most is read.
     """
+    trace = [_as_json(span) for span in trace]
     paths = _Paths()
     exchanges: list[Exchange] = []
     for span in trace:
         dialect = dialect_of(span)
         if dialect is not None and span.end_time_ns is not None:
-            exchanges.append(_exchange(span, dialect, dialect.read(span, trace), paths))
+            call = _read(span, dialect, trace)
+            exchanges.append(_exchange(span, dialect, call, paths))
     exchanges = _each_once(exchanges, trace)
     return sorted(exchanges, key=lambda e: (e.start_time_ns, e.span_id))
+
+
+def _as_json(span: SpanRecord) -> SpanRecord:
+    """The span without attributes that no JSON can hold: no dialect writes bytes."""
+    if not any(isinstance(value, bytes) for value in span.attributes.values()):
+        return span
+    kept = {k: v for k, v in span.attributes.items() if not isinstance(v, bytes)}
+    return replace(span, attributes=kept)
+
+
+def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Call:
+    """The call of a span that somebody else wrote, and that may hold anything."""
+    try:
+        call = dialect.read(span, trace)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        call = Call("/chat/completions", {})
+        call.miss(f"it is not as {dialect.name} writes it ({error!r})", prompt=True)
+    if not isinstance(call.reply, Mapping):
+        call.reply = None
+    elif not _has_shape(call.reply):
+        call.miss("its response has not the shape of a response")
+        call.reply = None
+    return call
+
+
+def _has_shape(reply: Mapping[str, Json]) -> bool:
+    """Whether the parts of a response that everything relies on are what they should be."""
+    for key in ("choices", "output"):
+        items = reply.get(key)
+        if items is not None and (
+            not isinstance(items, list) or not all(isinstance(item, dict) for item in items)
+        ):
+            return False
+    return all(
+        isinstance(choice.get("message"), dict) or isinstance(choice.get("text"), str)
+        for choice in reply.get("choices") or ()
+    )
 
 
 class _Paths:
@@ -82,7 +122,7 @@ def _exchange(span: SpanRecord, dialect: Dialect, call: Call, paths: _Paths) -> 
     )
     params = {name: None if name == key else value for name, value in call.request.items()}
     status, error = _status(span, call)
-    reply = call.reply if isinstance(call.reply, Mapping) else None
+    reply = call.reply
     response_id = reply.get("id") if reply else None
     return Exchange(
         span_id=span.span_id,
@@ -122,7 +162,7 @@ def _status(span: SpanRecord, call: Call) -> tuple[str, dict[str, str] | None]:
         return _STATUS_OF.get(kind, "error"), error
     if call.path == "/embeddings":
         return "complete", None
-    reply = call.reply if isinstance(call.reply, Mapping) else {}
+    reply = call.reply or {}
     if not (reply.get("choices") or reply.get("output")):
         if not call.damage:
             call.miss("its span has no reply: it was not recorded, or not kept")

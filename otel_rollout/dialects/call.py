@@ -84,7 +84,10 @@ class Dialect:
     recognises: Callable[[SpanRecord], bool]
     """Whether the span is a model call in this dialect. Exclusive among the dialects."""
     read: Callable[[SpanRecord, Sequence[SpanRecord]], Call]
-    """The call of a span that is recognised, given all spans of its trace. Does not raise."""
+    """The call of a span that is recognised, given all spans of its trace.
+
+    What it raises for attributes that are not of the dialect's shape becomes the call's damage.
+    """
     loses: frozenset[Fact]
     """What it does not write down."""
     loses_in_streams: frozenset[Fact] = frozenset()
@@ -114,10 +117,11 @@ def _applies(fact: Fact, call: Call) -> bool:
 
 def _with(call: Call, key: str) -> list[Mapping[str, Json]]:
     """The messages of request and reply that have something under this key."""
-    messages = list(call.request.get("messages") or ())
+    messages = objects(call.request.get("messages"))
     if isinstance(call.reply, Mapping):
-        messages += [choice.get("message") for choice in call.reply.get("choices") or ()]
-    return [message for message in messages if isinstance(message, Mapping) and message.get(key)]
+        choices = objects(call.reply.get("choices"))
+        messages += objects([choice.get("message") for choice in choices])
+    return [message for message in messages if message.get(key)]
 
 
 # --- what the dialects have in common
@@ -133,6 +137,22 @@ def structure(span: SpanRecord, key: str, call: Call, *, prompt: bool = False) -
     except (ValueError, RecursionError):
         call.miss(f"its {key} cannot be read: was it cut by a length limit?", prompt=prompt)
         return None
+
+
+def objects(value: Json) -> list[dict[str, Json]]:
+    """The JSON objects of a list; [] for what is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def object_rows(
+    span: SpanRecord, key: str, call: Call, *, prompt: bool = False
+) -> list[dict[str, Json]] | None:
+    """The list of JSON objects that an attribute is; None where it is absent or no such list."""
+    value = structure(span, key, call, prompt=prompt)
+    rows = objects(value)
+    if value is not None and (not isinstance(value, list) or len(rows) < len(value)):
+        call.miss(f"its {key} should be a list of JSON objects and is not", prompt=prompt)
+    return rows if isinstance(value, list) else None
 
 
 def is_true(span: SpanRecord, key: str) -> bool:
@@ -152,15 +172,14 @@ def numbered(attributes: Mapping[str, Any], prefix: str) -> dict[int, dict[str, 
 
 def check_not_empty(call: Call) -> None:
     """Note messages in which there is nothing: their dialect has no words for what they held."""
-    for number, message in enumerate(call.request.get("messages") or ()):
+    for number, message in enumerate(objects(call.request.get("messages"))):
         if message.get("role") != "tool" and _is_empty(message):
             call.miss(
                 f"message {number} of its request ({message.get('role')}) has nothing in it: what "
                 f"it held was not written down",
                 prompt=True,
             )
-    choices = call.reply.get("choices") if isinstance(call.reply, Mapping) else ()
-    for choice in choices or ():
+    for choice in objects(call.reply.get("choices") if isinstance(call.reply, Mapping) else None):
         message = choice.get("message") or {}
         # An empty text too: streamed refusals look so.
         if choice.get("finish_reason") and _is_empty(

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from otel_rollout import semconv as sc
-from otel_rollout.dialects.call import Call, Dialect, Fact, completion_reply, structure, usage
+from otel_rollout.dialects.call import (
+    Call,
+    Dialect,
+    Fact,
+    completion_reply,
+    object_rows,
+    structure,
+    usage,
+)
 from otel_rollout.dialects.parts import parameters, read_call
 from otel_rollout.messages import Json
 from otel_rollout.spans import SpanRecord
@@ -102,11 +110,8 @@ def _read_events(call: Call, span: SpanRecord, output: SpanRecord) -> None:
     """The Responses API in version 1: request and reply are one list of events."""
     call.is_responses = True
     call.request = {**parameters(span), **call.request}
-    rows = structure(output, _EVENTS, call, prompt=True)
     messages: list[dict[str, Json]] = []
-    for row in rows if isinstance(rows, list) else ():
-        if not isinstance(row, Mapping):
-            continue
+    for row in object_rows(output, _EVENTS, call, prompt=True) or ():
         message = {key: row[key] for key in ("role", "content", "tool_calls") if key in row}
         if message.get("role") == "tool":
             message["tool_call_id"] = row.get("id")
@@ -121,7 +126,7 @@ def _read_events(call: Call, span: SpanRecord, output: SpanRecord) -> None:
     if messages and messages[-1].get("role") == "assistant":
         choices = [{"index": 0, "finish_reason": None, "message": messages.pop()}]
     call.request["messages"] = messages
-    tools = structure(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
+    tools = object_rows(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
     if tools:
         call.request["tools"] = tools
     call.stream = output is not span or call.request.get("stream") is True

@@ -14,7 +14,8 @@ from otel_rollout.dialects.call import (
     Call,
     check_not_empty,
     completion_reply,
-    structure,
+    object_rows,
+    objects,
     usage,
     without_none,
 )
@@ -54,7 +55,7 @@ def read_call(span: SpanRecord, output: SpanRecord, *, stream: bool) -> Call:
     """The call of a span that follows the conventions; `output` is the span with its reply."""
     operation = span.text(sc.GEN_AI_OPERATION_NAME)
     call = Call("/chat/completions", parameters(span), stream=stream)
-    rows = structure(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
+    rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
     if operation == sc.OPERATION_EMBEDDINGS:
         call.path = "/embeddings"
         return call
@@ -64,11 +65,11 @@ def read_call(span: SpanRecord, output: SpanRecord, *, stream: bool) -> Call:
         or span.name == "openai.response"
         or (response_id or "").startswith("resp_")
     )
-    if not isinstance(rows, list):
+    if rows is None:
         if call.prompt_is_known:
             call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
         rows = []
-    instructions = structure(span, sc.GEN_AI_SYSTEM_INSTRUCTIONS, call, prompt=True)
+    instructions = object_rows(span, sc.GEN_AI_SYSTEM_INSTRUCTIONS, call, prompt=True)
     if instructions:
         rows = [{"role": "system", "parts": instructions}, *rows]
     messages = to_messages(rows)
@@ -78,11 +79,11 @@ def read_call(span: SpanRecord, output: SpanRecord, *, stream: bool) -> Call:
         call.request["prompt"] = prompts[0] if len(prompts) == 1 else prompts
     else:
         call.request["messages"] = messages
-    tools = structure(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
-    if isinstance(tools, list) and tools:
+    tools = object_rows(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
+    if tools:
         call.request["tools"] = [_tool(tool) for tool in tools]
-    rows = structure(output, sc.GEN_AI_OUTPUT_MESSAGES, call)
-    choices = [_choice(index, row) for index, row in enumerate(rows or ())]
+    rows = object_rows(output, sc.GEN_AI_OUTPUT_MESSAGES, call) or []
+    choices = [_choice(index, row) for index, row in enumerate(rows)]
     call.reply = completion_reply(
         choices,
         is_text=call.path == "/completions",
@@ -93,14 +94,14 @@ def read_call(span: SpanRecord, output: SpanRecord, *, stream: bool) -> Call:
             output.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
         ),
     )
-    if any(row.get("finish_reason") == "error" for row in rows or () if isinstance(row, Mapping)):
+    if any(row.get("finish_reason") == "error" for row in rows):
         call.stream = True  # only of a stream is there a reply that broke off
     check_not_empty(call)
     return call
 
 
-def _choice(index: int, row: Json) -> dict[str, Json]:
-    reason = row.get("finish_reason") if isinstance(row, Mapping) else None
+def _choice(index: int, row: dict[str, Json]) -> dict[str, Json]:
+    reason = row.get("finish_reason")
     messages = to_messages([row])
     return {
         "index": index,
@@ -109,9 +110,9 @@ def _choice(index: int, row: Json) -> dict[str, Json]:
     }
 
 
-def _tool(tool: Json) -> Json:
+def _tool(tool: dict[str, Json]) -> Json:
     """A tool definition as chat has it: some writers take it out of its `function`."""
-    if not isinstance(tool, Mapping) or tool.get("type") != "function" or "function" in tool:
+    if tool.get("type") != "function" or "function" in tool:
         return tool
     return {
         "type": "function",
@@ -119,13 +120,11 @@ def _tool(tool: Json) -> Json:
     }
 
 
-def to_messages(rows: Sequence[Json]) -> list[dict[str, Json]]:
+def to_messages(rows: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
     """Chat messages of the conventions' messages; several tool results in one become several."""
     messages: list[dict[str, Json]] = []
     for row in rows:
-        if not isinstance(row, Mapping):
-            continue
-        parts = [part for part in row.get("parts") or () if isinstance(part, Mapping)]
+        parts = objects(row.get("parts"))
         results = [part for part in parts if part.get("type") == "tool_call_response"]
         for part in results:
             value = part.get("response", part.get("result"))
@@ -137,7 +136,7 @@ def to_messages(rows: Sequence[Json]) -> list[dict[str, Json]]:
     return messages
 
 
-def _message(row: Mapping[str, Json], parts: list[Mapping[str, Json]]) -> dict[str, Json]:
+def _message(row: Mapping[str, Json], parts: list[dict[str, Json]]) -> dict[str, Json]:
     message: dict[str, Json] = {"role": row.get("role"), "content": None}
     content: list[Json] = []
     calls: list[Json] = []

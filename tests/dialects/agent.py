@@ -360,6 +360,13 @@ def by_library(module: str) -> Callable[[SimpleSpanProcessor], None]:
     return instrument
 
 
+def by_both(processor: SimpleSpanProcessor) -> None:
+    """Two instrumentations of the same client, as people have who send to two places."""
+    by_library("opentelemetry.instrumentation.openai")(processor)
+    module = importlib.import_module("openinference.instrumentation.openai")
+    module.OpenAIInstrumentor().instrument(tracer_provider=trace.get_tracer_provider())
+
+
 def by_logfire(version: int) -> Callable[[SimpleSpanProcessor], None]:
     def instrument(processor: SimpleSpanProcessor) -> None:
         global instrument_client
@@ -382,6 +389,7 @@ DIALECTS: dict[str, Callable[[SimpleSpanProcessor], None]] = {
     "openinference": by_library("openinference.instrumentation.openai"),
     "logfire": by_logfire(2),
     "logfire-v1": by_logfire(1),
+    "both": by_both,
     "genai": by_library("opentelemetry.instrumentation.genai.openai"),
     "openai-v2": by_library("opentelemetry.instrumentation.openai_v2"),
 }

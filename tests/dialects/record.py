@@ -61,6 +61,8 @@ RUNS: list[tuple[list[str], dict[str, str]]] = [
     (sorted(REPLIES.keys() - {"value_limit"}), {}),
     (["value_limit"], {"OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "128"}),
 ]
+BOTH = ["chat", "error", "stream", "stream_tools", "tools"]
+"""What is recorded under two instrumentations at once."""
 CONTENT = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY"}
 ENVIRONMENT = {
     "genai": CONTENT,
@@ -74,7 +76,8 @@ def record(dialect: str, python: str) -> None:
     spans, wire = RECORDED / f"{dialect}.jsonl", RECORDED / f"{dialect}.wire.jsonl"
     spans.unlink(missing_ok=True)
     wire.unlink(missing_ok=True)
-    for names, environment in RUNS:
+    runs = [(BOTH, dict[str, str]())] if dialect == "both" else RUNS
+    for names, environment in runs:
         with contextlib.ExitStack() as stack:
             servers = {
                 name: stack.enter_context(

@@ -300,6 +300,25 @@ def test_a_dropped_attribute_counts_even_if_no_message_is_missing():
     assert [c.trainable for c in only(spans).completions] == [False, False]
 
 
+def test_dropped_fields_of_openinference_count_too():
+    """Where the request as a whole was dropped, fields without a hole are no proof of all."""
+    values = ("input.value", "llm.tools.0.tool.json_schema")
+    spans = changed(
+        "openinference",
+        "tools",
+        lambda s: replace(
+            s,
+            attributes={k: v for k, v in s.attributes.items() if k not in values},
+            dropped_attributes=2,
+        ),
+    )
+    for completion in only(spans).completions:
+        assert completion.request_messages
+        assert completion.message is not None
+        assert not completion.trainable
+        assert "dropped by a limit" in completion.exchange.damage[0]
+
+
 @every_dialect
 def test_content_that_was_not_recorded_is_not_an_empty_conversation(name: str):
     """Spans of an instrumentation whose content capture is off give calls that say so."""
@@ -467,6 +486,19 @@ def test_a_damaged_span_gives_way_to_a_whole_one(inner: str):
     assert all(c.trainable for c in trajectory.completions)
 
 
+@pytest.mark.parametrize("scenario", ["chat", "error", "stream", "stream_tools", "tools"])
+def test_two_instrumentations_at_once_give_each_call_once(scenario: str):
+    """In a real run under two instrumentations each request is one call, of the one that keeps
+    more."""
+    trajectory = trajectories_of("both")[scenario]
+    wires = [wire for wire in wire_of("both") if wire.scenario == scenario]
+    assert [e.source for e in trajectory.exchanges] == ["openinference"] * len(wires)
+    assert [e.request()["messages"] for e in trajectory.exchanges] == [
+        wire.request["messages"] for wire in wires
+    ]
+    assert len(trajectory.histories) == 1
+
+
 def test_siblings_with_one_response_id_are_one_call():
     """Spans beside each other join by the response id."""
     outer = changed("openllmetry", "chat", lambda s: s)
@@ -598,6 +630,36 @@ def test_streams_of_equal_requests_each_have_their_reply():
         "Lima.",
     ]
     assert [c.status for c in trajectory.completions] == ["complete"] * 3
+
+
+def test_streams_of_equal_requests_stay_with_their_parents():
+    """A reply belongs to a call with the same parent, though another one was as close in time."""
+    spans = changed("logfire", "stream", lambda s: s)
+    calls = sorted((s for s in spans if dialect_of(s)), key=lambda s: s.start_time_ns)
+    of_first = [
+        s
+        for s in spans
+        if s.attributes.get("gen_ai.input.messages") == calls[0].attributes["gen_ai.input.messages"]
+    ]
+    # The other agent's call ends before the first one does, its reply comes after the first one's.
+    other = [
+        replace(
+            s,
+            span_id=s.span_id[::-1],
+            parent_span_id="a" * 16,
+            start_time_ns=s.start_time_ns + (-5 if s is calls[0] else 5),
+            end_time_ns=(s.end_time_ns or 0) + (-5 if s is calls[0] else 5),
+        )
+        for s in of_first
+    ]
+    output = next(s for s in other if not dialect_of(s))
+    text = (output.text("gen_ai.output.messages") or "").replace("Paris", "Rome")
+    other[other.index(output)] = replace(
+        output, attributes={**output.attributes, "gen_ai.output.messages": text}
+    )
+    found = {c.span_id: (c.message or {})["content"] for c in only([*spans, *other]).completions}
+    assert found[calls[0].span_id] == "Paris."
+    assert found[calls[0].span_id[::-1]] == "Rome."
 
 
 def test_a_stream_whose_second_span_is_missing_has_no_reply():
