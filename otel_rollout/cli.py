@@ -51,9 +51,9 @@ _FLUSH_MILLIS = 5000
 _REBUILD = """\
 Rebuild trajectories from recorded spans, one JSON object a line, as
 JsonlTrajectoryExporter writes them. The spans of a rollout may be spread over
-sources, in any order and more than once. All spans of rollouts are held in memory
-until the last source is read; those of other libraries are not. What cannot be
-read is reported and left out; the output is written whole, or not at all."""
+sources, in any order and more than once. All spans of rollouts are held in
+memory until the last source is read; those of other libraries are not. What
+cannot be read is reported and left out; the output is written whole, or not."""
 _SHOW = """\
 Show trajectories as trees: who said what, what of it trains, how it went.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""

@@ -424,7 +424,7 @@ def _instrumentors() -> Iterator[Finding]:
             yield Finding(
                 "warning", "HTTP spans", f"{name} is active: each call has a further span in traces"
             )
-    if any(".threading." in name for name in active):
+    if any(name.endswith(".threading") for name in active):
         yield Finding("ok", "threads", "work that is given to threads and pools keeps its rollout")
     else:
         yield Finding(

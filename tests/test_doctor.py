@@ -1,0 +1,444 @@
+"""Each fault of a set-up is found, and a clean set-up has none."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai._base_client
+import pytest
+import wrapt
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
+    BaseInstrumentor,
+)
+from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
+
+import otel_rollout
+from otel_rollout import InMemoryTrajectoryExporter, TrajectorySpanProcessor, capture
+from otel_rollout.cli import main
+from otel_rollout.doctor import Finding, check, run_setup
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.otlp import SplittingSpanExporter
+
+
+def bad(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level != "ok"]
+
+
+def found(findings: list[Finding], subject: str) -> Finding:
+    """The only finding on this subject that is not fine."""
+    (finding,) = (finding for finding in bad(findings) if finding.subject == subject)
+    return finding
+
+
+@pytest.fixture
+def setup() -> tuple[InMemoryTrajectoryExporter, InMemorySpanExporter, TracerProvider]:
+    """A set-up that has everything."""
+    trajectories, spans = InMemoryTrajectoryExporter(), InMemorySpanExporter()
+    provider = otel_rollout.configure(
+        service_name="clean", exporters=[trajectories], span_exporters=[spans]
+    )
+    return trajectories, spans, provider
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield int(server.getsockname()[1])
+
+
+def test_a_clean_set_up_has_only_fine_findings(setup: Any):
+    """Nothing is amiss, the self-test says so, and it leaves the exporters and provider alone."""
+    trajectories, spans, provider = setup
+    processors = provider._active_span_processor._span_processors
+    findings = check()
+    assert bad(findings) == []
+    assert [f.subject for f in findings] == [
+        "versions",
+        "tracer provider",
+        "TrajectorySpanProcessor",
+        "span exporter",
+        "span limits",
+        "sampler",
+        "LLM spans",
+        "threads",
+        "capture",
+        "self-test",
+    ]
+    assert "trajectories go to InMemoryTrajectoryExporter" in str(findings[2])
+    assert trajectories.get_finished_trajectories() == ()
+    assert provider._active_span_processor._span_processors == processors
+    provider.force_flush()
+    assert "invoke_agent otel-rollout doctor" in [s.name for s in spans.get_finished_spans()]
+    assert "self-test" not in [f.subject for f in check(self_test=False)]
+
+
+def test_the_self_test_leaves_running_rollouts_alone(setup: Any):
+    """A rollout that runs meanwhile is exported as ever, and the check is no part of it."""
+    trajectories, _, _ = setup
+    with otel_rollout.rollout("mine") as mine:
+        assert bad(check()) == []
+    assert trajectories.get_finished_trajectories() == (mine,)
+    assert mine.completions == []
+    assert mine.warnings == []
+
+
+# --- provider
+
+
+def test_nothing_is_set_up():
+    """Without a provider nothing is recorded."""
+    findings = check()
+    assert found(findings, "tracer provider").level == "problem"
+    assert "none is set" in found(findings, "tracer provider").text
+    assert found(findings, "capture").level == "problem"
+    assert "self-test" not in [f.subject for f in findings]
+
+
+def test_a_provider_that_is_not_the_sdks():
+    """One that takes no processors is named."""
+    trace.set_tracer_provider(trace.NoOpTracerProvider())
+    assert "NoOpTracerProvider is not the SDK's" in found(check(), "tracer provider").text
+
+
+def test_another_global_provider():
+    """Rollouts on a provider beside the global one are in other traces."""
+    trace.set_tracer_provider(TracerProvider())
+    otel_rollout.configure(tracer_provider=TracerProvider())
+    assert found(check(), "global provider").level == "warning"
+
+
+def test_a_provider_without_our_processor():
+    """A provider that knows nothing of trajectories gives none."""
+    trace.set_tracer_provider(TracerProvider())
+    findings = check()
+    assert found(findings, "TrajectorySpanProcessor").level == "problem"
+    assert "problem" in [f.level for f in findings if f.subject == "self-test"]
+
+
+def test_two_processors_of_ours(setup: Any):
+    """Each of two would hand everything over."""
+    setup[2].add_span_processor(TrajectorySpanProcessor())
+    assert "there are 2" in found(check(), "TrajectorySpanProcessor").text
+
+
+def test_the_sdk_is_disabled(monkeypatch: pytest.MonkeyPatch):
+    """The variable that turns everything off is a problem."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    otel_rollout.configure()
+    findings = check()
+    assert found(findings, "OTEL_SDK_DISABLED").level == "problem"
+    assert "problem" in [f.level for f in bad(findings) if f.subject == "self-test"]
+
+
+class Redacting(SpanProcessor):
+    """Replaces what models said."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        attributes: Any = span._attributes
+        for key in list(attributes or {}):
+            if "response.body" in key or "response.events" in key:
+                attributes._immutable = False
+                attributes[key] = "[redacted]"
+
+
+def test_a_processor_in_front_changes_spans():
+    """What is called before ours is named, and the self-test shows what it does."""
+    provider = TracerProvider()
+    provider.add_span_processor(Redacting())
+    otel_rollout.configure(tracer_provider=provider)
+    findings = check()
+    assert "Redacting is called before ours" in found(findings, "order of processors").text
+    assert "problem" in [f.level for f in findings if f.subject == "self-test"]
+
+
+def test_a_processor_behind_is_fine(setup: Any):
+    """What changes spans after us changes no trajectory."""
+    setup[2].add_span_processor(Redacting())
+    assert "order of processors" not in [f.subject for f in check()]
+
+
+def test_processors_in_processors(setup: Any):
+    """Ours is found inside of one that only calls others."""
+    provider = TracerProvider()
+    ours = TrajectorySpanProcessor()
+    inner = type(provider._active_span_processor)()
+    inner.add_span_processor(ours)
+    provider.add_span_processor(inner)
+    otel_rollout.shutdown()
+    trace._TRACER_PROVIDER = provider
+    assert "TrajectorySpanProcessor" not in [f.subject for f in bad(check(self_test=False))]
+
+
+# --- the look lane
+
+
+def test_no_span_exporter():
+    """Spans that go nowhere are said, trajectories are not in danger."""
+    otel_rollout.configure()
+    assert found(check(), "span exporters").level == "warning"
+
+
+def test_a_collector_that_is_not_there(monkeypatch: pytest.MonkeyPatch, port: int):
+    """An endpoint where nobody listens is said; one where somebody does is fine."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    otel_rollout.configure()
+    findings = check(self_test=False)
+    assert bad(findings) == []
+    assert f"OTLPSpanExporter http://127.0.0.1:{port}/v1/traces" in "".join(map(str, findings))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    exporter = SplittingSpanExporter(OTLPSpanExporter(f"http://127.0.0.1:{closed}/v1/traces"))
+    trace.get_tracer_provider().add_span_processor(  # type: ignore[attr-defined]
+        BatchSpanProcessor(exporter)
+    )
+    assert "cannot be reached" in found(check(self_test=False), "span exporter").text
+
+
+def test_a_small_queue(monkeypatch: pytest.MonkeyPatch):
+    """A queue that drops spans is said."""
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "600")
+    otel_rollout.configure(span_exporters=[InMemorySpanExporter()])
+    assert "holds 600 spans" in found(check(self_test=False), "span queue").text
+
+
+def test_exporters_of_ones_own(setup: Any, port: int):
+    """One that blocks on the network, or sends batches of any size, is said."""
+    exporter = OTLPSpanExporter(f"http://127.0.0.1:{port}/v1/traces")
+    setup[2].add_span_processor(SimpleSpanProcessor(exporter))
+    findings = check(self_test=False)
+    assert "waits for the network" in found(findings, "span exporter").text
+    assert "SplittingSpanExporter" in found(findings, "size of batches").text
+
+
+@pytest.mark.parametrize(
+    "sampler", [ALWAYS_OFF, TraceIdRatioBased(0.5), ParentBased(TraceIdRatioBased(0.1))]
+)
+def test_a_sampler(sampler: Any):
+    """Traces that are sampled away cannot be rebuilt; trajectories are whole all the same."""
+    otel_rollout.configure(tracer_provider=TracerProvider(sampler=sampler))
+    findings = check()
+    assert found(findings, "sampler").level == "warning"
+    assert "self-test" not in [f.subject for f in bad(findings)]
+
+
+@pytest.mark.filterwarnings("ignore::otel_rollout.TruncationWarning")
+@pytest.mark.parametrize(
+    "limits", [SpanLimits(max_span_attribute_length=20), SpanLimits(max_span_attributes=8)]
+)
+def test_limits_that_cut(limits: SpanLimits):
+    """A limit is found by looking, and by trying."""
+    otel_rollout.configure(tracer_provider=TracerProvider(span_limits=limits))
+    findings = check()
+    assert found(findings, "span limits").level == "problem"
+    assert "problem" in [f.level for f in findings if f.subject == "self-test"]
+
+
+def test_texts_of_llm_spans_are_off(setup: Any, monkeypatch: pytest.MonkeyPatch):
+    """The variable of the instrumentation is said."""
+    monkeypatch.setenv("TRACELOOP_TRACE_CONTENT", "False")
+    assert found(check(), "TRACELOOP_TRACE_CONTENT").level == "warning"
+
+
+# --- what is hooked in
+
+
+def instrumentor(module: str) -> BaseInstrumentor:
+    """An active instrumentor of that module, which instruments nothing."""
+
+    class Instrumentor(BaseInstrumentor):  # type: ignore[misc]
+        def instrumentation_dependencies(self) -> Collection[str]:
+            return ()
+
+        def _instrument(self, **_: Any) -> None:
+            pass
+
+        def _uninstrument(self, **_: Any) -> None:
+            pass
+
+    Instrumentor.__module__ = module
+    made = Instrumentor()
+    made.instrument()
+    return made
+
+
+def test_two_instrumentations_of_one_client(setup: Any):
+    """Each call would be drawn twice."""
+    other = instrumentor("openinference.instrumentation.openai")
+    try:
+        text = found(check(self_test=False), "LLM spans").text
+    finally:
+        other.uninstrument()
+    assert "openinference.instrumentation.openai, opentelemetry.instrumentation.openai" in text
+    assert bad(check(self_test=False)) == []
+
+
+def test_no_instrumentation():
+    """Without LLM spans people see no prompts."""
+    otel_rollout.configure(instrumentor=None, span_exporters=[InMemorySpanExporter()])
+    assert found(check(), "LLM spans").level == "warning"
+
+
+def test_an_instrumentation_that_hides_texts(monkeypatch: pytest.MonkeyPatch):
+    """Those of the conventions record texts only if they are told to."""
+    otel_rollout.configure(instrumentor=None)
+    name = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+    other = instrumentor("opentelemetry.instrumentation.genai.openai")
+    try:
+        assert found(check(self_test=False), name).level == "warning"
+        monkeypatch.setenv(name, "SPAN_ONLY")
+        assert name not in [f.subject for f in check(self_test=False)]
+    finally:
+        other.uninstrument()
+
+
+def test_spans_of_the_http_client(setup: Any):
+    """HTTP spans beside LLM spans are said."""
+    other = instrumentor("opentelemetry.instrumentation.httpx")
+    try:
+        assert found(check(self_test=False), "HTTP spans").level == "warning"
+    finally:
+        other.uninstrument()
+
+
+def test_threads_without_context(setup: Any):
+    """Without its instrumentation a pool's calls are in no rollout."""
+    ThreadingInstrumentor().uninstrument()
+    try:
+        assert found(check(self_test=False), "threads").level == "problem"
+    finally:
+        ThreadingInstrumentor().instrument()
+
+
+def test_capture_was_taken_out(setup: Any):
+    """A client whose method was replaced after us is not captured: seen, and tried."""
+    capture.uninstrument()
+    findings = check()
+    assert "SyncAPIClient.request" in found(findings, "capture").text
+    assert "problem" in [f.level for f in findings if f.subject == "self-test"]
+
+
+def test_what_wraps_capture_is_fine(setup: Any):
+    """Another library's hook around ours is no fault."""
+    owner = openai._base_client.SyncAPIClient
+    wrapped = wrapt.FunctionWrapper(
+        vars(owner)["request"], lambda call, _, args, kwargs: call(*args, **kwargs)
+    )
+    with pytest.MonkeyPatch.context() as monkeypatch:  # until before capture is taken out
+        monkeypatch.setattr(owner, "request", wrapped)
+        assert bad(check()) == []
+
+
+def test_versions_that_do_not_go_together(
+    setup: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A package that asks for another version than the one that is there is named."""
+    folder = tmp_path / "anthropic-9.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: anthropic\nVersion: 9.0\n"
+        "Requires-Dist: openai>=99\nRequires-Dist: nowhere-to-be-found\n"
+        'Requires-Dist: not-needed; extra == "x"\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    texts = [f.text for f in check(self_test=False) if f.subject == "anthropic"]
+    assert len(texts) == 2
+    assert texts[0].startswith(f"it asks for openai>=99, but {openai.__version__} is installed")
+    assert texts[1].startswith("it asks for nowhere-to-be-found, but it is not installed")
+
+
+def test_a_self_test_that_fails_says_so(setup: Any):
+    """Whatever happens in it is a finding, and the provider is left as it was."""
+    processors = setup[2]._active_span_processor._span_processors
+    owner = openai._base_client.SyncAPIClient
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError("no network here")
+
+    with pytest.MonkeyPatch.context() as monkeypatch:  # until before capture is taken out
+        monkeypatch.setattr(owner, "request", broken)
+        finding = found(check(), "self-test")
+    assert finding.level == "problem"
+    assert "no network here" in finding.text
+    assert setup[2]._active_span_processor._span_processors == processors
+
+
+# --- the user's set-up, and the command
+
+
+SETUP = """
+import otel_rollout
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+def configure():
+    otel_rollout.configure(service_name="mine", span_exporters=[InMemorySpanExporter()])
+
+async def later():
+    configure()
+
+def broken():
+    raise ValueError("no configuration file")
+
+if __name__ == "__main__":
+    raise SystemExit("this would train")
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the current folder."""
+    name = f"user_setup_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(SETUP)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize("target", ["{}:configure", "{}:later", "{}.py:configure"])
+def test_the_users_set_up_is_checked(
+    target: str, module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A function of a module or of a file sets this process up, without running the program."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.syspath_prepend("")
+    assert main(["doctor", target.format(module)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "0 problems, 0 warnings"
+    assert all(len(line) <= 80 for line in lines)
+    assert {line.split()[0] for line in lines[:-2] if not line.startswith(" ")} == {"ok"}
+
+
+def test_a_set_up_that_fails(module: str, capsys: pytest.CaptureFixture[str]):
+    """What the user's function raises is a problem, and the rest is checked."""
+    assert main(["doctor", f"{module}:broken"]) == 1
+    out = capsys.readouterr().out
+    assert "broken raised ValueError: no configuration" in " ".join(out.split())
+    assert "tracer provider" in out
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no_such_module_anywhere", "no module"),
+        ("nowhere.py", "no file"),
+        ("json:nothing", "no function"),
+    ],
+)
+def test_a_set_up_that_is_not_there(target: str, message: str):
+    """The error names what was asked for."""
+    with pytest.raises(ConfigurationError, match=message):
+        run_setup(target)
+
+
+def test_the_command_without_a_set_up(capsys: pytest.CaptureFixture[str]):
+    """It checks what `configure()` does here."""
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0 problems, 1 warning"
