@@ -312,19 +312,19 @@ async def test_instructions_and_tools_are_part_of_the_conversation(
     recording: Recording, clients: Clients, inline: bool
 ) -> None:
     """Long tools, which spans name by digest, hide no difference in what stands beside them."""
-    client = clients.asynchronous(clients.serve(["r", "s", "t"]))
+    client = clients.asynchronous(clients.serve(["r", "t"]))
     tools: list[Any] = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
     if not inline:
         tools[0]["description"] = "what it does, at length. " * 20
     async with rollout("agent"):
-        for instructions in ("be short", "be long", "be short"):
-            items: list[Any] = [user("u")]
-            if recording.spans and instructions == "be short":
-                items += [said("r"), user("u2")]
+        for instructions, items in (
+            ("be short", [user("u")]),
+            ("be long", [user("u"), said("r"), user("u2")]),
+        ):
             options: dict[str, Any] = {"tools": tools, "instructions": instructions}
             await client.responses.create(model="m", input=items, **options)
     trajectory = replayed(recording)
-    assert table(trajectory) == ["user u, 0* r, user u2, 2* t", "user u, 1* s"]
+    assert table(trajectory) == ["user u, 0* r", "user u, assistant r, user u2, 1* t"]
 
 
 async def test_tools_that_come_back(recording: Recording, clients: Clients) -> None:
