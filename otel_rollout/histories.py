@@ -21,6 +21,7 @@ from otel_rollout.messages import (
     checked_json,
     copy_json,
     extend,
+    is_reasoning,
     path_messages,
     reasoning_of,
 )
@@ -132,8 +133,9 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
             by_name.setdefault(completion.id, []).append(completion)
             previous = _names_previous(completion)
             if previous is None:
-                key = completion.context_key, completion.path.key
-                by_path.setdefault(key, []).append(completion)
+                if completion.path.key != _prompt_key(completion):
+                    key = completion.context_key, completion.path.key
+                    by_path.setdefault(key, []).append(completion)
             elif previous != completion.exchange.params.get("previous_response_id"):
                 by_name.setdefault(previous, []).append(completion)
     for named in by_name.values():
@@ -255,13 +257,32 @@ def ended_before(first: Completion, second: Completion) -> bool:
     return a.end_time_ns is not None and a.end_time_ns <= b.start_time_ns
 
 
-def _choose(
-    candidates: list[Completion], replayed: MessagePath
-) -> tuple[Completion, list[Completion]]:
+def _choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, list[Completion]]:
     """The candidate that was continued, and all that nothing tells apart from it."""
-    reasoning = reasoning_of(replayed.message)
-    equal = [c for c in candidates if reasoning_of(c.message) == reasoning] or candidates
-    return max(equal, key=_sampled), equal
+    equal = [
+        c
+        for c in candidates
+        if _reasoning(c.items) == _reasoning(node.message for node in _replayed(c, end))
+    ]
+    return max(equal or candidates, key=_sampled), equal or candidates
+
+
+def _prompt_key(completion: Completion) -> bytes:
+    return completion.prompt.key if completion.prompt else b""
+
+
+def _replayed(completion: Completion, end: MessagePath | None) -> list[MessagePath]:
+    """What stands for the completion's items on a path that replays them and ends with `end`."""
+    start = _prompt_key(completion)
+    found: list[MessagePath] = []
+    while end is not None and (end.key != start or is_reasoning(end.message)):
+        found.append(end)
+        end = end.parent
+    return found[::-1]
+
+
+def _reasoning(messages: Iterable[Json]) -> list[Json]:
+    return [found for message in messages if (found := reasoning_of(message)) is not None]
 
 
 def history_of(
@@ -283,14 +304,19 @@ def history_of(
             segments[-1].append(ancestor)
     messages: list[Json] = []
     sampled: dict[int, Completion] = {}
+    breaks: set[Completion | None] = set()
     for segment in reversed(segments):
-        start = len(messages)
-        messages += path_messages(segment[0].prompt)
-        messages += segment[0].items
-        for member in segment:
-            end = start + (member.path.length if member.path else 0)
-            for position in range(end - len(member.items), end):
-                sampled.setdefault(position, member)
+        start, last = len(messages), segment[0]
+        messages += [*path_messages(last.prompt), *last.items]
+        sampled |= dict.fromkeys(range(len(messages) - len(last.items), len(messages)), last)
+        # The first node with a key is the visible one: reasoning behind it has the same.
+        ends = {node.key: node for node in last.prompt or ()}
+        for member in segment[1:]:
+            replayed = _replayed(member, ends[member.path.key])
+            sampled |= {start + node.length - 1: member for node in replayed}
+            said = _reasoning(member.items)
+            if said and said != _reasoning(node.message for node in replayed):
+                breaks.add(member)
     owned = set() if owned is None else owned
     items = []
     for position, message in enumerate(messages):
@@ -300,10 +326,7 @@ def history_of(
                 message,
                 found,
                 trainable=found is not None and found.trainable and found not in owned,
-                is_break=found is not None
-                and found is not completion
-                and reasoning_of(found.message) is not None
-                and reasoning_of(message) != reasoning_of(found.message),
+                is_break=found in breaks,
             )
         )
     owned.update(sampled.values())
@@ -345,6 +368,4 @@ def build_histories(
 def _includes(follower: Completion, path: MessagePath | None, rest: Sequence[Json]) -> bool:
     for message in rest:
         path = extend(path, message)
-    return path is not None and any(
-        node.key == path.key for node in follower.prompt or () if node.length == path.length
-    )
+    return path is not None and any(node.key == path.key for node in follower.prompt or ())

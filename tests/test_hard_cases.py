@@ -201,6 +201,56 @@ async def test_arguments_of_the_responses_api(recording: Recording, clients: Cli
     assert len(history.completions) == 2
 
 
+@pytest.mark.parametrize("replayed_as", ["said", "emptied", "dropped"])
+async def test_reasoning_items_of_the_responses_api(
+    recording: Recording, clients: Clients, replayed_as: str
+) -> None:
+    """Reasoning that is an item of its own may be emptied or left out: one history, with a break.
+
+    Of equal replies, the one that was sampled with the reasoning that is replayed goes on.
+    """
+    call = ToolCall("add", "{}", id="call_1")
+    replies = [
+        Reply("Wait.", tool_calls=[call], reasoning="hm"),
+        Reply("Wait.", tool_calls=[call], reasoning="other"),
+        "2",
+    ]
+    client = clients.asynchronous(clients.serve(replies))
+    question: Any = {"role": "user", "content": "1 + 1?"}
+    async with rollout("agent"):
+        first = await client.responses.create(model="m", input=[question])
+        await client.responses.create(model="m", input=[question])
+        items: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+        if replayed_as == "emptied":
+            items[0] |= {"content": [], "status": "in_progress"}
+        elif replayed_as == "dropped":
+            del items[0]
+        result = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
+        await client.responses.create(model="m", input=[question, *items, result])
+    trajectory = replayed(recording)
+    whole = replayed_as == "said"
+    assert len(trajectory.histories) == 2
+    (continued,) = [h for h in trajectory.histories if len(h.completions) == 2]
+    assert continued.completions[0] is trajectory.completions[0 if whole else 1]
+    of_reply = [item for item in continued.items if item.completion is continued.completions[0]]
+    assert [item.message for item in of_reply] == items
+    assert [item.is_break for item in of_reply] == [not whole] * len(items)
+    assert [item.completion for item in continued.items].count(None) == 2
+    assert bool(trajectory.warnings) == (not whole)
+
+
+async def test_nothing_but_reasoning(recording: Recording, clients: Clients) -> None:
+    """A reply that was cut while it reasoned is not what the same question asked again goes on."""
+    client = clients.asynchronous(
+        clients.serve([Reply(reasoning="hm", finish_reason="length"), "2"])
+    )
+    async with rollout("agent"):
+        for _ in range(2):
+            await client.responses.create(model="m", input=[user("1 + 1?")])
+    trajectory = replayed(recording)
+    assert [h.completions for h in trajectory.histories] == [[c] for c in trajectory.completions]
+
+
 # --- 2: subagents
 
 
