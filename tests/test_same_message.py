@@ -317,10 +317,11 @@ async def test_instructions_and_tools_are_part_of_the_conversation(
     if not inline:
         tools[0]["description"] = "what it does, at length. " * 20
     async with rollout("agent"):
-        for instructions, items in (
+        turns: list[tuple[str, Any]] = [
             ("be short", [user("u")]),
             ("be long", [user("u"), said("r"), user("u2")]),
-        ):
+        ]
+        for instructions, items in turns:
             options: dict[str, Any] = {"tools": tools, "instructions": instructions}
             await client.responses.create(model="m", input=items, **options)
     trajectory = replayed(recording)
