@@ -1,0 +1,60 @@
+"""Agents of other frameworks: no network but loopback, and nothing of theirs that calls home."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+collect_ignore_glob = [] if importlib.util.find_spec("litellm") else ["test_*.py"]
+
+os.environ.update(
+    LITELLM_LOCAL_MODEL_COST_MAP="True",  # else it is fetched when litellm is imported
+    LITELLM_TELEMETRY="False",
+    LANGSMITH_TRACING="false",
+    LANGCHAIN_TRACING_V2="false",
+    OPENAI_AGENTS_DONT_LOG_MODEL_DATA="1",
+)
+
+_called: list[str] = []
+
+
+def _no_network(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "socket.getaddrinfo":
+        host = arguments[0]
+    elif event == "socket.connect" and isinstance(arguments[1], tuple):
+        host = arguments[1][0]
+    else:
+        return
+    try:
+        local = host in (None, "localhost") or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        _called.append(str(host))
+        raise OSError(f"a test called {host!r}")
+
+
+sys.addaudithook(_no_network)
+
+
+@pytest.fixture(autouse=True)
+def no_network() -> Iterator[None]:
+    """Whoever calls out fails, in whichever thread it was."""
+    _called.clear()
+    yield
+    assert _called == []
+
+
+@pytest.fixture(autouse=True)
+def no_capture_failed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Capture says where it failed in the log: nowhere."""
+    yield
+    logged = [r for r in caplog.records if r.name == "otel_rollout"]
+    assert [r.getMessage() for r in logged if r.levelno >= logging.WARNING] == []
