@@ -19,6 +19,7 @@ from otel_rollout.completion import Completion, Reward
 from otel_rollout.configure import TruncationWarning, configure, shutdown
 from otel_rollout.errors import (
     ConfigurationError,
+    ExportError,
     NoActiveRolloutError,
     NotARolloutError,
     NotRecordedError,
@@ -47,6 +48,7 @@ from otel_rollout.rollout import (
     request_token_ids,
     rollout,
 )
+from otel_rollout.rows import RowExporter, to_token_rows
 from otel_rollout.tokens import TokenSequence
 from otel_rollout.tool import tool
 from otel_rollout.trajectory import Trajectory
@@ -54,6 +56,7 @@ from otel_rollout.trajectory import Trajectory
 __all__ = [
     "Completion",
     "ConfigurationError",
+    "ExportError",
     "History",
     "HistoryItem",
     "InMemoryTrajectoryExporter",
@@ -63,6 +66,7 @@ __all__ = [
     "NotRecordedError",
     "Reward",
     "RolloutError",
+    "RowExporter",
     "SpanFormatError",
     "TokenSequence",
     "TooManyExceptionsError",
@@ -87,5 +91,6 @@ __all__ = [
     "request_token_ids",
     "rollout",
     "shutdown",
+    "to_token_rows",
     "tool",
 ]

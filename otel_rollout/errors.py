@@ -8,6 +8,8 @@
      +- NotRecordedError          a rollout ran, but nothing records it
      +- TrajectorySealedError     a change to a trajectory whose rollout ended
      +- SpanFormatError           a span or file that cannot be read             (ValueError)
+     +- ExportError               what a trainer's format cannot carry           (ValueError)
+     +- TooManyExceptionsError    more rollouts failed than were allowed to
 
 Only what the user calls raises. Capture and the span processor never raise into the user's
 code: what they could not keep is a sentence in `trajectory.warnings`.
@@ -44,3 +46,7 @@ class TrajectorySealedError(RolloutError):
 
 class SpanFormatError(RolloutError, ValueError):
     """A span, file or answer of a backend that is not what it should be."""
+
+
+class ExportError(RolloutError, ValueError):
+    """A trajectory holds what the format cannot carry; the message says what, and what to do."""

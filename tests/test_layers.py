@@ -22,7 +22,7 @@ LAYERS = {
     5: ("tokens",),
     6: ("trajectory",),
     7: ("reconstruct", "tree", "groups"),
-    8: ("active", "export", "otlp", "progress"),
+    8: ("active", "export", "otlp", "progress", "rows"),
     9: ("rollout", "capture", "processor", "processes", "tool"),
     10: ("guard", "gather"),
     11: ("instrumentors",),
@@ -156,6 +156,7 @@ def test_attribute_names_are_different():
 PUBLIC = [
     "Completion",
     "ConfigurationError",
+    "ExportError",
     "History",
     "HistoryItem",
     "InMemoryTrajectoryExporter",
@@ -165,6 +166,7 @@ PUBLIC = [
     "NotRecordedError",
     "Reward",
     "RolloutError",
+    "RowExporter",
     "SpanFormatError",
     "TokenSequence",
     "TooManyExceptionsError",
@@ -189,6 +191,7 @@ PUBLIC = [
     "request_token_ids",
     "rollout",
     "shutdown",
+    "to_token_rows",
     "tool",
 ]
 

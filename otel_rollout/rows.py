@@ -1,0 +1,166 @@
+"""Trajectories as rows: what trainers read, one pure step from groups of trajectories to JSON.
+
+`to_token_rows` is the row that most trainers take under other names. Formats that need more are
+exporters of their own, separately installed and found by the entry point group
+`otel_rollout_exporter`; each is a `RowExporter`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.groups import TrajectoryGroup
+from otel_rollout.messages import Json
+from otel_rollout.tokens import TokenSequence
+from otel_rollout.trajectory import Trajectory
+
+ENTRY_POINTS = "otel_rollout_exporter"
+Credit = Literal["broadcast", "split", "last"]
+
+
+@runtime_checkable
+class RowExporter(Protocol):
+    """Turns groups of trajectories into the rows of a file that a trainer reads.
+
+    The entry point names a class; its keyword arguments are the exporter's options (strings where
+    they come from a command line), a wrong one is a ConfigurationError. It is used from one thread.
+    """
+
+    def rows(self, group: TrajectoryGroup) -> Iterable[dict[str, Json]]:
+        """The rows of a group, JSON each; a trajectory without a group comes as a group of one.
+
+        Nothing is kept between calls, and nothing is written: that is the caller's. Raises
+        ExportError for what the format cannot carry, rather than damaging it.
+        """
+
+    def finish(self, rows: Path, output: Path) -> None:
+        """Make `output` of a file with all rows as JSON lines, in constant memory.
+
+        `rows` may be renamed: for JSON lines that is all there is to do. Called once, at the end.
+        """
+
+
+def row_exporter(name: str, **options: Any) -> RowExporter:
+    """The installed exporter of this name. ConfigurationError that lists those there are."""
+    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in found:
+        there = f"installed are {', '.join(sorted(found))}" if found else "none is installed"
+        raise ConfigurationError(
+            f"there is no exporter {name!r}: {there}; install otel-rollout-exporter-{name}"
+        )
+    made = found[name].load()
+    try:
+        exporter = made(**options)
+    except TypeError as error:
+        raise ConfigurationError(f"exporter {name!r}: {error}") from None
+    if not isinstance(exporter, RowExporter):
+        raise ConfigurationError(
+            f"exporter {name!r}: expected a class with rows() and finish(), got {made!r}"
+        )
+    return exporter
+
+
+def to_token_rows(
+    trajectories: Iterable[Trajectory] | TrajectoryGroup,
+    *,
+    credit: Credit = "broadcast",
+    scale_advantages: bool = False,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """One plain row for each token sequence, in order; what trainers read under other names.
+
+    input_ids, loss_mask, logprobs, sampled: (T), as in `TokenSequence` (NaN: unknown).
+    prompt_length, truncated, completion_ids, spans, policy_versions (of its completions).
+    reward: the trajectory's, None if it is not scored. A trajectory with several rows gives each
+    of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
+    others have 0.0).
+    advantage: for a group, relative to the group (`TrajectoryGroup.advantages`), shared likewise;
+    else None.
+    trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
+    trajectory. `options` are those of `Trajectory.token_sequences`.
+    """
+    if credit not in ("broadcast", "split", "last"):
+        raise ConfigurationError(
+            f"to_token_rows(credit=...): expected 'broadcast', 'split' or 'last', got {credit!r}"
+        )
+    advantages: list[float | None] = []
+    if isinstance(trajectories, TrajectoryGroup):
+        advantages = trajectories.advantages(scale=scale_advantages)
+    rows: list[dict[str, Any]] = []
+    for number, trajectory in enumerate(trajectories):
+        sequences = trajectory.token_sequences(**options)
+        advantage = advantages[number] if advantages else None
+        for position, sequence in enumerate(sequences):
+            share = _share(credit, position, len(sequences))
+            rows.append(
+                {
+                    "input_ids": sequence.token_ids,
+                    "loss_mask": sequence.loss_mask,
+                    "logprobs": sequence.logprobs,
+                    "sampled": sequence.sampled,
+                    "prompt_length": sequence.prompt_length,
+                    "truncated": sequence.truncated,
+                    "completion_ids": sequence.completion_ids,
+                    "spans": [list(span) for span in sequence.spans],
+                    "policy_versions": _versions(sequence),
+                    "reward": None if trajectory.reward is None else trajectory.reward * share,
+                    "advantage": None if advantage is None else advantage * share,
+                    "trajectory_id": trajectory.id,
+                    "name": trajectory.name,
+                    "task_id": trajectory.task_id,
+                    "group_id": trajectory.group_id,
+                    "sample_index": trajectory.sample_index,
+                    "row": position,
+                    "rows": len(sequences),
+                }
+            )
+    return rows
+
+
+def _share(credit: Credit, position: int, count: int) -> float:
+    if credit == "split":
+        return 1.0 / count
+    return 1.0 if credit == "broadcast" or position == count - 1 else 0.0
+
+
+def _versions(sequence: TokenSequence) -> list[str | int | None]:
+    return [completion.policy_version for completion in sequence.completions]
+
+
+class JsonRows:
+    """What exporters whose file is JSON lines inherit: finishing is renaming."""
+
+    def finish(self, rows: Path, output: Path) -> None:
+        """Rename the rows."""
+        os.replace(rows, output)
+
+
+class TokenRows(JsonRows):
+    """The exporter `tokens`, which is always there: the rows of `to_token_rows`."""
+
+    def __init__(
+        self,
+        credit: Credit = "broadcast",
+        on_failure: Literal["drop", "keep"] = "drop",
+        max_length: int | str | None = None,
+        mask_truncated: bool | str = False,
+    ) -> None:
+        self._options: dict[str, Any] = {
+            "credit": credit,
+            "on_failure": on_failure,
+            "max_length": None if max_length is None else int(max_length),
+            "mask_truncated": mask_truncated in (True, "true", "1"),
+        }
+        to_token_rows((), credit=credit)
+
+    def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
+        """A row for each token sequence; failures with `on_failure="keep"` only."""
+        keep = self._options["on_failure"] == "keep"
+        yield from to_token_rows(group, **self._options)
+        if keep:
+            yield from to_token_rows(group.failures, **self._options)
