@@ -286,9 +286,9 @@ class Completion:
     def reward(self) -> Reward | None:
         """The step reward that was recorded last for this completion."""
         found = None
-        for _, completion_id, choice_index in self.rewards:
+        for (_, completion_id, choice_index), reward in list(self.rewards.items()):
             if (completion_id, choice_index) == (self.id, self.choice_index):
-                found = self.rewards[_, completion_id, choice_index]
+                found = reward
         return found
 
     @property
@@ -467,7 +467,9 @@ def _asked(exchange: Exchange) -> MessagePath | None:
     """The conversation of the request; a text stands for the message of a user."""
     if exchange.prompt is not None:
         return exchange.prompt
-    text = exchange.params.get("prompt") or exchange.params.get("input")
+    # The `prompt` of the Responses API is the name of a template.
+    template = exchange.path.split("?")[0].endswith("/responses")
+    text = exchange.params.get("input" if template else "prompt")
     return extend(None, {"role": "user", "content": text}) if text else None
 
 

@@ -7,11 +7,14 @@ wins for the rest. A stream whose shape is not known stays verbatim.
 
 from __future__ import annotations
 
+import base64
+import struct
+import zlib
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from otel_rollout.messages import Json, loads
+from otel_rollout.messages import Json, dumps, loads
 
 _TERMINAL_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
@@ -54,6 +57,33 @@ def merge(events: str, choices: int = 1) -> Merged:
         return Merged(None, done and error is None, error)
     finished = sum(choice.get("finish_reason") is not None for choice in body["choices"])
     return Merged(body, (done or finished >= choices) and error is None, error)
+
+
+def events_of_frames(frames: bytes) -> bytes:
+    """The server-sent events that AWS (Bedrock) would have sent, did it not frame them its own way.
+
+    A last frame that was cut is left out. ValueError for bytes that are no such frames.
+    """
+    events: list[bytes] = []
+    position = 0
+    while position + _FRAME.size <= len(frames):
+        length, headers, checksum = _FRAME.unpack_from(frames, position)
+        if zlib.crc32(frames[position : position + 8]) != checksum:
+            raise ValueError(f"not a frame at byte {position}")
+        start, position = position + _FRAME.size + headers, position + length
+        if position > len(frames):
+            break
+        payload = loads(frames[start : position - 4])  # behind it a checksum
+        if isinstance(payload.get("bytes"), str):
+            event = base64.b64decode(payload["bytes"])
+        else:
+            event = dumps({"type": "error", "error": payload}).encode()
+        events.append(b"data: %b\n\n" % event)
+    return b"".join(events)
+
+
+_FRAME = struct.Struct(">III")
+"""How a frame begins: its length, that of its headers, the checksum of the two."""
 
 
 def pack_events(events: str) -> str:
@@ -254,7 +284,7 @@ def _merge_chunks(chunks: list[dict[str, Any]]) -> dict[str, Any]:
             if key == "choices":
                 for choice in value or ():
                     _merge_choice(choices, choice)
-            elif value is not None or key not in body:
+            elif (value is not None or key not in body) and key != _PADDING:
                 body[key] = value
     if body.get("object") == "chat.completion.chunk":
         body["object"] = "chat.completion"
@@ -287,7 +317,7 @@ def _merge_field(target: dict[str, Any], key: str, value: Json) -> None:
     """Chain texts and lists, merge objects; other values replace."""
     old = target.get(key)
     if old is None:
-        if isinstance(value, str) and key != "role":
+        if isinstance(value, str) and key not in _WHOLE:
             value = [_Text(value)]
         elif isinstance(value, dict):
             target[key] = {}
@@ -307,6 +337,12 @@ def _merge_field(target: dict[str, Any], key: str, value: Json) -> None:
             _merge_field(old, name, part)
     elif value is not None:
         target[key] = value
+
+
+_WHOLE = ("role", "id", "type")
+"""Texts that a server may repeat, but never gives in pieces."""
+_PADDING = "obfuscation"
+"""Noise on the chunks of a stream, so that their lengths tell nothing."""
 
 
 class _Text(str):

@@ -223,6 +223,32 @@ async def test_a_server_with_one_id_for_all(
     assert users == ["a", "b", "c"]
 
 
+@BOTH
+@STREAMED
+async def test_a_prompt_template(
+    configure: Configure, clients: Clients, caller: Caller, stream: bool
+) -> None:
+    """A template that the server has is a parameter, not what was said; it may be all there is."""
+    body = response("completed", output=[message("Paris")])
+    options: Json = {"stream": True} if stream else {}
+
+    async def script(client: Any) -> Any:
+        template = {"id": "pmpt_1", "version": "2", "variables": {"city": "Paris"}}
+        first = await respond(client, prompt=template, input="Go", **options)
+        return [first, await respond(client, prompt=template, **options)]
+
+    recording, server, seen = await as_bare(
+        configure, clients, caller, lambda: reply_with(body, stream=stream), script
+    )
+    assert seen[0] == "returned", seen
+    first, second = replayed(recording).completions
+    assert first.request_messages == [{"role": "user", "content": "Go"}]
+    assert second.request_messages == []
+    for completion, wire in zip((first, second), server.exchanges, strict=True):
+        assert json.dumps(completion.request) == json.dumps(json.loads(wire.request))
+        assert completion.trainable
+
+
 # --- background
 
 

@@ -420,6 +420,68 @@ async def test_a_batch_of_prompts_that_was_cut(
     assert [c.message and c.message["content"] for c in completions] == ["a", "b"]
 
 
+@BOTH
+async def test_odd_chunks(capture_only: Configure, clients: Clients, caller: Caller) -> None:
+    """What servers repeat on each chunk is not chained, noise of streams alone is left out."""
+    deltas: list[Json] = [
+        {"role": "assistant", "audio": {"id": "audio_1", "transcript": "He"}},
+        {"role": "assistant", "audio": {"id": "audio_1", "transcript": "llo"}},
+        {"role": "assistant", "audio": {"id": "audio_1", "data": "UklG"}},
+        {"audio": {"id": "audio_1", "data": "Rg==", "expires_at": 7}},
+    ]
+    chunks: list[Json] = [
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": "m",
+            "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
+            "obfuscation": "x" * number,
+        }
+        for number, delta in enumerate(deltas)
+    ]
+    chunks[-1]["choices"][0]["finish_reason"] = "stop"
+    events = [b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]
+    reply = Raw(200, chunks=[*events, b"data: [DONE]\n\n"], content_type="text/event-stream")
+    script = call(f"{CHAT}.create", messages=ASK, stream=True)
+    recording, _, seen = await as_bare(capture_only, clients, caller, lambda: reply, script)
+    assert seen[0] == "returned", seen
+    (completion,) = replayed(recording).completions
+    audio = {"id": "audio_1", "transcript": "Hello", "data": "UklGRg==", "expires_at": 7}
+    message = {"role": "assistant", "content": None, "audio": audio}
+    assert completion.response == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+    }
+
+
+@BOTH
+@STREAMED
+async def test_a_server_that_answers_in_the_other_way(
+    capture_only: Configure, clients: Clients, caller: Caller, stream: bool
+) -> None:
+    """A stream that was not asked for, or one that was but does not come, is what it is."""
+    message = {"role": "assistant", "content": "Paris"}
+    plain: Json = {"id": "c", "choices": [{"index": 0, "message": message}]}
+    chunk: Json = {
+        "id": "c",
+        "choices": [{"index": 0, "delta": message, "finish_reason": "stop"}],
+    }
+    events = [b"data: %b\n\n" % json.dumps(chunk).encode(), b"data: [DONE]\n\n"]
+    streamed = Raw(200, chunks=events, content_type="text/event-stream")
+    reply = Raw(200, json.dumps(plain).encode()) if stream else streamed
+    script = call(f"{CHAT}.create", messages=ASK, **({"stream": True} if stream else {}))
+    recording, _, seen = await as_bare(capture_only, clients, caller, lambda: reply, script)
+    assert seen[0] == "returned", seen
+    (completion,) = replayed(recording).completions
+    assert completion.message == message
+    assert completion.status == "complete"
+    assert completion.stream is not stream
+
+
 # --- around the wire
 
 

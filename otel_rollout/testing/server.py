@@ -196,6 +196,7 @@ _PARAMETERS: Final[Mapping[str, str]] = {
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "messages",
 }
+_INSTEAD_OF_INPUT: Final = {"prompt", "conversation", "previous_response_id"}
 _azure = re.compile(r"^/openai(/v1)?(/deployments/[^/]+)?").sub
 """Azure has the same endpoints below other paths."""
 _retrieval = re.compile(r"/v1/responses/([^/]+)(/cancel)?").fullmatch
@@ -324,7 +325,9 @@ class ModelServer:
             body = json.loads(request)
         except ValueError as error:
             return _error(400, f"the request body is not JSON: {error}")
-        if not isinstance(body, dict) or not body.get(parameter):
+        if isinstance(body, dict) and path == "/v1/responses" and body.keys() & _INSTEAD_OF_INPUT:
+            body = {"input": [], **body}
+        elif not isinstance(body, dict) or not body.get(parameter):
             return _error(400, f"the request has no {parameter!r}")
         try:
             if path == "/v1/embeddings":
