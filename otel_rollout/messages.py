@@ -50,12 +50,18 @@ def dumps(value: Json) -> str:
 
 
 def copy_json(value: Json) -> Json:
-    """A copy of a JSON value that shares nothing mutable with it."""
-    if isinstance(value, dict):
-        return {key: copy_json(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [copy_json(item) for item in value]
-    return value
+    """A copy of a JSON value that shares nothing mutable with it, however deep it is."""
+    if not isinstance(value, (dict, list)):
+        return value
+    copy = value.copy()
+    unfinished = [copy]
+    while unfinished:
+        container = unfinished.pop()
+        for key, item in container.items() if isinstance(container, dict) else enumerate(container):
+            if isinstance(item, (dict, list)):
+                container[key] = item = item.copy()
+                unfinished.append(item)
+    return copy
 
 
 def checked_json(value: Json, what: str) -> Json:

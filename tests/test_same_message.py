@@ -177,6 +177,22 @@ async def test_what_stands_before(recording: Recording, clients: Clients, case: 
     assert trajectory.warnings == []
 
 
+@pytest.mark.parametrize("depth", [100, 400, 800])
+async def test_deep_messages(recording: Recording, clients: Clients, depth: int) -> None:
+    """A message may be as deep as its client can send it: it is kept, compared and handed back."""
+    client = clients.asynchronous(clients.serve(["r", "t"]))
+    deep = json.loads('{"a":' * depth + "1" + "}" * depth)
+    question = user([{"type": "x", "x": deep}])
+    async with rollout("agent"):
+        await ask(client, question)
+        await ask(client, question, said("r"), user("u2"))
+    trajectory = replayed(recording)
+    (history,) = trajectory.histories
+    assert history.messages() == [question, said("r"), user("u2"), said("t")]
+    assert trajectory.completions[1].request_messages == history.messages()[:-1]
+    assert trajectory.warnings == []
+
+
 async def test_tool_results_in_another_order(recording: Recording, clients: Clients) -> None:
     """Results of parallel calls are not sampled: each order of them is a way to go on."""
     calls = calling(("1", "{}"), ("2", "{}"))
