@@ -35,7 +35,7 @@ from otel_rollout.active import TOKEN_FIELDS, ActiveRollout, current_rollout, de
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.messages import dumps, loads
 from otel_rollout.spans import label, sealed
-from otel_rollout.streams import merge
+from otel_rollout.streams import events_of_frames, merge
 
 logger = logging.getLogger("otel_rollout")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -180,7 +180,7 @@ class _Call:
         self._status_code = response.status_code
         self._received = self._active.clock
         content_type = response.headers.get("content-type", "")
-        self.is_events = "event-stream" in content_type
+        self.is_events = "event-stream" in content_type or _is_framed(content_type)
         self.stream = self._body = None
         if _is_binary(content_type):
             pass  # such as speech: no conversation, and large
@@ -334,6 +334,7 @@ class _Received:
         self._over = False
         self._response_class = type(response)
         self._encoding = response.headers.get("content-encoding")
+        self._framed = _is_framed(response.headers.get("content-type", ""))
         self.last = call._received
         """The rollout's logical clock when the last bytes came."""
         self.left_ns: int | None = None
@@ -378,11 +379,11 @@ class _Received:
     def content(self) -> bytes:
         """The bytes decoded; those that cannot be stay as they are."""
         raw = self.raw()
-        if self._encoding is None:
-            return raw
         try:
-            headers = {"content-encoding": self._encoding}
-            return bytes(self._response_class(200, headers=headers, content=raw).content)
+            if self._encoding is not None:
+                headers = {"content-encoding": self._encoding}
+                raw = bytes(self._response_class(200, headers=headers, content=raw).content)
+            return events_of_frames(raw) if self._framed else raw
         except Exception:
             return raw
 
@@ -450,6 +451,7 @@ class _AsyncTee:
             self._received.left()
 
 
+_is_framed = re.compile(r"application/vnd\.amazon\.eventstream").match
 _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
 _is_retrieval = re.compile(r"(?:.*/)?responses/[^/?]+(?:\?|$)").match
 
