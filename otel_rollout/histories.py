@@ -133,7 +133,7 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
             by_name.setdefault(completion.id, []).append(completion)
             previous = _names_previous(completion)
             if previous is None:
-                if completion.path.key != _prompt_key(completion):
+                if completion.path.key != _key(completion.prompt):
                     key = completion.context_key, completion.path.key
                     by_path.setdefault(key, []).append(completion)
             elif previous != completion.exchange.params.get("previous_response_id"):
@@ -267,13 +267,13 @@ def _choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion,
     return max(equal or candidates, key=_sampled), equal or candidates
 
 
-def _prompt_key(completion: Completion) -> bytes:
-    return completion.prompt.key if completion.prompt else b""
+def _key(path: MessagePath | None) -> bytes:
+    return path.key if path else b""
 
 
 def _replayed(completion: Completion, end: MessagePath | None) -> list[MessagePath]:
     """What stands for the completion's items on a path that replays them and ends with `end`."""
-    start = _prompt_key(completion)
+    start = _key(completion.prompt)
     found: list[MessagePath] = []
     while end is not None and (end.key != start or is_reasoning(end.message)):
         found.append(end)
@@ -312,7 +312,7 @@ def history_of(
         # The first node with a key is the visible one: reasoning behind it has the same.
         ends = {node.key: node for node in last.prompt or ()}
         for member in segment[1:]:
-            replayed = _replayed(member, ends[member.path.key])
+            replayed = _replayed(member, ends[_key(member.path)])
             sampled |= {start + node.length - 1: member for node in replayed}
             said = _reasoning(member.items)
             if said and said != _reasoning(node.message for node in replayed):
