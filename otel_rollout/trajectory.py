@@ -69,16 +69,19 @@ class Contents(Protocol):
 class Values(MutableMapping[str, Any]):
     """A mapping of a trajectory: JSON values by name, checked when set, closed when sealed."""
 
-    __slots__ = ("_closed", "_values", "_what")
+    __slots__ = ("_closed", "_lock", "_values", "_what")
 
     def __init__(self, what: str, values: Mapping[str, Any], closed: str | None) -> None:
         self._what = what
         self._values: dict[str, Any] = dict(values)
         self._closed = closed
+        self._lock = threading.RLock()
+        """Held by who changes it: what came before it was closed is in it then."""
 
     def close(self, rollout_id: str) -> None:
         """Take no more changes: that rollout has ended."""
-        self._closed = rollout_id
+        with self._lock:
+            self._closed = rollout_id
 
     def join(self, values: Mapping[str, Any]) -> None:
         """Add what another process set; what is there stays, also when closed."""
@@ -94,11 +97,15 @@ class Values(MutableMapping[str, Any]):
             isinstance(value, int | float) and math.isfinite(value)
         ):
             raise ValueError(f"{what}: expected a finite number or a bool, got {value!r}")
-        self._values[name] = checked_json(value, what)
+        value = checked_json(value, what)
+        with self._lock:
+            self._check(name)
+            self._values[name] = value
 
     def __delitem__(self, name: str) -> None:
-        self._check(name)
-        del self._values[name]
+        with self._lock:
+            self._check(name)
+            del self._values[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._values))  # another thread may be setting one
@@ -143,7 +150,7 @@ class Rewards(MutableMapping[str, Reward]):
         return iter(
             [
                 name
-                for name, completion_id, _ in self._trajectory.all_rewards
+                for name, completion_id, _ in list(self._trajectory.all_rewards)
                 if name is not None and completion_id is None
             ]
         )
@@ -212,7 +219,10 @@ class Trajectory:
         self._completions: list[Completion] | None = None
         self._histories: list[History] | None = None
         self.all_rewards: dict[RewardKey, Reward] = {} if rewards is None else rewards
-        """Every reward, those of single completions included, in the order they were set."""
+        """Every reward, those of single completions included, in the order they were set.
+
+        Any thread may set one: iterate over a copy.
+        """
         closed = id if live is None else None
         self.metrics: MutableMapping[str, float] = Values("metrics", metrics or {}, closed)
         """Numbers to watch, by name."""
@@ -335,11 +345,12 @@ class Trajectory:
         return history
 
     def _append(self, key: tuple[str, int], message: Json) -> None:
-        if self.sealed:
-            raise TrajectorySealedError(
-                f"history.append: the rollout {self.id} has ended; append while it runs"
-            )
-        self.appended.setdefault(key, []).append(message)
+        with self._lock:
+            if self.sealed:
+                raise TrajectorySealedError(
+                    f"history.append: the rollout {self.id} has ended; append while it runs"
+                )
+            self.appended.setdefault(key, []).append(message)
 
     def _find(self, completion_id: str, choice: int) -> Completion:
         completions = self.completions
@@ -406,7 +417,7 @@ class Trajectory:
             return own
         weighted = [
             reward * reward.weight
-            for reward in self.all_rewards.values()
+            for reward in list(self.all_rewards.values())
             if reward.weight is not None
         ]
         return math.fsum(weighted) if weighted else None
@@ -453,15 +464,18 @@ class Trajectory:
 
     def log(self, text: str) -> None:
         """Keep a line of text with the trajectory. TrajectorySealedError once it is sealed."""
-        if self.sealed:
-            raise TrajectorySealedError(
-                f"trajectory.log: the rollout {self.id} has ended; log while it runs"
-            )
-        self._logs.append(str(text))
+        text = str(text)
+        with self._lock:
+            if self.sealed:
+                raise TrajectorySealedError(
+                    f"trajectory.log: the rollout {self.id} has ended; log while it runs"
+                )
+            self._logs.append(text)
 
     def seal(self, late_reward: LateReward) -> None:
         """The rollout has ended: nothing but a reward may be set from now on."""
-        self._sealed = True
+        with self._lock:
+            self._sealed = True
         self._late_reward = late_reward
         for values in (self.metrics, self.metadata):
             if isinstance(values, Values):
@@ -523,8 +537,8 @@ class Trajectory:
             "metrics": dict(self.metrics),
             "metadata": dict(self.metadata),
             "reward": None if self.reward is None else float(self.reward),
-            "rewards": [reward.to_dict() for reward in self.all_rewards.values()],
-            "appended": [[*key, messages] for key, messages in self.appended.items()],
+            "rewards": [reward.to_dict() for reward in list(self.all_rewards.values())],
+            "appended": [[*key, messages] for key, messages in list(self.appended.items())],
             "exchanges": exchanges,
             "params": [loads(text) for text in params],
             "messages": [[parent, path.message] for parent, path in paths],

@@ -44,7 +44,7 @@ def _lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
         error = completion.error or {}
         text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
         yield _line(f"├─ call {completion.id}  ", text, width)
-    for reward in trajectory.all_rewards.values():
+    for reward in list(trajectory.all_rewards.values()):
         about_one = f" of {reward.completion_id}" if reward.completion_id else ""
         why = f"  ({reward.explanation})" if reward.explanation else ""
         name = " ".join(filter(None, ("reward", reward.name)))
