@@ -15,22 +15,27 @@ import pytest
 
 import otel_rollout
 from otel_rollout import (
+    InMemoryTrajectoryExporter,
     JsonlTrajectoryExporter,
+    SpanFormatError,
     Trajectory,
     gather_trajectory,
     reconstruct,
     rollout,
 )
-from otel_rollout.otlp import read_jaeger, read_json_lines
+from otel_rollout.cli import main
+from otel_rollout.otlp import find_jaeger, read, read_jaeger, read_json_lines
 from otel_rollout.spans import SpanRecord
 from otel_rollout.testing import ModelServer, Reply
+from tests.scenarios import SCENARIOS, play
 
 if TYPE_CHECKING:
-    from .conftest import Collector, Jaeger
+    from .conftest import Collector, Jaeger, RunCollector
 
 pytestmark = pytest.mark.backend
 
 ROOT = Path(__file__).parents[2]
+COLLECTOR_CONFIG = ROOT / "collector-config.yaml"
 T = TypeVar("T")
 
 
@@ -187,6 +192,88 @@ async def test_a_long_rollout_arrives_whole(
     assert len(trajectory.completions) == 100
     for spans in read_back(jaeger, collector, trajectory).values():
         assert reconstruct(spans) == [trajectory]
+
+
+def test_every_kind_of_rollout_comes_back(
+    jaeger: Jaeger, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file and Jaeger, by trace and by service, give each trajectory as it was live."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.otlp_http)
+    memory = InMemoryTrajectoryExporter()
+    otel_rollout.configure(service_name="every-kind", exporters=[memory])
+    begin = time.time_ns()
+    play()
+    assert otel_rollout.shutdown()
+    live = sorted(memory.get_finished_trajectories(), key=lambda t: (t.start_time_ns, t.id))
+    assert len(live) > len(SCENARIOS)
+    traces = {trajectory.trace_id for trajectory in live}
+
+    def in_file() -> list[SpanRecord]:
+        return [span for span in read(collector.traces_file) if span.trace_id in traces]
+
+    def in_jaeger() -> list[SpanRecord]:
+        return [span for id_ in traces for span in read(f"{jaeger.api_url}/trace/{id_}")]
+
+    ends = {trajectory.span_id for trajectory in live}
+    file = eventually(in_file, lambda spans: ends <= {span.span_id for span in spans})
+    assert reconstruct(file) == live
+    back = eventually(in_jaeger, lambda spans: len(spans) >= len(file))
+    assert reconstruct(back) == live
+    random.Random(1).shuffle(back)
+    assert reconstruct(file[::-1] + back) == live
+    end = time.time_ns()
+    for limit in (4, 20):
+        found = find_jaeger(jaeger.api_url, "every-kind", begin, end, limit=limit)
+        assert reconstruct(found) == live
+
+
+def test_the_command_rebuilds_from_both(
+    jaeger: Jaeger, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`otel-rollout rebuild` of the collector's file and of a trace's address."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.otlp_http)
+    otel_rollout.configure(service_name="command")
+    with rollout("outer") as outer:
+        play("tool_loop")
+    assert otel_rollout.shutdown()
+    spans = read_back(jaeger, collector, outer)
+    expected = reconstruct(spans["file"])
+    assert [t.name for t in expected] == ["outer", "tools"]
+    target = tmp_path / "trajectories.jsonl"
+    for source in (str(collector.traces_file), f"{jaeger.api_url}/trace/{outer.trace_id}"):
+        assert main(["rebuild", source, "-o", str(target)]) == 0
+        read_again = JsonlTrajectoryExporter.read(target)
+        assert [t for t in read_again if t.trace_id == outer.trace_id] == expected
+
+
+@pytest.mark.parametrize("compression", ["", "zstd"])
+@pytest.mark.parametrize("format_", ["proto", "json"])
+def test_every_format_of_the_collectors_file(
+    run_collector: RunCollector,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    format_: str,
+    compression: str,
+) -> None:
+    """Files of `format: proto` are read, compressed ones refused with what to do."""
+    config = tmp_path / "config.yaml"
+    text = COLLECTOR_CONFIG.read_text()
+    assert text.count("format: json #") == 1
+    more = f"\n    compression: {compression}" if compression else ""
+    config.write_text(text.replace("format: json #", f"format: {format_}{more} #"))
+    folder = tmp_path / "run"
+    with run_collector(folder, config) as started:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", started.otlp_http)
+        memory = InMemoryTrajectoryExporter()
+        otel_rollout.configure(exporters=[memory])
+        play("plain", "annotated")
+        assert otel_rollout.shutdown()
+    live = list(memory.get_finished_trajectories())
+    if compression:
+        with pytest.raises(SpanFormatError, match="zstd -d"):
+            list(read(started.traces_file))
+    else:
+        assert reconstruct(read(started.traces_file)) == live
 
 
 def test_a_late_reward_is_on_the_trace(
