@@ -551,7 +551,8 @@ class Jaeger:
             assert query["rawTraces"] == query["raw_traces"] == "true"
             return [traces[last][1]] if last in traces else []
         assert query["query.serviceName"] == query["query.service_name"] == "agents"
-        assert query["query.rawTraces"] == "true"
+        assert query["query.rawTraces"] == query["query.raw_traces"] == "true"
+        assert query["query.searchDepth"] == query["query.num_traces"]
         low, high = (
             nanoseconds(query["query.startTimeMin"]),
             nanoseconds(query["query.startTimeMax"]),

@@ -59,6 +59,7 @@ def find_jaeger(
         names = {"serviceName": service, "searchDepth": limit, "rawTraces": "true"}
         names |= {"startTimeMin": _rfc3339(start), "startTimeMax": _rfc3339(end)}
         query = {f"query.{name}": value for name, value in names.items()}
+        names |= {"numTraces": limit}  # Jaeger before 2.20, which knows only the other spelling
         query |= {f"query.{_snake(name)}": value for name, value in names.items()}
         records = list(read_json(_get(url, "traces", query, timeout) or {"resourceSpans": []}))
         found = {record.trace_id for record in records}
