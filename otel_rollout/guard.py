@@ -153,9 +153,10 @@ class _Call:
         self.made = True
         span = trace.get_current_span()
         self._span = None if span is self._outer else span
-        own = self.kwargs.get("extra_headers") or {}
+        own, added = self.kwargs.get("extra_headers") or {}, kwargs.get("extra_headers") or {}
+        if not isinstance(own, Mapping):
+            return self.kwargs  # the client will say what is wrong with it
         names = {str(name).lower() for name in own}
-        added = kwargs.get("extra_headers") or {}
         added = {name: value for name, value in added.items() if name.lower() not in names}
         return {**self.kwargs, "extra_headers": {**own, **added}} if added else self.kwargs
 

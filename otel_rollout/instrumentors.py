@@ -56,7 +56,9 @@ def instrument(name: str | None, provider: TracerProvider) -> Undo:
 
     One that instruments already is left as it is, and no second one is added. The default one is
     guarded, also where it is the user's, and whoever calls its `instrument` from now on.
+    ConfigurationError as `check` raises.
     """
+    check(name)
     undo: list[Undo] = []
     genai = sys.modules[_GENAI].OpenAIInstrumentor() if _GENAI in sys.modules else None
     taken = genai is not None and genai.is_instrumented_by_opentelemetry

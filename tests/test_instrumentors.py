@@ -526,6 +526,21 @@ def test_headers_of_the_caller_stay_as_they_are(any_recording: Recording, client
         assert all("gen_ai.headers" not in (s.attributes or {}) for s in spans.values())
 
 
+@pytest.mark.parametrize("headers", [[("X-Mine", "1")], "X-Mine: 1", 7])
+def test_headers_that_are_wrong_are_the_clients_to_refuse(headers: Any, clients: Clients):
+    """Arguments of the wrong type fail as they do without us."""
+    client = clients.sync(clients.serve())
+    errors = list[str]()
+    for instrumentor in ("nobody", *CHOICES):
+        if instrumentor != "nobody":
+            otel_rollout.configure("x", instrumentor=instrumentor)
+        with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
+            client.chat.completions.create(model="m", messages=USER, extra_headers=headers)
+        errors.append(repr(caught.value))
+        otel_rollout.shutdown()
+    assert len(set(errors)) == 1
+
+
 def test_input_of_the_caller_stays_as_it_is(any_recording: Recording, clients: Clients):
     """Messages, tools and items are not written to, whatever is asked."""
     server = clients.serve()
