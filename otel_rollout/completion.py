@@ -368,7 +368,7 @@ def completions_of(
         replies = list(kind(exchange, reply))
     if not replies:
         if status == "complete":
-            status, error = "error", error or _nothing_sampled(reply)
+            status, error = "error", error or _cut(exchange) or _nothing_sampled(reply)
         replies = [(0, {}, (), _asked(exchange))]
     completions: list[Completion] = []
     for index, choice, items, prompt in replies:
@@ -474,6 +474,13 @@ def _asked(exchange: Exchange) -> MessagePath | None:
 
 
 _Replies = Iterator["tuple[int, Mapping[str, Json], tuple[Json, ...], MessagePath | None]"]
+
+
+def _cut(exchange: Exchange) -> dict[str, str] | None:
+    """What to say of a response that came, but did not come down to here."""
+    if exchange.damage and exchange.body is None and exchange.events is None:
+        return {"type": "IncompleteSpan", "message": "; ".join(exchange.damage)}
+    return None
 
 
 def _nothing_sampled(reply: Json) -> dict[str, str]:

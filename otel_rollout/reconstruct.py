@@ -229,12 +229,14 @@ class Assembly:
         sentences: list[str] = []
         present = Counter(exchange.process for exchange in exchanges)
         began = still_open = missing = 0
+        counted: set[str | None] = {""}
         for record in (self._rollout, *self._parts.values()):
             if record is None:
                 continue
             if not record.cut.isdisjoint(_COUNTS):
                 sentences.append("how many model calls it made is not known")
                 continue
+            counted.add(record.text(sc.ROLLOUT_PROCESS))
             count = record.integer(sc.ROLLOUT_EXCHANGE_COUNT) or 0
             unended = record.integer(sc.ROLLOUT_OPEN_COUNT) or 0
             came = present[record.text(sc.ROLLOUT_PROCESS) or ""]
@@ -244,6 +246,11 @@ class Assembly:
         if missing:
             sentences.append(
                 f"{missing} of {began} model calls are missing: their spans did not come"
+            )
+        if gaps := sum(map(self._gaps, present.keys() - counted)):
+            sentences.append(
+                f"at least {gaps} model calls are missing: their spans did not come, or they had "
+                f"not ended"
             )
         if still_open:
             sentences.append(late_sentence(still_open))
@@ -258,6 +265,12 @@ class Assembly:
                 "made there are missing (reconstruct from the spans of both, or add_spans)"
             )
         return sentences
+
+    def _gaps(self, process: str) -> int:
+        """Calls of a process that must have been: it numbers them."""
+        records = [r for r in self._exchanges.values() if r.text(sc.EXCHANGE_PROCESS) == process]
+        numbers = {record.integer(sc.EXCHANGE_STARTED) or 0 for record in records}
+        return max(0, max(numbers) - len(records))
 
 
 _COUNTS = (sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_PROCESS)
