@@ -342,6 +342,22 @@ async def test_what_was_on_the_wire_is_recorded(
     assert [len(h.completions) for h in trajectory.histories] == [1] * len(trajectory.completions)
 
 
+def test_the_client_of_the_module(
+    recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`openai.chat.completions.create` without a client of one's own is captured too."""
+    server = clients.serve("Paris")
+    monkeypatch.setattr(openai, "base_url", f"{server.base_url}/")
+    monkeypatch.setattr(openai, "api_key", "sk-not-a-real-key")
+    monkeypatch.setattr(openai, "_client", None)
+    with rollout("agent"):
+        openai.chat.completions.create(model="m", messages=ASK)
+    if openai._client is not None:
+        clients.closing.append(openai._client)
+    (exchange,) = replayed(recording).exchanges
+    check(exchange, server.exchanges[0], clients, None)
+
+
 # --- text completions
 
 
