@@ -172,7 +172,7 @@ def _decorate(function: Any, options: Options) -> Any:
         if inspect.iscoroutine(result) and run is not None:
             # A plain function that hands on a coroutine: the run is that of the coroutine.
             detach(run.token)
-            coroutine = _continue_rollout(run, result)
+            coroutine: Any = _continue_rollout(run, result)
             coroutine.__qualname__ = result.__qualname__
             # A task that is cancelled before it begins runs no line of it.
             weakref.finalize(coroutine, later, functools.partial(_never_ran, run, result))

@@ -9,7 +9,7 @@ import functools
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 from typing import Any
@@ -63,7 +63,7 @@ async def acall(client: openai.AsyncOpenAI, marker: str, *, stream: bool = False
     result: Any = await client.chat.completions.create(
         model="m",
         messages=ask(marker),
-        stream=stream,  # type: ignore[call-overload]
+        stream=stream,
     )
     if stream:
         async for _ in result:
@@ -210,29 +210,31 @@ def test_a_pool_that_is_older_than_the_rollouts(recording: Recording, clients_no
 
 # --- ways of asyncio
 
+Work = Callable[[], Coroutine[Any, Any, None]]
 
-async def _gather(work: Callable[[], Awaitable[None]]) -> None:
+
+async def _gather(work: Work) -> None:
     await asyncio.gather(work())
 
 
-async def _task(work: Callable[[], Awaitable[None]]) -> None:
+async def _task(work: Work) -> None:
     await asyncio.ensure_future(work())
 
 
-async def _task_group(work: Callable[[], Awaitable[None]]) -> None:
+async def _task_group(work: Work) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(work)
 
 
-async def _wait_for(work: Callable[[], Awaitable[None]]) -> None:
+async def _wait_for(work: Work) -> None:
     await asyncio.wait_for(work(), WAIT)
 
 
-async def _shield(work: Callable[[], Awaitable[None]]) -> None:
+async def _shield(work: Work) -> None:
     await asyncio.shield(work())
 
 
-async def _callback(work: Callable[[], Awaitable[None]]) -> None:
+async def _callback(work: Work) -> None:
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     tasks: list[asyncio.Future[None]] = []
 
@@ -245,16 +247,16 @@ async def _callback(work: Callable[[], Awaitable[None]]) -> None:
     tasks[0].result()
 
 
-async def _call_soon_threadsafe(work: Callable[[], Awaitable[None]]) -> None:
+async def _call_soon_threadsafe(work: Work) -> None:
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(work(), loop).result(WAIT))
 
 
-async def _anyio_thread_and_back(work: Callable[[], Awaitable[None]]) -> None:
+async def _anyio_thread_and_back(work: Work) -> None:
     await anyio.to_thread.run_sync(lambda: anyio.from_thread.run(work))
 
 
-async def _async_generator(work: Callable[[], Awaitable[None]]) -> None:
+async def _async_generator(work: Work) -> None:
     async def steps() -> AsyncIterator[int]:
         yield 1
         await work()
@@ -263,7 +265,7 @@ async def _async_generator(work: Callable[[], Awaitable[None]]) -> None:
     assert [n async for n in steps()] == [1, 2]
 
 
-async def _generator_closed_elsewhere(work: Callable[[], Awaitable[None]]) -> None:
+async def _generator_closed_elsewhere(work: Work) -> None:
     async def steps() -> AsyncIterator[int]:
         try:
             yield 1

@@ -18,7 +18,7 @@ import textwrap
 import threading
 import types
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -579,7 +579,7 @@ async def test_a_stream_of_a_late_call_ends_too(
 class Never:
     """What never comes."""
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         yield self
 
 
@@ -590,7 +590,7 @@ class Drive:
         self.coroutine = coroutine
         self.context = contextvars.copy_context()
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         while not isinstance(waits_for := self.context.run(self.coroutine.send, None), Never):
             yield waits_for
 
@@ -716,6 +716,11 @@ async def test_a_call_inside_a_call_is_not_taken_for_a_retry(
 # --- nothing is left
 
 
+def _finalizers() -> dict[Any, Any]:
+    registry: dict[Any, Any] = vars(weakref.finalize)["_registry"]
+    return registry
+
+
 @pytest.mark.not_replayed("it looks for what is left of the trajectories")
 async def test_nothing_grows(recording: Recording, clients: Clients) -> None:
     """Rollouts whose calls end in every way leave no object, no thread and no buffer behind."""
@@ -741,11 +746,11 @@ async def test_nothing_grows(recording: Recording, clients: Clients) -> None:
         return {id(o) for o in gc.get_objects() if type(o) is ActiveRollout and o.streams}
 
     assert await every() == set()
-    registered = len(weakref.finalize._registry)
+    registered = len(_finalizers())
     threads = threading.active_count()
     for _ in range(5):
         assert await every() == set()
-    assert len(weakref.finalize._registry) <= registered + 4
+    assert len(_finalizers()) <= registered + 4
     assert threading.active_count() <= threads + 4  # the server's, one for each connection
 
 
