@@ -116,6 +116,35 @@ async def test_a_tool_loop_is_one_history(
 
 
 @BOTH
+@pytest.mark.parametrize("how", ["text", "items without reasoning"])
+async def test_reasoning_that_the_client_drops(
+    recording: Recording, clients: Clients, caller: Caller, how: str
+) -> None:
+    """A client that replays only what was said goes on with its history; the break is noted."""
+
+    async def script(client: Any) -> None:
+        with rollout("agent"):
+            given: list[Any] = [{"role": "user", "content": "Go"}]
+            for _ in range(3):
+                reply = await respond(client, input=given)
+                if how == "text":
+                    said: list[Any] = [{"role": "assistant", "content": reply.output_text}]
+                else:
+                    said = [item for item in reply.output if item.type != "reasoning"]
+                given = [*given, *said, {"role": "user", "content": "And?"}]
+
+    server = clients.serve([Reply(f"Said {i}", reasoning=f"Hm {i}") for i in range(3)])
+    await caller.run(script(caller.client(clients, server)))
+    trajectory = replayed(recording)
+    assert trajectory.warnings == []
+    assert shape(trajectory) == [["resp_000001", "resp_000002", "resp_000003"]]
+    (history,) = trajectory.histories
+    replies = [item for item in history.items if item.completion is not None]
+    assert [item.is_break for item in replies] == [True, True, False, False]
+    assert all(item.trainable for item in replies)
+
+
+@BOTH
 async def test_forks_by_name(recording: Recording, clients: Clients, caller: Caller) -> None:
     """Two requests that continue the same response are two histories that share it."""
 
