@@ -136,7 +136,7 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
                 if completion.path.key != _key(completion.prompt):
                     key = completion.context_key, completion.path.key
                     by_path.setdefault(key, []).append(completion)
-            elif previous != completion.exchange.params.get("previous_response_id"):
+            elif previous != _previous_reply(completion):
                 by_name.setdefault(previous, []).append(completion)
     for named in by_name.values():
         named.sort(key=_sampled)
@@ -162,7 +162,7 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
             parent = _named(by_name.get(previous, ()), completion, parents)
             if parent is not None:
                 parents[completion] = parent
-            elif completion.exchange.params.get("previous_response_id"):
+            elif _previous_reply(completion):
                 doubts[completion.id] = (
                     f"completion {completion.id!r} continues the response {previous!r}, which is "
                     f"not here: what was said before its own request is not known"
@@ -196,12 +196,22 @@ def _listed(completions: list[Completion]) -> str:
 
 def _names_previous(completion: Completion) -> str | None:
     """The response or conversation that it continues, where the request names it by its id."""
-    params = completion.exchange.params
-    conversation = params.get("conversation")
+    conversation = completion.exchange.params.get("conversation")
     if isinstance(conversation, Mapping):
         conversation = conversation.get("id")
-    name = params.get("previous_response_id") or conversation
+    name = _previous_reply(completion) or conversation
     return name if isinstance(name, str) else None
+
+
+def _previous_reply(completion: Completion) -> Json:
+    params = completion.exchange.params
+    return params.get("previous_response_id") or _previous_of_thread(completion)
+
+
+def _previous_of_thread(completion: Completion) -> Json:
+    """The reply that a thread of the Messages API goes on from: with its tools, too."""
+    thread = completion.exchange.params.get("thread")
+    return thread.get("previous_message_id") if isinstance(thread, Mapping) else None
 
 
 def _named(
@@ -334,7 +344,10 @@ def history_of(
         HistoryItem(message, None, trainable=False)
         for message in appended.get((completion.id, completion.choice_index), ())
     ]
-    return History(items, copy_json(completion.tools))
+    asked = completion
+    while asked.tools is None and _previous_of_thread(asked) and asked in parents:
+        asked = parents[asked]
+    return History(items, copy_json(asked.tools))
 
 
 def build_histories(

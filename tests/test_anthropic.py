@@ -891,6 +891,46 @@ async def test_a_reply_that_was_begun_for_the_model(
 
 
 @BOTH
+async def test_a_thread_that_the_server_keeps_is_one_history(
+    recording: Recording, clients: Clients, caller: Claude
+) -> None:
+    """A request that names the message it continues carries only what is new, and no tools."""
+    calls = [ToolCall("add", "{}")]
+    replies = [Reply("Go.", reasoning="So ...", tool_calls=calls), "One.", "Two.", "Other."]
+
+    def go_on(name: str, *messages: Json) -> Json:
+        thread = {"type": "continue", "previous_message_id": name}
+        return {"messages": list(messages), "extra_body": {"thread": thread}}
+
+    requests: list[Json] = [
+        {"tools": TOOLS, "extra_body": {"thread": {"type": "create"}}},
+        go_on("msg_000001", user([result("toolu_000001_0", "1")])),
+        go_on("msg_000002", MORE),
+        go_on("msg_000001", user([result("toolu_000001_0", "2")])),
+    ]
+    trajectory = await played(recording, clients, caller, replies, requests)
+    assert sorted(table(trajectory)) == ["u 0 u 3*", "u 0* u 1* u 2*"]
+    assert trajectory.warnings == []
+    assert [history.tools for history in trajectory.histories] == [TOOLS, TOOLS]
+    assert [message["role"] for message in trajectory.histories[0].messages()] == [
+        *("user", "assistant") * 3
+    ]
+
+
+@BOTH
+async def test_a_thread_whose_beginning_is_missing(
+    recording: Recording, clients: Clients, caller: Claude
+) -> None:
+    """A request that names a message of nobody's is a history of its own, and that is said."""
+    thread = {"type": "continue", "previous_message_id": "msg_of_another"}
+    requests = [{"extra_body": {"thread": thread}}]
+    trajectory = await played(recording, clients, caller, "Paris", requests)
+    assert table(trajectory) == ["u 0*"]
+    (warning,) = trajectory.warnings
+    assert "msg_of_another" in warning
+
+
+@BOTH
 async def test_an_image_is_stored_once(
     recording: Recording, clients: Clients, caller: Claude
 ) -> None:
