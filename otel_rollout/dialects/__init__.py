@@ -199,59 +199,108 @@ def _richness(exchange: Exchange) -> tuple[bool, int, str]:
     return bool(exchange.damage), len(exchange.lost), exchange.source
 
 
+def _most_and_richest(calls: Sequence[Exchange]) -> tuple[int, tuple[bool, int, str]]:
+    """Lowest for the spans of the one instrumentation that is believed."""
+    return -len(calls), _richness(calls[0])
+
+
 def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[Exchange]:
     """Of the spans that several instrumentations wrote of one call, the richest.
 
     Two spans of one instrumentation are two calls. Two of different ones are the same call if
-    they have the same response id, or if one runs inside the other and their ids do not differ.
+    they have the same response id, or if one runs inside the other (or beside it, at the same
+    time and with the same conversation) and their ids do not differ.
     """
-    dropped: set[str] = set()
-    by_id: dict[str, dict[str, list[Exchange]]] = {}
+    scopes = {span.span_id: span.scope for span in trace}
+    writers = {e.span_id: (e.source, scopes[e.span_id]) for e in exchanges}
+    by_span = {exchange.span_id: exchange for exchange in exchanges}
+    same = _Same()
     for exchange in exchanges:
         if exchange.response_id is not None:
-            sources = by_id.setdefault(exchange.response_id, {})
-            sources.setdefault(exchange.source, []).append(exchange)
-    for sources in by_id.values():
+            same.join(f"id {exchange.response_id}", exchange.span_id, exchange.response_id)
+    dropped: set[str] = set()
+    for outer, inner in _inside(exchanges, trace, writers).items():
+        of_writer: dict[tuple[str, str], list[str]] = {}
+        for span_id in inner:
+            if by_span[span_id].path == by_span[outer].path and writers[span_id] != writers[outer]:
+                of_writer.setdefault(writers[span_id], []).append(span_id)
+        for span_ids in of_writer.values():
+            if len(span_ids) == 1:
+                same.join(outer, span_ids[0])
+            elif by_span[outer].response_id is None:
+                dropped.add(outer)  # it tells of several calls, each of which has its own span
+    groups: dict[str, dict[tuple[str, str], list[Exchange]]] = {}
+    for exchange in exchanges:
+        if exchange.span_id not in dropped:
+            written = groups.setdefault(same.root(exchange.span_id), {})
+            written.setdefault(writers[exchange.span_id], []).append(exchange)
+    kept: list[Exchange] = []
+    for written in groups.values():
         # A server may give one id to several answers: whoever saw most of them is believed.
-        kept = min(sources.values(), key=lambda same: (-len(same), _richness(same[0])))
-        dropped |= {e.span_id for same in sources.values() if same is not kept for e in same}
-    inner = _inside(exchanges, trace)
-    by_span = {exchange.span_id: exchange for exchange in exchanges}
-    # Innermost first: of three spans around one call, the two inner ones are settled before.
-    for outer_id in reversed(list(inner)):
-        outer = by_span[outer_id]
-        within = [by_span[span_id] for span_id in inner[outer_id]]
-        within = [e for e in within if e.source != outer.source and e.path == outer.path]
-        told = {e.response_id for e in within if e.response_id is not None}
-        if not within or (outer.response_id is not None and told and outer.response_id not in told):
-            continue
-        left = [e for e in within if e.span_id not in dropped]
-        if outer_id in dropped or not left:
-            continue
-        if len(left) == 1 and _richness(outer) < _richness(left[0]):
-            dropped.add(left[0].span_id)
-        else:
-            dropped.add(outer_id)
-    return [exchange for exchange in exchanges if exchange.span_id not in dropped]
+        kept += min(written.values(), key=_most_and_richest)
+    return kept
 
 
-def _inside(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> dict[str, list[str]]:
-    """The model calls that run directly inside each model call, by span id; outer ones first."""
+class _Same:
+    """Which spans tell of one call. Spans with different response ids are never joined."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
+
+    def root(self, name: str) -> str:
+        while (parent := self._parents.get(name, name)) != name:
+            name = parent
+        return name
+
+    def join(self, one: str, two: str, response_id: str | None = None) -> None:
+        one, two = self.root(one), self.root(two)
+        ids = {self._ids.get(one), self._ids.get(two), response_id} - {None}
+        if one == two or len(ids) > 1:
+            return
+        self._parents[two] = one
+        if ids:
+            self._ids[one] = str(ids.pop())
+
+
+def _inside(
+    exchanges: list[Exchange], trace: Sequence[SpanRecord], writers: Mapping[str, tuple[str, str]]
+) -> dict[str, list[str]]:
+    """The model calls that run directly inside, or beside and during, each; by span id."""
     calls = {exchange.span_id for exchange in exchanges}
     parents = {span.span_id: span.parent_span_id for span in trace}
-    depths: dict[str, int] = {}
     inner: dict[str, list[str]] = {}
-    for exchange in exchanges:
+    beside: list[Exchange] = []
+    for exchange in sorted(exchanges, key=lambda e: (e.start_time_ns, e.span_id)):
         seen = {exchange.span_id}
         parent = parents.get(exchange.span_id)
-        depth, found = 0, None
-        while parent is not None and parent in parents and parent not in seen:
+        while parent is not None and parent not in calls and parent not in seen:
             seen.add(parent)
-            depth += 1
-            if found is None and parent in calls:
-                found = parent
             parent = parents.get(parent)
-        depths[exchange.span_id] = depth
-        if found is not None:
-            inner.setdefault(found, []).append(exchange.span_id)
-    return dict(sorted(inner.items(), key=lambda item: (depths[item[0]], item[0])))
+        if parent in calls and parent not in seen:
+            inner.setdefault(str(parent), []).append(exchange.span_id)
+        else:
+            beside.append(exchange)
+    # Some do not make their span the current one: then what runs inside it is beside it.
+    for one in beside if len(set(writers.values())) > 1 else ():
+        matched = {writers[one.span_id]}
+        for other in beside:
+            writer, within = writers[other.span_id], inner.get(other.span_id, [])
+            if (
+                writer not in matched
+                and writers[one.span_id] not in {writers[span_id] for span_id in within}
+                and parents.get(one.span_id) == parents.get(other.span_id) is not None
+                and _ask_together(one, other)
+            ):
+                inner.setdefault(other.span_id, []).append(one.span_id)
+                matched.add(writer)
+    return inner
+
+
+def _ask_together(one: Exchange, two: Exchange) -> bool:
+    """Whether both ask the same, and one while the other waits for its reply."""
+    if one.start_time_ns > two.start_time_ns:
+        one, two = two, one
+    if one.prompt is None or two.prompt is None or (one.end_time_ns or 0) <= two.start_time_ns:
+        return False
+    return one.prompt.key == two.prompt.key

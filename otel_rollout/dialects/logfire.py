@@ -26,6 +26,7 @@ _REQUEST = "request_data"
 _RESPONSE = "response_data"
 _EVENTS = "events"
 _SPAN_TYPE = "logfire.span_type"
+_EVENT_KEYS = ("role", "content", "tool_calls")
 _SCRUBBED = "[Scrubbed due to"
 
 
@@ -112,7 +113,7 @@ def _read_events(call: Call, span: SpanRecord, output: SpanRecord) -> None:
     call.request = {**parameters(span), **call.request}
     messages: list[dict[str, Json]] = []
     for row in object_rows(output, _EVENTS, call, prompt=True) or ():
-        message = {key: row[key] for key in ("role", "content", "tool_calls") if key in row}
+        message: dict[str, Json] = {key: row[key] for key in _EVENT_KEYS if key in row}
         if message.get("role") == "tool":
             message["tool_call_id"] = row.get("id")
         last = messages[-1] if messages else {}

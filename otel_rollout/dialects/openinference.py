@@ -194,7 +194,7 @@ def _verify_token_ids(call: Call) -> None:
 
 
 _LOST_IN_FIELDS = frozenset(
-    (Fact.PARAMETERS, Fact.REQUEST_REASONING, Fact.REQUEST_REFUSAL, Fact.DETAIL)
+    (Fact.PARAMETERS, Fact.ARGUMENTS, Fact.REQUEST_REASONING, Fact.REQUEST_REFUSAL, Fact.DETAIL)
 )
 _LOST_IN_REPLY_FIELDS = frozenset(
     (

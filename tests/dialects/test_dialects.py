@@ -488,8 +488,7 @@ def test_a_damaged_span_gives_way_to_a_whole_one(inner: str):
 
 @pytest.mark.parametrize("scenario", ["chat", "error", "stream", "stream_tools", "tools"])
 def test_two_instrumentations_at_once_give_each_call_once(scenario: str):
-    """In a real run under two instrumentations each request is one call, of the one that keeps
-    more."""
+    """In a real run under two instrumentations each request is one call, as the richer has it."""
     trajectory = trajectories_of("both")[scenario]
     wires = [wire for wire in wire_of("both") if wire.scenario == scenario]
     assert [e.source for e in trajectory.exchanges] == ["openinference"] * len(wires)
@@ -497,6 +496,76 @@ def test_two_instrumentations_at_once_give_each_call_once(scenario: str):
         wire.request["messages"] for wire in wires
     ]
     assert len(trajectory.histories) == 1
+
+
+def test_two_instrumentations_of_one_dialect_give_each_call_once():
+    """A framework's span around a client's is the same call, though both are of one vendor."""
+    fields = ("llm.", "openinference.")
+
+    def framework(span: SpanRecord) -> SpanRecord:
+        kept = {k: v for k, v in span.attributes.items() if k.startswith(fields)}
+        return replace(
+            span, span_id=span.span_id[::-1], scope="openinference.of.a.framework", attributes=kept
+        )
+
+    spans = changed("openinference", "tools", lambda s: s)
+    outside = {s.span_id: framework(s) for s in spans if dialect_of(s)}
+    inside = [
+        replace(s, parent_span_id=outside[s.span_id].span_id) if s.span_id in outside else s
+        for s in spans
+    ]
+    only_outside = only([*outside.values(), *(s for s in spans if s.span_id not in outside)])
+    assert len(only_outside.histories) == 1
+    assert [c.id for c in only_outside.completions] == [
+        f"span-{e.span_id}" for e in only_outside.exchanges
+    ]
+    assert [c.id for c in only([*inside, *outside.values()]).completions] == [
+        c.id for c in completions("openinference", "tools")
+    ]
+
+
+def test_spans_beside_each_other_at_one_time_are_one_call():
+    """A framework's span that is not made current has the client's beside it, not inside."""
+
+    def framework(span: SpanRecord, scope: str, shift: int) -> SpanRecord:
+        kept = {k: v for k, v in span.attributes.items() if k.startswith(("llm.", "openinf"))}
+        return replace(
+            span,
+            span_id=scope[0] * 16,
+            scope=scope,
+            attributes=kept,
+            start_time_ns=span.start_time_ns - 10 + shift,
+            end_time_ns=(span.end_time_ns or 0) + 10 + shift,
+        )
+
+    spans = changed("openinference", "structured", lambda s: s)
+    (call,) = [s for s in spans if dialect_of(s)]
+    two = [framework(call, "a.framework", 0), framework(call, "b.framework", 5)]
+    (completion,) = only([*spans, *two]).completions
+    assert completion.span_id == call.span_id
+    (completion,) = only([s for s in [*spans, *two] if s is not call]).completions
+    assert completion.span_id in {span.span_id for span in two}
+    apart = [replace(two[0], start_time_ns=0, end_time_ns=1), *spans]
+    assert len(only(apart).completions) == 2
+    elsewhere = [replace(two[0], parent_span_id="e" * 16), *spans]
+    assert len(only(elsewhere).completions) == 2
+
+
+def test_parallel_samples_stay_apart():
+    """Concurrent calls with one request are as many under two instrumentations as under one."""
+    spans = changed("openinference", "structured", lambda s: s)
+    (call,) = [s for s in spans if dialect_of(s)]
+    fields = {k: v for k, v in call.attributes.items() if k.startswith(("llm.", "openinf"))}
+    more = []
+    for number in range(3):
+        later = replace(call, start_time_ns=call.start_time_ns + number)
+        value = str(call.attributes["output.value"]).replace("chatcmpl-000001", f"id-{number}")
+        own = {**call.attributes, "output.value": value}
+        more.append(replace(later, span_id=f"{number:016x}", attributes=own))
+        span_id = f"{number + 1:x}" * 16
+        more.append(replace(later, span_id=span_id, attributes=fields, scope="a.framework"))
+    trajectory = only([s for s in spans if s is not call] + more)
+    assert sorted(c.id for c in trajectory.completions) == ["id-0", "id-1", "id-2"]
 
 
 def test_siblings_with_one_response_id_are_one_call():
