@@ -184,7 +184,7 @@ async def test_a_tool_call_without_arguments(
 async def test_arguments_of_the_responses_api(recording: Recording, clients: Clients) -> None:
     """Items of the Responses API compare as messages do: arguments as JSON, no names of items."""
     call = ToolCall("add", ' {"b": 1.0, "a": 1} ', id="call_1")
-    client = clients.asynchronous(clients.serve([Reply(tool_calls=[call]), "2"]))
+    client: Any = clients.asynchronous(clients.serve([Reply(tool_calls=[call]), "2"]))
     async with rollout("agent"):
         await client.responses.create(model="m", input=[{"role": "user", "content": "1 + 1?"}])
         replayed_call: Any = {"type": "function_call", "call_id": "call_1", "name": "add"}
@@ -215,7 +215,7 @@ async def test_reasoning_items_of_the_responses_api(
         Reply("Wait.", tool_calls=[call], reasoning="other"),
         "2",
     ]
-    client = clients.asynchronous(clients.serve(replies))
+    client: Any = clients.asynchronous(clients.serve(replies))
     question: Any = {"role": "user", "content": "1 + 1?"}
     async with rollout("agent"):
         first = await client.responses.create(model="m", input=[question])
@@ -241,7 +241,7 @@ async def test_reasoning_items_of_the_responses_api(
 
 async def test_nothing_but_reasoning(recording: Recording, clients: Clients) -> None:
     """A reply that was cut while it reasoned is not what the same question asked again goes on."""
-    client = clients.asynchronous(
+    client: Any = clients.asynchronous(
         clients.serve([Reply(reasoning="hm", finish_reason="length"), "2"])
     )
     async with rollout("agent"):
