@@ -180,7 +180,7 @@ class _Call:
         self._status_code = response.status_code
         self._received = self._active.clock
         content_type = response.headers.get("content-type", "")
-        self.is_events = "event-stream" in content_type or _is_framed(content_type)
+        self.is_events = "event-stream" in content_type or bool(_is_framed(content_type))
         self.stream = self._body = None
         if _is_binary(content_type):
             pass  # such as speech: no conversation, and large
@@ -458,9 +458,10 @@ _is_retrieval = re.compile(r"(?:.*/)?responses/[^/?]+(?:\?|$)").match
 
 def _choices(body: dict[str, Any]) -> int:
     """How many choices a request asks for."""
-    n, prompt = body.get("n"), body.get("prompt")
-    batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-    return (n if isinstance(n, int) else 1) * (len(prompt) if batch else 1)
+    n, prompt, prompts = body.get("n"), body.get("prompt"), 1
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompts = len(prompt)
+    return (n if isinstance(n, int) else 1) * prompts
 
 
 def _status_of(error: BaseException) -> str:
