@@ -161,6 +161,9 @@ class _Pending(dict[str, Any]):
     def __setitem__(self, key: str, data: Any) -> None:
         self.pop(key, None)
         if getattr(data, "response_status", None) in ("queued", "in_progress"):
+            # A span that starts at a float, as that of `cancel` would, cannot be exported.
+            if isinstance(getattr(data, "start_time", None), float):
+                data.start_time = int(data.start_time)
             super().__setitem__(key, data)
             if len(self) > _MOST_PENDING:
                 del self[next(iter(self))]
