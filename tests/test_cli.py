@@ -168,8 +168,8 @@ def test_a_failure_while_writing_leaves_what_was_there(recorded: Recording, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "spans.jsonl"]
 
 
-def test_the_output_may_be_a_source_a_link_or_a_device(recorded: Recording, tmp_path: Path):
-    """A file may be replaced by what is made of it; a link stays one; a device is not replaced."""
+def test_the_output_may_be_a_source_a_link_or_a_pipe(recorded: Recording, tmp_path: Path):
+    """A file may be replaced by what is made of it; a link stays one; a pipe is written to."""
     both = written(tmp_path / "both", lines(recorded.spans))
     link = tmp_path / "link"
     link.symlink_to(both)
@@ -177,8 +177,13 @@ def test_the_output_may_be_a_source_a_link_or_a_device(recorded: Recording, tmp_
     assert link.is_symlink()
     assert list(JsonlTrajectoryExporter.read(both)) == list(recorded.trajectories)
     source = written(tmp_path / "spans", lines(recorded.spans))
-    assert main(["rebuild", source, "-o", os.devnull]) == 0
-    assert not Path(os.devnull).is_file()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # what is written fits into its buffer
+    assert main(["rebuild", source, "-o", str(pipe)]) == 0
+    assert os.read(reading, 1 << 16).count(b"\n") == len(recorded.trajectories)
+    os.close(reading)
+    assert pipe.is_fifo()
 
 
 def test_nothing_to_rebuild(recorded: Recording, tmp_path: Path, capsys: Any):

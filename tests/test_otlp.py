@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -294,6 +295,13 @@ def test_protobuf_of_any_length_is_no_json(spans: Any):
         content = encode_spans(exporter.get_finished_spans()).SerializeToString()
         (record,) = read(io.BytesIO(content))
         assert record.name == "n" * padding
+    data = TracesData()
+    attribute = data.resource_spans.add().resource.attributes.add(key="k")
+    attribute.value.string_value = "v" * 25
+    span = data.resource_spans[0].scope_spans.add().spans.add(trace_id=b"t" * 16, span_id=b"s" * 8)
+    span.name = "n" * (123 - 2 - data.resource_spans[0].ByteSize())
+    assert data.SerializeToString().startswith(b'\n{\n"\n')
+    assert [record.name for record in read(io.BytesIO(data.SerializeToString()))] == [span.name]
 
 
 def test_rows_of_any_client(recorded: Any, recording: Recording):
