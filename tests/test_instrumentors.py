@@ -50,6 +50,8 @@ except ImportError:
 else:
     GENAI = True
 CHOICES: list[Any] = ["openai", *(["genai"] if GENAI else []), None]
+DRAWS_RESPONSES = "service_tier" in openai.types.responses.Response.model_fields
+"""With an older client the default instrumentor draws them only if they are streamed."""
 needs_genai = pytest.mark.skipif(not GENAI, reason="needs the extra genai")
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -713,6 +715,7 @@ def test_no_secret_is_on_a_span(case: str, any_recording: Recording, clients: Cl
                     list(result)
         except (openai.APIError, ValueError):
             assert case != "plain"
+        gc.collect()  # openai 1.x leaves a stream that failed to the collector
     with rollout("x"), contextlib.suppress(openai.APIError):
         calls[0]()
     assert server.exchanges[0].request_headers["x-custom-token"] == SECRETS[5]
@@ -966,18 +969,21 @@ def test_unset_arguments_are_not_attributes(
     """What the client's own helpers leave unset is neither an attribute nor a warning."""
     client = clients.sync(clients.serve("ok"))
     with rollout("x"):
-        with client.chat.completions.stream(model="m", messages=USER) as stream:
+        chat = client.chat.completions
+        chat = chat if hasattr(chat, "stream") else client.beta.chat.completions  # before 1.92
+        with chat.stream(model="m", messages=USER) as stream:
             assert stream.get_final_completion().choices[0].message.content == "ok"
         client.responses.create(model="m", input="p", reasoning=None)
     assert [record.getMessage() for record in caplog.records] == []
     for span in llm(any_recording):
         assert None not in (span.attributes or {}).values()
-    assert len(llm(any_recording)) in (0, 2)
+    assert len(llm(any_recording)) in ((0, 2) if DRAWS_RESPONSES else (0, 1))
 
 
 # --- the Responses API
 
 
+@pytest.mark.skipif(not DRAWS_RESPONSES, reason="draws none of them")
 def test_responses_are_not_kept(recording: Recording, clients: Clients):
     """The instrumentor keeps nothing of a response that is complete, and each has its span."""
     body = response_body(id="resp-same", status="completed")
@@ -1246,6 +1252,8 @@ def test_trajectories_do_not_depend_on_the_instrumentor(clients: Clients):
         "genai": ["chat m", "chat m", "chat m", "chat m", "embeddings m"],
         None: [],
     }
+    if not DRAWS_RESPONSES:
+        expected["openai"].remove("openai.response")
     assert names == {name: expected[name] for name in CHOICES}
 
 
