@@ -237,7 +237,8 @@ def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[E
     kept: list[Exchange] = []
     for written in groups.values():
         # A server may give one id to several answers: whoever saw most of them is believed.
-        kept += min(written.values(), key=_most_and_richest)
+        believed = min(written.values(), key=_most_and_richest)
+        kept += believed
     return kept
 
 

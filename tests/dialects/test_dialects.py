@@ -568,6 +568,32 @@ def test_parallel_samples_stay_apart():
     assert sorted(c.id for c in trajectory.completions) == ["id-0", "id-1", "id-2"]
 
 
+def test_a_span_around_several_calls_is_none_of_its_own():
+    """A span without id that has two calls of one instrumentation inside stands for both."""
+    spans = changed("openinference", "chat", lambda s: s)
+    calls = sorted((s for s in spans if dialect_of(s)), key=lambda s: s.start_time_ns)
+    fields = {k: v for k, v in calls[0].attributes.items() if k.startswith(("llm.", "openinf"))}
+    around = replace(
+        calls[0],
+        span_id="a" * 16,
+        scope="a.framework",
+        attributes=fields,
+        end_time_ns=calls[1].end_time_ns,
+    )
+    inside = [replace(s, parent_span_id=around.span_id) if s in calls else s for s in spans]
+    assert [c.span_id for c in only([around, *inside]).completions] == [s.span_id for s in calls]
+
+
+def test_concurrent_calls_with_other_conversations_stay_apart():
+    """What asks something else at the same time is another call, whoever wrote it."""
+    spans = changed("openinference", "chat", lambda s: s)
+    first, second = sorted((s for s in spans if dialect_of(s)), key=lambda s: s.start_time_ns)
+    fields = {k: v for k, v in second.attributes.items() if k.startswith(("llm.", "openinf"))}
+    other = replace(first, span_id="a" * 16, scope="a.framework", attributes=fields)
+    rest = [s for s in spans if s is not second]
+    assert len(only([other, *rest]).completions) == 2
+
+
 def test_siblings_with_one_response_id_are_one_call():
     """Spans beside each other join by the response id."""
     outer = changed("openllmetry", "chat", lambda s: s)
