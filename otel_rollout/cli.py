@@ -60,8 +60,8 @@ A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
 _DOCTOR = """\
 Check a set-up and say what would be lost: versions, provider, span limits,
 processors, instrumentations, environment. Then run a rollout with one call, to a
-server of this process, through it, and compare its trajectory with the one that
-is rebuilt from its spans."""
+server of this process, through it, and compare its trajectory with the one
+that is rebuilt from its spans."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
