@@ -50,6 +50,12 @@ COPIES = 2
 SHARED_LENGTH = 256
 """Parameters (tools, instructions, ...) with more JSON text than this are named by digest."""
 
+LARGE = 1024
+"""A message with more bytes is written again behind another beginning only by its digest.
+
+Such as the screenshots that an agent keeps while it shortens what is before them.
+"""
+
 _ROOT = b""
 _MESSAGE_KEYS = ("messages", "input", "prompt")
 _space = re.compile(r"[ \t\n\r]*").match
@@ -218,6 +224,7 @@ class ExchangeWriter:
         self._prompts = _Prefix(0, b"", _ROOT, 0, copies=COPIES)
         self._shared: dict[str, list[tuple[int, bytes]]] = {}
         self._carried: dict[bytes, int] = {}
+        self._large: dict[bytes, int] = {}
 
     def request(self, body: bytes) -> _Attributes:
         """Attributes of a request body as it was sent; the next bodies build upon it."""
@@ -289,20 +296,35 @@ class ExchangeWriter:
         chain, new = messages.chain, messages.new
         base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)
         last = new[-1] if new else chain[-1]
-        delta = bytes(view[messages.start + base.end : messages.start + last.end])
-        delta = delta.lstrip(b" ,\t\r\n")
         for parent, child in zip([chain[-1], *new], new, strict=False):
             parent.add(child)
-        for prefix in [*chain[chain.index(base) + 1 :], *new]:
+        written = [*chain[chain.index(base) + 1 :], *new]
+        pieces: list[bytes] = []
+        repeated: dict[int, str] = {}
+        position = base.end
+        for number, prefix in enumerate(written):
+            element = bytes(view[messages.start + position : messages.start + prefix.end])
+            position = prefix.end
             prefix.copies += 1
-        return {
+            if len(element) > LARGE:
+                digest = _digest(element.lstrip(_BETWEEN))
+                copies = self._large.get(digest, 0)
+                if copies >= COPIES:
+                    repeated[number] = digest.hex()
+                    element = b",null"
+                self._large[digest] = copies + 1
+            pieces.append(element)
+        attributes: _Attributes = {
             sc.REQUEST_KEY: messages.key,
-            sc.REQUEST_MESSAGES: f"[{_text(delta)}]",
+            sc.REQUEST_MESSAGES: f"[{_text(b''.join(pieces).lstrip(_BETWEEN))}]",
             sc.REQUEST_COUNT: last.count,
             sc.REQUEST_DIGEST: last.digest.hex(),
             sc.REQUEST_BASE_DIGEST: base.digest.hex(),
             sc.REQUEST_BASE_COUNT: base.count,
         }
+        if repeated:
+            attributes[sc.REQUEST_REPEATED] = dumps(repeated)
+        return attributes
 
     def response(self, body: bytes, *, events: bool = False) -> _Attributes:
         """Attributes of a response body, or of the events of a streamed one; any text is kept."""
@@ -358,6 +380,7 @@ def _block(ids: bytes, start: int, end: int) -> bytes:
     return ids[start:end].lstrip(b" ,")
 
 
+_BETWEEN = b" ,\t\r\n"
 _PLACEHOLDER = b'{"packed":'
 _PROMPT_IDS = b'"prompt_token_ids"'
 _array = re.compile(rb"\s*:\s*\[").match
@@ -572,6 +595,10 @@ class ExchangeReader:
         self._messages: _Chains[MessagePath, Json] = _Chains(extend)
         self._tokens: _Chains[TokenPath, list[int]] = _Chains(extend_tokens)
         self._shared: dict[str, Json] = {}
+        self._large: dict[str, tuple[Json, str, int, int]] = {}
+        """Large messages by digest: the one value of each, and where its text is."""
+        self._awaited: dict[str, list[SpanRecord]] = {}
+        """Spans with messages that are on others, by the digest of the first that has not come."""
         self._context_keys: dict[tuple[str, ...], bytes] = {}
         self._spans: dict[str, tuple[SpanRecord, list[str]]] = {}
 
@@ -599,8 +626,32 @@ class ExchangeReader:
             )
 
     def _add_messages(self, span: SpanRecord, text: str) -> None:
-        links = [(text[start:end].encode(), value) for value, start, end in _elements(text, 1)]
-        self._messages.add(span.text(sc.REQUEST_BASE_DIGEST) or "", links)
+        if sc.REQUEST_REPEATED in span.cut:
+            return
+        repeated = loads(span.text(sc.REQUEST_REPEATED) or "{}")
+        links: list[tuple[bytes, Json]] = []
+        came: list[str] = []
+        missing: str | None = None
+        for number, (value, start, end) in enumerate(_elements(text, 1)):
+            source, digest = text, repeated.get(str(number))
+            data = None if digest else text[start:end].encode()
+            if data is not None and len(data) > LARGE:
+                digest = _digest(data).hex()
+                came.append(digest)
+                self._large.setdefault(digest, (value, text, start, end))
+            if digest is not None and digest not in self._large:
+                missing = missing or digest
+            elif digest is not None:
+                # However often it came, it is one value.
+                value, source, start, end = self._large[digest]
+            links.append((source[start:end].encode() if data is None else data, value))
+        if missing is None:
+            self._messages.add(span.text(sc.REQUEST_BASE_DIGEST) or "", links)
+        else:
+            self._awaited.setdefault(missing, []).append(span)
+        for digest in came:
+            for waiting in self._awaited.pop(digest, ()):
+                self._add_messages(waiting, waiting.text(sc.REQUEST_MESSAGES) or "")
 
     def _add_shared(self, _: SpanRecord, text: str) -> None:
         for digest, start, end in _members(text, lambda _key, _start: None):
@@ -695,6 +746,7 @@ _UNDECISIVE = _RESPONSE | {
     sc.EXCHANGE_ERROR,
     sc.ERROR_TYPE,
     sc.REQUEST_MESSAGES,
+    sc.REQUEST_REPEATED,
     sc.REQUEST_COUNT,
     sc.REQUEST_BASE_DIGEST,
     sc.REQUEST_BASE_COUNT,

@@ -522,7 +522,8 @@ class Trajectory:
         """Plain JSON from which `from_dict` makes an equal trajectory; size linear in content.
 
         `messages` and `tokens` are trees: each row is [row of what is before it, or 0; content],
-        rows count from 1. The exchanges name rows of them.
+        rows count from 1. The exchanges name rows of them. A message that stands behind several
+        beginnings is there once: the others are [row before, null, row that has it].
         """
         paths: _Rows[MessagePath] = _Rows()
         tokens: _Rows[TokenPath] = _Rows()
@@ -541,7 +542,7 @@ class Trajectory:
             "appended": [[*key, messages] for key, messages in list(self.appended.items())],
             "exchanges": exchanges,
             "params": [loads(text) for text in params],
-            "messages": [[parent, path.message] for parent, path in paths],
+            "messages": _message_rows(paths),
             "tokens": [[parent, path.ids.tolist()] for parent, path in tokens],
         }
         return {key: copy_json(value) for key, value in data.items()}
@@ -557,8 +558,10 @@ class Trajectory:
             )
         try:
             paths: list[MessagePath | None] = [None]
-            for parent, message in data["messages"]:
-                paths.append(extend(paths[parent], message))
+            messages: list[Json] = [None]
+            for parent, message, *same in data["messages"]:
+                messages.append(messages[same[0]] if same else message)
+                paths.append(extend(paths[parent], messages[-1]))
             tokens: list[TokenPath | None] = [None]
             for parent, ids in data["tokens"]:
                 tokens.append(extend_tokens(tokens[parent], ids))
@@ -662,6 +665,15 @@ class _Rows(Generic[_Node]):
 
     def __iter__(self) -> Iterator[tuple[int, _Node]]:
         return iter(self._rows)
+
+
+def _message_rows(paths: _Rows[MessagePath]) -> list[list[Json]]:
+    first: dict[int, int] = {}
+    rows: list[list[Json]] = []
+    for number, (parent, path) in enumerate(paths, 1):
+        same = first.setdefault(id(path.message), number)
+        rows.append([parent, path.message] if same == number else [parent, None, same])
+    return rows
 
 
 def _exchange_to_dict(

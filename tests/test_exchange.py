@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.exchange import ExchangeReader, ExchangeWriter
+from otel_rollout.messages import path_messages
 from otel_rollout.spans import SpanRecord, as_record, sealed
 
 texts = st.text(max_size=12) | st.sampled_from(
@@ -224,3 +226,106 @@ def test_a_newer_format_is_said() -> None:
     reader = ExchangeReader()
     reader.add(span(1, {sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION + 1}))
     assert any("update otel-rollout" in damage for damage in reader.read(f"{1:016x}").damage)
+
+
+# --- large messages
+
+
+def _large_play(bodies: list[list[dict[str, Any]]]) -> tuple[list[SpanRecord], list[Any]]:
+    writer = ExchangeWriter()
+    spans = []
+    for number, messages in enumerate(bodies, 1):
+        attributes = {
+            sc.EXCHANGE_VERSION: 1,
+            sc.EXCHANGE_STATUS: "complete",
+            **writer.request(json.dumps({"messages": messages}).encode()),
+        }
+        spans.append(
+            SpanRecord("x", "1" * 32, f"{number:016x}", None, number, number, sealed(attributes))
+        )
+    return spans, bodies
+
+
+def _windows(count: int, kept: int) -> list[list[dict[str, Any]]]:
+    """An agent that keeps its last screenshots, and a line of text of the older ones."""
+    shots = [{"role": "user", "content": f"{i} " + "x" * 50_000} for i in range(count)]
+    short = [{"role": "user", "content": f"screenshot {i}"} for i in range(count)]
+    return [short[: max(0, i - kept)] + shots[max(0, i - kept) : i] for i in range(1, count + 1)]
+
+
+def test_a_large_message_behind_another_beginning_is_not_written_again():
+    """Screenshots that stay while what is before them changes are on two spans, as any message."""
+    spans, bodies = _large_play(_windows(20, 5))
+    written = sum(len(str(v)) for span in spans for v in span.attributes.values())
+    assert written < 2.2 * 20 * 50_000
+    for seed in range(5):
+        reader = ExchangeReader()
+        shuffled = [*spans, *spans[::2]]
+        random.Random(seed).shuffle(shuffled)
+        for span in shuffled:
+            reader.add(span)
+        values: set[int] = set()
+        for span, messages in zip(spans, bodies, strict=True):
+            exchange = reader.read(span.span_id)
+            assert exchange.damage == []
+            assert exchange.request() == {"messages": messages}
+            prompt = path_messages(exchange.prompt)
+            values |= {id(m) for m in prompt if len(m["content"]) > 1000}
+        assert len(values) == 20  # each is one object, however many requests have it
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_lost_large_messages_are_never_replaced_by_others(seed: int, kept: int):
+    """With any spans lost a request is whole, or said to be damaged; it is never another one."""
+    spans, bodies = _large_play(_windows(8, kept))
+    chosen = random.Random(seed)
+    left = [span for span in spans if chosen.random() < 0.6]
+    chosen.shuffle(left)
+    reader = ExchangeReader()
+    for span in left:
+        reader.add(span)
+    for span in left:
+        exchange = reader.read(span.span_id)
+        messages = bodies[int(span.span_id, 16) - 1]
+        if exchange.prompt_is_known:
+            assert exchange.request() == {"messages": messages}
+        else:
+            assert any("on a span that is missing" in sentence for sentence in exchange.damage)
+
+
+def test_what_is_repeated_was_cut():
+    """Without the attribute that says which messages are elsewhere, null is no message."""
+    spans, _ = _large_play(_windows(8, 3))
+    with_repeated = [span for span in spans if sc.REQUEST_REPEATED in span.attributes]
+    assert with_repeated
+    reader = ExchangeReader()
+    for span in spans:
+        left = {k: v for k, v in span.attributes.items() if k != sc.REQUEST_REPEATED}
+        cut = frozenset({sc.REQUEST_REPEATED}) if span in with_repeated else frozenset()
+        reader.add(replace(span, attributes=left, cut=cut))
+    for span in with_repeated:
+        exchange = reader.read(span.span_id)
+        assert exchange.damage
+        if exchange.prompt_is_known:  # another span carries the same beginning
+            assert None not in path_messages(exchange.prompt)
+
+
+def test_a_large_message_is_there_once_in_the_data_of_a_trajectory():
+    """`to_dict` has each screenshot once, and `from_dict` gives an equal trajectory."""
+    spans, bodies = _large_play(_windows(20, 5))
+    own = {sc.ROLLOUT_ID: "r", sc.REQUEST_PATH: "/chat/completions"}
+    spans = [
+        replace(
+            span,
+            attributes=sealed(
+                {**{k: v for k, v in span.attributes.items() if k != sc.LENGTHS}, **own}
+            ),
+        )
+        for span in spans
+    ]
+    (trajectory,) = reconstruct(spans)
+    text = json.dumps(trajectory.to_dict())
+    assert len(text) < 1.2 * 20 * 50_000
+    read = Trajectory.from_dict(json.loads(text))
+    assert read == trajectory
+    assert [c.request for c in read.completions] == [{"messages": body} for body in bodies]
