@@ -59,9 +59,9 @@ Show trajectories as trees: who said what, what of it trains, how it went.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
 _DOCTOR = """\
 Check a set-up and say what would be lost: versions, provider, span limits,
-processors, instrumentations, environment. Then run a rollout with one call, to a
-server of this process, through it, and compare its trajectory with the one
-that is rebuilt from its spans."""
+processors, instrumentations, environment. Then run a rollout with one call
+through it, to a server of this process, and compare its trajectory with the
+one that is rebuilt from its spans."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
