@@ -594,6 +594,14 @@ def test_concurrent_calls_with_other_conversations_stay_apart():
     assert len(only([other, *rest]).completions) == 2
 
 
+def test_who_saw_more_answers_with_one_id_is_believed():
+    """A server that repeats an id answered twice, though who keeps more of a call saw one."""
+    spans = nested("openllmetry", "openinference", "structured")
+    call = next(s for s in spans if (d := dialect_of(s)) and d.name == "openllmetry")
+    spans.append(replace(call, span_id="c" * 16))
+    assert [e.source for e in only(spans).exchanges] == ["openllmetry"] * 2
+
+
 def test_siblings_with_one_response_id_are_one_call():
     """Spans beside each other join by the response id."""
     outer = changed("openllmetry", "chat", lambda s: s)
