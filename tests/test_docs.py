@@ -117,7 +117,7 @@ def test_every_block_is_run() -> None:
 def test_the_quickstart_example() -> None:
     """The example prints four trajectories, each with what trains in it."""
     printed = python(str(ROOT / "examples" / "quickstart.py"))
-    assert len(re.findall(r"^travel_agent  [0-9a-f]{32}  complete", printed, re.MULTILINE)) == 4
+    assert len(re.findall(r"^travel_agent [0-9a-f]{32}\n├─ complete", printed, re.MULTILINE)) == 4
     assert printed.count("4 of 4 completions train") == 3
     assert printed.count("1 of 1 completions train") == 1
     assert printed.count("├─ history 2") == 3
