@@ -6,7 +6,7 @@ of zero would. One that failed and was scored all the same is a trajectory like 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
@@ -103,8 +103,9 @@ class TrajectoryGroup:
     def from_dict(cls, data: Mapping[str, Json]) -> TrajectoryGroup:
         """The group that `to_dict` described. SpanFormatError if it is not one."""
         try:
-            rows: Sequence[Sequence[Mapping[str, Json]]] = data["trajectories"], data["failures"]
-            return cls(*([Trajectory.from_dict(row) for row in part] for part in rows), data["id"])
+            trajectories = [Trajectory.from_dict(row) for row in data["trajectories"]]
+            failures = [Trajectory.from_dict(row) for row in data["failures"]]
+            return cls(trajectories, failures, data["id"])
         except (KeyError, TypeError) as error:
             raise SpanFormatError(
                 f"TrajectoryGroup.from_dict: expected what to_dict gave, got {str(data)[:80]!r} "

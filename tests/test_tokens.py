@@ -59,7 +59,8 @@ class Server:
                     "logprobs": {"content": entries} if logprobs is not None else None,
                 }
             )
-        reply = {"id": name, "model": model, "prompt_token_ids": prompt, "choices": made}
+        reply: dict[str, Any] = {"id": name, "model": model, "choices": made}
+        reply["prompt_token_ids"] = prompt
         if usage is not None:
             reply["usage"] = {"completion_tokens": usage}
         attributes = {
@@ -388,7 +389,8 @@ def plays(draw: st.DrawFn) -> Server:
     token = st.integers(0, 5)  # few ids: beginnings are shared by accident too
     clock = 0
     for number in range(draw(st.integers(1, 9))):
-        base = list(draw(st.sampled_from(fulls))) if fulls and draw(st.booleans()) else []
+        goes_on = draw(st.booleans())
+        base = list(draw(st.sampled_from(fulls))) if fulls and goes_on else []
         if base and draw(st.integers(0, 5)) == 0:
             base[draw(st.integers(0, len(base) - 1))] = draw(token)
         prompt = base + draw(st.lists(token, min_size=0 if base else 1, max_size=3))
