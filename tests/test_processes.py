@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -568,3 +569,18 @@ def test_an_exception_passes_through(recording: Recording):
     (record,) = part.spans
     assert record.status_error is not None
     assert recording.trajectories == ()  # a part is no trajectory of its own
+
+
+# --- what the docs show
+
+
+def test_the_docs_of_processes(recording: Recording):
+    """Every block of docs/processes.md compiles; the first runs as it stands."""
+    text = (Path(__file__).parents[1] / "docs" / "processes.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        compile(block, "docs/processes.md", "exec")
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)
+    assert names["headers"].keys() == {"traceparent", "baggage"}
