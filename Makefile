@@ -6,23 +6,29 @@ TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-versions test-frameworks test-backends backends check format bench pins clean
+.PHONY: demo test test-versions test-frameworks test-trainers test-backends backends check format bench pins clean
 
 demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)  ## everything that needs no foreign program
-	$(BIN)/python -m pytest -m "not backend and not framework" $(TESTS)
+	$(BIN)/python -m pytest -m "not backend and not framework and not trainer" $(TESTS)
 
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \
-		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -m "not backend and not framework" $(TESTS); \
+		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -m "not backend and not framework and not trainer" $(TESTS); \
 	done
 
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
 	.venv-frameworks/bin/python -m pytest -W ignore -m framework $(or $(TESTS),tests/frameworks)
+
+test-trainers: .venv-trainers/.ready  ## exporters/, each against its real trainer; their warnings are theirs
+	MYPYPATH=$(subst $(eval) ,:,$(EXPORTERS:/pyproject.toml=)) .venv-trainers/bin/mypy exporters/*/otel_rollout_*
+	.venv-trainers/bin/mypy exporters/*/tests
+	.venv-trainers/bin/python -m pytest -W ignore $(or $(TESTS),exporters)
 
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
 	$(MAKE) -C tools
@@ -49,16 +55,20 @@ $(READY): requirements/newest.txt pyproject.toml
 .venv-%/.ready: requirements/%.txt pyproject.toml
 	$(call environment,.venv-$*,$*)
 
+.venv-trainers/.ready: requirements/trainers.txt pyproject.toml $(EXPORTERS)
+	$(call environment,.venv-trainers,trainers,--no-deps,$(EXPORTERS:%/pyproject.toml=-e %))
+
 define environment
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/python $(PIP) --require-hashes -r requirements/$(2).txt
-	$(1)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	$(1)/bin/python $(PIP) $(3) --require-hashes -r requirements/$(2).txt
+	$(1)/bin/python $(PIP) --no-deps --no-build-isolation -e . $(4)
 	@touch $(1)/.ready
 endef
 
-UV := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
-	--python-version 3.10 --prerelease if-necessary-or-explicit --group pyproject.toml:dev pyproject.toml
+COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --no-header --no-annotate \
+	--prerelease if-necessary-or-explicit --group pyproject.toml:dev pyproject.toml
+UV := $(COMPILE) --universal --python-version 3.10
 
 pins:  ## write requirements/*.txt anew
 	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python $(PIP) uv; }
@@ -67,6 +77,8 @@ pins:  ## write requirements/*.txt anew
 	done
 	$(UV) --upgrade --resolution lowest-direct -o requirements/lowest.txt
 	$(UV) --upgrade --group pyproject.toml:frameworks -o requirements/frameworks.txt
+	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--override requirements/overrides/trainers.in requirements/trainers.in -o requirements/trainers.txt
 
 clean:
 	rm -rf .venv .venv-* .tools build dist
