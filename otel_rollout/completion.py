@@ -9,10 +9,19 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from otel_rollout.exchange import EXACT_SOURCE, Exchange, TokenPath
-from otel_rollout.messages import Json, MessagePath, copy_json, extend, path_messages
+from otel_rollout.messages import Json, MessagePath, copy_json, extend, media_of, path_messages
+from otel_rollout.served import (
+    asked_ids,
+    logprobs_mode,
+    prompt_ids,
+    sampled_ids,
+    sampled_logprobs,
+    usage,
+    weight_version,
+)
 
 _SAMPLING = frozenset(
     (
@@ -28,14 +37,29 @@ _SAMPLING = frozenset(
         "max_tokens",
         "max_completion_tokens",
         "max_output_tokens",
+        "n_predict",
         "min_tokens",
         "frequency_penalty",
         "presence_penalty",
         "repetition_penalty",
+        "repetition_detection",
+        "repeat_penalty",
+        "repeat_last_n",
+        "typical_p",
+        "top_n_sigma",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+        "samplers",
         "logit_bias",
         "bad_words",
         "allowed_token_ids",
         "ignore_eos",
+        "stop_regex",
+        "truncate_prompt_tokens",
+        "best_of",
+        "length_penalty",
+        "thinking_token_budget",
         "reasoning_effort",
         "reasoning",
         "thinking",
@@ -44,14 +68,29 @@ _SAMPLING = frozenset(
         "tool_choice",
         "parallel_tool_calls",
         "chat_template_kwargs",
+        "continue_final_message",
+        "add_generation_prompt",
         "guided_json",
         "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "structural_tag",
+        "json_schema",
+        "regex",
+        "ebnf",
+        "grammar",
+        "logits_processors",
+        "custom_logit_processor",
+        "custom_params",
+        "vllm_xargs",
+        "post_sampling_probs",
         "logprobs_mode",
     )
 )
 
-_CUT = ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
-_LENGTH_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_CUT = ("length", "limit", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
+_LENGTH_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 
 RewardKey = tuple["str | None", "str | None", int]
 """What a reward is for: its name, and the completion (id, choice) where it is a step reward."""
@@ -200,11 +239,9 @@ class Completion:
 
     @property
     def finish_reason(self) -> str | None:
-        """As the server sent it (the Messages API calls it `stop_reason`)."""
-        if self._is_message:
-            reason = self.choice.get("stop_reason")
-        else:
-            reason = self.choice.get("finish_reason") or self.choice.get("status")
+        """As the server sent it (others call it `stop_reason`, `stop_type`, `status`)."""
+        names = ("stop_reason",) if self._is_message else ("finish_reason", "stop_type", "status")
+        reason = next(filter(None, map(self.choice.get, names)), None)
         return reason if isinstance(reason, str) else None
 
     @property
@@ -215,15 +252,16 @@ class Completion:
         if reason in _CUT:
             return True
         limits = (self.exchange.params.get(name) for name in _LENGTH_LIMITS)
-        limit = min((n for n in limits if isinstance(n, int)), default=None)
-        ids = self.token_ids if limit is not None else None
+        limit = min((n for n in limits if isinstance(n, int) and n > 0), default=None)
+        ids = self._sampled_ids if limit is not None else None
         return limit is not None and ids is not None and len(ids) >= limit
 
     @property
     def stop_reason(self) -> str | int | None:
         """The stop string or token id that ended it, where the server sends one."""
-        reason = self.choice.get("stop_sequence" if self._is_message else "stop_reason")
-        return reason if isinstance(reason, str | int) else None
+        names = ("stop_sequence",) if self._is_message else ("stop_reason", "matched_stop")
+        reasons = map(self.choice.get, (*names, "stopping_word"))
+        return next((r for r in reasons if isinstance(r, str | int) and r != ""), None)
 
     @property
     def _is_message(self) -> bool:
@@ -232,55 +270,55 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        usage = self._reply("usage")
-        return usage if isinstance(usage, dict) else None
+        """How many tokens the server counted, in OpenAI's words; None where it did not say."""
+        return usage(self._whole)
 
     @property
     def token_ids(self) -> list[int] | None:
         """The sampled token ids, the end-of-turn token included; None if the server sent none."""
-        return self.exchange.token_ids(self.choice.get("token_ids"))
+        return self.exchange.token_ids(self._sampled_ids)
 
     @property
     def sampled_in_response(self) -> int | None:
         """Token ids that the choices of its response have together, as `usage` counts them."""
-        choices = self._reply("choices")
-        ids = [
-            self.exchange.token_path(choice.get("token_ids"))
-            for choice in (choices if isinstance(choices, list) else ())
-            if isinstance(choice, Mapping)
-        ]
-        return sum(path.length for path in ids if path) if ids and all(ids) else None
+        found = self._whole.get("choices")
+        choices = [choice for choice in found if isinstance(choice, Mapping)] if found else []
+        if len(choices) < 2:
+            choices = [self.choice]
+        counts = [len(sampled_ids(choice, self._whole) or ()) for choice in choices]
+        return sum(counts) if all(counts) else None
 
     @property
     def prompt_token_ids(self) -> list[int] | None:
-        """The token ids that the model was asked with; None if the server sent none."""
+        """The token ids that the model was asked with; None if the server sent none.
+
+        Those of a request that has token ids for its prompt, if the server counted as many.
+        """
         path = self.prompt_token_path
         return path.to_list() if path else None
 
     @property
     def prompt_token_path(self) -> TokenPath | None:
         """`prompt_token_ids` as a path, which shares its beginning with those of other calls."""
-        own = self.exchange.token_path(self.choice.get("prompt_token_ids"))
-        return own or self.exchange.token_path(self._reply("prompt_token_ids"))
+        for value in prompt_ids(self.choice, self._whole):
+            if path := self.exchange.token_path(value):
+                return path
+        params = self.exchange.params
+        return self.exchange.token_path(asked_ids(params.get("prompt"), params, self._whole))
 
     @property
     def logprobs(self) -> list[float | None] | None:
         """Log-probability of each sampled token (None: unknown); None if the server sent none."""
-        logprobs = self.choice.get("logprobs")
-        if not isinstance(logprobs, Mapping):
-            return None
-        if isinstance(logprobs.get("token_logprobs"), list):
-            values = logprobs["token_logprobs"]
-        else:
-            lists = [logprobs.get(key) for key in ("content", "refusal")]
-            entries = [entry for rows in lists if isinstance(rows, list) for entry in rows]
-            values = [entry.get("logprob") for entry in entries if isinstance(entry, Mapping)]
-            if not values:
-                return None
-        return [
-            float(value) if isinstance(value, int | float) and not math.isnan(value) else None
-            for value in values
-        ]
+        ids = self._sampled_ids
+        return sampled_logprobs(self.choice, len(ids) if ids else None)
+
+    @property
+    def logprobs_mode(self) -> Literal["raw", "processed"] | None:
+        """Whether `logprobs` are from before or after temperature and the like; None: unknown.
+
+        Few servers say. vLLM's are raw unless it was started otherwise (`--logprobs-mode`).
+        """
+        return logprobs_mode(self.exchange.params, self.choice, self._whole)
 
     @property
     def reward(self) -> Reward | None:
@@ -293,15 +331,19 @@ class Completion:
 
     @property
     def policy_version(self) -> str | int | None:
-        """The policy version when the call was made: the rollout's, else what the server says.
-
-        SGLang says it as `meta_info.weight_version`.
-        """
+        """The policy version when the call was made: the rollout's, else what the server says."""
         if self.exchange.policy_version is not None:
             return self.exchange.policy_version
-        meta = self.choice.get("meta_info")
-        version = meta.get("weight_version") if isinstance(meta, Mapping) else None
-        return version if isinstance(version, str | int) else None
+        return weight_version(self.choice, self._whole)
+
+    @property
+    def media(self) -> list[str]:
+        """Types of the parts of its conversation that are no text (`image_url`, `input_audio`).
+
+        Token ids have placeholders where those stand: they are not all that the model saw.
+        """
+        messages = path_messages(self.path)
+        return list(dict.fromkeys(kind for message in messages for kind in media_of(message)))
 
     @property
     def stream(self) -> bool:
@@ -344,8 +386,17 @@ class Completion:
         return f"<Completion {self.id!r} choice {self.choice_index} {self.status}>"
 
     def _reply(self, key: str) -> Any:
+        return self._whole.get(key)
+
+    @property
+    def _whole(self) -> Mapping[str, Json]:
+        """The reply that the choice is of."""
         reply = self.exchange.reply
-        return reply.get(key) if isinstance(reply, Mapping) else None
+        return reply if isinstance(reply, Mapping) else {}
+
+    @property
+    def _sampled_ids(self) -> list[Json] | None:
+        return sampled_ids(self.choice, self._whole)
 
 
 def completions_of(
@@ -515,6 +566,10 @@ def _text(exchange: Exchange, reply: Mapping[str, Json]) -> _Replies:
     batch = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
     prompts = prompt if batch and isinstance(prompt, list) else [prompt]
     choices = list(_choices(reply))
+    if not choices and isinstance(reply.get("content"), str):  # llama.cpp's own endpoint
+        message = {"role": "assistant", "content": reply["content"]}
+        yield 0, reply, (message,), _asked(exchange)
+        return
     n = exchange.params.get("n")
     per_prompt = max(1, n if isinstance(n, int) else len(choices) // len(prompts))
     for index, choice in choices:
@@ -567,6 +622,7 @@ def _messages(exchange: Exchange, reply: Mapping[str, Json]) -> _Replies:
 _KINDS = (
     ("/chat/completions", _chat),
     ("/completions", _text),
+    ("/completion", _text),  # llama.cpp's own
     ("/responses", _responses),
     ("/v1/messages", _messages),  # with the version: OpenAI's `/threads/{id}/messages` is no call
 )

@@ -342,7 +342,7 @@ class ExchangeWriter:
         return attributes
 
     def _cut_prompts(self, body: bytes) -> tuple[bytes, list[str]]:
-        arrays = list(_prompt_arrays(body))
+        arrays = sorted(_prompt_arrays(body))
         kept = []
         position = 0
         for start, end in arrays:
@@ -382,27 +382,29 @@ def _block(ids: bytes, start: int, end: int) -> bytes:
 
 _BETWEEN = b" ,\t\r\n"
 _PLACEHOLDER = b'{"packed":'
-_PROMPT_IDS = b'"prompt_token_ids"'
+_PROMPT_IDS = ((b'"prompt_token_ids"', b""), (b'"input_ids"', b'"sglext"'))
+"""The members of a reply that hold token ids of a prompt, and what must come before them."""
 _array = re.compile(rb"\s*:\s*\[").match
 
 
 def _prompt_arrays(body: bytes) -> Iterator[tuple[int, int]]:
-    """`(start, end)` of the text inside every `"prompt_token_ids": [...]` of the body.
+    """`(start, end)` of the text inside every `"prompt_token_ids": [...]`, and its like.
 
     A string of the body cannot be mistaken for one: it would have its quotes escaped. And if it
     were, what is cut out is put back the same.
     """
-    position = body.find(_PROMPT_IDS)
-    while position >= 0:
-        behind = position + len(_PROMPT_IDS)
-        opening = _array(body, behind)
-        if opening:
-            end = body.find(b"]", opening.end())
-            ids = body[opening.end() : end]
-            if end >= 0 and ids and not ids.translate(None, b"0123456789, "):
-                yield opening.end(), end
-                behind = end
-        position = body.find(_PROMPT_IDS, behind)
+    for name, before in _PROMPT_IDS:
+        position = body.find(before)
+        while position >= 0 and (position := body.find(name, position)) >= 0:
+            behind = position + len(name)
+            opening = _array(body, behind)
+            if opening:
+                end = body.find(b"]", opening.end())
+                ids = body[opening.end() : end]
+                if end >= 0 and ids and not ids.translate(None, b"0123456789, "):
+                    yield opening.end(), end
+                    behind = end
+            position = behind
 
 
 def _text(body: bytes) -> str:

@@ -34,7 +34,11 @@ logger = logging.getLogger("otel_rollout")
 _NO_CALLBACK = inspect.signature(OpenAIInstrumentor).parameters["upload_base64_image"].default
 _UNREAD = ("extra_headers", "extra_body", "extra_query", "timeout")
 """Arguments that the instrumentor does not read, or should not."""
-_UNSEEN = {"logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "routed_experts"}
+_UNSEEN = {"logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "routed_experts"} | {
+    "response_token_ids",
+    "meta_info",
+    "sglext",
+}
 """Parts of a reply that it does not read."""
 _UNSET = tuple(kind for name in ("NotGiven", "Omit") if (kind := getattr(openai, name, None)))
 _ROOM = 1024

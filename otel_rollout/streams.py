@@ -46,9 +46,14 @@ def merge(events: str, choices: int = 1) -> Merged:
     if any(chunk.get("type") == "message_start" for chunk in chunks):
         stopped = any(chunk.get("type") == "message_stop" for chunk in chunks)
         try:
-            return Merged(_merge_message(chunks), stopped and error is None, error)
+            message = _merge_message(chunks)
         except (AttributeError, KeyError, TypeError, ValueError):
             return Merged(None, stopped and error is None, error)
+        stopped = stopped or message.get("stop_reason") is not None  # clients may stop here
+        return Merged(message, stopped and error is None, error)
+    if any(_is_piece(chunk) for chunk in chunks):
+        body = _merge_pieces(chunks)
+        return Merged(body, body.get("stop") is True and error is None, error)
     if not any(isinstance(chunk.get("choices"), list) for chunk in chunks):
         return Merged(None, done and error is None, error)
     try:
@@ -276,6 +281,25 @@ def _known(first: dict[str, Any], *later: dict[str, Any]) -> dict[str, Any]:
     return known
 
 
+def _is_piece(chunk: dict[str, Any]) -> bool:
+    return isinstance(chunk.get("content"), str) and isinstance(chunk.get("stop"), bool)
+
+
+def _merge_pieces(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """A stream of llama.cpp's own `/completion`: pieces of the reply, until one says `stop`."""
+    body: dict[str, Any] = {}
+    for chunk in chunks:
+        for key, value in chunk.items():
+            if key in _PIECEWISE:
+                _merge_field(body, key, value)
+            elif value is not None or key not in body:
+                body[key] = value
+    return {key: _finish(value) for key, value in body.items()}
+
+
+_PIECEWISE = ("content", "tokens", "completion_probabilities")
+
+
 def _merge_chunks(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     body: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
@@ -284,6 +308,8 @@ def _merge_chunks(chunks: list[dict[str, Any]]) -> dict[str, Any]:
             if key == "choices":
                 for choice in value or ():
                     _merge_choice(choices, choice)
+            elif key == _EXTENSION and isinstance(value, dict) and isinstance(body.get(key), dict):
+                body[key] = {**body[key], **value}
             elif (value is not None or key not in body) and key != _PADDING:
                 body[key] = value
     if body.get("object") == "chat.completion.chunk":
@@ -341,6 +367,8 @@ def _merge_field(target: dict[str, Any], key: str, value: Json) -> None:
 
 _WHOLE = ("role", "id", "type")
 """Texts that a server may repeat, but never gives in pieces."""
+_EXTENSION = "sglext"
+"""What SGLang adds to a reply, in one chunk or in two."""
 _PADDING = "obfuscation"
 """Noise on the chunks of a stream, so that their lengths tell nothing."""
 

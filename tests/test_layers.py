@@ -15,7 +15,7 @@ import otel_rollout
 PACKAGE = Path(otel_rollout.__file__).parent
 LAYERS = {
     0: ("semconv", "errors", "messages"),
-    1: ("spans", "streams"),
+    1: ("spans", "streams", "served", "litellm_post"),
     2: ("exchange",),
     3: ("completion", "dialects"),
     4: ("histories",),
