@@ -23,6 +23,13 @@ _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
 _REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_MEDIA = frozenset(
+    (
+        *("image", "image_url", "input_image", "image_pil", "image_embeds"),
+        *("audio", "audio_url", "input_audio", "video", "video_url", "input_video"),
+        *("file", "input_file", "document", "computer_screenshot", "image_generation_call"),
+    )
+)
 
 
 _decoder = json.JSONDecoder(strict=False, parse_constant=_CONSTANTS.__getitem__)
@@ -136,6 +143,23 @@ def reasoning_of(message: Json) -> Json:
 def is_reasoning(block: Json) -> bool:
     """Whether a part of a message, or an item of the Responses API, is nothing but reasoning."""
     return isinstance(block, Mapping) and block.get("type") in _REASONING_BLOCKS
+
+
+def media_of(message: Json) -> list[str]:
+    """Types of the parts of a message that are not text but images, sound or files; often []."""
+    found: list[str] = []
+    unfinished = [message]
+    while unfinished:
+        part = unfinished.pop()
+        if isinstance(part, list):
+            unfinished += reversed(part)
+        elif isinstance(part, Mapping):
+            kind = part.get("type")
+            if isinstance(kind, str) and kind in _MEDIA:
+                found.append(kind)
+            else:  # a tool's result may hold parts of its own
+                unfinished += [part.get("output"), part.get("content")]
+    return list(dict.fromkeys(found))
 
 
 def _visible(message: Json) -> Json:

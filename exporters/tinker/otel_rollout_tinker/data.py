@@ -1,0 +1,221 @@
+"""Token sequences as datums: what each position of the model's input has to predict, and how much.
+
+A datum is a token sequence, shifted by one: T tokens are T - 1 inputs and T - 1 targets. What is
+not learned has mask, advantage and log-probability 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from otel_rollout import (
+    Completion,
+    ConfigurationError,
+    ExportError,
+    TokenSequence,
+    Trajectory,
+    TrajectoryGroup,
+)
+from otel_rollout.rows import JsonRows
+
+if TYPE_CHECKING:
+    import tinker
+
+Unscored = Literal["error", "drop"]
+UnknownLogprobs = Literal["error", "mask"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """A reply that trains in a row: `start` to `end` of its tokens."""
+
+    completion: Completion
+    start: int
+    end: int
+
+
+def to_tinker_data(
+    group: TrajectoryGroup,
+    *,
+    advantages: Sequence[float | None] | None = None,
+    scale_advantages: bool = False,
+    unscored: Unscored = "error",
+    unknown_logprobs: UnknownLogprobs = "error",
+    mask_truncated: bool = False,
+    max_length: int | None = None,
+) -> list[tinker.Datum]:
+    """A Datum for each token sequence of each trajectory of a group, in order.
+
+    Of a sequence of T tokens: model_input (T - 1) ids; loss_fn_inputs target_tokens int64,
+    logprobs, advantages and mask float32, each (T - 1). A trajectory's advantage is on each token
+    that it trains. Tinker's losses do not take `mask`: leave it out as the cookbook does, what is
+    masked has the advantage 0.
+
+    advantages: one for each trajectory, None for one to leave out; without them the group's own
+    (`TrajectoryGroup.advantages`, with `scale_advantages` divided by the standard deviation).
+    unscored: "drop" leaves out trajectories without a reward; "error" refuses.
+    unknown_logprobs: "mask" keeps replies as context whose log-probabilities are not all known.
+    mask_truncated, max_length: as in `Trajectory.token_sequences`.
+
+    ExportError names the trajectory or reply that cannot be carried, and says what to do.
+    """
+    rows = _rows(
+        group,
+        advantages=advantages,
+        scale_advantages=scale_advantages,
+        unscored=unscored,
+        unknown_logprobs=unknown_logprobs,
+        mask_truncated=mask_truncated,
+        max_length=max_length,
+    )
+    return [to_datum(row) for row in rows]
+
+
+def to_datum(row: Mapping[str, Any]) -> tinker.Datum:
+    """The Datum of a row of the exporter `tinker`."""
+    import numpy as np
+    import tinker
+
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(list(row["model_input"])),
+        loss_fn_inputs={
+            name: tinker.TensorData.from_numpy(
+                np.asarray(values, dtype=np.int64 if name == "target_tokens" else np.float32)
+            )
+            for name, values in row["loss_fn_inputs"].items()
+        },
+    )
+
+
+class TinkerRows(JsonRows):
+    """The exporter `tinker`: JSON lines of datums, which `to_datum` reads.
+
+    model_input, loss_fn_inputs: those of `to_tinker_data`, as lists. trajectory_id, group_id,
+    task_id, completion_ids, reward, policy_versions: where they are from. Options are those of
+    `to_tinker_data`. A trajectory without a group is compared with none: its advantage is 0.
+    """
+
+    def __init__(
+        self,
+        unscored: Unscored = "error",
+        unknown_logprobs: UnknownLogprobs = "error",
+        scale_advantages: bool | str = False,
+        mask_truncated: bool | str = False,
+        max_length: int | str | None = None,
+    ) -> None:
+        _check("unscored", unscored, get_args(Unscored))
+        _check("unknown_logprobs", unknown_logprobs, get_args(UnknownLogprobs))
+        self._options: dict[str, Any] = {
+            "unscored": unscored,
+            "unknown_logprobs": unknown_logprobs,
+            "scale_advantages": scale_advantages in (True, "true", "1"),
+            "mask_truncated": mask_truncated in (True, "true", "1"),
+            "max_length": None if max_length is None else int(max_length),
+        }
+
+    def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Any]]:
+        """A row for each token sequence of each scored trajectory."""
+        return _rows(group, **self._options)
+
+
+def _rows(
+    group: TrajectoryGroup,
+    *,
+    advantages: Sequence[float | None] | None = None,
+    scale_advantages: bool = False,
+    unscored: Unscored = "error",
+    unknown_logprobs: UnknownLogprobs = "error",
+    **options: Any,
+) -> Iterator[dict[str, Any]]:
+    _check("unscored", unscored, get_args(Unscored))
+    if advantages is None:
+        own = group.advantages(scale=scale_advantages)
+        pairs = list(zip(scored(group, unscored), (a for a in own if a is not None), strict=True))
+    elif len(advantages) == len(group):
+        given = zip(group, advantages, strict=True)
+        pairs = [(member, value) for member, value in given if value is not None]
+    else:
+        raise ExportError(
+            f"to_tinker_data(advantages=...): expected one for each of the {len(group)} "
+            f"trajectories of group {group.id!r}, got {len(advantages)}"
+        )
+    for trajectory, advantage in pairs:
+        for row, actions in trained_rows(trajectory, unknown_logprobs, **options):
+            length = len(row)
+            mask, weights, logprobs = [0.0] * length, [0.0] * length, [0.0] * length
+            for action in actions:
+                here = slice(action.start, action.end)
+                count = action.end - action.start
+                mask[here], weights[here] = [1.0] * count, [advantage] * count
+                logprobs[here] = row.logprobs[here]
+            yield {
+                "model_input": row.token_ids[:-1],
+                "loss_fn_inputs": {
+                    "target_tokens": row.token_ids[1:],
+                    "logprobs": logprobs[1:],
+                    "advantages": weights[1:],
+                    "mask": mask[1:],
+                },
+                "trajectory_id": trajectory.id,
+                "group_id": trajectory.group_id,
+                "task_id": trajectory.task_id,
+                "completion_ids": row.completion_ids,
+                "reward": None if trajectory.reward is None else float(trajectory.reward),
+                "policy_versions": [c.policy_version for c in row.completions],
+            }
+
+
+def scored(group: TrajectoryGroup, unscored: Unscored) -> list[Trajectory]:
+    """Those of the group that have a reward; ExportError for another, unless it may be dropped."""
+    for trajectory in group:
+        if trajectory.reward is None and unscored == "error":
+            raise ExportError(
+                f"trajectory {trajectory.id!r} ({trajectory.name!r}) has no reward, and Tinker "
+                f"cannot say so: record_reward(...) for it, or unscored='drop' leaves it out"
+            )
+    return [trajectory for trajectory in group if trajectory.reward is not None]
+
+
+def trained_rows(
+    trajectory: Trajectory, unknown_logprobs: UnknownLogprobs, **options: Any
+) -> list[tuple[TokenSequence, list[Action]]]:
+    """The rows of a trajectory, and of each the replies that train in it, first to last.
+
+    ExportError for a reply without its log-probabilities, unless it may be masked, and for a
+    conversation that is not only text.
+    """
+    _check("unknown_logprobs", unknown_logprobs, get_args(UnknownLogprobs))
+    rows: list[tuple[TokenSequence, list[Action]]] = []
+    for row in trajectory.token_sequences(**options):
+        if media := row.completions[-1].media:
+            raise ExportError(
+                f"completion {row.completion_ids[-1]!r} of trajectory {trajectory.id!r}: its "
+                f"conversation has {', '.join(media)}, of which token ids say nothing; leave the "
+                f"trajectory out"
+            )
+        actions: list[Action] = []
+        for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
+            if not row.loss_mask[start]:
+                continue
+            if not any(map(math.isnan, row.logprobs[start:end])):
+                actions.append(Action(completion, start, end))
+            elif unknown_logprobs == "error":
+                raise ExportError(
+                    f"completion {completion.id!r} of trajectory {trajectory.id!r}: the server "
+                    f"did not send the log-probability of each token; ask for them "
+                    f"(otel_rollout.request_token_ids()), or unknown_logprobs='mask' does not "
+                    f"train it"
+                )
+        if actions:
+            rows.append((row, actions))
+    return rows
+
+
+def _check(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(
+            f"{name}: expected {' or '.join(map(repr, allowed))}, got {value!r}"
+        )
