@@ -1,0 +1,75 @@
+"""From rows to the live objects of ART, which alone can train: JSON of them loses the `Choice`s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from otel_rollout import ExportError, Trajectory, TrajectoryGroup
+from otel_rollout_art.rows import Mode, art_group, art_trajectory
+
+if TYPE_CHECKING:
+    import art
+
+
+def to_art_group(
+    group: TrajectoryGroup,
+    *,
+    mode: Mode = "auto",
+    unscored: Literal["error", "drop"] = "error",
+) -> art.TrajectoryGroup:
+    """The group with its scored trajectories; rollouts that failed without a reward are exceptions.
+
+    mode: as of `to_art_row`. unscored: ART has no unknown reward, so one that was not scored is
+    an ExportError, or left out ("drop").
+    """
+    return from_art_row(art_group(group, mode=mode, unscored=unscored))
+
+
+def to_art_trajectory(trajectory: Trajectory, *, mode: Mode = "auto") -> art.Trajectory:
+    """The trajectory; ExportError if it is not scored, or has nothing that trains."""
+    return _trajectory(art_trajectory(trajectory, mode=mode))
+
+
+def from_art_row(row: Mapping[str, Any]) -> art.TrajectoryGroup:
+    """The live group of a row. ExportError where it holds what ART's own types refuse."""
+    import art
+    from art.trajectories import PydanticException
+
+    made = art.TrajectoryGroup(
+        [_trajectory(trajectory) for trajectory in row["trajectories"]], metadata=row["metadata"]
+    )
+    made.exceptions = [PydanticException(**error) for error in row["exceptions"]]
+    return made
+
+
+def _trajectory(row: Mapping[str, Any]) -> art.Trajectory:
+    import art
+    from art.trajectories import History
+    from pydantic import ValidationError
+
+    fields = dict(row)
+    try:
+        main, *others = (
+            History(
+                messages_and_choices=[_item(item) for item in history["messages_and_choices"]],
+                tools=history["tools"],
+            )
+            for history in fields.pop("histories")
+        )
+        return art.Trajectory(
+            messages_and_choices=main.messages_and_choices,
+            tools=main.tools,
+            additional_histories=others,
+            **fields,
+        )
+    except ValidationError as error:
+        raise ExportError(
+            f"trajectory {row['metadata'].get('trajectory_id')}: ART refuses it: {error}"
+        ) from None
+
+
+def _item(item: Mapping[str, Any]) -> Any:
+    from openai.types.chat.chat_completion import Choice
+
+    return item if "role" in item else Choice.model_validate(item)

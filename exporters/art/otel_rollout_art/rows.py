@@ -1,0 +1,248 @@
+"""The conversations that ART tokenises, as JSON: a `Choice` wherever a completion trains.
+
+Invariant: each completion that a token sequence trains is a choice in exactly one history. In a
+conversation ART renders everything but the choices anew, and a choice with tool calls that is not
+the last one twice (0.5.18). A history for each call, that ends in its choice, is always exact.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from otel_rollout import (
+    Completion,
+    ConfigurationError,
+    ExportError,
+    TokenSequence,
+    Trajectory,
+    TrajectoryGroup,
+)
+from otel_rollout.messages import Json, copy_json
+from otel_rollout.rows import JsonRows
+
+Mode = Literal["auto", "per_call", "conversation"]
+_Key = tuple[str, int]
+
+
+def to_art_row(
+    group: TrajectoryGroup,
+    *,
+    mode: Mode = "auto",
+    unscored: Literal["error", "drop"] = "error",
+) -> dict[str, Json]:
+    """The group as JSON, from which `from_art_row` makes the live one.
+
+    trajectories: fields of art.Trajectory, with all conversations in `histories`; a choice is an
+    object without a `role`. exceptions: rollouts that failed without a reward. metadata.
+    mode: "per_call" makes a history for each completion; "conversation" one for each conversation,
+    and refuses what ART would tokenise wrongly; "auto" takes conversations where that is exact.
+    unscored: "error" refuses a trajectory without a reward, "drop" leaves it out.
+    Rollouts that are not to be trained on (`@rollout(trainable=False)`) are left out.
+
+    ExportError names the trajectory or completion that ART cannot carry, and what to do.
+    """
+    return art_group(group, mode=mode, unscored=unscored)
+
+
+def art_group(group: TrajectoryGroup, *, mode: Mode, unscored: str) -> dict[str, Json]:
+    _check("mode", mode, get_args(Mode))
+    _check("unscored", unscored, ("error", "drop"))
+    failures = list(group.failures)
+    trajectories: list[dict[str, Json]] = []
+    for trajectory in group:
+        if not trajectory.trainable:
+            continue
+        if trajectory.status == "cancelled":
+            failures.append(trajectory)
+        elif trajectory.reward is not None or unscored == "error":
+            trajectories.append(art_trajectory(trajectory, mode=mode))
+    return {
+        "trajectories": trajectories,
+        "exceptions": [_exception(trajectory) for trajectory in failures],
+        "metadata": {} if group.id is None else {"group_id": group.id},
+    }
+
+
+def art_trajectory(trajectory: Trajectory, *, mode: Mode) -> dict[str, Json]:
+    _check("mode", mode, get_args(Mode))
+    if trajectory.reward is None:
+        raise ExportError(
+            f"{_named(trajectory)} has no reward, and ART has no unknown one: set "
+            f"trajectory.reward, or leave it out with unscored='drop'"
+        )
+    rows = trajectory.token_sequences()
+    trained = dict(_trained(rows))
+    if not trained:
+        reasons = dict.fromkeys(f"{d.completion.id}: {d.reason}" for d in rows.dropped)
+        raise ExportError(
+            f"{_named(trajectory)} has nothing that trains: "
+            f"{'; '.join(reasons) or 'it made no model call'}"
+        )
+    why = None if mode == "per_call" else _inexact(trajectory, rows)
+    if why and mode == "conversation":
+        raise ExportError(f"{_named(trajectory)}: {why}; use mode='per_call'")
+    histories = (
+        list(_calls(rows, trained))
+        if why or mode == "per_call"
+        else list(_conversations(trajectory, trained))
+    )
+    versions = trajectory.policy_versions
+    named = {f"reward/{name}": float(reward) for name, reward in trajectory.rewards.items()}
+    ids = {"trajectory_id": trajectory.id, "name": trajectory.name, "task_id": trajectory.task_id}
+    metadata = {name: _scalar(value) for name, value in trajectory.metadata.items()}
+    return {
+        "histories": histories,
+        "reward": float(trajectory.reward),
+        "initial_policy_version": _version(versions[:1]),
+        "final_policy_version": _version(versions[-1:]),
+        "metrics": {**named, **trajectory.metrics},
+        "metadata": {**{k: v for k, v in ids.items() if v is not None}, **metadata},
+        "logs": trajectory.logs,
+    }
+
+
+def _trained(rows: list[TokenSequence]) -> Iterator[tuple[_Key, dict[str, Json]]]:
+    """The choice of each completion that trains, by its span and index."""
+    for row in rows:
+        for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
+            if row.loss_mask[start]:
+                choice = _choice(completion, row.token_ids[start:end], row.logprobs[start:end])
+                yield _key(completion), choice
+
+
+def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> dict[str, Json]:
+    if not completion.exchange.path.split("?")[0].endswith("/chat/completions"):
+        raise ExportError(
+            f"completion {completion.id!r} was sampled through {completion.exchange.path!r}, and "
+            f"ART renders messages of /chat/completions only: call that, or leave it out with "
+            f"@rollout(trainable=False)"
+        )
+    if any(math.isnan(value) for value in logprobs):
+        raise ExportError(
+            f"completion {completion.id!r}: ART trains tokens whose log-probability is known, got "
+            f"{sum(map(math.isnan, logprobs))} of {len(ids)} unknown; ask the server for them "
+            f"(otel_rollout.request_token_ids())"
+        )
+    entries: list[dict[str, Json]] = [{} for _ in ids]
+    wire = completion.choice.get("logprobs")
+    if isinstance(wire, dict):
+        # ART looks at the bytes of the first token, to see whether it begins to think.
+        found = [*(wire.get("content") or ()), *(wire.get("refusal") or ())]
+        entries = found if len(found) == len(ids) else entries
+    content = [
+        {
+            "bytes": entry.get("bytes"),
+            "top_logprobs": [],
+            "token": f"token_id:{token_id}",
+            "logprob": logprob,
+        }
+        for entry, token_id, logprob in zip(entries, ids, logprobs, strict=True)
+    ]
+    return {
+        "finish_reason": completion.finish_reason,
+        "index": completion.choice_index,
+        "message": copy_json(completion.message),
+        "logprobs": {"content": content, "refusal": None},
+    }
+
+
+def _calls(
+    rows: list[TokenSequence], trained: dict[_Key, dict[str, Json]]
+) -> Iterator[dict[str, Json]]:
+    """A history for each call that trains: what it was asked, and its choice."""
+    for row in rows:
+        for completion, (_, start, _) in zip(row.completions, row.spans, strict=True):
+            if row.loss_mask[start]:
+                yield {
+                    "messages_and_choices": [
+                        *completion.request_messages,
+                        trained[_key(completion)],
+                    ],
+                    "tools": copy_json(completion.tools),
+                }
+
+
+def _conversations(
+    trajectory: Trajectory, trained: dict[_Key, dict[str, Json]]
+) -> Iterator[dict[str, Json]]:
+    for history in trajectory.histories:
+        items = [
+            trained[_key(item.completion)]
+            if item.trainable and item.completion and _key(item.completion) in trained
+            else copy_json(item.message)
+            for item in history.items
+        ]
+        if any("role" not in item for item in items):
+            yield {"messages_and_choices": items, "tools": copy_json(history.tools)}
+
+
+def _inexact(trajectory: Trajectory, rows: list[TokenSequence]) -> str | None:
+    """Why conversations would not come out of ART as the model saw them; None if they would."""
+    in_rows = {tuple(map(_key, row.completions)) for row in rows}
+    for history in trajectory.histories:
+        completions = history.completions
+        if not any(item.trainable for item in history.items):
+            continue
+        for completion in completions[:-1]:
+            if (completion.message or {}).get("tool_calls"):
+                return (
+                    f"completion {completion.id!r} calls tools and is not the last of its "
+                    f"conversation: ART would tokenise its calls twice"
+                )
+        if tuple(map(_key, completions)) not in in_rows:
+            return (
+                f"the conversation that ends in completion {completions[-1].id!r} is not one "
+                f"token sequence (its tokens were rendered anew on the way, or some are not known)"
+            )
+    return None
+
+
+def _exception(trajectory: Trajectory) -> dict[str, Json]:
+    error = trajectory.error or {}
+    return {
+        "type": error.get("type") or trajectory.status,
+        "message": error.get("message") or f"the rollout {trajectory.id} ended so",
+        "traceback": error.get("traceback") or "",
+    }
+
+
+def _version(versions: list[str | int]) -> int | None:
+    """ART counts steps; a version that is no number is not one of them."""
+    return next((int(v) for v in versions if isinstance(v, int) or v.isdecimal()), None)
+
+
+def _scalar(value: Json) -> Json:
+    """Metadata of ART is flat: what is not goes in as its JSON text."""
+    return json.dumps(value) if isinstance(value, dict | list) else value
+
+
+def _key(completion: Completion) -> _Key:
+    return completion.span_id, completion.choice_index  # not every server's ids are unique
+
+
+def _named(trajectory: Trajectory) -> str:
+    return f"trajectory {trajectory.id} ({trajectory.name!r})"
+
+
+def _check(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigurationError(f"{name}: expected {' or '.join(map(repr, known))}, got {value!r}")
+
+
+class ArtRows(JsonRows):
+    """The exporter `art`: a row for each group that has something, as of `to_art_row`."""
+
+    def __init__(self, mode: Mode = "auto", unscored: Literal["error", "drop"] = "error") -> None:
+        _check("mode", mode, get_args(Mode))
+        _check("unscored", unscored, ("error", "drop"))
+        self._mode: Mode = mode
+        self._unscored: Literal["error", "drop"] = unscored
+
+    def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
+        """One row; none for a group that has neither trajectories nor failures."""
+        row = to_art_row(group, mode=self._mode, unscored=self._unscored)
+        if row["trajectories"] or row["exceptions"]:
+            yield row
