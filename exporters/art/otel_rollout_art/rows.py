@@ -132,7 +132,7 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
         # ART looks at the bytes of the first token, to see whether it begins to think.
         found = [*(wire.get("content") or ()), *(wire.get("refusal") or ())]
         entries = found if len(found) == len(ids) else entries
-    content = [
+    content: list[dict[str, Json]] = [
         {
             "bytes": entry.get("bytes"),
             "top_logprobs": [],
