@@ -6,6 +6,8 @@ those of user subclasses. `request` is the life of the call, `_build_request` sh
 body exactly as it is sent, `_process_response` the HTTP response: read, or about to be streamed,
 in which case its byte stream is teed. Outside a rollout nothing is done.
 
+LiteLLM asks many providers with an HTTP client of its own: there `post` is all of these at once.
+
 Nothing in here raises into the call or changes what it gives back: every step is guarded, and a
 step that fails costs the exchange span a part, never the user anything.
 """
@@ -33,6 +35,7 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.active import TOKEN_FIELDS, ActiveRollout, current_rollout, detach, later, settle
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.litellm_post import Post
 from otel_rollout.messages import dumps, loads
 from otel_rollout.spans import label, sealed
 from otel_rollout.streams import events_of_frames, merge
@@ -60,6 +63,8 @@ _OTHERS = (
 )
 """Further libraries from the generator that made openai's: the same classes and methods. They are
 not needed; who imports one has its calls captured."""
+_LITELLM = "litellm.llms.custom_httpx.http_handler"
+"""LiteLLM's own HTTP client, which is not needed either."""
 
 
 def _guarded(step: F) -> F:
@@ -555,8 +560,10 @@ def _leave(tokens: tuple[Any, Any]) -> None:
         detach(tokens[1])
 
 
-def _request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-    call = _begin(_options_of(args, kwargs))
+def _make(
+    call: _Call | None, wrapped: Callable[..., Any], args: Any, kwargs: Any, *, raw: bool = False
+) -> Any:
+    """Make the call; `raw` if its result is the HTTP response."""
     if call is None and _current.get() is None:
         return wrapped(*args, **kwargs)
     tokens = _enter(call)
@@ -569,12 +576,15 @@ def _request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any
     finally:
         _leave(tokens)
     if call is not None:
+        if raw:
+            call.received(result)
         call.returned()
     return result
 
 
-async def _async_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-    call = _begin(_options_of(args, kwargs))
+async def _make_async(
+    call: _Call | None, wrapped: Callable[..., Any], args: Any, kwargs: Any, *, raw: bool = False
+) -> Any:
     if call is None and _current.get() is None:
         return await wrapped(*args, **kwargs)
     tokens = _enter(call)
@@ -587,8 +597,18 @@ async def _async_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs:
     finally:
         _leave(tokens)
     if call is not None:
+        if raw:
+            call.received(result)
         call.returned()
     return result
+
+
+def _request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    return _make(_begin(_options_of(args, kwargs)), wrapped, args, kwargs)
+
+
+async def _async_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    return await _make_async(_begin(_options_of(args, kwargs)), wrapped, args, kwargs)
 
 
 def _current_call() -> _Call | None:
@@ -618,7 +638,42 @@ def _should_retry(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -
     return wrapped(*args, **kwargs)
 
 
-_HOOKS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+@_guarded
+def _begin_post(handler: Any, args: Any, kwargs: Any) -> _Call | None:
+    """The call that a POST is, unless it belongs to a call that is being made already."""
+    post = Post.of(args, kwargs)
+    current = _current_call()
+    if post is None or (current is not None and not current.finished):
+        return None
+    call = _begin(post)
+    if call is not None:
+        try:
+            post.extend(kwargs)
+            call.attempt(post.request(handler.client))
+        except Exception:
+            logger.debug("LiteLLM's request cannot be built", exc_info=True)  # nor sent by LiteLLM
+    return call
+
+
+def _post(wrapped: Callable[..., Any], handler: Any, args: Any, kwargs: Any) -> Any:
+    return _make(_begin_post(handler, args, kwargs), wrapped, args, kwargs, raw=True)
+
+
+async def _async_post(wrapped: Callable[..., Any], handler: Any, args: Any, kwargs: Any) -> Any:
+    call = _begin_post(handler, args, kwargs)
+    return await _make_async(call, wrapped, args, kwargs, raw=True)
+
+
+def _post_again(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    """What `post` does when it could not connect."""
+    call = _current_call()
+    if call is not None:
+        call.attempt(None)
+    return wrapped(*args, **kwargs)
+
+
+_Hooks = tuple[tuple[str, str, Callable[..., Any]], ...]
+_HOOKS: _Hooks = (
     ("SyncAPIClient", "request", _request),
     ("AsyncAPIClient", "request", _async_request),
     ("BaseClient", "_build_request", _build_request),
@@ -626,7 +681,12 @@ _HOOKS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("SyncAPIClient", "_process_response", _process_response),
     ("AsyncAPIClient", "_process_response", _process_response),
 )
-_REQUIRED = {"request", "_build_request", "_process_response"}
+_LITELLM_HOOKS: _Hooks = (
+    ("HTTPHandler", "post", _post),
+    ("AsyncHTTPHandler", "post", _async_post),
+    ("AsyncHTTPHandler", "single_connection_request", _post_again),
+)
+_REQUIRED = {"request", "_build_request", "_process_response", "post"}
 _installed: list[tuple[type, str, Any]] = []
 _installing = threading.Lock()
 _wanted = False
@@ -638,9 +698,9 @@ _awaited: set[str] = set()
 def instrument() -> None:
     """Capture the calls of every client of this process, also of those made before.
 
-    That is OpenAI's; and of `anthropic` and its like (see `_OTHERS`) if they are, or once they
-    are, imported. Calling it twice is safe. ConfigurationError if this version of the OpenAI
-    client lacks the methods that are hooked; of the others that is only logged.
+    That is OpenAI's; and of `anthropic` and its like (see `_OTHERS`) and LiteLLM's own if they
+    are, or once they are, imported. Calling it twice is safe. ConfigurationError if this version
+    of the OpenAI client lacks the methods that are hooked; of the others that is only logged.
     """
     global _wanted
     module = importlib.import_module(_OPENAI)
@@ -653,7 +713,7 @@ def instrument() -> None:
         )
     _wanted = True
     _install(module)
-    for name in _OTHERS:
+    for name in (*_OTHERS, _LITELLM):
         if name in sys.modules:
             _hook_imported(importlib.import_module(name))  # waits for a thread that imports it
         elif name not in _awaited:
@@ -661,10 +721,14 @@ def instrument() -> None:
             wrapt.register_post_import_hook(_hook_imported, name)
 
 
+def _hooks_of(module: ModuleType) -> _Hooks:
+    return _LITELLM_HOOKS if module.__name__ == _LITELLM else _HOOKS
+
+
 def _missing(module: ModuleType) -> list[str]:
     return [
         f"{owner}.{name}"
-        for owner, name, _ in _HOOKS
+        for owner, name, _ in _hooks_of(module)
         if name in _REQUIRED and not hasattr(getattr(module, owner, None), name)
     ]
 
@@ -684,7 +748,7 @@ def _hook_imported(module: ModuleType) -> None:
 
 def _install(module: ModuleType) -> None:
     with _installing:
-        for owner, name, hook in _HOOKS if _wanted else ():
+        for owner, name, hook in _hooks_of(module) if _wanted else ():
             target = getattr(module, owner)
             original = vars(target).get(name)
             if original is not None and not any(at[:2] == (target, name) for at in _installed):

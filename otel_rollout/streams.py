@@ -44,13 +44,11 @@ def merge(events: str, choices: int = 1) -> Merged:
     if any(isinstance(chunk.get("response"), dict) for chunk in chunks):
         return Merged(_merge_items(chunks), False, error)
     if any(chunk.get("type") == "message_start" for chunk in chunks):
-        stopped = any(chunk.get("type") == "message_stop" for chunk in chunks)
+        stopped = any(map(_ends_message, chunks))
         try:
-            message = _merge_message(chunks)
+            return Merged(_merge_message(chunks), stopped and error is None, error)
         except (AttributeError, KeyError, TypeError, ValueError):
             return Merged(None, stopped and error is None, error)
-        stopped = stopped or message.get("stop_reason") is not None  # clients may stop here
-        return Merged(message, stopped and error is None, error)
     if any(_is_piece(chunk) for chunk in chunks):
         body = _merge_pieces(chunks)
         return Merged(body, body.get("stop") is True and error is None, error)
@@ -231,6 +229,13 @@ _DELTAS = {
     "code_interpreter_call_code": "code",
 }
 """The field that the deltas of an event of the Responses API are pieces of."""
+
+
+def _ends_message(chunk: dict[str, Any]) -> bool:
+    """Whether it says that the message is over: some clients read no further than its reason."""
+    delta = chunk.get("delta") if chunk.get("type") == "message_delta" else None
+    reason = delta.get("stop_reason") if isinstance(delta, dict) else None
+    return chunk.get("type") == "message_stop" or reason is not None
 
 
 def _merge_message(chunks: list[dict[str, Any]]) -> dict[str, Any]:
