@@ -27,6 +27,7 @@ from tinker_cookbook.rl.data_processing import (
     trajectory_to_data,
 )
 
+from exporters import agents
 from otel_rollout import (
     ConfigurationError,
     ExportError,
@@ -173,6 +174,22 @@ async def test_the_cookbook_makes_the_same_datums(
     theirs = trajectory_to_data(to_tinker_trajectory(trajectory), 0.5)
     ours = to_tinker_data(TrajectoryGroup([trajectory]), advantages=[0.5])
     assert [plain(datum) for datum in theirs] == [plain(datum) for datum in ours]
+
+
+@pytest.mark.parametrize("agent", agents.AGENTS)
+async def test_every_admitted_token_trains_once(
+    recording: Recording, clients: Clients, agent: Agent
+):
+    """In ours and the cookbook's, whatever the agent does."""
+    trajectory = await agents.play(clients, agent)
+    rows = trajectory.token_sequences()
+    dropped = {id(drop.completion) for drop in rows.dropped}
+    admitted = [c for c in trajectory.completions if id(c) not in dropped]
+    data = to_tinker_data(TrajectoryGroup([trajectory]), advantages=[0.5])
+    trained = sum(sum(plain(datum)["mask"]) for datum in data)
+    assert trained == sum(len(c.token_ids or ()) for c in admitted) > 0
+    theirs = trajectory_to_data(to_tinker_trajectory(trajectory), 0.5)
+    assert [plain(datum) for datum in theirs] == [plain(datum) for datum in data]
 
 
 async def test_a_conversation_by_hand(recording: Recording, clients: Clients):

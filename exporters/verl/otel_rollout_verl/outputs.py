@@ -1,0 +1,139 @@
+"""Token sequences as agent loop outputs: a prompt, and a response with a mask.
+
+An agent loop of verl may return several outputs for one prompt; each is a token sequence, cut in
+two at its first sampled token. All that tools and users said later is part of the response, masked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from otel_rollout import Completion, ConfigurationError, ExportError, TokenSequence, Trajectory
+from otel_rollout.messages import Json, path_messages
+
+if TYPE_CHECKING:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+
+def to_verl_outputs(
+    trajectory: Trajectory,
+    *,
+    logprobs: bool = True,
+    response_length: int | None = None,
+    **options: Any,
+) -> list[AgentLoopOutput]:
+    """What `AgentLoopBase.run` returns: an AgentLoopOutput for each token sequence, in order.
+
+    prompt_ids: up to the first sampled token. response_ids, response_mask, response_logprobs: all
+    that follows; the mask is 1 on what trains in this row, the others have log-probability 0.0.
+    reward_score: the trajectory's, on the last output (verl copies it to the others), None if it
+    is not scored: then verl scores it. num_turns: turns of the conversation, users' and tools'
+    included. metrics.generate_sequences: seconds in the calls that train in the row.
+    extra_fields: reward_extra_info ({}), turn_scores (step rewards), tool_rewards ([]),
+    trajectory_id, completion_ids; min_global_steps and max_global_steps where the policy versions
+    of what trains are whole numbers, which verl's trainer v1 needs (`policy_version=`).
+
+    A rollout that failed and is not scored has none: verl leaves an empty list out.
+    logprobs: False leaves them out of all outputs, and verl computes them itself.
+    response_length: longer responses are cut at their end (`rollout.response_length` of verl).
+    options: those of `Trajectory.token_sequences`.
+
+    ExportError for a log-probability that is not known and a conversation that is not only text.
+    """
+    if response_length is not None and response_length < 1:
+        raise ConfigurationError(
+            f"to_verl_outputs(response_length=...): expected a number from 1 on, got "
+            f"{response_length!r}"
+        )
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    outputs: list[AgentLoopOutput] = []
+    for row in trajectory.token_sequences(**options):
+        start = row.prompt_length
+        end = len(row) if response_length is None else min(len(row), start + response_length)
+        mask = row.loss_mask[start:end]
+        if not any(mask):
+            continue
+        if media := row.completions[-1].media:
+            raise ExportError(
+                f"completion {row.completion_ids[-1]!r} of trajectory {trajectory.id!r}: its "
+                f"conversation has {', '.join(media)}, of which token ids say nothing; leave the "
+                f"trajectory out"
+            )
+        kept = [
+            (completion, bool(row.loss_mask[first]))
+            for completion, (_, first, _) in zip(row.completions, row.spans, strict=True)
+            if first < end
+        ]
+        trained = [completion for completion, trains in kept if trains]
+        outputs.append(
+            AgentLoopOutput(
+                prompt_ids=row.token_ids[:start],
+                response_ids=row.token_ids[start:end],
+                response_mask=mask,
+                response_logprobs=_logprobs(trajectory, row, end) if logprobs else None,
+                num_turns=_turns(path_messages(kept[-1][0].path)),
+                metrics=AgentLoopMetrics(generate_sequences=_seconds(trained)),
+                extra_fields={
+                    "reward_extra_info": {},
+                    "turn_scores": [float(c.reward) for c, _ in kept if c.reward is not None],
+                    "tool_rewards": [],
+                    "trajectory_id": trajectory.id,
+                    "completion_ids": [completion.id for completion, _ in kept],
+                    **_global_steps(trained),
+                },
+            )
+        )
+    if outputs and trajectory.reward is not None:
+        outputs[-1].reward_score = float(trajectory.reward)
+    return outputs
+
+
+def _logprobs(trajectory: Trajectory, row: TokenSequence, end: int) -> list[float]:
+    start = row.prompt_length
+    values = [
+        value if trains else 0.0
+        for value, trains in zip(row.logprobs[start:end], row.loss_mask[start:end], strict=True)
+    ]
+    for completion_id, first, last in row.spans:
+        if any(map(math.isnan, values[max(first - start, 0) : last - start])):
+            raise ExportError(
+                f"completion {completion_id!r} of trajectory {trajectory.id!r}: the server did "
+                f"not send the log-probability of each token; ask for them "
+                f"(otel_rollout.request_token_ids()), or logprobs=False lets verl compute them"
+            )
+    return values
+
+
+def _turns(messages: Sequence[Json]) -> int:
+    """Turns of a conversation: what users and tools said between two replies is one."""
+    sides = [
+        message.get("role") == "assistant"
+        or (message.get("role") is None and not str(message.get("type")).endswith("_output"))
+        for message in messages
+        if isinstance(message, dict) and message.get("role") not in ("system", "developer")
+    ]
+    return sum(1 for _ in groupby(sides))
+
+
+def _seconds(completions: Sequence[Completion]) -> float:
+    """In their calls, each call once."""
+    spans = {c.span_id: (c.start_time_ns, c.end_time_ns or c.start_time_ns) for c in completions}
+    return sum(end - start for start, end in spans.values()) / 1e9
+
+
+def _global_steps(completions: Sequence[Completion]) -> dict[str, int]:
+    """The training steps whose policies sampled these, where all of them say so."""
+    steps = [_whole_number(completion.policy_version) for completion in completions]
+    known = [step for step in steps if step is not None]
+    if not known or len(known) < len(steps):
+        return {}
+    return {"min_global_steps": min(known), "max_global_steps": max(known)}
+
+
+def _whole_number(version: str | int | None) -> int | None:
+    text = str(version)
+    return int(text) if text.isascii() and text.isdecimal() else None
