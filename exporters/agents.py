@@ -98,8 +98,8 @@ async def truncated(client: openai.AsyncOpenAI) -> None:
 
 async def choices(client: openai.AsyncOpenAI) -> None:
     """Two choices of one call, the second goes on."""
-    messages = [user("one")]
-    made = await client.chat.completions.create(model="m", messages=messages, n=2)  # type: ignore[arg-type]
+    messages: list[Any] = [user("one")]
+    made = await client.chat.completions.create(model="m", messages=messages, n=2)
     messages.append(made.choices[1].message.model_dump(exclude_none=True))
     messages.append(user("two"))
     await ask(client, messages)
@@ -130,6 +130,8 @@ AGENTS: list[Agent] = [
 def _reply(request: dict[str, Any]) -> Reply:
     messages = request["messages"]
     text = str(messages[-1]["content"])
+    if request.get("n") == 2:
+        return Reply(choices=[Reply("heads"), Reply("tails")])
     if text == "fail":
         raise ValueError("the server fails")
     if text == "cut":

@@ -73,7 +73,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(special)
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")  # type: ignore[no-untyped-call]
     made.chat_template = TEMPLATE
     assert made.encode("<|user|>é<|end|>") == [257, 0xC3, 0xA9, 261]
     return made
