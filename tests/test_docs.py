@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import json
 import os
 import re
 import subprocess
@@ -15,10 +18,11 @@ import openai
 import pytest
 
 import otel_rollout
-from otel_rollout import rollout
+from otel_rollout import TrajectoryGroup, rollout, tokens, trajectory
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 
 ROOT = Path(__file__).parents[1]
+DOCS = list((ROOT / "docs").glob("*.md"))
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
@@ -112,6 +116,115 @@ def test_reading_back_is_valid() -> None:
 def test_every_block_is_run() -> None:
     """A block that is added to the README needs a test here."""
     assert len(BLOCKS) == 4
+
+
+async def test_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The blocks of docs/training.md are one program, and it gives what the text says."""
+    document = (ROOT / "docs" / "training.md").read_text()
+    monkeypatch.chdir(tmp_path)
+
+    def reply(request: dict[str, Any]) -> Reply:
+        sure = len(request["messages"]) > 1
+        right = request["messages"][0]["content"] != "9 - 5?"
+        return Reply("Yes, it is 4 or 6." if sure and right else "It is 5.")
+
+    trained: list[tuple[Any, ...]] = []
+    names: dict[str, Any] = {
+        "trainer": SimpleNamespace(step=3),
+        "train_on": lambda *row: trained.append(row),
+    }
+    with ModelServer(reply, token_ids=False, logprobs=False) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
+        blocks = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+        assert len(blocks) == 8
+        for number, code in enumerate(blocks, 1):
+            await_allowed = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            compiled = compile(code, f"training.md, block {number}", "exec", flags=await_allowed)
+            running = eval(compiled, names)
+            if inspect.iscoroutine(running):
+                await running
+        await names["client"].close()
+
+    group: TrajectoryGroup = names["group"]
+    assert len(group) == 8
+    assert all(member.warnings == [] for member in group)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [str([1.0] * 8), str([0.0] * 8), "[]"]
+    assert len(lines) == 3 + 8 + 1  # a row for each trajectory, and none dropped
+    assert len(trained) == len(names["rows"]) == len(names["fresh"]) == 8
+    ids, mask, logprobs, advantage = trained[0]
+    assert 0 < sum(mask) < len(ids) == len(mask) == len(logprobs)
+    assert advantage == 0.0
+    assert lines[-1] == f"{[0.1] * 8} 0.5"
+    groups: list[TrajectoryGroup] = names["groups"]
+    assert [len(each) for each in groups] == [8, 8, 8]
+    assert {each.id for each in groups} == {group.id, "product", "difference"}
+    rewards = {each.id: each.rewards for each in groups}
+    assert rewards == {group.id: [1.0] * 8, "product": [1.0] * 8, "difference": [0.0] * 8}
+    for name in re.findall(r"`(\w+)`", document[document.index("Each row also has") :])[:12]:
+        assert name in names["rows"][0]
+
+
+def test_training_has_every_reason() -> None:
+    """The table of what is dropped in docs/training.md quotes the reasons that there are."""
+    document = (ROOT / "docs" / "training.md").read_text()
+    table = document[document.index("| what is dropped") :].partition("\n\n")[0]
+    quoted = [
+        part for line in table.splitlines()[2:] for part in line.split("|")[1].split("`")[1::2]
+    ]
+    source = inspect.getsource(tokens) + inspect.getsource(trajectory)
+    said = " ".join(json.dumps(node) for node in _texts(source))
+    assert [text for text in quoted if text not in said] == []
+    reasons = {text for text in _texts(source) if text.startswith(("its ", "the server", "masked"))}
+    unknown = [text for text in reasons if not any(part in text for part in quoted)]
+    assert unknown == []
+    assert len(reasons) > 6
+
+
+@pytest.mark.parametrize("name", ["README.md", *sorted(f"docs/{p.name}" for p in DOCS)])
+def test_links(name: str) -> None:
+    """What the documents link to is there, and so is the heading."""
+    page = ROOT / name
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" not in link:
+            path, _, heading = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            anchors = re.findall(r"^#+ (.+)$", target.read_text(), re.M) if heading else []
+            assert not heading or heading in [text.lower().replace(" ", "-") for text in anchors]
+
+
+def test_every_exporter_is_in_training() -> None:
+    """docs/training.md leads to each exporter that there is."""
+    document = (ROOT / "docs" / "training.md").read_text()
+    for project in (ROOT / "exporters").glob("*/pyproject.toml"):
+        assert f"(../exporters/{project.parent.name}/README.md)" in document
+
+
+def _texts(source: str) -> list[str]:
+    """The texts in the code, of f-strings their fixed parts; no docstrings."""
+    tree = ast.parse(source)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone
+    ]
+
+
+def test_the_toy_example(tmp_path: Path) -> None:
+    """It says at each step how well it went, that goes up, and the picture is one."""
+    picture = tmp_path / "reward.png"
+    printed = python(
+        str(ROOT / "examples" / "train_toy.py"), "--steps", "12", "--plot", str(picture)
+    )
+    rewards = [float(value) for value in re.findall(r"^step +\d+  reward (\S+)", printed, re.M)]
+    assert len(rewards) == 12
+    assert rewards[-1] > rewards[0] + 0.5
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_quickstart_example() -> None:
