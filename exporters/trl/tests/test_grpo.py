@@ -15,6 +15,7 @@ import torch
 from datasets import Dataset
 from otel_rollout_trl import TrlRows, rollout_reward, to_trl_async_samples, to_trl_rollout
 from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from trl.experimental.async_grpo.packing import TreeRow
 
