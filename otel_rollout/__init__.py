@@ -17,6 +17,12 @@ The run is an OpenTelemetry trace, and a `Trajectory`: its histories, rewards an
 
 from otel_rollout.completion import Completion, Reward
 from otel_rollout.configure import TruncationWarning, configure, shutdown
+from otel_rollout.episodes import (
+    Episode,
+    TerminationEvent,
+    TerminationReason,
+    reconstruct_episodes,
+)
 from otel_rollout.errors import (
     ConfigurationError,
     ExportError,
@@ -49,13 +55,17 @@ from otel_rollout.rollout import (
     rollout,
 )
 from otel_rollout.rows import RowExporter, to_token_rows
+from otel_rollout.steps import Action, Step
 from otel_rollout.tokens import TokenSequence
 from otel_rollout.tool import tool
 from otel_rollout.trajectory import Trajectory
+from otel_rollout.workflow import Workflow, run_workflows
 
 __all__ = [
+    "Action",
     "Completion",
     "ConfigurationError",
+    "Episode",
     "ExportError",
     "History",
     "HistoryItem",
@@ -68,6 +78,9 @@ __all__ = [
     "RolloutError",
     "RowExporter",
     "SpanFormatError",
+    "Step",
+    "TerminationEvent",
+    "TerminationReason",
     "TokenSequence",
     "TooManyExceptionsError",
     "Trajectory",
@@ -77,6 +90,7 @@ __all__ = [
     "TrajectorySpanProcessor",
     "TruncationWarning",
     "UnknownCompletionError",
+    "Workflow",
     "configure",
     "continue_rollout",
     "gather_group",
@@ -87,9 +101,11 @@ __all__ = [
     "no_capture",
     "propagate",
     "reconstruct",
+    "reconstruct_episodes",
     "record_reward",
     "request_token_ids",
     "rollout",
+    "run_workflows",
     "shutdown",
     "to_token_rows",
     "tool",

@@ -162,6 +162,8 @@ class Recorder(Protocol):
 
     def completions(self, key: Key) -> list[Completion]: ...
 
+    def export_episode(self, episode: object) -> None: ...
+
     def add_spans(self, key: Key, records: Sequence[SpanRecord]) -> None: ...
 
 
@@ -207,8 +209,18 @@ class ActiveRollout:
         parent: ActiveRollout | None,
         *,
         part_of: str | None = None,
+        operation: str = sc.OPERATION_INVOKE_AGENT,
     ) -> None:
         self.tracer = tracer
+        self.operation = operation
+        self.workflow: ActiveRollout | None = parent.workflow if parent else None
+        """The innermost workflow that it runs in; itself where it is one."""
+        self.trajectories: list[Trajectory] = []
+        """Of a workflow: those of the rollouts inside it, in order of their start."""
+        self.built: dict[str, tuple[Trajectory, frozenset[str]]] = {}
+        """Of a workflow: trajectories that agents built by hand, by id, and their exchanges."""
+        self.episode: Json = None
+        """Of a workflow: what it made of its task."""
         self.pid = os.getpid()
         self.is_part = part_of is not None
         self.lock = threading.RLock()
@@ -243,6 +255,10 @@ class ActiveRollout:
             live=self,
         )
         self._ended = weakref.ref(self._trajectory)
+        if self.workflow is not None and not self.is_part:
+            self.workflow.trajectories.append(self._trajectory)
+        if operation == sc.OPERATION_INVOKE_WORKFLOW:
+            self.workflow = self
         self.apply(options)
         if not self.is_part:
             _running[self.id] = self
@@ -268,7 +284,7 @@ class ActiveRollout:
     def span_name(self) -> str:
         if self.is_part:
             return sc.OPERATION_CONTINUE
-        return f"{sc.OPERATION_INVOKE_AGENT} {self.trajectory.name}"
+        return f"{self.operation} {self.trajectory.name}"
 
     @property
     def trajectory(self) -> Trajectory:
@@ -277,8 +293,9 @@ class ActiveRollout:
 
     def let_go(self) -> None:
         """Hold nothing of the rollout, which has ended: contexts live long, in connections say."""
-        self._trajectory = None
+        self._trajectory = self.workflow = None
         self.recorder = None
+        self.trajectories, self.built = [], {}
         self.writer = ExchangeWriter()
         self.streams.clear()
 
@@ -344,7 +361,7 @@ class ActiveRollout:
             }
         attributes = {
             sc.ROLLOUT_PROCESS: self.process,
-            sc.GEN_AI_OPERATION_NAME: sc.OPERATION_INVOKE_AGENT,
+            sc.GEN_AI_OPERATION_NAME: self.operation,
             sc.GEN_AI_AGENT_NAME: trajectory.name,
             sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
             sc.ROLLOUT_ID: trajectory.id,
@@ -372,27 +389,95 @@ class ActiveRollout:
                 trajectory.output = loads(dumps(output))
             except (TypeError, ValueError, RecursionError):
                 pass  # what a function returns need not be JSON; then the trajectory has none
-        texts: dict[str, Json] = {
-            sc.ROLLOUT_ERROR: trajectory.error,
-            sc.ROLLOUT_OUTPUT: trajectory.output,
-            sc.ROLLOUT_REWARDS: [r.to_dict() for r in list(trajectory.all_rewards.values())]
-            or None,
-            sc.ROLLOUT_METRICS: dict(trajectory.metrics) or None,
-            sc.ROLLOUT_METADATA: dict(trajectory.metadata) or None,
-            sc.ROLLOUT_LOGS: trajectory.logs or None,
-            sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in list(trajectory.appended.items())]
-            or None,
-        }
         attributes: dict[str, Any] = {
-            sc.ROLLOUT_STATUS: trajectory.status,
-            sc.ROLLOUT_TERMINATION_REASON: trajectory.termination_reason,
+            **_end_attributes(trajectory),
             sc.ROLLOUT_EXCHANGE_COUNT: self.clock,
             sc.ROLLOUT_OPEN_COUNT: self.open,
             sc.ROLLOUT_PROPAGATED: self.handed_on > 0 or None,
-            sc.ROLLOUT_REWARD: None if trajectory.reward is None else float(trajectory.reward),
+            sc.ROLLOUT_EPISODE: None if self.episode is None else dumps(self.episode),
         }
-        attributes |= {key: dumps(value) for key, value in texts.items() if value is not None}
         return sealed({**self.start_attributes(), **_present(attributes)})
+
+
+def _end_attributes(trajectory: Trajectory) -> dict[str, Any]:
+    """What a span says of how its trajectory went."""
+    texts: dict[str, Json] = {
+        sc.ROLLOUT_ERROR: trajectory.error,
+        sc.ROLLOUT_OUTPUT: trajectory.output,
+        sc.ROLLOUT_REWARDS: [r.to_dict() for r in list(trajectory.all_rewards.values())] or None,
+        sc.ROLLOUT_METRICS: dict(trajectory.metrics) or None,
+        sc.ROLLOUT_METADATA: dict(trajectory.metadata) or None,
+        sc.ROLLOUT_LOGS: trajectory.logs or None,
+        sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in list(trajectory.appended.items())] or None,
+    }
+    return {
+        sc.ROLLOUT_STATUS: trajectory.status,
+        sc.ROLLOUT_TERMINATION_REASON: trajectory.termination_reason,
+        sc.ROLLOUT_REWARD: None if trajectory.reward is None else float(trajectory.reward),
+        **{key: dumps(value) for key, value in texts.items() if value is not None},
+    }
+
+
+class _Built:
+    """What a trajectory that was built by hand has, until its workflow ends."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._trajectory = weakref.ref(trajectory)
+
+    def completions(self) -> list[Completion]:
+        trajectory = self._trajectory()
+        steps = trajectory.steps if trajectory is not None else []
+        return [step.completion for step in steps if step.completion is not None]
+
+    def add_spans(self, records: Sequence[SpanRecord]) -> None:
+        """Its calls are those of its steps."""
+
+
+def adopt(workflow: ActiveRollout, trajectory: Trajectory) -> None:
+    """Make a trajectory that was built by hand one of the workflow's."""
+    own = workflow.trajectory
+    trajectory.open(_Built(trajectory))
+    trajectory.parent_id, trajectory.trace_id = workflow.id, own.trace_id
+    trajectory.task_id, trajectory.group_id = own.task_id, own.group_id
+    trajectory.sample_index, trajectory.policy_version = own.sample_index, own.policy_version
+    trajectory.trainable = trajectory.trainable and own.trainable
+    workflow.built[trajectory.id] = trajectory, frozenset()
+
+
+def _record_built(workflow: ActiveRollout) -> None:
+    """A span for each trajectory that was built by hand, with its steps and the calls it claims."""
+    context = trace.set_span_in_context(workflow.span, otel_context.Context())
+    for trajectory, _ in list(workflow.built.values()):
+        calls = [step.completion for step in trajectory.steps if step.completion is not None]
+        claims = sorted({call.span_id for call in calls})
+        attributes = {
+            sc.GEN_AI_OPERATION_NAME: sc.OPERATION_INVOKE_AGENT,
+            sc.GEN_AI_AGENT_NAME: trajectory.name,
+            sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
+            sc.ROLLOUT_ID: trajectory.id,
+            sc.ROLLOUT_PARENT_ID: trajectory.parent_id,
+            sc.ROLLOUT_TASK_ID: trajectory.task_id,
+            sc.ROLLOUT_GROUP_ID: trajectory.group_id,
+            sc.ROLLOUT_SAMPLE_INDEX: trajectory.sample_index,
+            **label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version),
+            sc.ROLLOUT_TRAINABLE: trajectory.trainable,
+            sc.ROLLOUT_STEPS: dumps([step.to_dict() for step in trajectory.steps]),
+            sc.ROLLOUT_CLAIMS: dumps(claims),
+            **_end_attributes(trajectory),
+        }
+        span = workflow.tracer.start_span(
+            f"{sc.OPERATION_INVOKE_AGENT} {trajectory.name}",
+            context=context,
+            attributes=sealed(_present(attributes)),
+            start_time=min((call.start_time_ns for call in calls), default=None),
+        )
+        span_context = span.get_span_context()
+        trajectory.span_id = f"{span_context.span_id:016x}"
+        trajectory.start_time_ns = getattr(span, "start_time", None) or 0
+        span.end()
+        trajectory.end_time_ns = getattr(span, "end_time", None)
+        trajectory.seal(_late_reward(workflow.tracer, trajectory.id, span_context))
+        workflow.built[trajectory.id] = trajectory, frozenset(claims)
 
 
 def _late_reward(
@@ -607,7 +692,7 @@ class Gathering:
     trajectory: Trajectory | None = None
 
 
-def begin(options: Options) -> Run | None:
+def begin(options: Options, operation: str = sc.OPERATION_INVOKE_AGENT) -> Run | None:
     """Open a rollout and enter its context; None, and a line in the log, if that failed."""
     try:
         context = otel_context.get_current()
@@ -619,7 +704,7 @@ def begin(options: Options) -> Run | None:
         parent = rollout_of(context)
         if parent is None and context.get(ROLLOUT) is not None:  # of the process that forked this
             context = trace.set_span_in_context(trace.INVALID_SPAN, context)
-        active = ActiveRollout(options, rollout_tracer(), parent)
+        active = ActiveRollout(options, rollout_tracer(), parent, operation=operation)
         if gathering is not None:
             gathering.active = active
             gathering.trajectory = active.trajectory
@@ -673,6 +758,7 @@ def close(active: ActiveRollout, output: object = None, error: BaseException | N
         settle()
         for stream in tuple(active.streams):
             stream.leave()
+        _record_built(active)
         # Another thread may set a reward just now: from here on it gets a span of its own.
         active.trajectory.seal(
             _late_reward(active.tracer, active.id, active.span.get_span_context())

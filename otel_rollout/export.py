@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from otel_rollout.errors import ConfigurationError, SpanFormatError
+from otel_rollout.episodes import Episode
 from otel_rollout.groups import TrajectoryGroup
 from otel_rollout.messages import dumps, loads
 from otel_rollout.trajectory import Trajectory
@@ -84,6 +85,7 @@ class InMemoryTrajectoryExporter:
         self._limit = max_trajectories
         self._on_full = on_full
         self._finished: deque[Trajectory] = deque()
+        self._episodes: deque[Episode] = deque(maxlen=max_trajectories)
         self._changed = threading.Condition()
         self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._closed = False
@@ -94,10 +96,25 @@ class InMemoryTrajectoryExporter:
         with self._changed:
             return tuple(self._finished)
 
+    def get_finished_episodes(self) -> tuple[Episode, ...]:
+        """The episodes that are held, in the order in which they ended.
+
+        Their trajectories are among those of `get_finished_trajectories`, too. Of more than
+        `max_trajectories` the last ones are held.
+        """
+        with self._changed:
+            return tuple(self._episodes)
+
+    def export_episode(self, episode: Episode) -> None:
+        """Hold the episode."""
+        with self._changed:
+            self._episodes.append(episode)
+
     def clear(self) -> None:
-        """Forget the trajectories that are held."""
+        """Forget the trajectories and episodes that are held."""
         with self._changed:
             self._finished.clear()
+            self._episodes.clear()
             self._notify()
 
     def groups(self, size: int) -> list[TrajectoryGroup]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sized
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sized
+from typing import Any, TypeVar
 
 from otel_rollout.errors import ConfigurationError, RolloutError
 from otel_rollout.groups import TrajectoryGroup
@@ -19,17 +19,19 @@ from otel_rollout.rollout import gather_trajectory
 from otel_rollout.trajectory import Trajectory
 
 Rollouts = Iterable[Coroutine[Any, Any, Any]]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class TooManyExceptionsError(RolloutError):
     """More rollouts failed than `max_exceptions` allows; the others were cancelled."""
 
-    trajectories: list[Trajectory]
-    """What had ended by then, failures included, in order of the coroutines."""
+    results: list[Any]
+    """What had ended by then, trajectories or episodes, failures included, in order."""
 
-    def __init__(self, message: str, trajectories: list[Trajectory]) -> None:
+    def __init__(self, message: str, results: list[Any]) -> None:
         super().__init__(message)
-        self.trajectories = trajectories
+        self.results = results
 
 
 async def gather_trajectories(
@@ -104,47 +106,94 @@ async def _gather(
     options: Callable[[int], dict[str, Any]],
 ) -> list[Trajectory]:
     _check(coroutines, max_concurrency, max_exceptions)
-    total = len(coroutines) if isinstance(coroutines, Sized) else None
-    source = enumerate(coroutines)
-    ended: dict[int, Trajectory] = {}
-    failures = 0
 
-    async def work(first: tuple[int, Coroutine[Any, Any, Any]] | None = None) -> None:
-        nonlocal failures
-        for index, coroutine in _behind(first, source):
-            trajectory = await gather_trajectory(coroutine, raise_errors=False, **options(index))
-            ended[index] = trajectory
-            bar.add(trajectory)
+    async def run(index: int, coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
+        return await gather_trajectory(coroutine, raise_errors=False, **options(index))
+
+    def failure(trajectory: Trajectory) -> object:
+        return trajectory.error or trajectory.status != "complete"
+
+    with RolloutProgress(progress, _size(coroutines), "rollouts") as bar:
+
+        def ended(trajectory: Trajectory) -> None:
+            good = trajectory.status == "complete"
+            bar.add(trajectory.reward, None if good else trajectory.termination_reason or "error")
             if on_trajectory is not None:
                 on_trajectory(trajectory)
-            failures += trajectory.status in ("error", "cancelled")
-            if max_exceptions is not None and failures > max_exceptions:
-                raise TooManyExceptionsError(
-                    f"{failures} of {len(ended)} rollouts failed, {max_exceptions} may "
-                    f"(max_exceptions); the last with {trajectory.error}",
-                    [ended[i] for i in sorted(ended)],
-                )
 
-    with RolloutProgress(progress, total) as bar:
-        if max_concurrency is None:
-            workers = [asyncio.create_task(work(item)) for item in source]
-        else:
-            count = max_concurrency if total is None else min(max_concurrency, total)
-            workers = [asyncio.create_task(work()) for _ in range(count)]
         try:
-            await asyncio.gather(*workers)
+            return await run_bounded(
+                coroutines,
+                run,
+                ended,
+                failure,
+                max_concurrency=max_concurrency,
+                max_exceptions=max_exceptions,
+            )
         except BaseException:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
             _close(coroutines)
             raise
-    return [ended[index] for index in sorted(ended)]
+
+
+async def run_bounded(
+    items: Iterable[Item],
+    run: Callable[[int, Item], Awaitable[Result]],
+    ended: Callable[[Result], object],
+    failure: Callable[[Result], object],
+    *,
+    max_concurrency: int | None,
+    max_exceptions: int | None,
+    keep: bool = True,
+) -> list[Result]:
+    """Run every item, taken as there is room for it; the results in the order of the items.
+
+    Beyond `max_exceptions` results with a `failure`, and for any exception, what runs is cancelled.
+    """
+    source = enumerate(items)
+    results: dict[int, Result] = {}
+    failures = count = 0
+
+    async def work(first: tuple[int, Item] | None = None) -> None:
+        nonlocal failures, count
+        for index, item in _behind(first, source):
+            result = await run(index, item)
+            del item
+            count += 1
+            if keep:
+                results[index] = result
+            ended(result)
+            failed = failure(result)
+            failures += bool(failed)
+            if max_exceptions is not None and failures > max_exceptions:
+                raise TooManyExceptionsError(
+                    f"{failures} of {count} runs failed, {max_exceptions} may (max_exceptions); "
+                    f"the last with {failed}",
+                    [results[i] for i in sorted(results)],
+                )
+
+    if max_concurrency is None:
+        workers = [asyncio.create_task(work(item)) for item in source]
+    else:
+        size = _size(items)
+        room = max_concurrency if size is None else min(max_concurrency, size)
+        workers = [asyncio.create_task(work()) for _ in range(room)]
+    try:
+        await asyncio.gather(*workers)
+    except BaseException:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        raise
+    return [results[index] for index in sorted(results)]
+
+
+def _size(items: object) -> int | None:
+    return len(items) if isinstance(items, Sized) else None
 
 
 def _behind(
-    first: tuple[int, Any] | None, source: Iterator[tuple[int, Any]]
-) -> Iterator[tuple[int, Any]]:
+    first: tuple[int, Item] | None, source: Iterator[tuple[int, Item]]
+) -> Iterator[tuple[int, Item]]:
     """The items of the source that nobody has taken, behind one that was."""
     if first is not None:
         yield first

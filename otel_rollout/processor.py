@@ -189,7 +189,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         buffer = self._buffers.get(key)
         if buffer is None:
             return
-        if sc.ROLLOUT_SCHEMA_VERSION not in record.attributes:
+        if sc.ROLLOUT_SCHEMA_VERSION not in record.attributes and not buffer.active.is_part:
             buffer.assembly.notes.append(
                 "a limit on the number of attributes cut this rollout's spans: calls may be missing"
             )
@@ -200,7 +200,10 @@ class TrajectorySpanProcessor(SpanProcessor):
         if buffer.active.is_part:
             buffer.active.records.append(record)
         elif not buffer.cut_off:
-            self._hand_over(trajectory)
+            for built, _ in buffer.active.built.values():
+                self._hand_over(built)
+            if not buffer.assembly.is_empty_workflow:
+                self._hand_over(trajectory)
 
     def _trajectory(self, buffer: _Buffer, record: SpanRecord) -> Trajectory:
         active = buffer.active
@@ -216,6 +219,8 @@ class TrajectorySpanProcessor(SpanProcessor):
         # A call still under way is no part of the trajectory, but may carry what others refer to.
         buffer.assembly.add_later(map(as_record, buffer.open.values()))
         buffer.assembly.add(record)
+        for built, span_ids in active.built.values():
+            built.fill(buffer.assembly.claimed(span_ids), built.end_time_ns)
         active.trajectory.fill(buffer.assembly, record.end_time_ns)
         buffer.assembly.join_parts(active.trajectory)
         active.recorded = True
@@ -253,6 +258,13 @@ class TrajectorySpanProcessor(SpanProcessor):
                         self._worker.start()
                     finally:
                         otel_context.detach(token)
+
+    def export_episode(self, episode: object) -> None:
+        """Hand an episode that has ended to the exporters that take episodes."""
+        for exporter in self.exporters:
+            export = getattr(exporter, "export_episode", None)
+            if export is not None:
+                _try(exporter, partial(export, episode))
 
     def _work(self) -> None:
         while True:

@@ -9,18 +9,17 @@ from typing import Any
 
 from tqdm import tqdm
 
-from otel_rollout.trajectory import Trajectory
-
 
 class RolloutProgress:
-    """A bar with the rate, the mean reward of what is scored, and how rollouts ended.
+    """A bar with the rate, the mean reward of what is scored, and how runs ended.
 
-    `text`: what it says in front; True is "rollouts", False is no bar.
+    `text`: what it says in front; True is what is counted, False is no bar.
     """
 
-    def __init__(self, text: bool | str, total: int | None) -> None:
+    def __init__(self, text: bool | str, total: int | None, counted: str) -> None:
         self._text = text
         self._total = total
+        self._counted = counted
         self._bar: tqdm[Any] | None = None
         self._endings: Counter[str] = Counter()
         self._scored = 0
@@ -29,8 +28,8 @@ class RolloutProgress:
     def __enter__(self) -> RolloutProgress:
         self._bar = tqdm(
             total=self._total,
-            desc=self._text if isinstance(self._text, str) else "rollouts",
-            unit=" rollouts",
+            desc=self._text if isinstance(self._text, str) else self._counted,
+            unit=f" {self._counted}",
             disable=not self._text or not sys.stderr.isatty(),
             dynamic_ncols=True,
         )
@@ -45,15 +44,15 @@ class RolloutProgress:
         if self._bar is not None:
             self._bar.close()
 
-    def add(self, trajectory: Trajectory) -> None:
-        """A rollout has ended."""
+    def add(self, reward: float | None, ending: str | None) -> None:
+        """One has ended, with this reward and, where that says something, in this way."""
         if self._bar is None:
             return
-        if trajectory.status != "complete":
-            self._endings[trajectory.termination_reason or trajectory.status] += 1
-        if trajectory.reward is not None:
+        if ending is not None:
+            self._endings[ending] += 1
+        if reward is not None:
             self._scored += 1
-            self._sum += trajectory.reward
+            self._sum += reward
         shown: dict[str, Any] = {}
         if self._scored:
             shown["reward"] = f"{self._sum / self._scored:.3g}"

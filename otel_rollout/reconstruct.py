@@ -60,6 +60,10 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
         if sc.ROLLOUT_ID in record.cut:
             nobodys[record.span_id] = record
     trajectories = [assembly.trajectory() for assembly in rollouts.values()]
+    for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
+        around = rollouts.get(trajectory.parent_id or "")
+        if around is not None and assembly.claims:
+            trajectory.fill(around.claimed(assembly.claims, assembly), trajectory.end_time_ns)
     for assembly in rollouts.values():
         for span_id in nobodys.keys() & assembly.spans.keys():
             del nobodys[span_id]  # it came whole, too
@@ -72,6 +76,8 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     for trace_id, records in foreign.items():
         if trace_id not in ours:
             trajectories += _inferred(trace_id, list(records.values()))
+    empty = {assembly.rollout_id for assembly in rollouts.values() if assembly.is_empty_workflow}
+    trajectories = [trajectory for trajectory in trajectories if trajectory.id not in empty]
     return sorted(trajectories, key=lambda t: (t.start_time_ns, t.id))
 
 
@@ -98,6 +104,8 @@ class Assembly:
     _pending: list[SpanRecord] = field(default_factory=list)
     _read: dict[str, Exchange] = field(default_factory=dict)
     _completions: dict[str, list[Completion]] = field(default_factory=dict)
+    _claimed: set[str] = field(default_factory=set)
+    """Exchanges that belong to trajectories inside it, by span id."""
 
     def add(self, record: SpanRecord) -> None:
         """Take in a span of this rollout, as `as_record` gives it.
@@ -142,18 +150,41 @@ class Assembly:
             found += self._completions[exchange.span_id]
         return in_order(found)
 
-    def exchanges(self) -> list[Exchange]:
-        """The calls that are part of the rollout, in order of their start."""
+    def exchanges(self, *, claimed: bool = False) -> list[Exchange]:
+        """The calls that are part of the rollout, in order of their start.
+
+        `claimed`: instead those that were given to other trajectories.
+        """
         self._settle()
         exchanges: list[Exchange] = []
         for span_id, record in self._exchanges.items():
-            if _is_late(record):
+            if _is_late(record) or (span_id in self._claimed) is not claimed:
                 continue
             exchange = self._read.get(span_id) or self._reader.read(span_id)
             if not exchange.damage:
                 self._read[span_id] = exchange
             exchanges.append(exchange)
         return sorted(exchanges, key=lambda e: (e.start_time_ns, e.started, e.span_id))
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """Exchanges of the rollout around this one that belong to it."""
+        text = self._rollout.text(sc.ROLLOUT_CLAIMS) if self._rollout else None
+        return frozenset(loads(text)) if text else frozenset()
+
+    @property
+    def is_empty_workflow(self) -> bool:
+        """Whether it is a workflow that made no call but those of its trajectories."""
+        self._settle()
+        if self._rollout is None or not self._rollout.name.startswith(_WORKFLOW):
+            return False
+        return not (self._exchanges.keys() - self._claimed)
+
+    def claimed(self, span_ids: Iterable[str], by: Assembly | None = None) -> Contents:
+        """Give these exchanges to another trajectory, whose contents they are."""
+        span_ids = frozenset(span_ids)
+        self._claimed |= span_ids
+        return _Claimed(self, span_ids, by)
 
     def trajectory(self) -> Trajectory:
         """The trajectory of what has come."""
@@ -179,12 +210,11 @@ class Assembly:
 
     def doubts(self, trajectory: Trajectory) -> list[str]:
         """A sentence for whatever is missing or uncertain."""
-        sentences = [*self.notes, *self._incomplete(trajectory.exchanges), *self._lost_rewards()]
+        there = [*trajectory.exchanges, *self.exchanges(claimed=True)]
+        sentences = [*self.notes, *self._incomplete(there), *self._lost_rewards()]
         for exchange in trajectory.exchanges:
             sentences += [f"exchange {exchange.span_id}: {d}" for d in exchange.damage]
-        for completion in trajectory.completions:
-            sentences += _doubts(completion)
-        return [*sentences, *_repeated_ids(trajectory.completions), *trajectory.ambiguities()]
+        return [*sentences, *_doubts_of(trajectory)]
 
     def _lost_rewards(self) -> list[str]:
         unreadable = sum(map(_is_unreadable, self._evaluations.values()))
@@ -340,6 +370,41 @@ class _Inferred:
         return [*sentences, *_repeated_ids(trajectory.completions), *trajectory.ambiguities()]
 
 
+@dataclass(slots=True)
+class _Claimed:
+    """The contents of a trajectory whose calls were made in the rollout around it."""
+
+    around: Assembly
+    span_ids: frozenset[str]
+    own: Assembly | None
+
+    def exchanges(self) -> list[Exchange]:
+        found = self.around.exchanges(claimed=True)
+        return [exchange for exchange in found if exchange.span_id in self.span_ids]
+
+    def doubts(self, trajectory: Trajectory) -> list[str]:
+        sentences = [*self.own.notes, *self.own._lost_rewards()] if self.own else []
+        missing = len(self.span_ids) - len(trajectory.exchanges)
+        if missing:
+            sentences.append(
+                f"{missing} of {len(self.span_ids)} model calls are missing: their spans did not "
+                f"come"
+            )
+        for exchange in trajectory.exchanges:
+            sentences += [f"exchange {exchange.span_id}: {d}" for d in exchange.damage]
+        return [*sentences, *_doubts_of(trajectory)]
+
+
+def _doubts_of(trajectory: Trajectory) -> list[str]:
+    sentences: list[str] = []
+    for completion in trajectory.completions:
+        sentences += _doubts(completion)
+    return [*sentences, *_repeated_ids(trajectory.completions), *trajectory.ambiguities()]
+
+
+_WORKFLOW = f"{sc.OPERATION_INVOKE_WORKFLOW} "
+
+
 def late_sentence(count: int) -> str:
     """What a trajectory says about calls that its rollout did not wait for."""
     return f"{count} model calls had not ended when the rollout did; they are not part of it"
@@ -423,7 +488,7 @@ def _read_rollout(
         start_time_ns=record.start_time_ns,
         end_time_ns=record.end_time_ns,
         warnings=warnings,
-    )
+    ).recorded(json(sc.ROLLOUT_STEPS))
 
 
 def _in_order(evaluations: Iterable[SpanRecord]) -> list[SpanRecord]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -39,6 +40,7 @@ from otel_rollout.messages import (
     loads,
 )
 from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.steps import Step, steps_of
 from otel_rollout.tokens import Dropped, TokenSequences, token_sequences
 
 SCHEMA_VERSION = 1
@@ -78,8 +80,8 @@ class Values(MutableMapping[str, Any]):
         self._lock = threading.RLock()
         """Held by who changes it: what came before it was closed is in it then."""
 
-    def close(self, rollout_id: str) -> None:
-        """Take no more changes: that rollout has ended."""
+    def close(self, rollout_id: str | None) -> None:
+        """Take no more changes: that rollout has ended. None: take them again."""
         with self._lock:
             self._closed = rollout_id
 
@@ -193,8 +195,11 @@ class Trajectory:
         end_time_ns: int | None = None,
         warnings: Sequence[str] = (),
         live: LiveRollout | None = None,
+        steps: Sequence[Step] | None = None,
+        reward: float | None = None,
+        task: Any = None,
     ) -> None:
-        self.id = id
+        self.id = id or uuid.uuid4().hex
         """Final from the start, and unique."""
         self.name = name
         self.trace_id = trace_id
@@ -243,6 +248,17 @@ class Trajectory:
         self._live = live
         self._sealed = live is None
         self._late_reward: LateReward | None = None
+        self.task = task
+        """What the workflow was given, where one ran it; it is recorded with the episode."""
+        self.is_built = steps is not None
+        """Whether its steps were built by hand, and are recorded."""
+        self._steps: list[Step] | None = None if steps is None else list(steps)
+        self.claimed: set[tuple[str, int] | None] = set()
+        """Completions (span id, choice index) that are steps of a trajectory inside it."""
+        self._recorded_steps: list[Json] | None = None
+        """Steps that were read, until somebody asks for them."""
+        if reward is not None:
+            self.all_rewards[None, None, 0] = Reward(reward)
 
     # --- what the model saw and said
 
@@ -367,6 +383,29 @@ class Trajectory:
             + (f"; it has {there}" if there else "; no call of it has ended yet")
         )
 
+    @property
+    def steps(self) -> list[Step]:
+        """One for each completion that said something, in order; or those built by hand.
+
+        They can be changed, and rewards that are set on them stay with the trajectory object.
+        """
+        if self._recorded_steps is not None:
+            recorded, self._recorded_steps = self._recorded_steps, None
+            named = {(c.span_id, c.choice_index): c for c in self.completions}
+            self._steps = [Step.from_dict(step, named) for step in recorded]
+        elif not self.is_built:
+            known = {_of(step): step for step in self._steps or ()}
+            found = [step for step in steps_of(self.completions) if _of(step) not in self.claimed]
+            self._steps = [known.get(_of(step), step) for step in found]
+        if self._steps is None:
+            self._steps = []
+        return self._steps
+
+    @steps.setter
+    def steps(self, steps: Iterable[Step]) -> None:
+        self._recorded_steps = None
+        self._steps = list(steps)
+
     def token_sequences(
         self,
         *,
@@ -472,6 +511,13 @@ class Trajectory:
                 )
             self._logs.append(text)
 
+    def open(self, live: LiveRollout) -> None:
+        """Let one that was built by hand be changed until `seal`."""
+        self._live, self._sealed = live, False
+        for values in (self.metrics, self.metadata):
+            if isinstance(values, Values):
+                values.close(None)
+
     def seal(self, late_reward: LateReward) -> None:
         """The rollout has ended: nothing but a reward may be set from now on."""
         with self._lock:
@@ -543,6 +589,7 @@ class Trajectory:
             "exchanges": exchanges,
             "params": [loads(text) for text in params],
             "messages": _message_rows(paths),
+            **({"steps": [step.to_dict() for step in self.steps]} if self.is_built else {}),
             "tokens": [[parent, path.ids.tolist()] for parent, path in tokens],
         }
         return {key: copy_json(value) for key, value in data.items()}
@@ -576,11 +623,18 @@ class Trajectory:
                 exchanges=exchanges,
                 appended={(id_, choice): messages for id_, choice, messages in data["appended"]},
                 rewards=rewards,
-            )
+            ).recorded(data.get("steps"))
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise SpanFormatError(
                 f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
             ) from error
+
+    def recorded(self, steps: Sequence[Json] | None) -> Trajectory:
+        """This trajectory, with these steps of a hand-built one, in the form of `Step.to_dict`."""
+        if steps is not None:
+            self.is_built = True
+            self._recorded_steps = list(steps)
+        return self
 
     def __eq__(self, other: object) -> bool:
         """Equal in everything: `to_dict()` of both is the same."""
@@ -643,6 +697,10 @@ _PLAIN_EXCHANGE = (
     "damage",
 )
 _Node = TypeVar("_Node", MessagePath, TokenPath)
+
+
+def _of(step: Step) -> tuple[str, int] | None:
+    return (step.completion.span_id, step.completion.choice_index) if step.completion else None
 
 
 class _Rows(Generic[_Node]):

@@ -130,7 +130,7 @@ async def test_more_failures_than_are_allowed_stop_the_rest(recording: Recording
         await gather_trajectories(
             [agent(i) for i in (0, 1, 3, 2, 4)], max_concurrency=2, max_exceptions=1
         )
-    assert [t.status for t in caught.value.trajectories] == ["complete", "error", "error"]
+    assert [t.status for t in caught.value.results] == ["complete", "error", "error"]
     assert begun == [0, 1, 3, 2]
     assert [t.status for t in recording.trajectories][-1] == "cancelled"
 

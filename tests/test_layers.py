@@ -18,20 +18,21 @@ LAYERS = {
     1: ("spans", "streams", "served", "litellm_post"),
     2: ("exchange",),
     3: ("completion", "dialects"),
-    4: ("histories",),
+    4: ("histories", "steps"),
     5: ("tokens",),
     6: ("trajectory",),
     7: ("reconstruct", "tree", "groups"),
-    8: ("active", "export", "otlp", "progress", "rows"),
-    9: ("rollout", "capture", "processor", "processes", "tool"),
-    10: ("guard", "gather"),
-    11: ("instrumentors",),
-    12: ("configure", "testing"),
-    13: ("doctor",),
-    14: ("cli",),
+    8: ("episodes",),
+    9: ("active", "export", "otlp", "progress", "rows", "partitions"),
+    10: ("rowfile", "rollout", "capture", "processor", "processes", "tool"),
+    11: ("guard", "gather"),
+    12: ("instrumentors", "workflow"),
+    13: ("configure", "testing"),
+    14: ("doctor",),
+    15: ("cli",),
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules}
-PURE = 7
+PURE = 8
 """The last layer that needs no OpenTelemetry SDK."""
 NAMES = ("rollout.", "gen_ai.")
 
@@ -154,8 +155,10 @@ def test_attribute_names_are_different():
 
 
 PUBLIC = [
+    "Action",
     "Completion",
     "ConfigurationError",
+    "Episode",
     "ExportError",
     "History",
     "HistoryItem",
@@ -168,6 +171,9 @@ PUBLIC = [
     "RolloutError",
     "RowExporter",
     "SpanFormatError",
+    "Step",
+    "TerminationEvent",
+    "TerminationReason",
     "TokenSequence",
     "TooManyExceptionsError",
     "Trajectory",
@@ -177,6 +183,7 @@ PUBLIC = [
     "TrajectorySpanProcessor",
     "TruncationWarning",
     "UnknownCompletionError",
+    "Workflow",
     "configure",
     "continue_rollout",
     "gather_group",
@@ -187,9 +194,11 @@ PUBLIC = [
     "no_capture",
     "propagate",
     "reconstruct",
+    "reconstruct_episodes",
     "record_reward",
     "request_token_ids",
     "rollout",
+    "run_workflows",
     "shutdown",
     "to_token_rows",
     "tool",

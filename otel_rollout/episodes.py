@@ -1,0 +1,152 @@
+"""An episode: what a workflow made of one task, as trajectories and how they were judged."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from otel_rollout import semconv as sc
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.messages import Json, loads
+from otel_rollout.reconstruct import reconstruct
+from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.steps import Step, json_of
+from otel_rollout.trajectory import Trajectory
+
+
+class TerminationReason(str, Enum):
+    """Why an episode ended."""
+
+    MAX_PROMPT_LENGTH_EXCEEDED = "max_prompt_length_exceeded"
+    MAX_RESPONSE_LENGTH_EXCEEDED = "max_response_length_exceeded"
+    ENV_DONE = "env_done"
+    MAX_TURNS_EXCEEDED = "max_turns_exceeded"
+    TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
+    ERROR = "error"
+
+
+class TerminationEvent(Exception):  # noqa: N818 - it ends a run as it should end
+    """Raised in `Workflow.run` to end it, with the reason."""
+
+    def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:
+        super().__init__(f"Terminated: {reason}")
+        self.reason = reason
+
+
+@dataclass
+class Episode:
+    """The trajectories of one task run by a workflow."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """The `uid` of the run; `task:sample` where many are run."""
+    task: Any = None
+    trajectories: list[Trajectory] = field(default_factory=list)
+    is_correct: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+    """`error` (`error_message`, `error_type`, `traceback`) of one that failed, and what you add."""
+    termination_reason: TerminationReason | None = None
+
+    @property
+    def reward(self) -> float | None:
+        """Sum of the rewards of its trajectories; None if none is scored."""
+        rewards = [t.reward for t in self.trajectories if t.reward is not None]
+        return sum(rewards) if rewards else None
+
+    def summary(self) -> dict[str, Json]:
+        """What is on the span: all but the trajectories, of which there are ids and steps."""
+        return {
+            "id": self.id,
+            "task": json_of(self.task),
+            "is_correct": bool(self.is_correct),
+            "metrics": json_of(self.metrics),
+            "info": json_of(self.info),
+            "termination_reason": None
+            if self.termination_reason is None
+            else TerminationReason(self.termination_reason).value,
+            "trajectories": [
+                {
+                    "id": trajectory.id,
+                    "name": trajectory.name,
+                    "reward": None if trajectory.reward is None else float(trajectory.reward),
+                    "steps": [step.to_dict() for step in trajectory.steps],
+                }
+                for trajectory in self.trajectories
+            ],
+        }
+
+    def to_dict(self) -> dict[str, Json]:
+        """Plain JSON from which `from_dict` makes an equal episode."""
+        return {
+            **self.summary(),
+            "contents": [trajectory.to_dict() for trajectory in self.trajectories],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Json]) -> Episode:
+        """The episode that `to_dict` described. SpanFormatError if it is not one."""
+        try:
+            trajectories = {row["id"]: Trajectory.from_dict(row) for row in data["contents"]}
+            return cls.of(data, trajectories)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise SpanFormatError(
+                f"Episode.from_dict: expected what to_dict gave, got {str(data)[:80]!r} ({error!r})"
+            ) from None
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Json], trajectories: Mapping[str, Trajectory]) -> Episode:
+        """The episode of a summary, with those of its trajectories that are there."""
+        found: list[Trajectory] = []
+        for row in summary["trajectories"]:
+            trajectory = trajectories.get(row["id"])
+            if trajectory is None:
+                continue
+            trajectory.name = row["name"]
+            if row["reward"] is not None and row["reward"] != trajectory.reward:
+                trajectory.reward = row["reward"]
+            completions = {(c.span_id, c.choice_index): c for c in trajectory.completions}
+            trajectory.steps = [Step.from_dict(step, completions) for step in row["steps"]]
+            found.append(trajectory)
+        reason = summary["termination_reason"]
+        return cls(
+            id=summary["id"],
+            task=summary["task"],
+            trajectories=found,
+            is_correct=summary["is_correct"],
+            metrics=summary["metrics"],
+            info=summary["info"],
+            termination_reason=None if reason is None else TerminationReason(reason),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in everything that is recorded: `to_dict()` of both is the same."""
+        if not isinstance(other, Episode):
+            return NotImplemented
+        return self is other or self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def reconstruct_episodes(spans: Iterable[Any]) -> list[Episode]:
+    """The episodes that these spans tell of, in order of their start; see `reconstruct`.
+
+    An episode whose own span is missing is not there, its trajectories are among those of
+    `reconstruct`. One of whose trajectories no span came has the others.
+    """
+    records = [as_record(span) for span in spans]
+    trajectories = {trajectory.id: trajectory for trajectory in reconstruct(records)}
+    workflows: dict[str, SpanRecord] = {}
+    for record in sorted(records, key=lambda r: (r.start_time_ns, r.span_id)):
+        if record.text(sc.ROLLOUT_EPISODE) is not None:
+            workflows.setdefault(record.span_id, record)
+    episodes: list[Episode] = []
+    for record in workflows.values():
+        try:
+            episodes.append(Episode.of(loads(record.text(sc.ROLLOUT_EPISODE) or ""), trajectories))
+        except (KeyError, TypeError, ValueError):
+            continue  # what was cut is not in `attributes`: this one was never whole
+    return episodes
