@@ -1,0 +1,148 @@
+"""The message graph: a node for each distinct message, with the tokens that it adds.
+
+Invariant: the tokens of the nodes from a root to a reply are the ids that the model was asked with
+and those that it said. A call shares the nodes of earlier ones as far as both messages and tokens
+agree, so branches fork where token sequences do. Where a message begins in a prompt is nothing that
+a server tells: what a prompt adds stands on the reply that answers it, masked, as verifiers does it
+for such servers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from otel_rollout import Completion, ExportError, TokenSequence
+from otel_rollout.messages import Json, MessagePath
+from otel_rollout_verifiers.messages import message_of, tools_of
+
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """What a completion that trains was asked with and said."""
+
+    prompt: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    before: list[Completion]
+    """The completions of its row that it goes on from."""
+
+
+@dataclass(slots=True)
+class Graph:
+    """Nodes in the order of the calls that made them; a parent comes before its children."""
+
+    nodes: list[dict[str, Json]] = field(default_factory=list)
+    node_of: dict[Key, int] = field(default_factory=dict)
+    """The node of each reply, by `key`."""
+    _by_path: dict[tuple[bytes, bytes], list[int]] = field(default_factory=dict)
+
+    def add(self, completion: Completion, tokens: _Tokens | None) -> None:
+        """Add a reply and what is new of its prompt. Calls come in order of their start."""
+        messages = list(completion.prompt or ())[::-1]
+        before = {self.node_of[key(c)] for c in (tokens.before if tokens else ())}
+        parent, length = None, 0
+        for position, path in enumerate(messages):
+            prompt = tokens.prompt[length:] if tokens else None
+            found = self._child(parent, completion.context_key, path, prompt, before)
+            if found is None:
+                for new in messages[position:]:
+                    parent = self._append(
+                        parent, completion, new, timestamp=completion.start_time_ns
+                    )
+                break
+            parent = found
+            length += len(self.nodes[found]["token_ids"])
+        assert completion.path is not None
+        end = completion.end_time_ns or completion.start_time_ns
+        node = self._append(parent, completion, completion.path, timestamp=end)
+        self.node_of[key(completion)] = node
+        self.nodes[node]["sampled"] = True
+        if tokens is not None:
+            added = tokens.prompt[length:]
+            self.nodes[node] |= {
+                "token_ids": added + tokens.ids,
+                "mask": [False] * len(added) + [True] * len(tokens.ids),
+                "logprobs": tokens.logprobs,
+            }
+
+    def _child(
+        self,
+        parent: int | None,
+        context: bytes,
+        path: MessagePath,
+        prompt: list[int] | None,
+        before: set[int],
+    ) -> int | None:
+        """The node of this message behind `parent` whose tokens the prompt goes on with.
+
+        Of several the one that the call is known to go on from, else the latest.
+        """
+        found = [
+            number
+            for number in self._by_path.get((context, path.key), ())
+            if self.nodes[number]["parent"] == parent
+            and (prompt is None or _begins(prompt, self.nodes[number]["token_ids"]))
+        ]
+        return max(found, key=lambda number: (number in before, number), default=None)
+
+    def _append(
+        self, parent: int | None, completion: Completion, path: MessagePath, *, timestamp: int
+    ) -> int:
+        number = len(self.nodes)
+        node: dict[str, Json] = {
+            "parent": parent,
+            "message": message_of(path.message, completion),
+            "sampled": False,
+            "timestamp": timestamp / 1e9,
+            "token_ids": [],
+            "mask": [],
+            "logprobs": [],
+        }
+        if parent is None and (tools := tools_of(completion)):
+            node["tools"] = tools
+        self.nodes.append(node)
+        self._by_path.setdefault((completion.context_key, path.key), []).append(number)
+        return number
+
+
+def build(completions: list[Completion], rows: list[TokenSequence]) -> Graph:
+    """The graph of all replies that are whole; those that a row trains have their tokens."""
+    tokens: dict[Key, _Tokens] = {}
+    for row in rows:
+        for number, (completion, (_, start, end)) in enumerate(
+            zip(row.completions, row.spans, strict=True)
+        ):
+            if row.loss_mask[start]:
+                tokens[key(completion)] = _Tokens(
+                    row.token_ids[:start],
+                    row.token_ids[start:end],
+                    _known(completion, row.logprobs[start:end]),
+                    row.completions[:number],
+                )
+    graph = Graph()
+    for completion in completions:
+        if completion.status == "complete" and completion.items:
+            graph.add(completion, tokens.get(key(completion)))
+    return graph
+
+
+def key(completion: Completion) -> Key:
+    return completion.span_id, completion.choice_index  # not every server's ids are unique
+
+
+def _begins(ids: list[int], with_: list[int]) -> bool:
+    return ids[: len(with_)] == with_
+
+
+def _known(completion: Completion, logprobs: list[float]) -> list[float]:
+    unknown = sum(map(math.isnan, logprobs))
+    if unknown:
+        raise ExportError(
+            f"completion {completion.id!r}: verifiers reads a log-probability that is not known as "
+            f"0, got {unknown} of {len(logprobs)} unknown; ask the server for them "
+            f"(otel_rollout.request_token_ids())"
+        )
+    return logprobs
