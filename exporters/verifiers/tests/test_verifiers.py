@@ -118,7 +118,7 @@ async def test_reasoning_that_was_not_sent_back_forks(recording: Recording, clie
 async def test_tools_and_calls(recording: Recording, clients: Clients):
     """Arguments are as they were sampled, tools on the root; calls know their nodes."""
     trace = to_trace(await play(clients, tool_loop))
-    (call,) = trace.assistant_messages[0].tool_calls or ()
+    (call,) = trace.assistant_messages[0].tool_calls or []
     assert call.arguments == '{"a":  1, "b": "Zürich"}'
     (tool,) = trace.branches[0].tools
     assert (tool.type, tool.name) == ("function", "add")
