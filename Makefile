@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 TESTS ?=
+JOBS ?= 2# tests at once; 0 is one after the other, to debug
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,11 +16,11 @@ demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)  ## everything that needs no foreign program
-	$(BIN)/python -m pytest -m "not backend and not framework and not trainer" $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not backend and not framework and not trainer" $(TESTS)
 
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \
-		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -m "not backend and not framework and not trainer" $(TESTS); \
+		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) -m "not backend and not framework and not trainer" $(TESTS); \
 	done
 
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
