@@ -175,8 +175,15 @@ def _members(trajectories: Iterable[Trajectory] | TrajectoryGroup) -> list[Traje
     """The trajectories in order; of a group also its failures, each in its place."""
     if not isinstance(trajectories, TrajectoryGroup):
         return list(trajectories)
-    members = [*trajectories, *trajectories.failures]
-    return sorted(members, key=lambda t: (t.sample_index is None, t.sample_index or 0))
+    if not trajectories.failures:
+        return list(trajectories)
+    places = {t.sample_index: t for t in (*trajectories, *trajectories.failures)}
+    if None in places or len(places) < len(trajectories) + len(trajectories.failures):
+        raise ExportError(
+            f"to_trl_rollout: group {trajectories.id!r} has failures, and its sample indices do "
+            f"not say where their rows belong; give a list of trajectories, in order of the prompts"
+        )
+    return [places[index] for index in sorted(places, key=lambda index: index or 0)]
 
 
 def _only_row(

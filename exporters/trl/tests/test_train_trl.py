@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import re
@@ -15,15 +16,20 @@ from typing import Any
 
 import pytest
 import torch
+from otel_rollout_trl import to_trl_rollout
 
 from examples import train_trl
-from otel_rollout import TooManyExceptionsError, Trajectory
+from otel_rollout import ExportError, TooManyExceptionsError, Trajectory, TrajectoryGroup
 from otel_rollout.testing import ModelServer
 from tests.conftest import Recording
 
 pytestmark = pytest.mark.trainer
 ROOT = Path(__file__).parents[3]
 END = len(train_trl.SPECIAL) - 1
+
+
+Key = tuple[Any, tuple[int, ...]]
+"""The step, and the ids of a row."""
 
 
 @dataclass
@@ -41,12 +47,17 @@ class Learned:
     current: list[float]
     """Of the completion: its log-probabilities under the weights that are about to learn."""
 
+    @property
+    def key(self) -> Key:
+        return self.step, tuple(self.prompt + self.completion)
+
 
 @dataclass
 class Training:
     """A trainer on the example's agent, and what its loss was given."""
 
     trainer: Any
+    server: ModelServer
     policy: train_trl.Policy
     curve: list[float]
     rows: list[Learned] = field(default_factory=list)
@@ -95,7 +106,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
     policy, curve = train_trl.Policy(), list[float]()
     with ModelServer(policy.answer) as server:
         trainer = train_trl.make_trainer(policy, server.base_url, curve, 3, str(tmp_path))
-        made = Training(trainer, policy, curve)
+        made = Training(trainer, server, policy, curve)
         made.watch()
         yield made
 
@@ -105,13 +116,10 @@ def float32(values: list[float]) -> list[float]:
     return [float(value) for value in torch.tensor(values, dtype=torch.float32)]
 
 
-def by_ids(trajectories: list[Trajectory]) -> dict[tuple[Any, ...], list[Trajectory]]:
-    """Trajectories by their policy version, and the ids of their only row."""
-    found: dict[tuple[Any, ...], list[Trajectory]] = {}
-    for trajectory in trajectories:
-        (row,) = trajectory.token_sequences()
-        found.setdefault((trajectory.policy_version, *row.token_ids), []).append(trajectory)
-    return found
+def key(trajectory: Trajectory) -> Key:
+    """The policy version, and the ids of the trajectory's only row."""
+    (row,) = trajectory.token_sequences()
+    return trajectory.policy_version, tuple(row.token_ids)
 
 
 def test_the_loss_is_given_what_was_sampled(recording: Recording, training: Training):
@@ -119,10 +127,12 @@ def test_the_loss_is_given_what_was_sampled(recording: Recording, training: Trai
     training.trainer.train()
     trajectories = list(recording.trajectories)
     assert len(training.rows) == len(trajectories) == 3 * 8 * len(train_trl.SOUNDS)
-    waiting = by_ids(trajectories)
+    waiting: dict[Key, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        waiting.setdefault(key(trajectory), []).append(trajectory)
     truncated = 0
     for learned in training.rows:
-        trajectory = waiting[(learned.step, *learned.prompt, *learned.completion)].pop()
+        trajectory = waiting[learned.key].pop()
         assert trajectory.warnings == []
         assert [c.policy_version for c in trajectory.completions] == [learned.step] * 2
         (row,) = trajectory.token_sequences()
@@ -162,21 +172,34 @@ def test_each_row_has_the_reward_of_its_rollout(recording: Recording, training: 
     for trajectory in recording.trajectories:
         groups.setdefault(trajectory.group_id, []).append(float(trajectory.reward or 0.0))
     assert [len(rewards) for rewards in groups.values()] == [8] * 6
-    expected: dict[tuple[Any, ...], list[float]] = {}
+    expected: dict[Key, list[float]] = {}
     for trajectory in recording.trajectories:
-        (row,), rewards = trajectory.token_sequences(), groups[trajectory.group_id]
+        rewards = groups[trajectory.group_id]
         advantage = (float(trajectory.reward or 0.0) - fmean(rewards)) / (stdev(rewards) + 1e-4)
-        key = (trajectory.policy_version, *row.token_ids)
-        expected.setdefault(key, []).append(advantage)
+        expected.setdefault(key(trajectory), []).append(advantage)
     for learned in training.rows:
-        found = expected[(learned.step, *learned.prompt, *learned.completion)]
-        assert any(learned.advantage == pytest.approx(value, abs=1e-4) for value in found), (
-            learned.advantage,
-            found,
-        )
+        values = expected[learned.key]
+        assert any(learned.advantage == pytest.approx(value, abs=1e-4) for value in values)
     assert any(learned.advantage > 0 for learned in training.rows)
     rewards = [float(trajectory.reward or 0.0) for trajectory in recording.trajectories]
     assert fmean(rewards) == pytest.approx(fmean(training.curve))
+
+
+def test_rows_stay_in_the_order_of_the_prompts(recording: Recording, training: Training):
+    """The samples of several tasks are not sorted among each other."""
+    prompts = [[{"role": "user", "content": f"{name} ?"}] for name in ("cow", "duck") for _ in "ab"]
+    url = training.server.base_url
+    trajectories = asyncio.run(train_trl.collect(url, prompts, 2, 0))
+    assert [t.sample_index for t in trajectories] == [0, 1, 0, 1]
+    ids = [trajectory.id for trajectory in trajectories]
+    assert to_trl_rollout(trajectories, prompts)["rollout_id"] == ids
+    assert to_trl_rollout(TrajectoryGroup(trajectories), prompts)["rollout_id"] == ids
+    one = TrajectoryGroup([trajectories[0]], [trajectories[1]])
+    assert to_trl_rollout(one)["rollout_id"] == ids[:2]
+    turned = TrajectoryGroup([trajectories[1]], [trajectories[0]])
+    assert to_trl_rollout(turned)["rollout_id"] == ids[:2]
+    with pytest.raises(ExportError, match="sample indices do not say"):
+        to_trl_rollout(TrajectoryGroup(trajectories[:3], trajectories[3:]), prompts)
 
 
 def test_a_rollout_that_fails_ends_the_training(recording: Recording, training: Training):
