@@ -42,6 +42,7 @@ def to_trl_sft(
         if not _wanted(trajectory, min_reward):
             continue
         for history in trajectory.histories:
+            _check_api(trajectory, history)
             if per == "completion":
                 rows += [
                     {
@@ -143,7 +144,7 @@ def _whole(trajectory: Trajectory, history: History) -> list[Json]:
     """Its messages up to the last reply, all of which train."""
     items = _up_to_last_reply(history.items)
     for item in items:
-        if _role(item) == "assistant" and not item.trainable:
+        if _role(item) == "assistant" and (not item.trainable or item.is_break):
             raise ExportError(
                 f"{named(trajectory)}: the message {_short(item.message)} is the assistant's, and "
                 f"is not to be trained here: {_untrained(item)}. SFTTrainer cannot be told; use "
@@ -163,12 +164,13 @@ def _prompt_and_rest(
             f"conversations: expected one. Leave it out"
         )
     (history,) = histories
+    _check_api(trajectory, history)
     items = _up_to_last_reply(history.items)
     start = next((n for n, item in enumerate(items) if item.completion is not None), None)
     if start is None:
         raise ExportError(f"{named(trajectory)} has no reply: leave it out")
     for item in items[start:]:
-        if item.trainable:
+        if item.trainable and not item.is_break:
             continue
         if item.completion is not None or context == "error":
             why = _untrained(item)
@@ -194,7 +196,20 @@ def _role(item: HistoryItem) -> Json:
     return item.message.get("role") if isinstance(item.message, Mapping) else None
 
 
+def _check_api(trajectory: Trajectory, history: History) -> None:
+    for completion in history.completions:
+        path = completion.exchange.path.split("?")[0]
+        if not path.endswith("/chat/completions"):
+            raise ExportError(
+                f"{named(trajectory)}: the completion {completion.id!r} is of {path}, and chat "
+                f"templates render the messages of chat completions; use to_trl_sft_tokens, which "
+                f"needs no template, or leave it out"
+            )
+
+
 def _untrained(item: HistoryItem) -> str:
+    if item.is_break:
+        return "its reasoning was sampled, and not sent back to the model"
     if item.completion is None:
         return "the model did not sample it"
     if item.completion.trainable:

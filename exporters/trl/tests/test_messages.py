@@ -246,6 +246,35 @@ async def test_sft_refuses_what_templates_cannot_render(
     assert len(to_trl_sft_tokens([trajectory])) == 1
 
 
+async def test_sft_refuses_replies_without_the_reasoning_that_was_sampled(
+    recording: Recording, clients: Clients
+):
+    """As the conversation went on, they were something that the model never said."""
+    trajectory = await agents.play(clients, agents.forgetful)
+    for refused in (
+        lambda: to_trl_sft([trajectory]),
+        lambda: to_trl_kto([trajectory], threshold=0.0, context="keep"),
+    ):
+        with pytest.raises(ExportError, match="its reasoning was sampled, and not sent back"):
+            refused()
+    rows = to_trl_sft([trajectory], per="completion")
+    assert [row["completion"][0].get("reasoning_content") for row in rows] == ["let me see", None]
+
+
+async def test_sft_refuses_other_apis(recording: Recording, clients: Clients):
+    """Their instructions and items are nothing that a chat template renders."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def agent() -> None:
+        await client.responses.create(model="m", instructions="be brief", input="hi")
+
+    trajectory = await gather_trajectory(agent())
+    for per in ("history", "completion"):
+        with pytest.raises(ExportError, match=r"is of .*/responses, and chat templates"):
+            to_trl_sft([trajectory], per=per)  # type: ignore[arg-type]
+
+
 async def test_reasoning_has_the_name_that_templates_know(recording: Recording, clients: Clients):
     """VLLM calls it `reasoning`, chat templates `reasoning_content`."""
     replies = [Reply("a", reasoning="x"), Reply("b", message_extra={"reasoning": "y"})]
