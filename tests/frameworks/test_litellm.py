@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import logging
 import socket
@@ -12,10 +13,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import litellm
 import pytest
-from litellm.integrations.custom_logger import CustomLogger
 from litellm.integrations.opentelemetry import OpenTelemetry
 from litellm.llms.custom_httpx.http_handler import (
     AsyncHTTPHandler,
@@ -34,6 +33,7 @@ from tests.test_hard_cases import table
 
 pytestmark = pytest.mark.framework
 
+httpx: Any = importlib.import_module("httpx")  # which LiteLLM brings
 QUESTION = {"role": "user", "content": "2 + 3?"}
 KEY = "sk-not-a-real-key"
 MODELS = pytest.mark.parametrize("model", ["openai/m", "hosted_vllm/m"], ids=["openai", "vllm"])
@@ -181,7 +181,7 @@ async def test_its_own_telemetry(recording: Recording, clients: Clients) -> None
     async with rollout("agent"):
         for model in models:
             await loop(
-                lambda messages, model=model: litellm.acompletion(  # type: ignore[misc]
+                lambda messages, model=model: litellm.acompletion(
                     model, messages, **options(server, tools=TOOLS)
                 ),
                 [{"role": "user", "content": model}],
@@ -309,26 +309,17 @@ async def test_calls_without_a_completion(
     assert trajectory.warnings == []
 
 
-class Reporter(CustomLogger):
-    """A callback that posts what was said to somewhere, with LiteLLM's client."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self.url = url
-
-    async def async_log_success_event(
-        self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any
-    ) -> None:
-        body = {"messages": kwargs["messages"], "reply": response_obj.model_dump()}
-        client = get_async_httpx_client("logging_callback")
-        await client.post(self.url, json=body, headers={"authorization": KEY})
-
-
 async def test_callbacks_that_post(recording: Recording, clients: Clients) -> None:
     """What LiteLLM's callbacks send inside the rollout is no call of a model."""
     server = clients.serve("hi")
     logs = clients.serve(routes={"/chat/log": Raw(body=b"{}")})
-    litellm.callbacks = [Reporter(logs.base_url.removesuffix("/v1") + "/chat/log")]
+    url = logs.base_url.removesuffix("/v1") + "/chat/log"
+
+    async def report(kwargs: Any, reply: Any, *_: Any) -> None:
+        body = {"messages": kwargs["messages"], "reply": reply.model_dump()}
+        await get_async_httpx_client("logging_callback").post(url, json=body)
+
+    litellm.success_callback = [report]
     async with rollout("agent"):
         await litellm.acompletion("hosted_vllm/m", [QUESTION], **options(server))
         await litellm.acompletion("openai/m", [QUESTION], **options(server))
@@ -430,20 +421,16 @@ async def test_a_cancelled_call(recording: Recording, clients: Clients) -> None:
     assert completion.request_messages == [QUESTION]
 
 
-class ThroughLiteLLM(httpx.BaseTransport):
+def through_litellm(request: Any) -> Any:
     """The OpenAI client's HTTP, sent by LiteLLM's client."""
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        reply = HTTPHandler().post(
-            str(request.url), data=request.read(), headers=dict(request.headers)
-        )
-        return httpx.Response(reply.status_code, headers=reply.headers, content=reply.content)
+    reply = HTTPHandler().post(str(request.url), data=request.read(), headers=dict(request.headers))
+    return httpx.Response(reply.status_code, headers=reply.headers, content=reply.content)
 
 
 async def test_a_call_inside_a_call(recording: Recording, clients: Clients) -> None:
     """A call that two clients make between them is counted once."""
     server = clients.serve("hi")
-    with httpx.Client(transport=ThroughLiteLLM()) as transport:
+    with httpx.Client(transport=httpx.MockTransport(through_litellm)) as transport:
         client = clients.sync(server, http_client=transport)
         async with rollout("agent"):
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
