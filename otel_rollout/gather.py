@@ -68,7 +68,7 @@ async def gather_trajectories(
     )
 
 
-async def gather_group(
+def gather_group(
     coroutines: Rollouts,
     *,
     group_id: str | int | None = None,
@@ -76,7 +76,7 @@ async def gather_group(
     max_exceptions: int | None = None,
     progress: bool | str = False,
     **options: Any,
-) -> TrajectoryGroup:
+) -> Coroutine[Any, Any, TrajectoryGroup]:
     """Run coroutines as samples of one task, to be compared with each other.
 
         group = await gather_group(agent(task) for _ in range(8))
@@ -84,6 +84,20 @@ async def gather_group(
     Each gets `group_id` (a new one if none is given) and its place as `sample_index`. The rest is
     as for `gather_trajectories`.
     """
+    if isinstance(coroutines, Iterable) and not inspect.iscoroutine(coroutines):
+        # A generator in a loop over tasks would find another task when it is awaited.
+        coroutines = list(coroutines)
+    return _gather_group(coroutines, group_id, max_concurrency, max_exceptions, progress, options)
+
+
+async def _gather_group(
+    coroutines: Rollouts,
+    group_id: str | int | None,
+    max_concurrency: int | None,
+    max_exceptions: int | None,
+    progress: bool | str,
+    options: dict[str, Any],
+) -> TrajectoryGroup:
     name = uuid.uuid4().hex if group_id is None else str(group_id)
     trajectories = await _gather(
         coroutines,

@@ -256,6 +256,13 @@ async def test_a_group_is_samples_of_one_task(recording: Recording):
     assert group[0] is group.trajectories[0]
 
 
+async def test_groups_that_are_made_in_a_loop(recording: Recording):
+    """Each group has the task of its turn of the loop, though it is awaited after all of them."""
+    made = [gather_group(solve(number) for _ in range(2)) for number in (1, 2)]
+    groups = await asyncio.gather(*made)
+    assert [[t.output for t in group] for group in groups] == [[1, 1], [2, 2]]
+
+
 async def test_two_groups_have_ids_of_their_own(recording: Recording):
     """Unless one is given."""
     first = await gather_group([solve(1)])
