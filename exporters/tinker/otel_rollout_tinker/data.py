@@ -200,7 +200,7 @@ def trained_rows(
         for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
             if not row.loss_mask[start]:
                 continue
-            if not any(map(math.isnan, row.logprobs[start:end])):
+            if all(map(math.isfinite, row.logprobs[start:end])):
                 actions.append(Action(completion, start, end))
             elif unknown_logprobs == "error":
                 raise ExportError(

@@ -45,7 +45,7 @@ from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer
 
-Agent = Callable[[openai.AsyncOpenAI], Awaitable[None]]
+Agent = Callable[[Any], Awaitable[Any]]
 Message = dict[str, Any]
 
 
@@ -56,7 +56,8 @@ def user(text: str) -> Message:
 async def say(client: openai.AsyncOpenAI, messages: list[Any], **options: Any) -> Message:
     """One call; the reply as the client replays it."""
     completion = await client.chat.completions.create(model="m", messages=messages, **options)
-    return completion.choices[0].message.model_dump(exclude_none=True)
+    message: Message = completion.choices[0].message.model_dump(exclude_none=True)
+    return message
 
 
 async def linear(client: openai.AsyncOpenAI) -> None:
@@ -95,8 +96,8 @@ async def silent(client: openai.AsyncOpenAI) -> None:
     """The model is never asked."""
 
 
-AGENTS = [linear, drifted, forked, interleaved]
-ROWS = {linear: 1, drifted: 2, forked: 2, interleaved: 2}
+AGENTS: list[Agent] = [linear, drifted, forked, interleaved]
+ROWS: dict[Agent, int] = {linear: 1, drifted: 2, forked: 2, interleaved: 2}
 
 
 def replies(body: dict[str, Any]) -> Reply:
@@ -272,7 +273,7 @@ async def test_what_is_not_scored_is_refused(recording: Recording, clients: Clie
     unscored = group[1]
     for export in (to_tinker_data, to_tinker_group, lambda g: list(TinkerRows().rows(g))):
         with pytest.raises(ExportError, match=f"{unscored.id}.*no reward.*record_reward"):
-            export(group)  # type: ignore[operator]
+            export(group)
     with pytest.raises(ExportError, match="no reward"):
         to_tinker_trajectory(unscored)
     data = to_tinker_data(group, unscored="drop")

@@ -18,7 +18,7 @@ class TrajectorySFTDataset(MultiTurnSFTDataset):  # type: ignore[misc, unused-ig
     """verl's MultiTurnSFTDataset, of a file with `columns=json`."""
 
     def _read_files_and_process(self) -> None:
-        super()._read_files_and_process()
+        super()._read_files_and_process()  # type: ignore[no-untyped-call]
         self.messages = [json.loads(text) for text in self.messages]
         if self.tools is not None:
             self.tools = [json.loads(text) for text in self.tools]

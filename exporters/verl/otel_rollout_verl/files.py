@@ -103,10 +103,13 @@ class VerlRows:
         """Write the parquet file; ExportError if the rows do not go together in one."""
         schema = pa.schema(self._rl_schema() if self._is_rl else self._sft_schema(rows))
         part = output.with_name(output.name + ".unfinished")
-        with pq.ParquetWriter(part, schema) as writer:
-            for batch in self._batches(rows):
-                writer.write_table(_table(batch, schema))
-        os.replace(part, output)
+        try:
+            with pq.ParquetWriter(part, schema) as writer:
+                for batch in self._batches(rows):
+                    writer.write_table(_table(batch, schema))
+            os.replace(part, output)
+        finally:
+            part.unlink(missing_ok=True)
 
     def _rl_schema(self) -> dict[str, pa.DataType]:
         agent = {} if self._agent_name is None else {"agent_name": pa.string()}

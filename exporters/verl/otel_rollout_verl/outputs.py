@@ -99,7 +99,7 @@ def _logprobs(trajectory: Trajectory, row: TokenSequence, end: int) -> list[floa
         for value, trains in zip(row.logprobs[start:end], row.loss_mask[start:end], strict=True)
     ]
     for completion_id, first, last in row.spans:
-        if any(map(math.isnan, values[max(first - start, 0) : last - start])):
+        if not all(map(math.isfinite, values[first - start : last - start])):
             raise ExportError(
                 f"completion {completion_id!r} of trajectory {trajectory.id!r}: the server did "
                 f"not send the log-probability of each token; ask for them "

@@ -60,19 +60,19 @@ CAREFUL = (
 )
 
 
-def tokenizer(arguments: str = CAREFUL) -> PreTrainedTokenizerFast:
+def tokenizer(arguments: str = CAREFUL) -> Any:
     """One token per byte, and ChatML's two."""
     letters = {c: n for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     made = Tokenizer(models.BPE(letters, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(token) for token in ("<|im_start|>", "<|im_end|>")])
-    template = TEMPLATE.replace("ARGUMENTS", arguments)
-    return PreTrainedTokenizerFast(
+    fast: Any = PreTrainedTokenizerFast
+    return fast(
         tokenizer_object=made,
         eos_token="<|im_end|>",
         pad_token="<|im_end|>",
-        chat_template=template,
+        chat_template=TEMPLATE.replace("ARGUMENTS", arguments),
     )
 
 
@@ -87,7 +87,7 @@ def export(path: Path, groups: list[TrajectoryGroup], **options: Any) -> Path:
     return output
 
 
-def sft(path: Path, kind: type = MultiTurnSFTDataset, **options: Any) -> list[tuple[str, str]]:
+def sft(path: Path, kind: Any = MultiTurnSFTDataset, **options: Any) -> list[tuple[str, str]]:
     """What verl makes of the file: of each row its text, and the parts of it that train."""
     config = OmegaConf.create({"pad_mode": "no_padding", "max_length": 4096})
     tokens = tokenizer(**options)
@@ -111,7 +111,7 @@ async def test_prompts_of_tasks(recording: Recording, clients: Clients, tmp_path
     other = TrajectoryGroup([await play(clients, tool_loop)])
     path = export(tmp_path, [group, other], ability="talk", split="test", agent_name="mine")
     config = OmegaConf.create({"cache_dir": str(tmp_path), "max_prompt_length": 512})
-    dataset = RLHFDataset(str(path), tokenizer(), config)
+    dataset: Any = RLHFDataset(str(path), tokenizer(), config)
     first, second = dataset
     assert first["raw_prompt"] == [{"role": "system", "content": "be brief"}, user("one")]
     assert second["raw_prompt"] == [user("tool: add")]
@@ -285,7 +285,7 @@ async def test_tools_that_a_column_damages(recording: Recording, clients: Client
         with pytest.raises(ExportError, match=f"{others[1][0].id}.*other tools.*columns='json'"):
             export(tmp_path, others, format="sft")
     path = export(tmp_path, of(two, one, none, empty), format="sft", columns="json")
-    dataset = TrajectorySFTDataset(
+    dataset: Any = TrajectorySFTDataset(
         str(path), tokenizer(), OmegaConf.create({"pad_mode": "no_padding"})
     )
     assert dataset.tools == [tools, tools[:1], None, TOOLS]
@@ -392,7 +392,7 @@ async def test_thinking_is_a_column(recording: Recording, clients: Clients, tmp_
 
     on, off, none = [await play(clients, agent(t)) for t in (True, False, None)]
     path = export(tmp_path, of(on, off), format="sft")
-    dataset = MultiTurnSFTDataset(
+    dataset: Any = MultiTurnSFTDataset(
         str(path), tokenizer(), OmegaConf.create({"pad_mode": "no_padding"})
     )
     assert dataset.enable_thinking == [True, False]
@@ -443,6 +443,7 @@ async def test_what_utf8_cannot_hold(recording: Recording, clients: Clients, tmp
     groups = of(await gather_trajectory(agent()))
     with pytest.raises(ExportError, match="lone surrogate"):
         export(tmp_path, groups, format="sft")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
     path = export(tmp_path, groups, format="sft", columns="json")
     (row,) = pq.read_table(path).to_pylist()
     assert json.loads(row["messages"])[1]["content"] == "half \ud83d"
