@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 from otel_rollout_verl import to_verl_outputs
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker
 
 from exporters.agents import AGENTS, Agent, ask, chain, fork, play, run_readme, tool_loop, user
 from otel_rollout import (
@@ -61,6 +64,42 @@ async def test_what_verl_does_with_several(recording: Recording, clients: Client
     for output, field in zip(outputs, fields, strict=True):
         assert field["rm_scores"].tolist() == [0.0] * (len(output.response_ids) - 1) + [0.5]
         assert field["extra_fields"]["reward_extra_info"] == {}
+
+
+async def test_verls_batch(recording: Recording, clients: Clients):
+    """Its padding, scores and batch of single outputs: each mask and value is where ours is."""
+    worker: Any = object.__new__(AgentLoopWorker)  # without the servers that its constructor wants
+    padding: Any = PreTrainedTokenizerFast
+    worker.tokenizer = padding(
+        tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0}, "<pad>")), pad_token="<pad>"
+    )
+    worker.rollout_config = SimpleNamespace(prompt_length=64, response_length=128)
+    worker.processor = worker.reward_loop_worker_handles = worker.mm_processor_kwargs = None
+    worker.distillation_enabled = False
+    agents, rewards = (chain, tool_loop), (0.5, -1.0)
+    outputs = [
+        output
+        for agent, reward in zip(agents, rewards, strict=True)
+        for output in to_verl_outputs(await play(clients, agent, reward=reward, policy_version=7))
+    ]
+    padded = [
+        await worker._agent_loop_postprocess(output, validate=False, raw_prompt=[])
+        for output in outputs
+    ]
+    made = worker._postprocess(padded)
+    assert made.batch["input_ids"].shape == (2, 192)
+    for row, (output, reward) in enumerate(zip(outputs, rewards, strict=True)):
+        end = len(output.response_ids)
+        start = 64 - len(output.prompt_ids)
+        ids = made.batch["input_ids"][row].tolist()
+        assert ids == [0] * start + output.prompt_ids + output.response_ids + [0] * (128 - end)
+        assert made.batch["response_mask"][row, :end].tolist() == output.response_mask
+        assert made.batch["response_mask"][row, end:].sum() == 0
+        assert made.batch["rollout_log_probs"][row, :end].tolist() == output.response_logprobs
+        assert made.batch["rm_scores"][row].nonzero().tolist() == [[end - 1]]
+        assert made.batch["rm_scores"][row, end - 1] == reward
+    assert made.non_tensor_batch["max_global_steps"].tolist() == [7, 7]
+    assert made.non_tensor_batch["__num_turns__"].tolist() == [4, 4]
 
 
 async def test_turns_steps_and_scores(recording: Recording, clients: Clients):
