@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -45,9 +45,15 @@ class RowExporter(Protocol):
         """
 
 
+def row_exporters() -> list[EntryPoint]:
+    """The installed exporters, by name."""
+    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    return [found[name] for name in sorted(found)]
+
+
 def row_exporter(name: str, **options: Any) -> RowExporter:
     """The installed exporter of this name. ConfigurationError that lists those there are."""
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    found = {entry.name: entry for entry in row_exporters()}
     if name not in found:
         there = f"installed are {', '.join(sorted(found))}" if found else "none is installed"
         raise ConfigurationError(
@@ -56,7 +62,9 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
     made = found[name].load()
     try:
         exporter = made(**options)
-    except TypeError as error:
+    except ConfigurationError:
+        raise
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(f"exporter {name!r}: {error}") from None
     if not isinstance(exporter, RowExporter):
         raise ConfigurationError(
@@ -150,11 +158,17 @@ class TokenRows(JsonRows):
         max_length: int | str | None = None,
         mask_truncated: bool | str = False,
     ) -> None:
+        if on_failure not in ("drop", "keep"):
+            raise ConfigurationError(f"on_failure: expected 'drop' or 'keep', got {on_failure!r}")
+        if str(mask_truncated).lower() not in ("true", "false"):
+            raise ConfigurationError(
+                f"mask_truncated: expected 'true' or 'false', got {mask_truncated!r}"
+            )
         self._options: dict[str, Any] = {
             "credit": credit,
             "on_failure": on_failure,
             "max_length": None if max_length is None else int(max_length),
-            "mask_truncated": mask_truncated in (True, "true", "1"),
+            "mask_truncated": str(mask_truncated).lower() == "true",
         }
         to_token_rows((), credit=credit)
 
