@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -189,6 +191,32 @@ async def test_every_admitted_token_trains_once(
     data = to_tinker_data(TrajectoryGroup([trajectory]), advantages=[0.5])
     trained = sum(sum(plain(datum)["mask"]) for datum in data)
     assert trained == sum(len(c.token_ids or ()) for c in admitted) > 0
+    theirs = trajectory_to_data(to_tinker_trajectory(trajectory), 0.5)
+    assert [plain(datum) for datum in theirs] == [plain(datum) for datum in data]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_conversations_of_any_shape(recording: Recording, clients: Clients, seed: int):
+    """Going on, going back, dropping and editing, at random: the same datums, each token once."""
+    choose, numbers = random.Random(seed), itertools.count()
+
+    async def wander(client: openai.AsyncOpenAI) -> None:
+        conversations = [[user("start")]]
+        for _ in range(15):
+            messages = list(choose.choice(conversations))
+            if choose.random() < 0.3:
+                del messages[choose.randrange(1, len(messages) + 1) :]
+            if choose.random() < 0.1:
+                messages[-1] = {**messages[-1], "content": "edited"}
+            messages.append(user(choose.choice("abc")))
+            messages.append(await say(client, messages))
+            conversations.append(messages)
+
+    trajectory = await run(clients, wander, reply=lambda _: Reply(f"reply {next(numbers)}"))
+    data = to_tinker_data(TrajectoryGroup([trajectory]), advantages=[0.5])
+    assert 1 < len(data) < 15
+    trained = sum(sum(plain(datum)["mask"]) for datum in data)
+    assert trained == sum(len(c.token_ids or ()) for c in trajectory.completions)
     theirs = trajectory_to_data(to_tinker_trajectory(trajectory), 0.5)
     assert [plain(datum) for datum in theirs] == [plain(datum) for datum in data]
 
