@@ -37,24 +37,29 @@ class Graph:
     nodes: list[dict[str, Json]] = field(default_factory=list)
     node_of: dict[Key, int] = field(default_factory=dict)
     """The node of each reply, by `key`."""
-    _by_path: dict[tuple[bytes, bytes], list[int]] = field(default_factory=dict)
+    _by_path: dict[tuple[Json, ...], list[int]] = field(default_factory=dict)
 
     def add(self, completion: Completion, tokens: _Tokens | None) -> None:
-        """Add a reply and what is new of its prompt. Calls come in order of their start."""
+        """Add a reply and what is new of its prompt, behind those that it goes on from."""
         messages = list(completion.prompt or ())[::-1]
         before = {self.node_of[key(c)] for c in (tokens.before if tokens else ())}
         parent, length = None, 0
         for position, path in enumerate(messages):
-            prompt = tokens.prompt[length:] if tokens else None
-            found = self._child(parent, completion.context_key, path, prompt, before)
-            if found is None:
+            found = [
+                number
+                for number in self._by_path.get(_path_key(completion, path), ())
+                if self.nodes[number]["parent"] == parent
+                and (tokens is None or self._fits(number, tokens.prompt, length))
+            ]
+            if not found:
                 for new in messages[position:]:
                     parent = self._append(
                         parent, completion, new, timestamp=completion.start_time_ns
                     )
                 break
-            parent = found
-            length += len(self.nodes[found]["token_ids"])
+            # Of equal ones that which the call is known to go on from, else the latest.
+            parent = max(found, key=lambda number: (number in before, number))
+            length += len(self.nodes[parent]["token_ids"])
         assert completion.path is not None
         end = completion.end_time_ns or completion.start_time_ns
         node = self._append(parent, completion, completion.path, timestamp=end)
@@ -68,25 +73,10 @@ class Graph:
                 "logprobs": tokens.logprobs,
             }
 
-    def _child(
-        self,
-        parent: int | None,
-        context: bytes,
-        path: MessagePath,
-        prompt: list[int] | None,
-        before: set[int],
-    ) -> int | None:
-        """The node of this message behind `parent` whose tokens the prompt goes on with.
-
-        Of several the one that the call is known to go on from, else the latest.
-        """
-        found = [
-            number
-            for number in self._by_path.get((context, path.key), ())
-            if self.nodes[number]["parent"] == parent
-            and (prompt is None or _begins(prompt, self.nodes[number]["token_ids"]))
-        ]
-        return max(found, key=lambda number: (number in before, number), default=None)
+    def _fits(self, number: int, prompt: list[int], start: int) -> bool:
+        """Whether the prompt has the tokens of this node at `start`."""
+        ids = self.nodes[number]["token_ids"]
+        return bool(prompt[start : start + len(ids)] == ids)
 
     def _append(
         self, parent: int | None, completion: Completion, path: MessagePath, *, timestamp: int
@@ -104,7 +94,7 @@ class Graph:
         if parent is None and (tools := tools_of(completion)):
             node["tools"] = tools
         self.nodes.append(node)
-        self._by_path.setdefault((completion.context_key, path.key), []).append(number)
+        self._by_path.setdefault(_path_key(completion, path), []).append(number)
         return number
 
 
@@ -124,8 +114,11 @@ def build(completions: list[Completion], rows: list[TokenSequence]) -> Graph:
                 )
     graph = Graph()
     for completion in completions:
-        if completion.status == "complete" and completion.items:
-            graph.add(completion, tokens.get(key(completion)))
+        own = tokens.get(key(completion))
+        # What a call goes on from may have come later, by the clock of another process.
+        for member in (*(own.before if own else ()), completion):
+            if member.status == "complete" and member.items and key(member) not in graph.node_of:
+                graph.add(member, tokens.get(key(member)))
     return graph
 
 
@@ -133,8 +126,9 @@ def key(completion: Completion) -> Key:
     return completion.span_id, completion.choice_index  # not every server's ids are unique
 
 
-def _begins(ids: list[int], with_: list[int]) -> bool:
-    return ids[: len(with_)] == with_
+def _path_key(completion: Completion, path: MessagePath) -> tuple[Json, ...]:
+    """Equal for conversations that are one: the same messages, tools and model."""
+    return completion.context_key, path.key, completion.model or completion.request_model
 
 
 def _known(completion: Completion, logprobs: list[float]) -> list[float]:

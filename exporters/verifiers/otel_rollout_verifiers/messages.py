@@ -35,6 +35,12 @@ _KNOWN = ("system", "developer", "user", "assistant", "tool")
 
 
 def _assistant(message: Mapping[str, Any], completion: Completion) -> dict[str, Json]:
+    for field in ("function_call", "audio"):
+        if message.get(field):
+            raise ExportError(
+                f"completion {completion.id!r}: a reply has {field!r}, for which verifiers has no "
+                f"place; leave the trajectory out"
+            )
     content = _content(message.get("content"), completion)
     if isinstance(content, list):
         content = "".join(part.get("text", "") for part in content)

@@ -239,6 +239,37 @@ async def test_a_reply_without_ids_is_context_of_the_next(recording: Recording, 
     ]
 
 
+async def test_models_share_nothing(recording: Recording, clients: Clients):
+    """What one model goes on from that another said is context in a branch of its own."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def agent() -> None:
+        messages: list[Any] = [user("hi")]
+        for model in ("small", "large"):
+            made = await client.chat.completions.create(model=model, messages=messages)
+            messages += [made.choices[0].message.model_dump(exclude_none=True), user("again")]
+
+    trajectory = await gather_trajectory(agent())
+    rows = trajectory.token_sequences()
+    assert len(rows) == 2
+    assert [ids for ids, _, _ in branches(to_trace(trajectory))] == [r.token_ids for r in rows]
+    assert branches(to_trace(trajectory))[1][1] == [bool(s) for s in rows[1].sampled]
+
+
+async def test_clocks_of_two_processes(recording: Recording, clients: Clients):
+    """A reply that another process went on from may seem to have come later."""
+    data = (await play(clients, chain)).to_dict()
+    first, second = data["exchanges"]
+    first["process"], second["process"] = "a", "b"
+    second["start_time_ns"] = first["start_time_ns"] - 10**9
+    trajectory = Trajectory.from_dict(data)
+    (row,) = trajectory.token_sequences()
+    assert trajectory.completions[0].id == row.completions[1].id
+    (branch,) = branches(to_trace(trajectory))
+    assert branch == (row.token_ids, [bool(s) for s in row.sampled], row.logprobs)
+
+
 async def test_what_it_cannot_carry_is_said(recording: Recording, clients: Clients):
     """No log-probabilities, audio, another API: refused, with what to do."""
     client = clients.asynchronous(clients.serve("hello", logprobs=False))
