@@ -198,3 +198,11 @@ def test_other_rows_are_refused():
     """With the columns that they have."""
     with pytest.raises(SpanFormatError, match=r"column 'trajectory'.*got the columns prompt, a"):
         from_dataset(Dataset.from_list([{"prompt": "x", "a": 1}]))
+
+
+def test_the_readme_runs(clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its example, as it stands."""
+    monkeypatch.chdir(tmp_path)
+    names = agents.run_readme(Path(__file__).parents[1], clients, monkeypatch)
+    assert len(names["trajectories"]) == 2
+    assert (tmp_path / "runs.parquet").exists()

@@ -348,3 +348,12 @@ def test_wrong_options_are_named_before_anything_is_read(options: dict[str, str]
     """With what was expected."""
     with pytest.raises(ConfigurationError, match=message):
         row_exporter("openai", **options)
+
+
+def test_the_readme_runs(clients: Clients, monkeypatch: pytest.MonkeyPatch):
+    """Its example, as it stands."""
+    names = agents.run_readme(Path(__file__).parents[1], clients, monkeypatch)
+    rows = [json.loads(line) for line in names["lines"].splitlines()]
+    assert len(rows) == 2
+    for row in rows:
+        check_sft(row)

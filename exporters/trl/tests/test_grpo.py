@@ -344,3 +344,11 @@ async def test_async_samples_need_log_probabilities(recording: Recording, client
     unknown = await without_ids(clients, logprobs=False)
     with pytest.raises(ExportError, match=r"log-probability of every trained token.*logprobs=True"):
         to_trl_async_samples(TrajectoryGroup([unknown]), group_id=0, model_version=1)
+
+
+def test_the_readme_runs(clients: Clients, monkeypatch: pytest.MonkeyPatch):
+    """Its example, as it stands."""
+    names = agents.run_readme(Path(__file__).parents[1], clients, monkeypatch)
+    columns = names["rollout_func"](["one", "two"], None)
+    assert columns["rollout_reward"] == [0.0, 0.0]
+    assert all(columns["completion_ids"])
