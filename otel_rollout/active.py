@@ -255,10 +255,10 @@ class ActiveRollout:
             live=self,
         )
         self._ended = weakref.ref(self._trajectory)
-        if self.workflow is not None and not self.is_part:
-            self.workflow.trajectories.append(self._trajectory)
         if operation == sc.OPERATION_INVOKE_WORKFLOW:
-            self.workflow = self
+            self.workflow = self  # its episode is its own, also inside another workflow
+        elif self.workflow is not None and not self.is_part:
+            self.workflow.trajectories.append(self._trajectory)
         self.apply(options)
         if not self.is_part:
             _running[self.id] = self

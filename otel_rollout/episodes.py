@@ -28,13 +28,22 @@ class TerminationReason(str, Enum):
     UNKNOWN = "unknown"
     ERROR = "error"
 
+    @classmethod
+    def of(cls, reason: Any) -> Any:
+        """The reason by its value, also that of another library's enumeration; others as text."""
+        text = getattr(reason, "value", reason)
+        try:
+            return cls(text)
+        except ValueError:
+            return None if text is None else str(text)
+
 
 class TerminationEvent(Exception):  # noqa: N818 - it ends a run as it should end
     """Raised in `Workflow.run` to end it, with the reason."""
 
     def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:
         super().__init__(f"Terminated: {reason}")
-        self.reason = reason
+        self.reason: TerminationReason = TerminationReason.of(reason)
 
 
 @dataclass
@@ -52,6 +61,16 @@ class Episode:
     termination_reason: TerminationReason | None = None
 
     @property
+    def task_id(self) -> str:
+        """The task's part of `id`, before the last colon."""
+        return self.id.rpartition(":")[0] or self.id
+
+    @property
+    def rollout_idx(self) -> str:
+        """The sample's part of `id`, behind the last colon; "" where there is none."""
+        return self.id.rpartition(":")[2] if ":" in self.id else ""
+
+    @property
     def reward(self) -> float | None:
         """Sum of the rewards of its trajectories; None if none is scored."""
         rewards = [t.reward for t in self.trajectories if t.reward is not None]
@@ -65,9 +84,9 @@ class Episode:
             "is_correct": bool(self.is_correct),
             "metrics": json_of(self.metrics),
             "info": json_of(self.info),
-            "termination_reason": None
-            if self.termination_reason is None
-            else TerminationReason(self.termination_reason).value,
+            "termination_reason": getattr(
+                self.termination_reason, "value", self.termination_reason
+            ),
             "trajectories": [
                 {
                     "id": trajectory.id,
@@ -106,12 +125,9 @@ class Episode:
             if trajectory is None:
                 continue
             trajectory.name = row["name"]
-            if row["reward"] is not None and row["reward"] != trajectory.reward:
-                trajectory.reward = row["reward"]
             completions = {(c.span_id, c.choice_index): c for c in trajectory.completions}
             trajectory.steps = [Step.from_dict(step, completions) for step in row["steps"]]
             found.append(trajectory)
-        reason = summary["termination_reason"]
         return cls(
             id=summary["id"],
             task=summary["task"],
@@ -119,7 +135,7 @@ class Episode:
             is_correct=summary["is_correct"],
             metrics=summary["metrics"],
             info=summary["info"],
-            termination_reason=None if reason is None else TerminationReason(reason),
+            termination_reason=TerminationReason.of(summary["termination_reason"]),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -129,6 +145,16 @@ class Episode:
         return self is other or self.to_dict() == other.to_dict()
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are episodes of their own; task and info stay the objects they are."""
+        return _copied, (self.to_dict(), self.task, self.info)
+
+
+def _copied(data: Mapping[str, Json], task: Any, info: dict[str, Any]) -> Episode:
+    episode = Episode.from_dict(data)
+    episode.task, episode.info = task, info
+    return episode
 
 
 def reconstruct_episodes(spans: Iterable[Any]) -> list[Episode]:

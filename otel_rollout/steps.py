@@ -19,8 +19,6 @@ from otel_rollout.messages import (
     dumps,
     extend,
     loads,
-    path_messages,
-    visible_key,
 )
 
 
@@ -56,7 +54,12 @@ class Step:
     mc_return: float = 0.0
     """Discounted sum of the rewards from here on, where that was asked for."""
     scored: bool = True
-    """False for the view of a completion that has no reward: then `reward` says nothing."""
+    """False for the view of a completion that has no reward, until one is set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name == "reward":
+            object.__setattr__(self, "scored", True)
 
     @property
     def is_empty(self) -> bool:
@@ -129,27 +132,40 @@ def _is(value: Any, default: Any) -> bool:
 
 
 def json_of(value: Any) -> Json:
-    """The value as JSON would carry it; its text where it cannot."""
-    if isinstance(value, Action):
-        value = value.action
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    elif hasattr(value, "model_dump"):
-        value = value.model_dump(mode="json")
+    """The value as JSON would carry it; its text where it cannot. Never raises."""
+    try:
+        return _json_of(value)
+    except Exception:  # whatever objects of the user's do; RecursionError too
+        return _shown(value)
+
+
+def _json_of(value: Any) -> Json:
     try:
         return loads(dumps(value))
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError):
         pass
+    if isinstance(value, Action):
+        return _json_of(value.action)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            item.name: _json_of(getattr(value, item.name)) for item in dataclasses.fields(value)
+        }
+    if hasattr(value, "model_dump"):
+        return _json_of(value.model_dump(mode="json"))
     if isinstance(value, Mapping):
-        return {str(key): json_of(item) for key, item in value.items()}
+        return {str(key): _json_of(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [json_of(item) for item in value]
-    if hasattr(value, "item") and callable(value.item):  # a number of NumPy or torch
-        try:
-            return json_of(value.item())
-        except (TypeError, ValueError):
-            pass
-    return repr(value)
+        return [_json_of(item) for item in value]
+    if hasattr(value, "tolist"):  # a number or an array of NumPy or torch
+        return _json_of(value.tolist())
+    return _shown(value)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def conversation(completion: Completion) -> list[dict[str, Any]]:
@@ -184,8 +200,8 @@ def tie(steps: Sequence[Step], completions: Iterable[Completion]) -> None:
     for completion in completions:
         if not completion.items or completion.path is None or id(completion) in taken:
             continue
-        by_path.setdefault(_key(path_messages(completion.path)), []).append(completion)
-        prompt = _key(path_messages(completion.prompt))
+        by_path.setdefault(completion.path.key, []).append(completion)
+        prompt = completion.prompt.key if completion.prompt else b""
         by_prompt.setdefault((prompt, _text(completion)), []).append(completion)
     for step in steps:
         if step.completion is not None:
@@ -216,7 +232,7 @@ def _key(messages: Sequence[Json]) -> bytes:
     path: MessagePath | None = None
     for message in messages:
         path = extend(path, message)
-    return path.key if path is not None else visible_key(None)
+    return path.key if path is not None else b""
 
 
 def _text(completion: Completion) -> str:

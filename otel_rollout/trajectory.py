@@ -228,7 +228,9 @@ class Trajectory:
 
         Any thread may set one: iterate over a copy.
         """
-        closed = id if live is None else None
+        self.is_built = steps is not None or not (id or live or contents or exchanges)
+        """Whether its steps were built by hand, and are recorded."""
+        closed = None if live is not None or self.is_built else id
         self.metrics: MutableMapping[str, float] = Values("metrics", metrics or {}, closed)
         """Numbers to watch, by name."""
         self.metadata: MutableMapping[str, Json] = Values("metadata", metadata or {}, closed)
@@ -246,19 +248,29 @@ class Trajectory:
         self.end_time_ns = end_time_ns
         self._warnings = list(warnings)
         self._live = live
-        self._sealed = live is None
+        self._sealed = closed is not None
         self._late_reward: LateReward | None = None
         self.task = task
         """What the workflow was given, where one ran it; it is recorded with the episode."""
-        self.is_built = steps is not None
-        """Whether its steps were built by hand, and are recorded."""
         self._steps: list[Step] | None = None if steps is None else list(steps)
+        self._viewed: list[Completion] | None = None
+        """The completions that the steps are a view of, once there will be no more of them."""
         self.claimed: set[tuple[str, int] | None] = set()
         """Completions (span id, choice index) that are steps of a trajectory inside it."""
         self._recorded_steps: list[Json] | None = None
         """Steps that were read, until somebody asks for them."""
         if reward is not None:
             self.all_rewards[None, None, 0] = Reward(reward)
+
+    @property
+    def uid(self) -> str:
+        """Its `id`, by the name that rLLM has for it."""
+        return self.id
+
+    @property
+    def info(self) -> MutableMapping[str, Json]:
+        """Its `metadata`, by the name that rLLM has for it."""
+        return self.metadata
 
     # --- what the model saw and said
 
@@ -393,17 +405,26 @@ class Trajectory:
             recorded, self._recorded_steps = self._recorded_steps, None
             named = {(c.span_id, c.choice_index): c for c in self.completions}
             self._steps = [Step.from_dict(step, named) for step in recorded]
-        elif not self.is_built:
-            known = {_of(step): step for step in self._steps or ()}
-            found = [step for step in steps_of(self.completions) if _of(step) not in self.claimed]
-            self._steps = [known.get(_of(step), step) for step in found]
+        elif not self.is_built or self._live is None:
+            completions = self.completions
+            if self._viewed is not completions:
+                known = {_of(step): step for step in self._steps or ()}
+                if not self.is_built:
+                    found = steps_of(completions)
+                    found = [step for step in found if _of(step) not in self.claimed]
+                    self._steps = [known.get(_of(step), step) for step in found]
+                for completion in completions:  # what they were while it ran is now complete
+                    key = completion.span_id, completion.choice_index
+                    if key in known:
+                        known[key].completion = completion
+                self._viewed = completions if self._live is None else None
         if self._steps is None:
             self._steps = []
         return self._steps
 
     @steps.setter
     def steps(self, steps: Iterable[Step]) -> None:
-        self._recorded_steps = None
+        self._recorded_steps = self._viewed = None
         self._steps = list(steps)
 
     def token_sequences(
@@ -514,6 +535,7 @@ class Trajectory:
     def open(self, live: LiveRollout) -> None:
         """Let one that was built by hand be changed until `seal`."""
         self._live, self._sealed = live, False
+        self._completions = self._histories = self._viewed = None
         for values in (self.metrics, self.metadata):
             if isinstance(values, Values):
                 values.close(None)
@@ -630,7 +652,7 @@ class Trajectory:
             ) from error
 
     def recorded(self, steps: Sequence[Json] | None) -> Trajectory:
-        """This trajectory, with these steps of a hand-built one, in the form of `Step.to_dict`."""
+        """The trajectory, with these steps of a hand-built one, in the form of `Step.to_dict`."""
         if steps is not None:
             self.is_built = True
             self._recorded_steps = list(steps)

@@ -15,7 +15,9 @@ import functools
 import inspect
 import logging
 import traceback
+import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Executor
 from statistics import fmean
@@ -27,6 +29,7 @@ from otel_rollout.completion import Reward
 from otel_rollout.episodes import Episode, TerminationEvent, TerminationReason
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.gather import run_bounded
+from otel_rollout.messages import Json
 from otel_rollout.progress import RolloutProgress
 from otel_rollout.steps import Step, tie
 from otel_rollout.trajectory import Trajectory
@@ -49,6 +52,7 @@ class Workflow(ABC):
     executor: for `run_in_executor`; None is the loop's own.
     timeout: seconds that a run may take.
     gamma, reward_bonus_coeff: see `adjust_step_rewards`.
+    store: what runs share, if you want that; nothing is done with it.
 
     One instance runs one task at a time. `compute_trajectory_reward`, `adjust_step_rewards`,
     `assign_episode_correctness` and `collect_metrics` may be overridden, also by coroutine
@@ -63,6 +67,7 @@ class Workflow(ABC):
         timeout: float = 1e6,
         gamma: float = 0.0,
         reward_bonus_coeff: float = 0.0,
+        store: Any = None,
         **kwargs: Any,
     ) -> None:
         self.rollout_engine = rollout_engine
@@ -70,10 +75,13 @@ class Workflow(ABC):
         self.timeout = timeout
         self.gamma = gamma
         self.reward_bonus_coeff = reward_bonus_coeff
+        self.store = store
         self.uid: str | None = None
         self.task: Any = None
         self._committed: list[Trajectory] = []
         self._active: ActiveRollout | None = None
+        self._is_due = False
+        """Whether it is reset before it runs: it ran another task."""
 
     @abstractmethod
     async def run(self, task: Any, uid: str, **kwargs: Any) -> Episode | None:
@@ -96,13 +104,14 @@ class Workflow(ABC):
         )
         active = self._active = run.active if run is not None else None
         recorder = active.recorder if active is not None else None
-        episode: Episode | None = None
+        episode = Episode(id=uid, task=task)
+        reason, details = TerminationReason.UNKNOWN, None
         failure: BaseException | None = None
         try:
-            returned, reason, details = None, TerminationReason.UNKNOWN, None
+            returned = None
             try:
                 returned = await self._within(timeout, task, uid, **kwargs)
-            except _RunTimeoutError as error:
+            except WorkflowTimeoutError as error:
                 failure = error
                 reason = TerminationReason.TIMEOUT
             except TerminationEvent as event:
@@ -110,54 +119,71 @@ class Workflow(ABC):
             except Exception as error:
                 failure = error
                 reason = TerminationReason.ERROR
-                details = _details(error)
+                details = self._details(error)
             if isinstance(returned, Episode):
                 episode = returned
-                self._tie(episode)
-            else:
-                episode = self.collect_trajectories()
                 try:
-                    episode = await _done(self.postprocess_episode(episode, reason, details))
-                except Exception as error:  # a hook of the user's
-                    failure = error
-                    episode.info["error"] = details or _details(error)
-                    episode.termination_reason = TerminationReason.ERROR
+                    self._tie(episode)
+                    for trajectory in episode.trajectories:
+                        _reward_completions(trajectory)
+                except Exception:  # what the user put into it
+                    logger.exception("the episode %s cannot be tied to its calls", episode.id)
+                return episode
+            try:
+                episode = self.collect_trajectories()
+                judged = await _done(self.postprocess_episode(episode, reason, details))
+                episode = judged if isinstance(judged, Episode) else episode
+            except Exception as error:  # a hook of the user's
+                failure = error
+                episode.info["error"] = details or self._details(error)
+                episode.termination_reason = TerminationReason.ERROR
             return episode
         except BaseException as error:
             failure = error
-            if episode is None:
-                episode = self.collect_trajectories()
-                episode.id, episode.task = uid, task
-                episode.termination_reason = TerminationReason.UNKNOWN
+            if not episode.trajectories:
+                episode = Workflow.collect_trajectories(self)
+            episode.id, episode.task = uid, task
+            episode.termination_reason = episode.termination_reason or reason
             raise
         finally:
             if active is not None:
-                active.episode = None if episode is None else episode.summary()
+                active.episode = _summary(episode)
             self._active = None
             end(run, error=failure)
-            if episode is not None and recorder is not None:
+            if recorder is not None:
                 recorder.export_episode(episode)
 
     async def _within(self, timeout: float, task: Any, uid: str, **kwargs: Any) -> Episode | None:
-        """`run`, or `_RunTimeoutError`, which nothing that `run` raises can be taken for."""
-        if not inspect.iscoroutinefunction(self.run):
-            call = functools.partial(self.run, task, uid, **kwargs)
-            if not self.is_multithread_safe():
-                inline: Episode | None = await _done(call())
-                return inline
-            work: asyncio.Future[Any] = asyncio.ensure_future(self.run_in_executor(call))
-        else:
-            work = asyncio.ensure_future(self.run(task, uid, **kwargs))
+        """`run`, or `WorkflowTimeoutError`, which nothing that `run` raises can be taken for."""
+        call = functools.partial(self.run, task, uid, **kwargs)
+        is_async = inspect.iscoroutinefunction(self.run)
+
+        async def working() -> Any:
+            if self._is_due:
+                self._is_due = False
+                await _done(self.reset(task, uid))
+            if is_async or not self.is_multithread_safe():
+                return await _done(call())
+            return await _done(await self.run_in_executor(call))
+
+        work = asyncio.ensure_future(working())
         try:
             done, _ = await asyncio.wait({work}, timeout=timeout)
-        except BaseException:
-            await _cancel(work)
-            raise
+        finally:
+            if not work.done():
+                await _cancel(work)
         if not done:
-            await _cancel(work)
-            raise _RunTimeoutError
-        returned: Episode | None = await _done(work.result())
+            raise WorkflowTimeoutError(f"the run took longer than {timeout} s")
+        returned: Episode | None = work.result()
         return returned
+
+    def _details(self, error: BaseException) -> dict[str, str]:
+        scrub = self._active.scrub if self._active is not None else str
+        return {
+            "error_message": scrub(str(error)),
+            "error_type": type(error).__name__,
+            "traceback": scrub("".join(traceback.format_exception(error))),
+        }
 
     # --- what is collected
 
@@ -184,7 +210,7 @@ class Workflow(ABC):
         if found.steps:
             taken = _snapshot(found)
             if any(taken.id == other.id for other in self._committed):
-                taken.id = Trajectory().id  # an agent that does not begin a new one at its reset
+                taken.id = uuid.uuid4().hex  # an agent that does not begin a new one at its reset
             self._committed.append(taken)
         if agent is not None and reset:
             agent.reset()
@@ -217,7 +243,7 @@ class Workflow(ABC):
         if active is None:
             return None
         own = active.trajectory
-        built = [trajectory for trajectory in episode.trajectories if trajectory.is_built]
+        built = [t for t in episode.trajectories if isinstance(t, Trajectory) and t.is_built]
         tie([step for trajectory in built for step in trajectory.steps], own.completions)
         for trajectory in built:
             if trajectory.id not in active.built:
@@ -241,18 +267,23 @@ class Workflow(ABC):
 
         With `reward_bonus_coeff` b each reward but the first gets `b * (raw[i] - raw[i-1])`, then
         with `gamma` above 0 each becomes the Monte Carlo return `G = r + gamma * G` from the end.
+        A step without a reward gets no bonus, and a return if one behind it has a reward.
         """
         steps = trajectory.steps
         raw = [step.reward for step in steps]
         if self.reward_bonus_coeff > 0.0:
             for position in range(1, len(steps)):
+                if not (steps[position - 1].scored and steps[position].scored):
+                    continue
                 steps[position].reward += self.reward_bonus_coeff * (
                     raw[position] - raw[position - 1]
                 )
         if self.gamma > 0.0:
-            future = 0.0
+            future: float | None = None
             for step in reversed(steps):
-                future = step.reward + self.gamma * future
+                if future is None and not step.scored:
+                    continue  # nothing is known from here on
+                future = step.reward + self.gamma * (future or 0.0)
                 step.reward = step.mc_return = future
 
     def assign_episode_correctness(self, episode: Episode) -> Any:
@@ -290,13 +321,12 @@ class Workflow(ABC):
             steps = trajectory.steps
             if trajectory.is_built and steps and steps[-1].is_empty:
                 steps.pop()
+            yield self.compute_trajectory_reward(trajectory)
             for step in steps:
                 step.raw_reward = step.reward if step.scored else None
-            yield self.compute_trajectory_reward(trajectory)
             if len(steps) > 1:
                 yield self.adjust_step_rewards(trajectory)
-            for step in steps:
-                _reward_completion(trajectory, step)
+            _reward_completions(trajectory)
         yield self.assign_episode_correctness(episode)
         yield self.collect_metrics(episode)
         if error is not None:
@@ -349,16 +379,8 @@ def _can_reset(value: object) -> bool:
     return not isinstance(value, type | Workflow) and hasattr(type(value), "reset")
 
 
-class _RunTimeoutError(TimeoutError):
+class WorkflowTimeoutError(TimeoutError):
     """The workflow's own time is up."""
-
-
-def _details(error: BaseException) -> dict[str, str]:
-    return {
-        "error_message": str(error),
-        "error_type": type(error).__name__,
-        "traceback": "".join(traceback.format_exception(error)),
-    }
 
 
 async def _done(value: Any) -> Any:
@@ -368,11 +390,9 @@ async def _done(value: Any) -> Any:
 async def _cancel(work: asyncio.Future[Any]) -> None:
     """End it, and wait until it has; what it still says is not asked for."""
     work.cancel()
-    try:
-        await work
-    except BaseException as error:
-        if not isinstance(error, Exception | asyncio.CancelledError):
-            raise
+    await asyncio.wait({work})  # raises only what comes from outside
+    if not work.cancelled():
+        work.exception()
 
 
 def _drive(judging: Generator[Any, None, Episode]) -> Any:
@@ -397,16 +417,27 @@ async def _drive_async(judging: Generator[Any, None, Episode], waiting: Any) -> 
             return episode
 
 
-def _reward_completion(trajectory: Trajectory, step: Step) -> None:
+def _reward_completions(trajectory: Trajectory) -> None:
     """The reward of a step is that of its completion, for trainers that read completions."""
-    completion = step.completion
-    if completion is None or not step.scored:
-        return
-    key = None, completion.id, completion.choice_index
-    if trajectory.all_rewards.get(key) != step.reward:
-        trajectory.add_reward(
-            Reward(step.reward, completion_id=completion.id, choice_index=completion.choice_index)
-        )
+    for step in trajectory.steps:
+        completion = step.completion
+        if completion is None or not step.scored:
+            continue
+        key = None, completion.id, completion.choice_index
+        if trajectory.all_rewards.get(key) != step.reward:
+            trajectory.add_reward(
+                Reward(
+                    step.reward, completion_id=completion.id, choice_index=completion.choice_index
+                )
+            )
+
+
+def _summary(episode: Episode) -> Json:
+    try:
+        return episode.summary()
+    except Exception:  # what the user put into it
+        logger.exception("the episode %s cannot be put on its trace", episode.id)
+        return None
 
 
 def _snapshot(trajectory: Trajectory) -> Trajectory:
@@ -420,6 +451,8 @@ def _snapshot(trajectory: Trajectory) -> Trajectory:
         metrics=dict(trajectory.metrics),
         rewards=dict(trajectory.all_rewards),
         trainable=trajectory.trainable,
+        output=trajectory.output,
+        logs=trajectory.logs,
         steps=[_copied(step) for step in trajectory.steps],
         task=trajectory.task,
     )
@@ -461,7 +494,8 @@ async def run_workflows(
     workflow: the class, made with `workflow_args`, or a function that makes one. At most
     `n_parallel` exist; each runs one task at a time and is reset before it.
     tasks: taken as there is room for them. A task that is a mapping may have an `id`; else its
-    number is its id. Each runs `n_samples` times as `{id}:{sample}`, in one group.
+    number is its id. Each runs `n_samples` times as `{id}:{sample}`, in one group; tasks with one
+    id are samples of one task.
     retry_limit: how often a run is tried whose reason is ERROR; failed attempts stay on the trace.
     timeout: seconds for each attempt, instead of the workflow's.
     max_exceptions: how many runs may end with ERROR; one more cancels the rest and raises
@@ -489,7 +523,7 @@ async def run_workflows(
             uid = f"{task_id}:{sample}"
             options = {"task_id": task_id, "group_id": task_id, "sample_index": sample}
             for attempt in range(1, retry_limit + 1):
-                await _done(made.reset(task, uid))
+                made._is_due = True  # within the run: a reset that fails is an ending like another
                 episode = await made.run_with_termination_handling(
                     task, uid, options={**options, "metadata": {"attempt": attempt}}, **kwargs
                 )
@@ -509,7 +543,7 @@ async def run_workflows(
 
         def ended(episode: Episode) -> None:
             reason = episode.termination_reason
-            bar.add(episode.reward, reason.value if reason is not None else None)
+            bar.add(episode.reward, getattr(reason, "value", reason))
             if on_episode is not None:
                 on_episode(episode)
 
@@ -525,7 +559,11 @@ async def run_workflows(
 
 
 def _samples(tasks: Iterable[Any], count: int) -> Iterator[tuple[Any, str, int]]:
+    seen: Counter[str] = Counter()
     for number, task in enumerate(tasks):
         named = task.get("id") if isinstance(task, Mapping) else None
-        for sample in range(count):
-            yield task, str(number if named is None else named), sample
+        task_id = str(number if named is None else named)
+        for sample in range(seen[task_id], seen[task_id] + count):
+            yield task, task_id, sample
+        if named is not None:
+            seen[task_id] += count
