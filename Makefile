@@ -18,9 +18,13 @@ demo: $(READY)  ## the main job: an agent's runs become trajectories
 test: $(READY)  ## everything that needs no foreign program
 	$(BIN)/python -m pytest -n $(JOBS) -m "not backend and not framework and not trainer" $(TESTS)
 
+# Other versions differ in the clients and the SDK: the tests of what touches those.
+VERSIONED := $(patsubst %,tests/test_%.py,anthropic capture configure endings instrumentors lifecycle \
+	media processor request_token_ids responses_api rollout servers tool ways_of_calling)
+
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \
-		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) -m "not backend and not framework and not trainer" $(TESTS); \
+		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) $(or $(TESTS),$(VERSIONED)); \
 	done
 
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
