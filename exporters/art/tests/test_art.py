@@ -73,7 +73,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(special)
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")  # type: ignore[no-untyped-call]
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")
     made.chat_template = TEMPLATE
     assert made.encode("<|user|>é<|end|>") == [257, 0xC3, 0xA9, 261]
     return made
@@ -162,6 +162,22 @@ async def test_a_tool_loop_is_exact_per_call(
     assert [result.token_ids for result in results] == [
         [*(c.prompt_token_ids or []), *(c.token_ids or [])] for c in trajectory.completions
     ]
+
+
+async def test_replies_that_begin_within_a_character(
+    recording: Recording, clients: Clients, tokenizer: PreTrainedTokenizerFast
+):
+    """ART reads the bytes of the first token as text; half a character is none."""
+    client = clients.asynchronous(clients.serve("é ☃"))
+
+    @rollout
+    async def agent() -> None:
+        await ask(client, [user("hi")])
+
+    trajectory = await gather_trajectory(agent())
+    trajectory.reward = 1.0
+    assert trained(tokenized(tokenizer, group_of(trajectory))) == sampled(trajectory)
+    assert (trajectory.completions[0].token_ids or [])[0] == 0xC3
 
 
 async def test_why_a_tool_loop_is_no_conversation(
