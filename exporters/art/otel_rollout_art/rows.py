@@ -129,12 +129,12 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
     entries: list[dict[str, Json]] = [{} for _ in ids]
     wire = completion.choice.get("logprobs")
     if isinstance(wire, dict):
-        # ART looks at the bytes of the first token, to see whether it begins to think.
+        # ART reads the bytes of the first token as text, to see whether it begins to think.
         found = [*(wire.get("content") or ()), *(wire.get("refusal") or ())]
         entries = found if len(found) == len(ids) else entries
     content: list[dict[str, Json]] = [
         {
-            "bytes": entry.get("bytes"),
+            "bytes": _text_bytes(entry.get("bytes")),
             "top_logprobs": [],
             "token": f"token_id:{token_id}",
             "logprob": logprob,
@@ -147,6 +147,15 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
         "message": copy_json(completion.message),
         "logprobs": {"content": content, "refusal": None},
     }
+
+
+def _text_bytes(wire: Json) -> Json:
+    """The bytes of a token, of one that is a part of a character none: ART would fail on them."""
+    try:
+        bytes(wire or ()).decode()
+    except (TypeError, ValueError):
+        return None
+    return copy_json(wire)
 
 
 def _calls(
