@@ -174,11 +174,12 @@ class Assembly:
 
     @property
     def is_empty_workflow(self) -> bool:
-        """Whether it is a workflow that made no call but those of its trajectories."""
+        """Whether it is a workflow without a reward, and calls but those of its trajectories."""
         self._settle()
         if self._rollout is None or not self._rollout.name.startswith(_WORKFLOW):
             return False
-        return not (self._exchanges.keys() - self._claimed)
+        scored = any(completion_id is None for _, completion_id, _ in list(self.rewards))
+        return not (scored or self._exchanges.keys() - self._claimed)
 
     def claimed(self, span_ids: Iterable[str], by: Assembly | None = None) -> Contents:
         """Give these exchanges to another trajectory, whose contents they are."""

@@ -218,7 +218,8 @@ class Workflow(ABC):
     def collect_trajectories(self) -> Episode:
         """The episode so far: what was committed, then the trajectories of agents and rollouts.
 
-        Each once, by its id; last the workflow's own one, with the calls that are no other's.
+        Each once, by its id; last the workflow's own one, with the calls that are no other's, if
+        it has such calls or was given a reward.
         """
         episode = Episode(id=self.uid or "", task=self.task)
         episode.trajectories += self._committed
@@ -237,7 +238,7 @@ class Workflow(ABC):
     def _tie(self, episode: Episode) -> Trajectory | None:
         """Give steps that were built by hand the calls that they are of.
 
-        The workflow's own trajectory, if it has calls that are no other's.
+        The workflow's own trajectory, if it has a reward, or calls that are no other's.
         """
         active = self._active
         if active is None:
@@ -252,7 +253,8 @@ class Workflow(ABC):
                 if step.completion is not None:
                     own.claimed.add((step.completion.span_id, step.completion.choice_index))
         left = [c for c in own.completions if (c.span_id, c.choice_index) not in own.claimed]
-        return own if left else None
+        scored = any(completion_id is None for _, completion_id, _ in list(own.all_rewards))
+        return own if left or scored else None
 
     # --- how it is judged
 
