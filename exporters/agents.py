@@ -148,7 +148,7 @@ async def play(
 ) -> Trajectory:
     """The trajectory of an agent, scored if there is a reward."""
 
-    @rollout(name=agent.__name__)  # type: ignore[attr-defined]
+    @rollout(name=agent.__name__)
     async def run() -> None:
         await agent(clients.asynchronous(clients.serve(_reply)))
         if reward is not None:
