@@ -359,20 +359,7 @@ class ActiveRollout:
                 sc.ROLLOUT_ID: self.id,
                 sc.ROLLOUT_PROCESS: self.process,
             }
-        attributes = {
-            sc.ROLLOUT_PROCESS: self.process,
-            sc.GEN_AI_OPERATION_NAME: self.operation,
-            sc.GEN_AI_AGENT_NAME: trajectory.name,
-            sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
-            sc.ROLLOUT_ID: trajectory.id,
-            sc.ROLLOUT_PARENT_ID: trajectory.parent_id,
-            sc.ROLLOUT_TASK_ID: trajectory.task_id,
-            sc.ROLLOUT_GROUP_ID: trajectory.group_id,
-            sc.ROLLOUT_SAMPLE_INDEX: trajectory.sample_index,
-            **label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version),
-            sc.ROLLOUT_TRAINABLE: trajectory.trainable,
-        }
-        return _present(attributes)
+        return _present({sc.ROLLOUT_PROCESS: self.process, **_identity(trajectory, self.operation)})
 
     def end(self, output: object, error: BaseException | None) -> dict[str, Any]:
         """Bring the trajectory to its end; the attributes that say so on the span."""
@@ -397,6 +384,22 @@ class ActiveRollout:
             sc.ROLLOUT_EPISODE: None if self.episode is None else dumps(self.episode),
         }
         return sealed({**self.start_attributes(), **_present(attributes)})
+
+
+def _identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
+    """What a span says of which trajectory it is of."""
+    return {
+        sc.GEN_AI_OPERATION_NAME: operation,
+        sc.GEN_AI_AGENT_NAME: trajectory.name,
+        sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
+        sc.ROLLOUT_ID: trajectory.id,
+        sc.ROLLOUT_PARENT_ID: trajectory.parent_id,
+        sc.ROLLOUT_TASK_ID: trajectory.task_id,
+        sc.ROLLOUT_GROUP_ID: trajectory.group_id,
+        sc.ROLLOUT_SAMPLE_INDEX: trajectory.sample_index,
+        **label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version),
+        sc.ROLLOUT_TRAINABLE: trajectory.trainable,
+    }
 
 
 def _end_attributes(trajectory: Trajectory) -> dict[str, Any]:
@@ -451,16 +454,7 @@ def _record_built(workflow: ActiveRollout) -> None:
         calls = [step.completion for step in trajectory.steps if step.completion is not None]
         claims = sorted({call.span_id for call in calls})
         attributes = {
-            sc.GEN_AI_OPERATION_NAME: sc.OPERATION_INVOKE_AGENT,
-            sc.GEN_AI_AGENT_NAME: trajectory.name,
-            sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
-            sc.ROLLOUT_ID: trajectory.id,
-            sc.ROLLOUT_PARENT_ID: trajectory.parent_id,
-            sc.ROLLOUT_TASK_ID: trajectory.task_id,
-            sc.ROLLOUT_GROUP_ID: trajectory.group_id,
-            sc.ROLLOUT_SAMPLE_INDEX: trajectory.sample_index,
-            **label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version),
-            sc.ROLLOUT_TRAINABLE: trajectory.trainable,
+            **_identity(trajectory, sc.OPERATION_INVOKE_AGENT),
             sc.ROLLOUT_STEPS: dumps([step.to_dict() for step in trajectory.steps]),
             sc.ROLLOUT_CLAIMS: dumps(claims),
             **_end_attributes(trajectory),
