@@ -372,6 +372,48 @@ async def test_nobody_listens(recording: Recording, stream: bool) -> None:
     assert attribute(span, "attempts") == 2
 
 
+async def test_a_connection_that_is_tried_again(recording: Recording, clients: Clients) -> None:
+    """What the client tries once more by itself is one exchange, and complete."""
+
+    def refuse(request: Any) -> Any:
+        raise httpx.ConnectError("refused", request=request)
+
+    server = clients.serve("hi")
+    handler = AsyncHTTPHandler()
+    await handler.close()
+    handler.client = httpx.AsyncClient(transport=httpx.MockTransport(refuse))
+    async with rollout("agent"):
+        url = server.base_url + "/chat/completions"
+        await handler.post(url, json={"model": "m", "messages": [QUESTION]})
+    checked(recording, server, calls=1)
+    (span,) = exchange_spans(recording)
+    assert attribute(span, "attempts") == 2
+    assert [event.name for event in span.events] == ["retry"]
+
+
+@STREAMED
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx"])
+async def test_a_compressed_reply(
+    recording: Recording,
+    clients: Clients,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: str,
+    stream: bool,
+) -> None:
+    """The bytes that were received are read as LiteLLM reads them, whoever unpacks them."""
+    monkeypatch.setattr(litellm, "disable_aiohttp_transport", transport == "httpx")
+    litellm.in_memory_llm_clients_cache.flush_cache()
+    server = clients.serve("hi", compress=True)
+    async with rollout("agent"):
+        for caller in ("sync", "async"):
+            await ask(caller, "hosted_vllm/m", [QUESTION], **options(server, stream=stream))
+    litellm.in_memory_llm_clients_cache.flush_cache()
+    trajectory = replayed(recording)
+    assert [(c.status, c.trainable) for c in trajectory.completions] == [("complete", True)] * 2
+    assert [(c.message or {})["content"] for c in trajectory.completions] == ["hi", "hi"]
+    assert all(c.token_ids for c in trajectory.completions)
+
+
 @pytest.mark.parametrize("how", ["cancelled", "abandoned"])
 async def test_a_stream_that_is_left(recording: Recording, clients: Clients, how: str) -> None:
     """What had come of it is kept, and it does not train."""
