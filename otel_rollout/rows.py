@@ -8,11 +8,13 @@ exporters of their own, separately installed and found by the entry point group
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from otel_rollout.episodes import Episode, TerminationReason
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.groups import TrajectoryGroup
 from otel_rollout.messages import Json
@@ -73,13 +75,23 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
     return exporter
 
 
+class Rows(list[dict[str, Any]]):
+    """Rows, in order, and what gave none on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masked: list[Trajectory] = []
+        """Trajectories that are left out for how they ended (`mask_reasons`)."""
+
+
 def to_token_rows(
-    trajectories: Iterable[Trajectory] | TrajectoryGroup,
+    trajectories: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode,
     *,
     credit: Credit = "broadcast",
     scale_advantages: bool = False,
+    mask_reasons: Collection[TerminationReason | str] = (),
     **options: Any,
-) -> list[dict[str, Any]]:
+) -> Rows:
     """One plain row for each token sequence, in order; what trainers read under other names.
 
     input_ids, loss_mask, logprobs, sampled: (T), as in `TokenSequence` (NaN: unknown).
@@ -88,7 +100,10 @@ def to_token_rows(
     of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
     others have 0.0).
     advantage: for a group, relative to the group (`TrajectoryGroup.advantages`), shared likewise;
-    else None.
+    for episodes, relative to the trajectories of the same task and name, whose `group_id` is
+    `{task id}:{name}`; else None.
+    mask_reasons: trajectories that ended so, or whose episode did, give no rows. Their rewards
+    count in the mean of their group all the same. They are in `masked` of what is returned.
     trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
     trajectory. `options` are those of `Trajectory.token_sequences`.
     """
@@ -96,13 +111,14 @@ def to_token_rows(
         raise ConfigurationError(
             f"to_token_rows(credit=...): expected 'broadcast', 'split' or 'last', got {credit!r}"
         )
-    advantages: list[float | None] = []
-    if isinstance(trajectories, TrajectoryGroup):
-        advantages = trajectories.advantages(scale=scale_advantages)
-    rows: list[dict[str, Any]] = []
-    for number, trajectory in enumerate(trajectories):
+    masked = _reasons(mask_reasons)
+    rows = Rows()
+    for sample in _samples(trajectories, scale_advantages):
+        trajectory, advantage = sample.trajectory, sample.advantage
+        if sample.reason in masked:
+            rows.masked.append(trajectory)
+            continue
         sequences = trajectory.token_sequences(**options)
-        advantage = advantages[number] if advantages else None
         for position, sequence in enumerate(sequences):
             share = _share(credit, position, len(sequences))
             rows.append(
@@ -121,13 +137,57 @@ def to_token_rows(
                     "trajectory_id": trajectory.id,
                     "name": trajectory.name,
                     "task_id": trajectory.task_id,
-                    "group_id": trajectory.group_id,
+                    "group_id": sample.group_id,
                     "sample_index": trajectory.sample_index,
                     "row": position,
                     "rows": len(sequences),
                 }
             )
     return rows
+
+
+@dataclass(slots=True)
+class _Sample:
+    trajectory: Trajectory
+    reason: str | None
+    """Why it ended, or its episode did."""
+    group_id: str | None
+    advantage: float | None = None
+
+
+def _samples(
+    source: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode, scale: bool
+) -> list[_Sample]:
+    """The trajectories in order, each with its advantage where it has others to compare with."""
+    samples: list[_Sample] = []
+    groups: dict[str, list[_Sample]] = {}
+    for item in [source] if isinstance(source, Episode) else source:
+        if not isinstance(item, Episode):
+            samples.append(_Sample(item, item.termination_reason, item.group_id))
+            continue
+        for trajectory in item.trajectories:
+            name = f"{item.task_id}:{trajectory.name}"
+            reason = item.termination_reason
+            samples.append(_Sample(trajectory, getattr(reason, "value", reason), name))
+            groups.setdefault(name, []).append(samples[-1])
+    compared = [samples] if isinstance(source, TrajectoryGroup) else groups.values()
+    for members in compared:
+        group = TrajectoryGroup([member.trajectory for member in members])
+        for member, advantage in zip(members, group.advantages(scale=scale), strict=True):
+            member.advantage = advantage
+    return samples
+
+
+def _reasons(reasons: Collection[TerminationReason | str]) -> set[str]:
+    known = [reason.value for reason in TerminationReason]
+    values = [getattr(reason, "value", reason) for reason in reasons]
+    for value in values:
+        if value not in known:
+            raise ConfigurationError(
+                f"to_token_rows(mask_reasons=...): expected some of {', '.join(known)}, "
+                f"got {value!r}"
+            )
+    return set(values)
 
 
 def _share(credit: Credit, position: int, count: int) -> float:

@@ -11,12 +11,17 @@ import pytest
 
 from otel_rollout import (
     ConfigurationError,
+    Episode,
     RowExporter,
+    TerminationEvent,
+    TerminationReason,
     TrajectoryGroup,
+    Workflow,
     gather_group,
     gather_trajectory,
     record_reward,
     rollout,
+    run_workflows,
     to_token_rows,
 )
 from otel_rollout.rows import row_exporter
@@ -73,6 +78,94 @@ async def test_what_each_row_of_a_trajectory_gets(
     rows = to_token_rows(await play(clients, [1.0, 0.0]), credit=credit)
     assert [row["reward"] for row in rows] == rewards
     assert [row["advantage"] for row in rows] == advantages
+
+
+async def play_episodes(clients: Clients) -> list[Episode]:
+    """Two tasks, two samples each: a solver and a judge with rewards, one run out of its turns."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    async def say(text: str) -> None:
+        message: Any = {"role": "user", "content": text}
+        await client.chat.completions.create(model="m", messages=[message])
+
+    @rollout
+    async def solver(reward: float) -> None:
+        await say("solve")
+        record_reward(reward)
+
+    @rollout
+    async def judge(reward: float) -> None:
+        await say("judge")
+        record_reward(reward)
+
+    rewards = iter([(1.0, 3.0), (0.0, 1.0), (5.0, 0.0), (2.0, 2.0)])
+
+    class SolverJudge(Workflow):
+        async def run(self, task: Any, uid: str, **kwargs: Any) -> None:
+            of_solver, of_judge = next(rewards)
+            await solver(of_solver)
+            await judge(of_judge)
+            if uid == "a:1":
+                raise TerminationEvent(TerminationReason.MAX_TURNS_EXCEEDED)
+            raise TerminationEvent(TerminationReason.ENV_DONE)
+
+    tasks = [{"id": "a"}, {"id": "b"}]
+    return await run_workflows(SolverJudge, tasks, n_samples=2, n_parallel=1)
+
+
+GROUPS = ["a:solver", "a:judge"] * 2 + ["b:solver", "b:judge"] * 2
+ADVANTAGES = [0.5, 1.0, -0.5, -1.0, 1.5, -1.0, -1.5, 1.0]
+"""By hand: solvers of a have 1 and 0, its judges 3 and 1, solvers of b 5 and 2, judges 0 and 2."""
+
+
+async def test_rows_of_episodes(recording: Recording, clients: Clients):
+    """Compared are the trajectories of one task and one name."""
+    episodes = await play_episodes(clients)
+    rows = to_token_rows(episodes)
+    assert [row["group_id"] for row in rows] == GROUPS
+    assert [row["advantage"] for row in rows] == ADVANTAGES
+    assert rows.masked == []
+    scaled = to_token_rows(iter(episodes), scale_advantages=True)
+    assert [row["advantage"] for row in scaled] == [1, 1, -1, -1, 1, -1, -1, 1]
+    (first, second) = to_token_rows(episodes[0])
+    assert (first["advantage"], second["advantage"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("reason", [TerminationReason.MAX_TURNS_EXCEEDED, "max_turns_exceeded"])
+async def test_episodes_that_are_masked(recording: Recording, clients: Clients, reason: Any):
+    """They give no rows and are named; what they got still counts in the mean of their group."""
+    episodes = await play_episodes(clients)
+    rows = to_token_rows(episodes, mask_reasons={reason, TerminationReason.TIMEOUT})
+    assert rows.masked == episodes[1].trajectories
+    left = [0, 1, 4, 5, 6, 7]
+    assert [row["group_id"] for row in rows] == [GROUPS[number] for number in left]
+    assert [row["advantage"] for row in rows] == [ADVANTAGES[number] for number in left]
+    assert to_token_rows(episodes, mask_reasons=list(TerminationReason)) == []
+
+
+async def test_trajectories_that_are_masked(recording: Recording, clients: Clients):
+    """Of a group those that themselves ended so."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def agent(reward: float) -> None:
+        message: Any = {"role": "user", "content": "hi"}
+        await client.chat.completions.create(model="m", messages=[message])
+        record_reward(reward)
+        if not reward:
+            raise TimeoutError
+
+    group = await gather_group([agent(reward) for reward in (4.0, 0.0)])
+    assert [row["advantage"] for row in to_token_rows(group)] == [2.0, -2.0]
+    rows = to_token_rows(group, mask_reasons=["timeout"])
+    assert [row["advantage"] for row in rows] == [2.0]
+    assert rows.masked == [group[1]]
+
+
+def test_a_wrong_reason_is_named():
+    """What there is is said."""
+    with pytest.raises(ConfigurationError, match=r"expected some of .*timeout.*, got 'late'"):
+        to_token_rows([], mask_reasons=["late"])
 
 
 async def test_unknown_rewards_stay_unknown(recording: Recording, clients: Clients):
