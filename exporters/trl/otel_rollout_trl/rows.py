@@ -45,7 +45,7 @@ class TrlRows(JsonRows):
 
     format: sft (`to_trl_sft`), sft-tokens (`to_trl_sft_tokens`), dpo (`to_trl_preferences`), kto
     (`to_trl_kto`) or grpo (a row of `to_trl_rollout`). The other options are those of that
-    function.
+    function. A rollout that failed without being scored has no row.
     """
 
     def __init__(self, format: Format = "sft", **options: Any) -> None:  # noqa: A002
@@ -66,7 +66,10 @@ class TrlRows(JsonRows):
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """The rows of a group. ExportError for what the format cannot carry."""
         if self._format == "grpo":
-            columns = to_trl_rollout(group, **self._options)
+            keep = self._options.get("on_failure") == "keep"
+            # In a file no row stands for a prompt: a failure is left out, rather than an error.
+            failures = [t for t in group.failures if keep and t.status != "cancelled"]
+            columns = to_trl_rollout([*group, *failures], **self._options)
             for number in range(len(columns["completion_ids"])):
                 yield {
                     name: None if column is None else column[number]

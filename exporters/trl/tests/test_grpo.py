@@ -277,6 +277,14 @@ async def test_the_file_has_the_same_rows(recording: Recording, clients: Clients
     assert {len(row["env_mask"]) for row in rows} == {9}
 
 
+async def test_the_file_has_failures_only_if_asked_for(recording: Recording, clients: Clients):
+    """No row of it stands for a prompt, so one that is missing is no error."""
+    group = await agents.play_group(clients, [1.0, None])
+    for options, rewards in (({}, [1.0]), ({"on_failure": "keep"}, [1.0, None])):
+        rows = row_exporter("trl", format="grpo", **options).rows(group)
+        assert [row["rollout_reward"] for row in rows] == rewards
+
+
 # --- AsyncGRPO
 
 
