@@ -74,6 +74,11 @@ def _row(
     logprobs: list[float],
 ) -> dict[str, Json]:
     messages = completion.request_messages
+    if media := [kind for kind in completion.media if kind != "image_url"]:
+        raise ExportError(
+            f"completion {completion.id!r}: its conversation holds {', '.join(media)}, and Agent "
+            f"Lightning takes images only beside token ids; leave the trajectory out"
+        )
     response: dict[str, Json] = {"token_ids": ids, "raw_content": [copy_json(completion.message)]}
     if not all(map(math.isnan, logprobs)):
         response["logprobs"] = [

@@ -197,6 +197,21 @@ async def test_what_cannot_train_is_said(recording: Recording, clients: Clients)
     assert to_triplets(judge) == []
 
 
+async def test_sound_is_refused(recording: Recording, clients: Clients):
+    """Neither token ids nor messages give it to the trainer."""
+    client = clients.asynchronous(clients.serve("a bell"))
+
+    @rollout
+    async def agent() -> None:
+        audio = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+        await ask(client, [{"role": "user", "content": [audio]}])
+
+    trajectory = await gather_trajectory(agent())
+    trajectory.reward = 1.0
+    with pytest.raises(ExportError, match="holds input_audio"):
+        to_triplets(trajectory)
+
+
 def test_the_readme_runs(recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch):
     """Its example gives a triplet."""
     (triplet,) = run_readme(Path(__file__).parents[1], clients, monkeypatch)["triplets"]

@@ -120,6 +120,11 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
             f"ART renders messages of /chat/completions only: call that, or leave it out with "
             f"@rollout(trainable=False)"
         )
+    if media := [kind for kind in completion.media if kind != "image_url"]:
+        raise ExportError(
+            f"completion {completion.id!r}: its conversation holds {', '.join(media)}, and ART "
+            f"trains on text and images only; leave the trajectory out"
+        )
     if any(math.isnan(value) for value in logprobs):
         raise ExportError(
             f"completion {completion.id!r}: ART trains tokens whose log-probability is known, got "

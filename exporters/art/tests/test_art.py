@@ -345,6 +345,21 @@ def test_wrong_options_are_named():
         to_art_row(TrajectoryGroup([]), unscored="zero")  # type: ignore[arg-type]
 
 
+async def test_sound_is_refused(recording: Recording, clients: Clients):
+    """Neither token ids nor messages give it to the trainer."""
+    client = clients.asynchronous(clients.serve("a bell"))
+
+    @rollout
+    async def agent() -> None:
+        audio = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+        await ask(client, [{"role": "user", "content": [audio]}])
+
+    trajectory = await gather_trajectory(agent())
+    trajectory.reward = 1.0
+    with pytest.raises(ExportError, match="holds input_audio"):
+        to_art_trajectory(trajectory)
+
+
 def test_the_readme_runs(
     recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
 ):

@@ -208,6 +208,21 @@ async def test_what_cannot_train_is_said(recording: Recording, clients: Clients)
             to_rllm_row(trajectory)
 
 
+async def test_images_are_refused(recording: Recording, clients: Clients):
+    """Token ids say nothing of them."""
+    client = clients.asynchronous(clients.serve("a cat"))
+
+    @rollout
+    async def agent() -> None:
+        image = {"type": "image_url", "image_url": {"url": "data:,"}}
+        await ask(client, [{"role": "user", "content": [image]}])
+
+    trajectory = await gather_trajectory(agent())
+    trajectory.reward = 1.0
+    with pytest.raises(ExportError, match="holds image_url"):
+        to_rllm_row(trajectory)
+
+
 def test_wrong_options_are_named():
     """At start-up, with what was expected."""
     with pytest.raises(ConfigurationError, match="unscored: expected"):

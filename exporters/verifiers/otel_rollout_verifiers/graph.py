@@ -106,6 +106,12 @@ def build(completions: list[Completion], rows: list[TokenSequence]) -> Graph:
             zip(row.completions, row.spans, strict=True)
         ):
             if row.loss_mask[start]:
+                if media := completion.media:
+                    raise ExportError(
+                        f"completion {completion.id!r}: its conversation holds "
+                        f"{', '.join(media)}, of which token ids say nothing; leave the "
+                        f"trajectory out"
+                    )
                 tokens[key(completion)] = _Tokens(
                     row.token_ids[:start],
                     row.token_ids[start:end],

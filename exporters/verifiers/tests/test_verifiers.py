@@ -270,6 +270,22 @@ async def test_clocks_of_two_processes(recording: Recording, clients: Clients):
     assert branch == (row.token_ids, [bool(s) for s in row.sampled], row.logprobs)
 
 
+async def test_images_without_tokens(recording: Recording, clients: Clients):
+    """Where nothing trains, images are carried; sound has no place at all."""
+    client = clients.asynchronous(clients.serve("a cat", token_ids=False))
+    image = {"type": "image_url", "image_url": {"url": "data:,cat"}}
+    audio = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+
+    @rollout
+    async def agent(part: Any) -> None:
+        await ask(client, [{"role": "user", "content": [part]}])
+
+    trace = to_trace(await gather_trajectory(agent(image)))
+    assert trace.nodes[0].message.model_dump()["content"] == [image]
+    with pytest.raises(ExportError, match=r"type 'input_audio'.*text and images only"):
+        to_trace(await gather_trajectory(agent(audio)))
+
+
 async def test_what_it_cannot_carry_is_said(recording: Recording, clients: Clients):
     """No log-probabilities, audio, another API: refused, with what to do."""
     client = clients.asynchronous(clients.serve("hello", logprobs=False))
@@ -285,12 +301,18 @@ async def test_what_it_cannot_carry_is_said(recording: Recording, clients: Clien
         await ask(other, [{"role": "user", "content": [audio]}])
 
     @rollout
+    async def sees() -> None:
+        image = {"type": "image_url", "image_url": {"url": "data:,"}}
+        await ask(other, [{"role": "user", "content": [image]}])
+
+    @rollout
     async def responds() -> None:
         await other.responses.create(model="m", input="hi")
 
     for agent, reason in (
         (without_logprobs, "log-probability that is not known.*request_token_ids"),
-        (listens, "type 'input_audio'.*text and images only"),
+        (listens, "holds input_audio, of which token ids say nothing"),
+        (sees, "holds image_url, of which token ids say nothing"),
         (responds, "/chat/completions by .*got one of '/responses'"),
     ):
         with pytest.raises(ExportError, match=reason):
