@@ -307,6 +307,8 @@ class ActiveRollout:
         trajectory.task_id = None if options.task_id is None else str(options.task_id)
         trajectory.group_id = None if options.group_id is None else str(options.group_id)
         trajectory.sample_index = options.sample_index
+        if self.workflow is not None and self.workflow is not self:
+            _place(trajectory, self.workflow.trajectory)
         trajectory.policy_version = self.policy_version
         trajectory.trainable = options.trainable
         if options.metadata:
@@ -441,10 +443,19 @@ def adopt(workflow: ActiveRollout, trajectory: Trajectory) -> None:
     own = workflow.trajectory
     trajectory.open(_Built(trajectory))
     trajectory.parent_id, trajectory.trace_id = workflow.id, own.trace_id
-    trajectory.task_id, trajectory.group_id = own.task_id, own.group_id
-    trajectory.sample_index, trajectory.policy_version = own.sample_index, own.policy_version
+    trajectory.policy_version = own.policy_version
+    _place(trajectory, own)
     trajectory.trainable = trajectory.trainable and own.trainable
     workflow.built[trajectory.id] = trajectory, frozenset()
+
+
+def _place(trajectory: Trajectory, workflow: Trajectory) -> None:
+    """What a trajectory inside a workflow is compared with: those of its name, of the same task."""
+    if trajectory.task_id is None:
+        trajectory.task_id = workflow.task_id
+    if trajectory.group_id is None and workflow.group_id is not None:
+        trajectory.group_id = f"{workflow.group_id}:{trajectory.name}"
+        trajectory.sample_index = workflow.sample_index
 
 
 def _record_built(workflow: ActiveRollout) -> None:

@@ -127,6 +127,11 @@ async def test_rows_of_episodes(recording: Recording, clients: Clients):
     assert rows.masked == []
     scaled = to_token_rows(iter(episodes), scale_advantages=True)
     assert [row["advantage"] for row in scaled] == [1, 1, -1, -1, 1, -1, -1, 1]
+    trajectories = recording.trajectories
+    assert [t.group_id for t in trajectories] == GROUPS
+    assert [t.sample_index for t in trajectories] == [0, 0, 1, 1] * 2
+    groups = TrajectoryGroup.by_id(trajectories)
+    assert [group.advantages() for group in groups] == [[0.5, -0.5], [1, -1], [1.5, -1.5], [-1, 1]]
     (first, second) = to_token_rows(episodes[0])
     assert (first["advantage"], second["advantage"]) == (0.0, 0.0)
 
