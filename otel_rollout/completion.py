@@ -529,7 +529,7 @@ _Replies = Iterator["tuple[int, Mapping[str, Json], tuple[Json, ...], MessagePat
 
 def _cut(exchange: Exchange) -> dict[str, str] | None:
     """What to say of a response that came, but did not come down to here."""
-    if exchange.damage and exchange.body is None and exchange.events is None:
+    if exchange.damage and exchange.is_unanswered:
         return {"type": "IncompleteSpan", "message": "; ".join(exchange.damage)}
     return None
 

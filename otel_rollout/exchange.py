@@ -448,7 +448,8 @@ class Exchange:
     prompt_is_known: bool
     """False where the span with its beginning is missing."""
     body: str | None
-    """The response's text; prompt token ids are replaced by `{"packed": index}`."""
+    """The response's text; prompt token ids are replaced by `{"packed": index}`. None where it
+    is known only as `reply`."""
     events: str | None
     """The packed events of a streamed response, instead of `body`."""
     prompts: list[TokenPath | None]
@@ -524,12 +525,19 @@ class Exchange:
         except (ValueError, RecursionError):
             return whole(self._text())
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether nothing of a response came, or came down to here."""
+        return self.body is None and self.events is None and self._reply in (..., None)
+
     def _text(self) -> str:
-        return self.body or "" if self.events is None else unpack_events(self.events)
+        if self.events is not None:
+            return unpack_events(self.events)
+        return dumps(self._reply) if self.body is None else self.body
 
     def _parse(self, whole: Callable[[str], str]) -> Json:
         """The response as JSON, None where nothing came. ValueError where it is no JSON."""
-        if self.body is None and self.events is None:
+        if self.is_unanswered:
             return None
         text = whole(self._text())
         if self.events is None:

@@ -133,13 +133,13 @@ def _ids(value: Json) -> list[Json]:
 def _triples(choice: _Fields) -> list[list[Json]]:
     meta = choice.get("meta_info")
     found = meta.get("output_token_logprobs") if isinstance(meta, Mapping) else None
-    if not isinstance(found, list) or not all(isinstance(t, list) and len(t) > 1 for t in found):
+    if not isinstance(found, list) or set(map(type, found)) != {list}:
         return []
-    return found
+    return found if min(map(len, found)) > 1 else []
 
 
 def _entries(choice: _Fields) -> tuple[list[_Fields], list[Json]]:
-    """The objects that describe the sampled tokens one by one; and, where there are none, texts."""
+    """What describes the sampled tokens one by one: objects, or else texts. Both unchecked."""
     logprobs = choice.get("logprobs")
     if isinstance(logprobs, Mapping):
         if isinstance(logprobs.get("token_logprobs"), list):
@@ -155,11 +155,16 @@ def _chained(*lists: Json) -> list[_Fields]:
     found = [entries for entries in lists if isinstance(entries, list) and entries]
     if len(found) != 1:
         found = [[entry for entries in found for entry in entries]]
-    (entries,) = found
-    return entries if all(isinstance(entry, Mapping) for entry in entries) else []
+    return found[0]
+
+
+def _are_objects(entries: list[_Fields]) -> bool:
+    return set(map(type, entries)) == {dict}
 
 
 def _ids_of_entries(entries: list[_Fields]) -> list[Json]:
+    if not _are_objects(entries):
+        return []
     if isinstance(entries[0].get("id"), int):
         return [entry.get("id") for entry in entries]
     return _ids_of_texts([entry.get("token") for entry in entries])
@@ -184,8 +189,9 @@ def _logprobs(choice: _Fields) -> Iterator[list[Json]]:
     elif entries := _entries(choice)[0]:
         try:
             yield [entry["logprob"] for entry in entries]
-        except KeyError:
-            yield [entry.get("logprob") for entry in entries]
+        except (KeyError, TypeError):
+            if _are_objects(entries):
+                yield [entry.get("logprob") for entry in entries]
     if triples := _triples(choice):
         yield [triple[0] for triple in triples]
 

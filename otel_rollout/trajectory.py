@@ -789,14 +789,15 @@ def _exchange_from_dict(
     params: dict[str, Json],
     context: bytes,
 ) -> Exchange:
-    body = row["response_text"] if row["response"] is None else dumps(row["response"])
+    reply, text = row["response"], row["response_text"]
     return Exchange(
         **{name: row[name] for name in _PLAIN_EXCHANGE},
         **{name: row[name] for name in ("source", "lost") if name in row},
         prompt=paths[row["prompt"]],
         params=params,
-        body=body,
+        body=text,
         events=None,
         prompts=[tokens[number] for number in row["prompt_token_ids"]],
         context_key=context,
+        _reply=... if reply is None else reply,
     )

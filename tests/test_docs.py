@@ -259,6 +259,7 @@ def test_the_by_hand_example() -> None:
     [
         ["overhead.py", "--repetitions", "1", "--messages", "1"],
         ["rebuild.py", "--repetitions", "1", "--turns", "10"],
+        ["training.py", "--trajectories", "2", "--turns", "3", "--tokens", "20"],
     ],
 )
 def test_benchmarks_run(arguments: list[str]) -> None:

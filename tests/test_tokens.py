@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout import Trajectory, reconstruct
+from otel_rollout import Trajectory, exchange, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.exchange import ExchangeWriter
 from otel_rollout.spans import SpanRecord, sealed
@@ -476,3 +476,16 @@ def test_no_row_could_have_gone_on_further(server: Server):
             earlier = completion.exchange.ended < first.exchange.started
             same = completion.model == first.model and completion is not first
             assert not (earlier and same and prompt[: len(path)] == path)
+
+
+def test_what_was_read_is_not_parsed_again(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """A trajectory from a file has its replies as JSON; rows need neither text nor parsing."""
+    data = server.trajectory().to_dict()
+    parsed = []
+    monkeypatch.setattr(exchange, "loads", parsed.append)
+    monkeypatch.setattr(exchange, "dumps", parsed.append)
+    read = Trajectory.from_dict(data)
+    assert brief(read.token_sequences()[0]) == ([1, 2, 3, 4], "0011")
+    assert parsed == []
+    monkeypatch.undo()
+    assert read.completions[0].response == server.trajectory().completions[0].response
