@@ -7,6 +7,7 @@ said, and the step is that completion's.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,10 @@ class Step:
         default_factory=list, init=False, repr=False, compare=False
     )
     chat_completions: list[dict[str, Any]] = field(default_factory=list)
-    """The conversation, the model's message included, of a step that was built by hand."""
+    """The conversation, the model's message included, of a step that was built by hand.
+
+    What the step is made with is copied: an agent goes on with its list.
+    """
     completion: Completion | None = None
     """The captured call, if there is one."""
     thought: str = ""
@@ -55,6 +59,9 @@ class Step:
     """Discounted sum of the rewards from here on, where that was asked for."""
     scored: bool = True
     """False for the view of a completion that has no reward, until one is set."""
+
+    def __post_init__(self) -> None:
+        self._conversation = [copy.copy(message) for message in self._conversation]
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import json
 import os
@@ -167,6 +168,41 @@ async def test_training(
     assert rewards == {group.id: [1.0] * 8, "product": [1.0] * 8, "difference": [0.0] * 8}
     for name in re.findall(r"`(\w+)`", document[document.index("Each row also has") :])[:12]:
         assert name in names["rows"][0]
+
+
+async def test_port_from_rllm() -> None:
+    """What the ported workflow prints: endings, metrics, and the rows of what is not masked."""
+    before, after = re.findall(
+        r"```python\n(.*?)```", (ROOT / "examples" / "port_from_rllm.md").read_text(), re.DOTALL
+    )
+    compile(before, "port_from_rllm.md", "exec")
+    guesser = "class Guesser", "\n\n\nclass GuessWorkflow"
+    bodies = [code[code.index(guesser[0]) : code.index(guesser[1])] for code in (before, after)]
+    assert bodies[0].replace("(BaseAgent)", "") == bodies[1]  # the agent stays as it is
+
+    def guess(request: dict[str, Any]) -> Reply:
+        return Reply(str(2 * sum(m["role"] == "assistant" for m in request["messages"]) + 3))
+
+    with ModelServer(guess) as server:
+        lines = (await asyncio.to_thread(python, "-c", after, server=server)).splitlines()
+    assert lines[0] == "number-3:0 env_done {'guesser_acc': 1.0}"
+    assert [line.split()[0] for line in lines[4:8]] == [f"number-7:{n}" for n in range(4)]
+    assert lines[-1] == "8 rows, 0 masked"
+    with ModelServer("4") as server:
+        lines = (await asyncio.to_thread(python, "-c", after, server=server)).splitlines()
+    assert {line.split()[1] for line in lines[:8]} == {"max_turns_exceeded"}
+    assert lines[-1] == "0 rows, 8 masked"
+
+
+def test_the_solver_judge_example() -> None:
+    """It prints the three trees of an episode, how the four ended, and how many rows there are."""
+    printed = python(str(ROOT / "examples" / "workflow_solver_judge.py"))
+    names = re.findall(r"^(\w+) [0-9a-f]{32}$", printed, re.MULTILINE)
+    assert sorted(names) == ["judge", "solver", "solver"]
+    assert "group sum:judge" in printed
+    assert printed.count("1 of 1 completions train") == 3
+    assert printed.count("env_done correct=") == 4
+    assert printed.endswith("12 rows to train on, 0 trajectories masked\n")
 
 
 def test_training_has_every_reason() -> None:

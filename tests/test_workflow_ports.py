@@ -294,6 +294,30 @@ def test_a_trajectory_by_hand_without_a_workflow():
     assert pickle.loads(pickle.dumps(trajectory)) == trajectory
 
 
+async def test_an_agent_that_goes_on_with_its_list(recording: Recording, clients: Clients):
+    """A step is made with a conversation; what the agent adds later is not part of it."""
+
+    class Growing(Workflow):
+        async def run(self, task: Any, uid: str, **kwargs: Any) -> Episode:
+            messages: list[Any] = []
+            trajectory = Trajectory(name="hand")
+            for text in ("a", "b", "c"):
+                messages.append({"role": "user", "content": text})
+                output = await self.rollout_engine.get_model_response(messages)
+                messages.append({"role": "assistant", "content": output.text})
+                trajectory.steps.append(Step(chat_completions=messages))
+            return Episode(trajectories=[trajectory])
+
+    engine = Engine(clients.asynchronous(clients.serve("same")))
+    episode = await Growing(engine).run_with_termination_handling({}, "t:0")
+    (trajectory,) = episode.trajectories
+    assert [len(step.chat_completions) for step in trajectory.steps] == [2, 4, 6]
+    ids = [step.completion and step.completion.id for step in trajectory.steps]
+    assert ids == [c.id for c in trajectory.completions]
+    assert len(set(ids)) == 3
+    rebuilt(recording)
+
+
 async def test_copies_of_an_episode(recording: Recording, clients: Clients):
     """Pickled or copied, steps and all; its task stays the object that it is."""
     task = SimpleNamespace(question="go")
