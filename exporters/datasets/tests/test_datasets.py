@@ -156,7 +156,10 @@ async def test_a_dataset_can_be_saved_and_pushed_on(
     dataset = to_dataset(played)
     dataset.to_parquet(str(tmp_path / "a.parquet"))
     dataset.save_to_disk(str(tmp_path / "disk"))
-    assert from_dataset(Dataset.from_parquet(str(tmp_path / "a.parquet"))) == played
+    assert (
+        from_dataset(Dataset.from_parquet(str(tmp_path / "a.parquet"), cache_dir=str(tmp_path)))
+        == played
+    )
     assert from_dataset(Dataset.load_from_disk(str(tmp_path / "disk"))) == played
     scored = dataset.filter(lambda row: row["reward"] is not None)
     assert from_dataset(scored) == [t for t in played if t.reward is not None]
