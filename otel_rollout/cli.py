@@ -415,7 +415,6 @@ def _export(options: argparse.Namespace) -> int:
             initial=made.tally.trajectories,
             unit=" trajectories",
             disable=None,
-            delay=1,
             leave=False,
         ) as bar:
             for group in made.groups():

@@ -26,6 +26,11 @@ from otel_rollout.rows import RowExporter
 from otel_rollout.tokens import TokenSequences
 from otel_rollout.trajectory import Trajectory
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 Report = Callable[[str], None]
 
 
@@ -82,13 +87,28 @@ class RowFile:
         self._done = -1, -1
         self._at = self._done
         self._rows: BinaryIO | None = None
-        self._steps: BinaryIO | None = None
-        if restart:
-            self._remove()
-        self._resume(plan)
+        self._steps = open(self._journal, "ab")  # noqa: SIM115 - closed by close()
+        try:
+            self._lock()
+            if restart:
+                self._begin_anew()
+            self._resume(plan)
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock(self) -> None:
+        """Two processes would spoil the file; they are kept apart where files have locks."""
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._steps, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigurationError(
+                    f"{self._journal}: another process is writing {self.output.name}: let it end"
+                ) from None
 
     def _resume(self, plan: Mapping[str, Json]) -> None:
-        lines = self._journal.read_bytes().splitlines(True) if self._journal.exists() else []
+        lines = self._journal.read_bytes().splitlines(True)
         steps = [json.loads(line) for line in lines if line.endswith(b"\n")]
         if steps and steps[0] != plan:
             was = steps[0] if isinstance(steps[0], dict) else {}
@@ -102,7 +122,7 @@ class RowFile:
                 f"or begin anew with --restart"
             )
         if len(steps) < 2:
-            self._remove()
+            self._begin_anew()
             self._append(plan)
             return
         size = self._part.stat().st_size if self._part.exists() else 0
@@ -164,32 +184,34 @@ class RowFile:
 
     def finish(self, exporter: RowExporter) -> None:
         """Make FILE of the rows; what stood beside it is gone then."""
-        self.close()
+        if self._rows is not None:
+            self._rows.close()
         if not self.is_complete:
             self._append({"complete": True})
         if self.tally.rows and self._part.exists():
             exporter.finish(self._part, self.output)
-        self._remove()
+        self._remove_rest()
+        # The journal is last: without it nobody would know what the rest is.
+        self._journal.unlink()
+        self.close()
 
     def close(self) -> None:
         """Close what is open; the next process goes on."""
-        for file in (self._rows, self._steps):
-            if file is not None:
-                file.close()
-        self._rows = self._steps = None
+        if self._rows is not None:
+            self._rows.close()
+        self._steps.close()
 
     def _append(self, step: Mapping[str, Json]) -> None:
-        if self._steps is None:
-            self._steps = open(self._journal, "ab")  # noqa: SIM115 - closed by close()
         self._steps.write(dumps(step).encode() + b"\n")
         self._steps.flush()
 
-    def _remove(self) -> None:
-        self.close()
+    def _begin_anew(self) -> None:
+        self._remove_rest()
+        os.truncate(self._journal, 0)
+
+    def _remove_rest(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         self._part.unlink(missing_ok=True)
-        # The journal is last: without it nobody would know what the rest is.
-        self._journal.unlink(missing_ok=True)
 
 
 def item_of(line: bytes, where: str) -> tuple[str, bytes]:

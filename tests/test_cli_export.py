@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
@@ -375,6 +376,51 @@ def test_another_export_is_refused(
         assert export(source, "-o", str(rows), "--option", "credit=last", "--restart") == 0
     assert len(again.groups) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows", "t"]
+
+
+def test_two_exports_of_one_file(
+    recorded: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """While one writes another is refused, with `--restart` too, and does not harm the first."""
+    source = trajectories_of(recorded.trajectories, tmp_path / "t")
+    rows = tmp_path / "rows"
+    statuses: list[int] = []
+    inner = TokenRows.rows
+
+    def meanwhile(exporter: TokenRows, group: TrajectoryGroup) -> Any:
+        if not statuses:
+            statuses.append(export(source, "-o", str(rows)))
+            statuses.append(export(source, "-o", str(rows), "--restart"))
+        return inner(exporter, group)
+
+    monkeypatch.setattr(TokenRows, "rows", meanwhile)
+    assert export(source, "-o", str(rows)) == 0
+    assert statuses == [1, 1]
+    assert "another process is writing rows" in capsys.readouterr().err
+    assert rows_in(rows) == expected(recorded.trajectories)
+
+
+def test_a_bar_on_a_terminal_only(recorded: Recording, tmp_path: Path):
+    """How far it is, where somebody looks; nothing of it elsewhere."""
+    source = trajectories_of(recorded.trajectories, tmp_path / "t")
+    command = [*COMMAND, "export", "--to", "tokens", source, "-o"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    ours, theirs = pty.openpty()
+    subprocess.run([*command, str(tmp_path / "1")], stderr=theirs, env=environment, check=True)
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # all has been read
+        pass
+    os.close(ours)
+    assert b"| 0/8 [" in shown
+    assert b"4 groups, 8 trajectories" in shown
+    quiet = subprocess.run(
+        [*command, str(tmp_path / "2")], env=environment, capture_output=True, check=True
+    )
+    assert len(quiet.stderr.splitlines()) == 2
 
 
 # --- what a format cannot carry

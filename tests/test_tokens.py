@@ -481,7 +481,7 @@ def test_no_row_could_have_gone_on_further(server: Server):
 def test_what_was_read_is_not_parsed_again(server: Server, monkeypatch: pytest.MonkeyPatch):
     """A trajectory from a file has its replies as JSON; rows need neither text nor parsing."""
     data = server.trajectory().to_dict()
-    parsed = []
+    parsed: list[Any] = []
     monkeypatch.setattr(exchange, "loads", parsed.append)
     monkeypatch.setattr(exchange, "dumps", parsed.append)
     read = Trajectory.from_dict(data)
