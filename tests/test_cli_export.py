@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import random
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -406,6 +409,7 @@ def test_a_bar_on_a_terminal_only(recorded: Recording, tmp_path: Path):
     command = [*COMMAND, "export", "--to", "tokens", source, "-o"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     subprocess.run([*command, str(tmp_path / "1")], stderr=theirs, env=environment, check=True)
     os.close(theirs)
     shown = b""
