@@ -53,6 +53,7 @@ format: $(READY)
 bench: $(READY)  ## what it costs; see docs/performance.md
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/rebuild.py
+	$(BIN)/python benchmarks/workflows.py
 
 $(READY): requirements/newest.txt pyproject.toml
 	$(call environment,$(VENV),newest)

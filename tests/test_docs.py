@@ -295,6 +295,7 @@ def test_the_by_hand_example() -> None:
     [
         ["overhead.py", "--repetitions", "1", "--messages", "1"],
         ["rebuild.py", "--repetitions", "1", "--turns", "10"],
+        ["workflows.py", "--repetitions", "1", "--episodes", "2", "--memory", "20"],
         ["training.py", "--trajectories", "2", "--turns", "3", "--tokens", "20"],
     ],
 )
