@@ -146,7 +146,10 @@ class TokenPath:
         while path is not None:
             blocks.append(path.ids)
             path = path.parent
-        return [token for block in reversed(blocks) for token in block]
+        ids: list[int] = []
+        for block in reversed(blocks):
+            ids += block.tolist()
+        return ids
 
 
 def extend_tokens(path: TokenPath | None, ids: list[int]) -> TokenPath:
