@@ -5,8 +5,8 @@
 Each episode makes three calls one after the other, sixteen episodes at once, on a server in another
 process. The same calls are made bare (nothing recorded), in a `@rollout` each, and in a workflow
 each; the replies of the latter two are read. CPU time of this process, the three in turn, the
-ratios of each repetition. Memory is Python's own peak (tracemalloc) over runs that make no call and build a trajectory by hand, with the
-episodes kept and not.
+ratios of each repetition. Memory is Python's own peak (tracemalloc) over runs that make no call and
+build a trajectory by hand, with the episodes kept and not.
 """
 
 from __future__ import annotations
