@@ -134,7 +134,7 @@ def main() -> None:
         f"Python {sys.version.split()[0]}, {options.trajectories} trajectories of {options.turns} "
         f"turns with {options.tokens} sampled tokens, {len(texts[0]) / 1e6:.2f} MB of JSON each"
     )
-    print(f"{'':<18}{'seconds':>10}{'ratio':>8}{'tokens/s':>12}{'peak MB':>9}")
+    print(f"{'':<20}{'seconds':>10}{'ratio':>8}{'tokens/s':>12}{'peak MB':>9}")
 
     def measured(step: Callable[[Any], object], given: Callable[[str], Any]) -> float:
         times: list[float] = []
@@ -169,11 +169,11 @@ def main() -> None:
             assert step(given(texts[0])), f"{name} gave nothing"
             took = measured(step, given)
         except ExportError as error:
-            print(f"{name:<18} {error}")
+            print(f"{name:<20} {error}")
             continue
         yardstick = yardstick or took
         cells = f"{took:>10.2f}{took / yardstick:>8.2f}{tokens / took:>12,.0f}"
-        print(f"{name:<18}{cells}{peak(step, given):>9.2f}")
+        print(f"{name:<20}{cells}{peak(step, given):>9.2f}")
 
 
 if __name__ == "__main__":
