@@ -17,9 +17,19 @@ from typing import Any
 
 import openai
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 import otel_rollout
-from otel_rollout import TrajectoryGroup, rollout, tokens, trajectory
+from otel_rollout import (
+    Episode,
+    TerminationReason,
+    TrajectoryGroup,
+    rollout,
+    run_workflows,
+    tokens,
+    trajectory,
+)
+from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +126,50 @@ def test_reading_back_is_valid() -> None:
 
 def test_every_block_is_run() -> None:
     """A block that is added to the README needs a test here."""
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
+
+
+def test_workflows_of_the_readme() -> None:
+    """The block about workflows runs the agent of the first one."""
+    code = f"""{block("gather_trajectory(solve(")}
+{block("mask_reasons=")}
+tasks = [{{"question": "2 + 2?", "answer": "4"}}, {{"question": "9 - 5?", "answer": "5"}}]
+rows = asyncio.run(collect(AsyncOpenAI(), tasks))
+print([row["reward"] for row in rows], {{row["group_id"] for row in rows}} - {{"0:solve"}})
+"""
+    with ModelServer(Reply("It is 4.")) as server:
+        printed = python("-c", code, server=server).splitlines()[-1]
+    assert printed == f"{[1.0] * 8 + [0.0] * 8} {{'1:solve'}}"
+
+
+async def test_workflows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The blocks of docs/workflows.md are one program; the last reads what the first recorded."""
+    document = (ROOT / "docs" / "workflows.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    provider = otel_rollout.configure()
+    provider.add_span_processor(SimpleSpanProcessor(JsonLinesSpanExporter("traces.jsonl")))
+    blocks = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    assert len(blocks) == 3
+    with ModelServer("It is 4.") as server:
+        client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none-needed")
+        names: dict[str, Any] = {"client": client}
+        live: list[Episode] = []
+        for code in blocks:
+            compiled = compile(code, "workflows.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            running = eval(compiled, names)
+            if inspect.iscoroutine(running):
+                await running
+            live = live or names["episodes"]
+        await client.close()
+    assert [(e.id, e.is_correct, e.metrics) for e in live] == [
+        (f"sum:{n}", True, {"solver_acc": 1.0}) for n in range(4)
+    ]
+    assert sorted(names["episodes"], key=lambda e: e.id) == live
+    assert [row["advantage"] for row in names["rows"]] == [0.0] * 4
+    for reason in TerminationReason:
+        assert f"`{reason.name}`" in document
+    for name in inspect.signature(run_workflows).parameters:
+        assert name in document or name in ("timeout", "workflow_args", "kwargs")
 
 
 async def test_training(
