@@ -428,7 +428,10 @@ def _export(options: argparse.Namespace) -> int:
         raise
     finally:
         made.close()
-    return _say_tally(made.tally, options.output)
+    status = _say_tally(made.tally, options.output)
+    if not made.tally.trajectories and reading.foreign and not options.infer_rollouts:
+        _say("  spans of other instrumentations alone: try --infer-rollouts")
+    return status
 
 
 def _plan(options: argparse.Namespace) -> dict[str, Json]:

@@ -181,6 +181,19 @@ def test_damaged_lines_are_reported(recorded: Recording, tmp_path: Path, capsys:
     assert "3 places could not be read and was left out" in said
 
 
+def test_spans_of_others_alone(recorded: Recording, tmp_path: Path, capsys: Any):
+    """Traces of other instrumentations are read where that is asked for; else there is a hint."""
+    source = tmp_path / "spans"
+    foreign = [span for span in recorded.spans if span.name == "openai.chat"]
+    source.write_text("".join(to_json_line([span]) for span in foreign))
+    assert export(str(source), "-o", str(tmp_path / "rows")) == 1
+    assert "try --infer-rollouts" in capsys.readouterr().err
+    assert export(str(source), "-o", str(tmp_path / "rows"), "--infer-rollouts") == 1
+    said = capsys.readouterr().err
+    assert "7 groups, 7 trajectories -> no rows, no file" in said
+    assert "7 completions in no row" in said
+
+
 # --- interruptions
 
 
