@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from otel_rollout import Completion, rollout
+from otel_rollout import Completion, request_token_ids, rollout
 from otel_rollout.testing import ModelServer, Raw
 from tests.conftest import Clients, Recording
 
@@ -527,3 +527,43 @@ def test_the_public_server_is_read_the_same_way(recording: Recording, clients: C
     assert [f"token_id:{token}" for token in completion.token_ids or ()] == [
         entry["token"] for entry in content
     ]
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_streamed_legacy_reply(recording: Recording, clients: Clients, repeats: bool):
+    """Ids of the prompt are on a choice's first chunk, or on each; they are the prompt once."""
+    pieces = [
+        {
+            **text(text=content, finish_reason=finish, token_ids=IDS[start:end]),
+            "usage": USAGE if finish else None,
+        }
+        for content, finish, start, end in (
+            ("a", None, 0, 1),
+            ("", None, 1, 2),
+            ("b", "stop", 2, 3),
+        )
+    ]
+    for number, (start, end) in enumerate(((0, 1), (1, 2), (2, 3))):
+        choice = pieces[number]["choices"][0]
+        choice["logprobs"] = {"tokens": ["x"], "token_logprobs": LOGPROBS[start:end]}
+        if number == 0 or repeats:
+            choice["prompt_token_ids"] = PROMPT
+    server = clients.serve(events(*pieces))
+    with rollout("x"):
+        list(clients.sync(server).completions.create(model="m", prompt="pqr", stream=True))
+    (completion,) = recording.trajectory.completions
+    assert told(completion) == (PROMPT, IDS, LOGPROBS)
+    assert completion.message == {"role": "assistant", "content": "ab"}
+    assert trained(recording) == ROW
+
+
+def test_asking_sglang_for_the_ids_of_a_stream(recording: Recording, clients: Clients):
+    """What SGLang refuses for a stream can be left out, and its extension asked for instead."""
+    server = clients.serve(events(*STREAMED["sglang, extension"]))
+    fields = {"return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
+    with request_token_ids(return_token_ids=False, **fields), rollout("x"):
+        list(clients.sync(server).chat.completions.create(model="m", messages=HI, stream=True))
+    sent = json.loads(server.exchanges[0].request)
+    assert sent["return_token_ids"] is False
+    assert {key: sent[key] for key in fields} == fields
+    assert trained(recording) == ROW
