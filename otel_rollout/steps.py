@@ -210,16 +210,42 @@ def tie(steps: Sequence[Step], completions: Iterable[Completion]) -> None:
         by_path.setdefault(completion.path.key, []).append(completion)
         prompt = completion.prompt.key if completion.prompt else b""
         by_prompt.setdefault((prompt, _text(completion)), []).append(completion)
+    keys = _Keys()
     for step in steps:
         if step.completion is not None:
             continue
-        found = _untaken(by_path.get(_key(_until_reply(step.chat_completions))), taken)
+        messages = _until_reply(step.chat_completions)
+        found = _untaken(by_path.get(keys.of(messages)), taken) if messages else None
         if found is None and step.model_response:
-            prompt = _key(step.chat_completions)
+            prompt = keys.of(step.chat_completions)
             found = _untaken(by_prompt.get((prompt, step.model_response)), taken)
         if found is not None:
             taken.add(id(found))
             step.completion = found
+
+
+class _Keys:
+    """Keys of conversations; what one begins with as the one before is not looked at again."""
+
+    def __init__(self) -> None:
+        self._messages: Sequence[Json] = ()
+        self._paths: list[MessagePath] = []
+
+    def of(self, messages: Sequence[Json]) -> bytes:
+        same = 0
+        for message, before in zip(messages, self._messages, strict=False):
+            if message is not before and message != before:
+                break
+            same += 1
+        paths = self._paths[:same]
+        for message in messages[same:]:
+            parent = paths[-1] if paths else None
+            try:
+                paths.append(extend(parent, message))
+            except TypeError:  # objects of the client's, say
+                paths.append(extend(parent, json_of(message)))
+        self._messages, self._paths = messages, paths
+        return paths[-1].key if paths else b""
 
 
 def _untaken(candidates: list[Completion] | None, taken: set[int]) -> Completion | None:
@@ -230,16 +256,11 @@ def _until_reply(messages: Sequence[Json]) -> Sequence[Json]:
     """The conversation up to the last message of the model: behind it is what came of it."""
     for position in range(len(messages), 0, -1):
         message = messages[position - 1]
-        if isinstance(message, Mapping) and message.get("role") == "assistant":
+        mapped = isinstance(message, Mapping)
+        role = message.get("role") if mapped else getattr(message, "role", None)
+        if role == "assistant":
             return messages[:position]
     return ()
-
-
-def _key(messages: Sequence[Json]) -> bytes:
-    path: MessagePath | None = None
-    for message in messages:
-        path = extend(path, message)
-    return path.key if path is not None else b""
 
 
 def _text(completion: Completion) -> str:

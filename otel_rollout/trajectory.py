@@ -507,6 +507,10 @@ class Trajectory:
         """
         if reward.completion_id is not None:
             self._find(reward.completion_id, reward.choice_index)
+        self.put_reward(reward)
+
+    def put_reward(self, reward: Reward) -> None:
+        """Set a reward, of the trajectory or of a completion that is known to be its own."""
         self.all_rewards.pop(reward.key, None)
         self.all_rewards[reward.key] = reward
         if self._late_reward is not None:

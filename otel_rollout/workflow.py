@@ -427,7 +427,7 @@ def _reward_completions(trajectory: Trajectory) -> None:
             continue
         key = None, completion.id, completion.choice_index
         if trajectory.all_rewards.get(key) != step.reward:
-            trajectory.add_reward(
+            trajectory.put_reward(
                 Reward(
                     step.reward, completion_id=completion.id, choice_index=completion.choice_index
                 )

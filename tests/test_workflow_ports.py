@@ -25,7 +25,7 @@ from otel_rollout import (
     Workflow,
     reconstruct_episodes,
 )
-from otel_rollout.testing import Reply
+from otel_rollout.testing import Reply, ToolCall
 from tests.conftest import Clients, Recording
 from tests.test_workflow import Agent, Environment, rebuilt
 
@@ -316,6 +316,34 @@ async def test_an_agent_that_goes_on_with_its_list(recording: Recording, clients
     assert ids == [c.id for c in trajectory.completions]
     assert len(set(ids)) == 3
     rebuilt(recording)
+
+
+async def test_an_agent_that_keeps_the_objects_of_the_client(
+    recording: Recording, clients: Clients
+):
+    """Messages as the client gave them, tool calls and all, are the same conversation."""
+    call = ToolCall("f", '{"a": 1}', id="call_1")
+    client = clients.asynchronous(clients.serve([Reply(tool_calls=[call]), Reply("done")]))
+
+    class Objects(Workflow):
+        async def run(self, task: Any, uid: str, **kwargs: Any) -> None:
+            messages: list[Any] = [{"role": "user", "content": "go"}]
+            trajectory = Trajectory(name="hand")
+            for _ in range(2):
+                reply = await client.chat.completions.create(model="m", messages=messages)
+                message = reply.choices[0].message
+                messages.append(message)
+                trajectory.steps.append(Step(chat_completions=messages, reward=1.0))
+                messages.append({"role": "tool", "tool_call_id": "call_1", "content": "2"})
+            self.commit(trajectory=trajectory)
+
+    episode = await Objects().run_with_termination_handling({}, "t:0")
+    assert episode.info == {}
+    (trajectory,) = episode.trajectories
+    ids = [step.completion and step.completion.id for step in trajectory.steps]
+    assert ids == [c.id for c in trajectory.completions]
+    assert len(ids) == 2
+    assert reconstruct_episodes(recording.spans)[0].metrics == {"hand_acc": 2.0}
 
 
 async def test_copies_of_an_episode(recording: Recording, clients: Clients):
