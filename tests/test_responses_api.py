@@ -7,8 +7,8 @@ import inspect
 import json
 from typing import Any
 
-import openai
 import pytest
+from openai.resources.responses import Responses
 
 from otel_rollout import Trajectory, rollout
 from otel_rollout.testing import Raw, Reply, ToolCall
@@ -25,7 +25,7 @@ TOOLS: list[Any] = [
 
 
 NEWER = pytest.mark.skipif(
-    "conversation" not in inspect.signature(openai.resources.Responses.create).parameters,
+    "conversation" not in inspect.signature(Responses.create).parameters,
     reason="this openai knows no conversations, templates, background responses, custom tools",
 )
 
