@@ -109,8 +109,8 @@ class Agent:
         step = self._trajectory.steps[-1]
         step.chat_completions = list(self.messages)
         step.model_response = response
-        step.action = Action(response)
-        return step.action
+        action = step.action = Action(response)
+        return action
 
 
 class MultiTurn(Workflow):
@@ -577,7 +577,7 @@ class Echo(Workflow):
 
 
 async def test_many_workflows_are_not_mixed(clients: Clients):
-    """A thousand runs, a hundred at once: each episode has its own call, in the order of the tasks."""
+    """A thousand runs, a hundred at once: each has its own call, in the order of the tasks."""
     otel_rollout.configure(instrumentor=None)
     server = clients.serve(lambda body: Reply(f"re {body['messages'][0]['content']}"))
     client = clients.asynchronous(server)
