@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.episodes import Episode
+from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.groups import TrajectoryGroup
 from otel_rollout.messages import dumps, loads
 from otel_rollout.trajectory import Trajectory

@@ -257,6 +257,9 @@ class Trajectory:
         """The completions that the steps are a view of, once there will be no more of them."""
         self.claimed: set[tuple[str, int] | None] = set()
         """Completions (span id, choice index) that are steps of a trajectory inside it."""
+        self._scores: dict[tuple[str, int] | None, Reward | None] = {}
+        """Rewards of completions as its steps have them."""
+        self._rewarded, self._scored = 0, (0, 0)
         self._recorded_steps: list[Json] | None = None
         """Steps that were read, until somebody asks for them."""
         if reward is not None:
@@ -420,12 +423,29 @@ class Trajectory:
                 self._viewed = completions if self._live is None else None
         if self._steps is None:
             self._steps = []
+        if not self.is_built:
+            self._score_steps()
         return self._steps
 
     @steps.setter
     def steps(self, steps: Iterable[Step]) -> None:
         self._recorded_steps = self._viewed = None
         self._steps = list(steps)
+
+    def _score_steps(self) -> None:
+        """A reward that its completion got since a step was last looked at is the step's."""
+        steps, rewarded = self._steps or (), self._rewarded
+        if (rewarded, len(steps)) == self._scored:
+            return
+        self._scored = rewarded, len(steps)
+        for step in steps:
+            if step.completion is None:
+                continue
+            key, reward = _of(step), step.completion.reward
+            if key in self._scores and reward != self._scores[key]:
+                step.reward = 0.0 if reward is None else float(reward)
+                step.scored = reward is not None
+            self._scores[key] = reward
 
     def token_sequences(
         self,
@@ -513,6 +533,7 @@ class Trajectory:
         """Set a reward, of the trajectory or of a completion that is known to be its own."""
         self.all_rewards.pop(reward.key, None)
         self.all_rewards[reward.key] = reward
+        self._rewarded += 1
         if self._late_reward is not None:
             self._late_reward(reward.key, reward)
 
@@ -523,6 +544,7 @@ class Trajectory:
 
     def remove_reward(self, key: RewardKey) -> None:
         """Make a reward unknown again."""
+        self._rewarded += 1
         if self.all_rewards.pop(key, None) is not None and self._late_reward is not None:
             self._late_reward(key, None)
 

@@ -255,7 +255,7 @@ def test_texts_of_llm_spans_are_off(setup: Any, monkeypatch: pytest.MonkeyPatch)
 def instrumentor(module: str) -> BaseInstrumentor:
     """An active instrumentor of that module, which instruments nothing."""
 
-    class Instrumentor(BaseInstrumentor):  # type: ignore[misc]
+    class Instrumentor(BaseInstrumentor):
         def instrumentation_dependencies(self) -> Collection[str]:
             return ()
 

@@ -345,7 +345,7 @@ def test_a_trajectory_that_was_read_takes_rewards(recording: Recording):
 
 
 def test_weighted_rewards_make_the_reward(recording: Recording):
-    """Where the reward is not set itself it is the weighted sum; what has no weight is not in it."""
+    """Where the reward is not set itself it is the weighted sum of those that have a weight."""
     with rollout("x") as trajectory:
         record_reward(0.5, name="speed")
         assert trajectory.reward is None
@@ -459,3 +459,21 @@ def test_a_server_that_says_its_version(recording: Recording, clients: Clients):
     with rollout("x") as trajectory:
         ask(clients.sync(clients.serve(Raw(body=body))), "a")
     assert trajectory.policy_versions == ["step-12"]
+
+
+def test_steps_have_the_rewards_of_their_completions(recording: Recording, clients: Clients):
+    """Also those that come later, and those that are taken back; what was set on a step stays."""
+    client = clients.sync(clients.serve())
+    with rollout("x") as trajectory:
+        first, second = ask(client, "a"), ask(client, "b")
+        assert [(s.reward, s.scored) for s in trajectory.steps] == [(0.0, False)] * 2
+        record_reward(1.0, completion_id=first.id)
+        assert [(s.reward, s.scored) for s in trajectory.steps] == [(1.0, True), (0.0, False)]
+        trajectory.steps[1].reward = 0.5
+    record_reward(2.0, completion_id=first.id, trajectory=trajectory)
+    assert [s.reward for s in trajectory.steps] == [2.0, 0.5]
+    trajectory.remove_reward((None, first.id, 0))
+    assert [(s.reward, s.scored) for s in trajectory.steps] == [(0.0, False), (0.5, True)]
+    record_reward(3.0, completion_id=second.id, trajectory=trajectory)
+    assert [s.reward for s in trajectory.steps] == [0.0, 3.0]
+    assert [s.reward for s in replayed(recording).steps] == [0.0, 3.0]

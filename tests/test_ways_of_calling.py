@@ -573,7 +573,7 @@ def own_transport(sync: bool, *, whole: bool = False, refuses: tuple[int, ...] =
 
     if sync:
 
-        class Transport(httpx.HTTPTransport):  # type: ignore[misc]
+        class Transport(httpx.HTTPTransport):
             def handle_request(self, request: Any) -> Any:
                 before(request)
                 response = super().handle_request(request)
@@ -581,7 +581,7 @@ def own_transport(sync: bool, *, whole: bool = False, refuses: tuple[int, ...] =
 
         return httpx.Client(transport=Transport())
 
-    class AsyncTransport(httpx.AsyncHTTPTransport):  # type: ignore[misc]
+    class AsyncTransport(httpx.AsyncHTTPTransport):
         async def handle_async_request(self, request: Any) -> Any:
             before(request)
             response = await super().handle_async_request(request)
