@@ -148,7 +148,17 @@ def _entries(choice: _Fields) -> tuple[list[_Fields], list[Json]]:
         entries = _chained(logprobs.get("content"), logprobs.get("refusal"))
         if entries:
             return entries, []
+    if isinstance(choice.get("output"), list):  # of the Responses API
+        return _chained(*_logprobs_of_parts(choice["output"])), []
     return _chained(choice.get("completion_probabilities")), []
+
+
+def _logprobs_of_parts(items: list[Json]) -> Iterator[Json]:
+    for item in items:
+        content = item.get("content") if isinstance(item, Mapping) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, Mapping):
+                yield part.get("logprobs")
 
 
 def _chained(*lists: Json) -> list[_Fields]:

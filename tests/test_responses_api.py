@@ -571,3 +571,37 @@ async def test_a_stream_that_is_left_keeps_what_had_come(
         kept += item.get("arguments", "")
     assert kept.startswith("".join(texts))
     assert 'Why?A long answer{"a": 1}'.startswith(kept)
+
+
+@BOTH
+async def test_log_probabilities(capture_only: Configure, clients: Clients, caller: Caller) -> None:
+    """Those of all texts of the reply, in order; None where the request did not ask for them."""
+    texts = [
+        {
+            "type": "message",
+            "id": f"msg_{text}",
+            "role": "assistant",
+            "status": "completed",
+            "content": [
+                {
+                    "type": "output_text",
+                    "text": text,
+                    "annotations": [],
+                    "logprobs": [
+                        {"token": t, "bytes": [], "logprob": -float(n), "top_logprobs": []}
+                        for n, t in enumerate(text, 1)
+                    ],
+                }
+            ],
+        }
+        for text in ("ab", "c")
+    ]
+    reply = {"id": "resp_1", "object": "response", "status": "completed", "output": texts}
+    recording = capture_only()
+    server = clients.serve([Raw(body=json.dumps(reply).encode()), Reply("plain")])
+    with rollout("x"):
+        for _ in range(2):
+            await done(caller.client(clients, server).responses.create(model="m", input="hi"))
+    first, second = recording.trajectory.completions
+    assert first.logprobs == [-1.0, -2.0, -1.0]
+    assert second.logprobs is None
