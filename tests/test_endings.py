@@ -803,7 +803,12 @@ ENDS: dict[str, tuple[str, str, int]] = {
     "sys.exit": ("agent()", "sys.exit(3)", 3),
     "unhandled": ("agent()", "raise ValueError('unhandled')", 1),
     "os._exit": ("agent()", "os._exit(4)", 4),
-    "interrupt": ("agent()", "print('ready', flush=True); [None for _ in stream]", -signal.SIGINT),
+    "interrupt": (
+        # A shell's background job has it ignored, and so have its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler); agent()",
+        "print('ready', flush=True); [None for _ in stream]",
+        -signal.SIGINT,
+    ),
     "SIGTERM": ("agent()", "print('ready', flush=True); [None for _ in stream]", -signal.SIGTERM),
     "SIGTERM handled": (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); agent()",
