@@ -33,7 +33,10 @@ test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their w
 test-trainers: .venv-trainers/.ready  ## exporters/, each against its real trainer; their warnings are theirs
 	MYPYPATH=$(subst $(eval) ,:,$(EXPORTERS:/pyproject.toml=)) .venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/otel_rollout_*
 	.venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/tests
-	HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True .venv-trainers/bin/python -m pytest -W ignore $(or $(TESTS),exporters)
+	# A process each: ART changes transformers for all that runs in its process, verl other things.
+	set -e; for tests in $(or $(TESTS),$(EXPORTERS:/pyproject.toml=)); do \
+		HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
+	done
 
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
 	$(MAKE) -C tools
