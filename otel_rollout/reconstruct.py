@@ -175,9 +175,9 @@ class Assembly:
     @property
     def is_empty_workflow(self) -> bool:
         """Whether it is a workflow without a reward, and calls but those of its trajectories."""
-        self._settle()
         if self._rollout is None or not self._rollout.name.startswith(_WORKFLOW):
-            return False
+            return False  # before anything is read: nobody may ever ask for it
+        self._settle()
         scored = any(completion_id is None for _, completion_id, _ in list(self.rewards))
         return not (scored or self._exchanges.keys() - self._claimed)
 

@@ -33,6 +33,7 @@ from otel_rollout import (
     reconstruct,
     rollout,
 )
+from otel_rollout.exchange import ExchangeReader
 from otel_rollout.testing import Reply
 
 if TYPE_CHECKING:
@@ -524,3 +525,23 @@ def test_spans_end_on_any_thread(recording: Recording, clients: Clients):
     assert len(trajectory.completions) == 100
     assert trajectory.warnings == []
     assert reconstruct(recording.spans) == [trajectory]
+
+
+def test_a_rollout_that_ends_reads_nothing(
+    recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch
+):
+    """What was exchanged is read when somebody asks for it, not on the agent's time."""
+    read: list[object] = []
+    add = ExchangeReader.add
+
+    def counted(reader: ExchangeReader, span: Any) -> None:
+        read.append(span)
+        add(reader, span)
+
+    monkeypatch.setattr(ExchangeReader, "add", counted)
+    client = clients.sync(clients.serve("yes"))
+    with rollout("agent"):
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    assert read == []
+    assert len(recording.trajectory.completions) == 1
+    assert len(read) == 1
