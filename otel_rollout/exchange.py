@@ -6,7 +6,8 @@ not carry, as verbatim slices of the body, and names the rest by a content diges
 (`ExchangeReader`) resolves those digests from whichever spans arrived, in any order. A prefix
 that no span carries is reported as missing; nothing is ever guessed.
 
-Digest of a list of messages: `d(0) = b""`, `d(k) = blake2b-16(d(k-1) + bytes of message k)`.
+Digest of a list of messages, where h is blake2b with 16 bytes: `d(0) = b""`,
+`d(k) = h(d(k-1) + h(bytes of message k))`.
 Every message is carried by `COPIES` exchanges, so a lossy lane that loses one span loses one
 exchange. The token ids of prompts work the same way, on the text of the array.
 
@@ -176,6 +177,8 @@ class _Prefix:
     """Digest of the elements: what goes on the wire."""
     count: int
     copies: int = 0
+    own: bytes = b""
+    """Digest of the last element alone."""
     children: list[_Prefix] = field(default_factory=list)
 
     def add(self, child: _Prefix) -> None:
@@ -289,8 +292,9 @@ class ExchangeWriter:
         new: list[_Prefix] = []
         for _, first, end in _elements(text, position):
             hasher.update(view[position:end])
-            digest = _digest(last.digest, view[first:end])
-            last = _Prefix(end - start, hasher.digest(), digest, last.count + 1)
+            own = _digest(view[first:end])
+            digest = _digest(last.digest, own)
+            last = _Prefix(end - start, hasher.digest(), digest, last.count + 1, own=own)
             new.append(last)
             position = end
         return _Messages(key, start, _expect(text, end, "]"), chain, new)
@@ -302,20 +306,21 @@ class ExchangeWriter:
         for parent, child in zip([chain[-1], *new], new, strict=False):
             parent.add(child)
         written = [*chain[chain.index(base) + 1 :], *new]
-        pieces: list[bytes] = []
+        pieces: list[bytes | memoryview] = []
         repeated: dict[int, str] = {}
         position = base.end
         for number, prefix in enumerate(written):
-            element = bytes(view[messages.start + position : messages.start + prefix.end])
+            element: bytes | memoryview = view[
+                messages.start + position : messages.start + prefix.end
+            ]
             position = prefix.end
             prefix.copies += 1
             if len(element) > LARGE:
-                digest = _digest(element.lstrip(_BETWEEN))
-                copies = self._large.get(digest, 0)
+                copies = self._large.get(prefix.own, 0)
+                self._large[prefix.own] = copies + 1
                 if copies >= COPIES:
-                    repeated[number] = digest.hex()
+                    repeated[number] = prefix.own.hex()
                     element = b",null"
-                self._large[digest] = copies + 1
             pieces.append(element)
         attributes: _Attributes = {
             sc.REQUEST_KEY: messages.key,
@@ -364,7 +369,7 @@ class ExchangeWriter:
         base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)
         if len(ids) > chain[-1].end:
             known = chain[-1]
-            digest = _digest(known.digest, _block(ids, known.end, len(ids)))
+            digest = _digest(known.digest, _digest(_block(ids, known.end, len(ids))))
             hasher.update(view[known.end : len(ids)])
             chain.append(_Prefix(len(ids), hasher.digest(), digest, known.count + 1))
             known.add(chain[-1])
@@ -567,7 +572,10 @@ _Value = TypeVar("_Value")
 
 
 class _Chains(Generic[_Path, _Value]):
-    """Paths by digest. A path whose base has not come yet waits for it."""
+    """Paths by digest. A path whose base has not come yet waits for it.
+
+    A link is the digest of what comes next, and its value.
+    """
 
     def __init__(self, extend_path: Callable[[_Path | None, _Value], _Path]) -> None:
         self._extend = extend_path
@@ -582,8 +590,8 @@ class _Chains(Generic[_Path, _Value]):
                 self._waiting.setdefault(name, []).append(links)
                 continue
             path, digest = self._known[name], bytes.fromhex(name)
-            for data, value in links:
-                digest = _digest(digest, data)
+            for own, value in links:
+                digest = _digest(digest, own)
                 name = digest.hex()
                 if name not in self._known:
                     self._known[name] = self._extend(path, value)
@@ -608,8 +616,8 @@ class ExchangeReader:
         self._messages: _Chains[MessagePath, Json] = _Chains(extend)
         self._tokens: _Chains[TokenPath, list[int]] = _Chains(extend_tokens)
         self._shared: dict[str, Json] = {}
-        self._large: dict[str, tuple[Json, str, int, int]] = {}
-        """Large messages by digest: the one value of each, and where its text is."""
+        self._large: dict[str, Json] = {}
+        """Large messages by digest: however often one came, it is one value."""
         self._awaited: dict[str, list[SpanRecord]] = {}
         """Spans with messages that are on others, by the digest of the first that has not come."""
         self._context_keys: dict[tuple[str, ...], bytes] = {}
@@ -646,18 +654,19 @@ class ExchangeReader:
         came: list[str] = []
         missing: str | None = None
         for number, (value, start, end) in enumerate(_elements(text, 1)):
-            source, digest = text, repeated.get(str(number))
-            data = None if digest else text[start:end].encode()
-            if data is not None and len(data) > LARGE:
-                digest = _digest(data).hex()
-                came.append(digest)
-                self._large.setdefault(digest, (value, text, start, end))
-            if digest is not None and digest not in self._large:
-                missing = missing or digest
-            elif digest is not None:
-                # However often it came, it is one value.
-                value, source, start, end = self._large[digest]
-            links.append((source[start:end].encode() if data is None else data, value))
+            name = repeated.get(str(number))
+            if name is None:
+                data = text[start:end].encode()
+                own = _digest(data)
+                if len(data) > LARGE:
+                    came.append(own.hex())
+                    value = self._large.setdefault(own.hex(), value)
+            elif name in self._large:
+                own, value = bytes.fromhex(name), self._large[name]
+            else:
+                missing = name
+                continue
+            links.append((own, value))
         if missing is None:
             self._messages.add(span.text(sc.REQUEST_BASE_DIGEST) or "", links)
         else:
@@ -673,7 +682,8 @@ class ExchangeReader:
 
     def _add_prompt_ids(self, _: SpanRecord, text: str) -> None:
         for entry in loads(text):
-            links = [(block.encode(), loads(f"[{block}]")) for block in entry["blocks"]]
+            blocks = entry["blocks"]
+            links = [(_digest(block.encode()), loads(f"[{block}]")) for block in blocks]
             self._tokens.add(entry["base"], links)
 
     def read(self, span_id: str) -> Exchange:

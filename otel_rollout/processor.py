@@ -28,7 +28,7 @@ from otel_rollout.completion import Completion
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.reconstruct import Assembly
-from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.spans import SpanRecord, as_record, unchecked_record
 from otel_rollout.trajectory import Trajectory
 
 logger = logging.getLogger("otel_rollout")
@@ -127,10 +127,10 @@ class TrajectorySpanProcessor(SpanProcessor):
             scope = span.instrumentation_scope
             if scope is None or scope.name != sc.SCOPE:
                 return
-            record = as_record(span)
+            record = unchecked_record(span)  # what was cut of an exchange is found when it is read
             key = self._rollouts.pop(record.span_id, None)
             if key is not None:
-                self._finish(key, record)
+                self._finish(key, as_record(record))
             elif sc.EXCHANGE_VERSION in record.attributes:
                 rollout_id, process = record.text(sc.ROLLOUT_ID), record.text(sc.EXCHANGE_PROCESS)
                 self._keep((rollout_id or "", process or ""), record)

@@ -134,7 +134,7 @@ class Assembly:
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
         for record in pending:
-            self.add(record)
+            self.add(as_record(record))
 
     def completions(self) -> list[Completion]:
         """The completions of the calls that have ended, in order of their start."""

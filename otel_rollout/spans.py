@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from otel_rollout import semconv as sc
@@ -113,11 +114,16 @@ def sealed(
     `before`: those that were set earlier.
     """
     lengths = [
-        f'"{key.removeprefix(sc.PREFIX)}":{length}'
-        for key, value in {**(before or {}), **attributes}.items()
-        if (length := _length(value)) is not None
+        f"{_quoted(key)}:{len(value) if isinstance(value, str) else len(str(value))}"
+        for key, value in ({**before, **attributes} if before else attributes).items()
+        if isinstance(value, str | int)
     ]
     return {**attributes, sc.LENGTHS: f"{{{','.join(lengths)}}}"}
+
+
+@cache
+def _quoted(key: str) -> str:
+    return f'"{key.removeprefix(sc.PREFIX)}"'
 
 
 def _length(value: object) -> int | None:
@@ -172,11 +178,14 @@ def as_record(span: Any) -> SpanRecord:
 
     SpanFormatError for anything else.
     """
-    if isinstance(span, SpanRecord):
-        return _checked(span)
+    return _checked(span if isinstance(span, SpanRecord) else unchecked_record(span))
+
+
+def unchecked_record(span: Any) -> SpanRecord:
+    """The record of an SDK `ReadableSpan` as it is; `as_record` of it finds what was cut."""
     try:
         context = span.context
-        record = SpanRecord(
+        return SpanRecord(
             name=span.name,
             trace_id=f"{context.trace_id:032x}",
             span_id=f"{context.span_id:016x}",
@@ -194,7 +203,6 @@ def as_record(span: Any) -> SpanRecord:
             else None,
             dropped_attributes=span.dropped_attributes,
         )
-        return _checked(record)
     except AttributeError as error:
         raise SpanFormatError(
             f"reconstruct takes SDK ReadableSpans or the SpanRecords that otel_rollout.otlp reads, "
