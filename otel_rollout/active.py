@@ -624,11 +624,8 @@ def use_default(active: ActiveRollout | None) -> None:
     _default = active
 
 
-def begin_part(
-    rollout_id: str, policy_version: str | int | None, context: otel_context.Context
-) -> Run:
+def begin_part(rollout_id: str, options: Options, context: otel_context.Context) -> Run:
     """Open this process's part of a rollout that runs elsewhere."""
-    options = Options(policy_version=policy_version)
     return _open(ActiveRollout(options, rollout_tracer(), None, part_of=rollout_id), context)
 
 
@@ -645,8 +642,10 @@ def _here(active: ActiveRollout) -> ActiveRollout | None:
 
 def _fork(active: ActiveRollout) -> ActiveRollout:
     context = otel_context.set_value(ROLLOUT, None)
-    version = active.options.policy_version
-    part = ActiveRollout(Options(policy_version=version), active.tracer, None, part_of=active.id)
+    options = Options(
+        policy_version=active.options.policy_version, trainable=active.trajectory.trainable
+    )
+    part = ActiveRollout(options, active.tracer, None, part_of=active.id)
     _start_span(part, trace.set_span_in_context(active.span, context))
     if (processes := sys.modules.get("multiprocessing.util")) is not None:
         processes.Finalize(None, _end_fork, args=(part,), exitpriority=100)

@@ -197,17 +197,8 @@ class _Reading:
         """The trajectories of all sources, those that are there before those to be rebuilt."""
         with ExitStack() as opened:
             spans: list[Iterator[SpanRecord]] = []
-            for source in self._sources:
-                if _is_address(source):
-                    spans.append(read(source))
-                    continue
-                file = opened.enter_context(self._open(source))
-                head = file.read(len(BEGINNING))
-                file = joined(head, file, source)
-                if head == BEGINNING:
-                    yield from read_lines(file, source)
-                else:
-                    spans.append(read(file, on_error=self.report))
+            for file, source in self._of_trajectories(opened, spans):
+                yield from read_lines(file, source)
             records = self._counted(itertools.chain.from_iterable(spans))
             found = reconstruct(records, infer_rollouts=infer_rollouts)
             self._bar.close()
@@ -217,17 +208,8 @@ class _Reading:
         """The same by group, each as it was written; spans are brought together in the folder."""
         with ExitStack() as opened:
             spans: list[Iterator[SpanRecord]] = []
-            for source in self._sources:
-                if _is_address(source):
-                    spans.append(read(source))
-                    continue
-                file = opened.enter_context(self._open(source))
-                head = file.read(len(BEGINNING))
-                file = joined(head, file, source)
-                if head == BEGINNING:
-                    yield from self._lines(file, source)
-                else:
-                    spans.append(read(file, on_error=self.report))
+            for file, source in self._of_trajectories(opened, spans):
+                yield from self._lines(file, source)
             records = self._counted(itertools.chain.from_iterable(spans))
             yield from map(
                 item_of_trajectory,
@@ -236,6 +218,22 @@ class _Reading:
                 ),
             )
             self._bar.close()
+
+    def _of_trajectories(
+        self, opened: ExitStack, spans: list[Iterator[SpanRecord]]
+    ) -> Iterator[tuple[BinaryIO, str]]:
+        """The sources that hold trajectories; those of the others are added to `spans`."""
+        for source in self._sources:
+            if _is_address(source):
+                spans.append(read(source))
+                continue
+            file = opened.enter_context(self._open(source))
+            head = file.read(len(BEGINNING))
+            file = joined(head, file, source)
+            if head == BEGINNING:
+                yield file, source
+            else:
+                spans.append(read(file, on_error=self.report))
 
     def _lines(self, file: Iterable[bytes], source: str) -> Iterator[tuple[str, bytes]]:
         for number, line in enumerate(file, 1):

@@ -26,6 +26,7 @@ from otel_rollout.active import (
     CAPTURE_OFF,
     ROLLOUT,
     ActiveRollout,
+    Options,
     Run,
     begin_part,
     close,
@@ -60,10 +61,13 @@ def propagate(*, environ: bool = False) -> dict[str, str]:
     context = otel_context.get_current()
     active = current_rollout()
     if active is not None:
-        active.handed_on += 1
+        with active.lock:
+            active.handed_on += 1
         context = baggage.set_baggage(sc.ROLLOUT_ID, active.id, context)
         if (version := active.policy_version) is not None:
             context = baggage.set_baggage(sc.ROLLOUT_POLICY_VERSION, dumps(version), context)
+        if not active.trajectory.trainable:
+            context = baggage.set_baggage(sc.ROLLOUT_TRAINABLE, dumps(False), context)
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, context)
     return {key.upper(): value for key, value in carrier.items()} if environ else carrier
@@ -119,14 +123,18 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
             context = baggage.remove_baggage(sc.ROLLOUT_ID, context)
             here = running_rollout(rollout_id)
             if here is not None:
-                here.handed_on -= 1
+                with here.lock:
+                    here.handed_on -= 1
                 context = otel_context.set_value(ROLLOUT, here, context)
                 context = otel_context.set_value(CAPTURE_OFF, False, context)
                 self._token = otel_context.attach(context)
                 return self
             version = _policy_version(baggage.get_baggage(sc.ROLLOUT_POLICY_VERSION, context))
-            context = baggage.remove_baggage(sc.ROLLOUT_POLICY_VERSION, context)
-            self._run = begin_part(rollout_id, version, context)
+            trainable = baggage.get_baggage(sc.ROLLOUT_TRAINABLE, context) != dumps(False)
+            for name in (sc.ROLLOUT_POLICY_VERSION, sc.ROLLOUT_TRAINABLE):
+                context = baggage.remove_baggage(name, context)
+            options = Options(policy_version=version, trainable=trainable)
+            self._run = begin_part(rollout_id, options, context)
             self._active = self._run.active
         except Exception:
             logger.exception("a rollout could not be continued; its calls here are not recorded")

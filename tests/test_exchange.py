@@ -329,3 +329,16 @@ def test_a_large_message_is_there_once_in_the_data_of_a_trajectory():
     read = Trajectory.from_dict(json.loads(text))
     assert read == trajectory
     assert [c.request for c in read.completions] == [{"messages": body} for body in bodies]
+
+
+def test_one_lost_span_loses_no_large_message():
+    """Each is on two spans, also where others only name it."""
+    spans, bodies = _large_play(_windows(10, 3))
+    for lost in spans:
+        reader = ExchangeReader()
+        for span in spans:
+            if span is not lost:
+                reader.add(span)
+        for span, messages in zip(spans, bodies, strict=True):
+            if span is not lost:
+                assert reader.read(span.span_id).request() == {"messages": messages}

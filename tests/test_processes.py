@@ -144,6 +144,21 @@ def test_what_is_not_captured_is_not_handed_on(recording: Recording):
     assert trajectory.warnings == []
 
 
+@pytest.mark.not_replayed("it ended before it was continued elsewhere")
+def test_what_is_not_to_be_trained_on_says_so_everywhere(recording: Recording, clients: Clients):
+    """A part of such a rollout does not train either, though the rollout's own span be lost."""
+    client = clients.sync(clients.serve("hello"))
+    with rollout("judge", trainable=False):
+        headers = propagate()
+    with rollout("agent"):
+        assert "trainable" not in propagate()["baggage"]
+    with continue_rollout(headers) as part:
+        ask(client, "elsewhere")
+    (rebuilt,) = reconstruct(part.spans)
+    assert [c.trainable for c in rebuilt.completions] == [False]
+    assert reconstruct([*records(recording), *part.spans])[0].completions[0].trainable is False
+
+
 # --- a process of its own
 
 
