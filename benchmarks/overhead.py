@@ -86,7 +86,7 @@ class Variant:
         yield
         otel_rollout.shutdown()
         if self.llm and not self.ours:
-            from otel_rollout.instrumentors import _unwrap
+            from otel_rollout.look.instrumentors import _unwrap
 
             OpenAIInstrumentor().uninstrument()
             _unwrap()

@@ -22,8 +22,8 @@ from typing import Any
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.exchange import ExchangeWriter
-from otel_rollout.spans import SpanRecord, sealed
+from otel_rollout.spans.record import SpanRecord, sealed
+from otel_rollout.spans.writer import ExchangeWriter
 
 LARGEST = 3_000_000
 

@@ -16,12 +16,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from otel_rollout import (
     InMemoryTrajectoryExporter,
     TrajectorySpanProcessor,
-    capture,
     gather_trajectory,
     rollout,
 )
+from otel_rollout.command.tree import format_trajectory
+from otel_rollout.record import capture
 from otel_rollout.testing import ModelServer
-from otel_rollout.tree import format_trajectory
 
 # The provider that the program has anyway, with what it exports its spans to.
 provider = TracerProvider(resource=Resource.create({"service.name": "by-hand"}))

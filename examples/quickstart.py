@@ -19,8 +19,8 @@ from openai.types.chat import ChatCompletionToolParam
 
 import otel_rollout
 from otel_rollout import Trajectory, gather_trajectory, get_current_trajectory, rollout, tool
+from otel_rollout.command.tree import format_trajectory
 from otel_rollout.testing import ModelServer, Reply, ToolCall
-from otel_rollout.tree import format_trajectory
 
 TOOLS: list[ChatCompletionToolParam] = [
     {

@@ -25,8 +25,8 @@ from otel_rollout import (
     run_workflows,
     to_token_rows,
 )
+from otel_rollout.command.tree import format_trajectory
 from otel_rollout.testing import ModelServer, Reply
-from otel_rollout.tree import format_trajectory
 
 TASKS: list[dict[str, Any]] = [
     {"id": "sum", "question": "17 + 25?", "answer": 42},

@@ -15,51 +15,63 @@
 The run is an OpenTelemetry trace, and a `Trajectory`: its histories, rewards and token ids.
 """
 
-from otel_rollout.completion import Completion, Reward
-from otel_rollout.configure import TruncationWarning, configure, shutdown
-from otel_rollout.episodes import (
-    Episode,
-    TerminationEvent,
-    TerminationReason,
-    reconstruct_episodes,
-)
-from otel_rollout.errors import (
-    ConfigurationError,
-    ExportError,
-    NoActiveRolloutError,
-    NotARolloutError,
-    NotRecordedError,
-    RolloutError,
-    SpanFormatError,
-    TrajectorySealedError,
-    UnknownCompletionError,
-)
-from otel_rollout.export import (
-    InMemoryTrajectoryExporter,
-    JsonlTrajectoryExporter,
-    TrajectoryExporter,
-)
-from otel_rollout.gather import TooManyExceptionsError, gather_group, gather_trajectories
-from otel_rollout.groups import TrajectoryGroup
-from otel_rollout.histories import History, HistoryItem
-from otel_rollout.processes import continue_rollout, propagate
-from otel_rollout.processor import TrajectorySpanProcessor
-from otel_rollout.reconstruct import reconstruct
-from otel_rollout.rollout import (
-    gather_trajectory,
-    get_current_trajectory,
-    get_history,
-    no_capture,
-    record_reward,
-    request_token_ids,
-    rollout,
-)
-from otel_rollout.rows import RowExporter, to_token_rows
-from otel_rollout.steps import Action, Step
-from otel_rollout.tokens import TokenSequence
-from otel_rollout.tool import tool
-from otel_rollout.trajectory import Trajectory
-from otel_rollout.workflow import Workflow, run_workflows
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from otel_rollout import moved
+
+if TYPE_CHECKING:
+    from otel_rollout.errors import (
+        ConfigurationError,
+        ExportError,
+        NoActiveRolloutError,
+        NotARolloutError,
+        NotRecordedError,
+        RolloutError,
+        SpanFormatError,
+        TrajectorySealedError,
+        UnknownCompletionError,
+    )
+    from otel_rollout.export import (
+        InMemoryTrajectoryExporter,
+        JsonlTrajectoryExporter,
+        RowExporter,
+        TrajectoryExporter,
+        to_token_rows,
+    )
+    from otel_rollout.rebuild import reconstruct, reconstruct_episodes
+    from otel_rollout.record import (
+        TooManyExceptionsError,
+        TrajectorySpanProcessor,
+        continue_rollout,
+        gather_group,
+        gather_trajectories,
+        gather_trajectory,
+        get_current_trajectory,
+        get_history,
+        no_capture,
+        propagate,
+        record_reward,
+        request_token_ids,
+        rollout,
+        tool,
+    )
+    from otel_rollout.trajectory import (
+        Action,
+        Completion,
+        Episode,
+        History,
+        HistoryItem,
+        Reward,
+        Step,
+        TerminationEvent,
+        TerminationReason,
+        TokenSequence,
+        Trajectory,
+        TrajectoryGroup,
+    )
+    from otel_rollout.wiring import TruncationWarning, configure, shutdown
+    from otel_rollout.workflows import Workflow, run_workflows
 
 __all__ = [
     "Action",
@@ -110,3 +122,75 @@ __all__ = [
     "to_token_rows",
     "tool",
 ]
+
+_ROOMS = {
+    "errors": (
+        "ConfigurationError",
+        "ExportError",
+        "NoActiveRolloutError",
+        "NotARolloutError",
+        "NotRecordedError",
+        "RolloutError",
+        "SpanFormatError",
+        "TrajectorySealedError",
+        "UnknownCompletionError",
+    ),
+    "trajectory": (
+        "Action",
+        "Completion",
+        "Episode",
+        "History",
+        "HistoryItem",
+        "Reward",
+        "Step",
+        "TerminationEvent",
+        "TerminationReason",
+        "TokenSequence",
+        "Trajectory",
+        "TrajectoryGroup",
+    ),
+    "rebuild": ("reconstruct", "reconstruct_episodes"),
+    "export": (
+        "InMemoryTrajectoryExporter",
+        "JsonlTrajectoryExporter",
+        "RowExporter",
+        "TrajectoryExporter",
+        "to_token_rows",
+    ),
+    "record": (
+        "TooManyExceptionsError",
+        "TrajectorySpanProcessor",
+        "continue_rollout",
+        "gather_group",
+        "gather_trajectories",
+        "gather_trajectory",
+        "get_current_trajectory",
+        "get_history",
+        "no_capture",
+        "propagate",
+        "record_reward",
+        "request_token_ids",
+        "rollout",
+        "tool",
+    ),
+    "workflows": ("Workflow", "run_workflows"),
+    "wiring": ("TruncationWarning", "configure", "shutdown"),
+}
+"""Where each public name is; the room is imported when the name is first used (PEP 562)."""
+
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+moved.install()
+
+
+if not TYPE_CHECKING:  # a type checker would take everything for Any
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -22,10 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import otel_rollout
-from otel_rollout import Trajectory, capture, get_current_trajectory, rollout
-from otel_rollout.messages import visible_key
-from otel_rollout.streams import events_of_frames, merge
+from otel_rollout import Trajectory, get_current_trajectory, rollout
+from otel_rollout.record import capture
 from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall
+from otel_rollout.wire.messages import visible_key
+from otel_rollout.wire.streams import events_of_frames, merge
 from tests.conftest import Clients, Recording
 from tests.test_capture import (
     STREAMED,
@@ -1180,7 +1181,7 @@ def test_what_is_taken_out_stays_out() -> None:
     print(hasattr(base.SyncAPIClient.request, "__wrapped__"))
     exporter = InMemoryTrajectoryExporter()
     otel_rollout.configure(exporters=[exporter])
-    otel_rollout.capture.instrument()
+    capture.instrument()
     print(hasattr(base.SyncAPIClient.request, "__wrapped__"))
     print(hasattr(base.SyncAPIClient.request.__wrapped__, "__wrapped__"))
     call()

@@ -24,8 +24,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, Trajectory, no_capture, rollout
-from otel_rollout.messages import dumps, loads
 from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall, WireExchange
+from otel_rollout.wire.json import dumps, loads
 from tests.conftest import Clients, Recording
 
 Json = dict[str, Any]

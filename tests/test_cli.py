@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_rollout import JsonlTrajectoryExporter, Trajectory, rollout
-from otel_rollout.cli import main
+from otel_rollout.command.cli import main
 from otel_rollout.otlp.writing import to_json_line
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from otel_rollout import (
     rollout,
     to_token_rows,
 )
-from otel_rollout import partitions as partitions_module
-from otel_rollout.cli import main
+from otel_rollout.command.cli import main
+from otel_rollout.export import partitions as partitions_module
+from otel_rollout.export.rows import TokenRows
 from otel_rollout.otlp.writing import to_json_line
-from otel_rollout.rows import TokenRows
 from otel_rollout.testing import Raw
 from tests.conftest import Clients, Recording
 

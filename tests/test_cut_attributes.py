@@ -12,10 +12,10 @@ import pytest
 
 from otel_rollout import Completion, Trajectory, reconstruct, rollout
 from otel_rollout import semconv as sc
-from otel_rollout.exchange import ExchangeReader
-from otel_rollout.messages import dumps
-from otel_rollout.spans import SpanRecord, as_record, sealed
+from otel_rollout.spans.reader import ExchangeReader
+from otel_rollout.spans.record import SpanRecord, as_record, sealed
 from otel_rollout.testing import Raw, Reply
+from otel_rollout.wire.json import dumps
 from tests.conftest import Clients, Recording
 from tests.test_capture import TOOLS
 from tests.test_hard_cases import ask, said, user

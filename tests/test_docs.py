@@ -20,17 +20,10 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 import otel_rollout
-from otel_rollout import (
-    Episode,
-    TerminationReason,
-    TrajectoryGroup,
-    rollout,
-    run_workflows,
-    tokens,
-    trajectory,
-)
+from otel_rollout import Episode, TerminationReason, TrajectoryGroup, rollout, run_workflows
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.testing import ModelServer, Reply, ToolCall
+from otel_rollout.trajectory import tokens, trajectory
 
 ROOT = Path(__file__).parents[1]
 DOCS = list((ROOT / "docs").glob("*.md"))

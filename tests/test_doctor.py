@@ -22,11 +22,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 
 import otel_rollout
-from otel_rollout import InMemoryTrajectoryExporter, TrajectorySpanProcessor, capture
-from otel_rollout.cli import main
-from otel_rollout.doctor import Finding, check, run_setup
+from otel_rollout import InMemoryTrajectoryExporter, TrajectorySpanProcessor
+from otel_rollout.command.cli import main
+from otel_rollout.command.doctor import Finding, check, run_setup
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.otlp import SplittingSpanExporter
+from otel_rollout.record import capture
 
 
 def bad(findings: list[Finding]) -> list[Finding]:

@@ -37,8 +37,8 @@ from otel_rollout import (
     get_current_trajectory,
     rollout,
 )
-from otel_rollout.active import ActiveRollout
-from otel_rollout.capture import _Call, _Received
+from otel_rollout.record.capture import _Call, _Received
+from otel_rollout.record.running import ActiveRollout
 from otel_rollout.testing import ModelServer, Reply
 from tests.conftest import Clients, Recording
 from tests.test_capture import (

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.exchange import ExchangeReader, ExchangeWriter
-from otel_rollout.messages import path_messages
-from otel_rollout.spans import SpanRecord, as_record, sealed
+from otel_rollout.spans.reader import ExchangeReader
+from otel_rollout.spans.record import SpanRecord, as_record, sealed
+from otel_rollout.spans.writer import ExchangeWriter
+from otel_rollout.wire.messages import path_messages
 
 texts = st.text(max_size=12) | st.sampled_from(
     ['"', "\\", '\\"token_ids":[1]', "é", "🙂", "\ud800"]

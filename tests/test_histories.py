@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.exchange import ExchangeWriter
-from otel_rollout.spans import SpanRecord, sealed
+from otel_rollout.spans.record import SpanRecord, sealed
+from otel_rollout.spans.writer import ExchangeWriter
 
 ROLLOUT = "r" * 32
 

@@ -30,14 +30,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 import otel_rollout
-from otel_rollout import (
-    ConfigurationError,
-    InMemoryTrajectoryExporter,
-    Trajectory,
-    instrumentors,
-    rollout,
-)
-from otel_rollout.capture import secrets_in
+from otel_rollout import ConfigurationError, InMemoryTrajectoryExporter, Trajectory, rollout
+from otel_rollout.look import instrumentors
+from otel_rollout.record.capture import secrets_in
 from otel_rollout.testing import Raw, Reply, ToolCall
 
 if TYPE_CHECKING:

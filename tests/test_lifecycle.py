@@ -13,14 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from otel_rollout import (
-    Completion,
-    Trajectory,
-    TrajectorySpanProcessor,
-    gather_trajectory,
-    rollout,
-)
-from otel_rollout.capture import _Call, _Received
+from otel_rollout import Completion, Trajectory, TrajectorySpanProcessor, gather_trajectory, rollout
+from otel_rollout.record.capture import _Call, _Received
 from otel_rollout.testing import Reply
 from tests.conftest import Clients, Recording
 from tests.test_capture import (

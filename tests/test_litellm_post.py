@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout.litellm_post import Post
+from otel_rollout.record.litellm import Post
 
 URL = "https://host/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "é😀"}]}

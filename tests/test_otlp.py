@@ -39,7 +39,7 @@ from otel_rollout.otlp import (
     read_protobuf,
 )
 from otel_rollout.otlp.writing import to_json_line
-from otel_rollout.spans import SpanRecord, as_record, carried, label
+from otel_rollout.spans.record import SpanRecord, as_record, carried, label
 from tests.transports import TRANSPORTS, rows
 
 if TYPE_CHECKING:

@@ -12,12 +12,13 @@ import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
-from otel_rollout import Trajectory, Workflow, partitions, reconstruct, record_reward, rollout
+from otel_rollout import Trajectory, Workflow, reconstruct, record_reward, rollout
 from otel_rollout import semconv as sc
-from otel_rollout.episodes import Episode
-from otel_rollout.partitions import Partitions, parts_for, reconstruct_apart
-from otel_rollout.spans import SpanRecord, as_record
-from otel_rollout.steps import Step
+from otel_rollout.export import partitions
+from otel_rollout.export.partitions import Partitions, parts_for, reconstruct_apart
+from otel_rollout.spans.record import SpanRecord, as_record
+from otel_rollout.trajectory.episode import Episode
+from otel_rollout.trajectory.steps import Step
 from tests.conftest import Clients, Recording
 
 HI: Any = [{"role": "user", "content": "hi"}]

@@ -36,7 +36,7 @@ from otel_rollout import (
     reconstruct,
     rollout,
 )
-from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.testing import ModelServer
 from tests.conftest import Clients, Recording
 

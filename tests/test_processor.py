@@ -33,7 +33,7 @@ from otel_rollout import (
     reconstruct,
     rollout,
 )
-from otel_rollout.exchange import ExchangeReader
+from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.testing import Reply
 
 if TYPE_CHECKING:
@@ -360,8 +360,8 @@ def test_two_processors_on_one_provider(provider: TracerProvider, clients: Clien
 
 def test_set_up_by_hand(provider: TracerProvider, clients: Clients):
     """A processor, the instrumentor and `capture.instrument` record as `configure` does."""
-    from otel_rollout import capture
-    from otel_rollout.instrumentors import _unwrap
+    from otel_rollout.look.instrumentors import _unwrap
+    from otel_rollout.record import capture
 
     memory, spans = InMemoryTrajectoryExporter(), InMemorySpanExporter()
     provider.add_span_processor(TrajectorySpanProcessor(memory))

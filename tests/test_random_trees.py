@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from otel_rollout import Completion, History, Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.exchange import ExchangeWriter
-from otel_rollout.histories import link
-from otel_rollout.messages import dumps
-from otel_rollout.spans import SpanRecord, sealed
+from otel_rollout.spans.record import SpanRecord, sealed
+from otel_rollout.spans.writer import ExchangeWriter
+from otel_rollout.trajectory.histories import link
+from otel_rollout.wire.json import dumps
 
 Wire = dict[str, Any]
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"x": "y" * 300}}}]

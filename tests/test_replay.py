@@ -13,7 +13,7 @@ import pytest
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, Trajectory, reconstruct, rollout
 from otel_rollout.otlp import JsonLinesSpanExporter, read
-from otel_rollout.spans import as_record
+from otel_rollout.spans.record import as_record
 from tests.scenarios import SCENARIOS, play
 from tests.transports import TRANSPORTS, Witness
 

@@ -24,7 +24,7 @@ from otel_rollout import (
     run_workflows,
     to_token_rows,
 )
-from otel_rollout.rows import row_exporter
+from otel_rollout.export.rows import row_exporter
 from tests.conftest import Clients, Recording
 
 

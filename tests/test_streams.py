@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout.streams import merge, pack_events, unpack_events
+from otel_rollout.wire.streams import merge, pack_events, unpack_events
 
 texts = st.text(max_size=6)
 

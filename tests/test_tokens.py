@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout import Trajectory, exchange, reconstruct
+from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.exchange import ExchangeWriter
-from otel_rollout.spans import SpanRecord, sealed
-from otel_rollout.tokens import TokenSequence
+from otel_rollout.spans import writer as exchange
+from otel_rollout.spans.record import SpanRecord, sealed
+from otel_rollout.spans.writer import ExchangeWriter
+from otel_rollout.trajectory.tokens import TokenSequence
 
 
 @dataclass

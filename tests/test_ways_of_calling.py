@@ -16,7 +16,7 @@ import pydantic
 import pytest
 
 from otel_rollout import rollout
-from otel_rollout.exchange import Exchange
+from otel_rollout.spans.exchange import Exchange
 from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall, WireExchange
 from tests.conftest import Clients, Recording
 from tests.test_capture import (

@@ -23,9 +23,9 @@ from otel_rollout import (
     reconstruct,
     rollout,
 )
-from otel_rollout.cli import main
+from otel_rollout.command.cli import main
 from otel_rollout.otlp import find_jaeger, read, read_jaeger, read_json_lines
-from otel_rollout.spans import SpanRecord
+from otel_rollout.spans.record import SpanRecord
 from otel_rollout.testing import ModelServer, Reply
 from tests.scenarios import SCENARIOS, play
 

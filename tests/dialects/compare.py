@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from otel_rollout import Completion, Trajectory, reconstruct
-from otel_rollout.dialects import DIALECTS, Dialect, Fact
-from otel_rollout.exchange import Exchange
 from otel_rollout.otlp import read_json_lines
-from otel_rollout.spans import SpanRecord
-from otel_rollout.streams import merge
+from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact
+from otel_rollout.spans.exchange import Exchange
+from otel_rollout.spans.record import SpanRecord
+from otel_rollout.wire.streams import merge
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = [dialect.name for dialect in DIALECTS]

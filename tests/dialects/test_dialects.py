@@ -12,9 +12,9 @@ import openai
 import pytest
 
 from otel_rollout import Trajectory, gather_trajectory, reconstruct, rollout
-from otel_rollout.dialects import DIALECTS, Dialect, Fact, dialect_of
-from otel_rollout.messages import visible_key
-from otel_rollout.spans import SpanRecord
+from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact, dialect_of
+from otel_rollout.spans.record import SpanRecord
+from otel_rollout.wire.messages import visible_key
 from tests.conftest import Clients, Recording
 from tests.dialects.compare import (
     LIMITED,

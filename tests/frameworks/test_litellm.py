@@ -23,8 +23,8 @@ from litellm.llms.custom_httpx.http_handler import (
 )
 
 import otel_rollout
-import otel_rollout.capture
 from otel_rollout import History, rollout
+from otel_rollout.record import capture
 from otel_rollout.testing import ModelServer, Raw, Reply
 from tests.conftest import Clients, Recording
 from tests.frameworks.wire import ADD, TOOL_LOOP, checked, continues_on_tokens, until
@@ -526,7 +526,7 @@ def test_a_version_without_the_methods_is_left_alone(
 
 def test_the_hooks_go_in_and_out(recording: Recording) -> None:
     """After shutdown the client is as it was; it is hooked once, however often it is asked."""
-    otel_rollout.capture.instrument()
+    capture.instrument()
     assert hasattr(HTTPHandler.post, "_self_wrapper")
     assert not hasattr(HTTPHandler.post.__wrapped__, "_self_wrapper")
     otel_rollout.shutdown()

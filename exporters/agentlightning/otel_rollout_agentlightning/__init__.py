@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from otel_rollout import Completion, ExportError, Trajectory, TrajectoryGroup
-from otel_rollout.messages import Json, copy_json
-from otel_rollout.rows import JsonRows
+from otel_rollout.export.rows import JsonRows
+from otel_rollout.wire.json import Json, copy_json
 
 if TYPE_CHECKING:
     from agentlightning import Triplet

@@ -33,7 +33,7 @@ from otel_rollout import (
     gather_trajectory,
     rollout,
 )
-from otel_rollout.rows import row_exporter
+from otel_rollout.export.rows import row_exporter
 from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer

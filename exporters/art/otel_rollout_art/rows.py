@@ -20,8 +20,8 @@ from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.messages import Json, copy_json
-from otel_rollout.rows import JsonRows
+from otel_rollout.export.rows import JsonRows
+from otel_rollout.wire.json import Json, copy_json
 
 Mode = Literal["auto", "per_call", "conversation"]
 _Key = tuple[str, int]

@@ -39,7 +39,7 @@ from otel_rollout import (
     gather_trajectory,
     rollout,
 )
-from otel_rollout.rows import row_exporter
+from otel_rollout.export.rows import row_exporter
 from otel_rollout.testing import ByteTokenizer, Reply
 from tests.conftest import Clients, Recording
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, Json, List, Value
 
 from otel_rollout import SpanFormatError, Trajectory, TrajectoryGroup
-from otel_rollout import messages as wire
+from otel_rollout.wire import messages as wire
 
 __all__ = ["FEATURES", "DatasetRows", "from_dataset", "to_dataset"]
 

@@ -23,7 +23,7 @@ from otel_rollout import (
     record_reward,
     rollout,
 )
-from otel_rollout.rows import row_exporter
+from otel_rollout.export.rows import row_exporter
 from otel_rollout.testing import Reply, ToolCall
 from tests.conftest import Clients, Recording
 

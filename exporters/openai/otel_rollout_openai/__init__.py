@@ -18,8 +18,8 @@ from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.messages import Json, copy_json
-from otel_rollout.rows import JsonRows
+from otel_rollout.export.rows import JsonRows
+from otel_rollout.wire.json import Json, copy_json
 
 __all__ = ["OpenaiRows", "to_openai_dpo", "to_openai_rft", "to_openai_sft"]
 

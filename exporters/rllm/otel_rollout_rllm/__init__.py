@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from otel_rollout import ConfigurationError, Episode, Trajectory, TrajectoryGroup
-from otel_rollout.messages import Json
-from otel_rollout.rows import JsonRows
+from otel_rollout.export.rows import JsonRows
+from otel_rollout.wire.json import Json
 from otel_rollout_rllm.row import Unscored, to_rllm_row
 
 __all__ = ["RllmRows", "to_rllm_episode", "to_rllm_row"]

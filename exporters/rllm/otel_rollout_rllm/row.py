@@ -10,8 +10,8 @@ import math
 from typing import Any, Literal
 
 from otel_rollout import Completion, Episode, ExportError, Step, TokenSequence, Trajectory
-from otel_rollout.messages import Json, copy_json
-from otel_rollout.steps import json_of
+from otel_rollout.trajectory.steps import json_of
+from otel_rollout.wire.json import Json, copy_json
 
 Unscored = Literal["error", "drop"]
 _REASONS = {"error": "error", "timeout": "timeout", None: "env_done"}

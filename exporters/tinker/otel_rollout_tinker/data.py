@@ -19,7 +19,7 @@ from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.rows import JsonRows
+from otel_rollout.export.rows import JsonRows
 
 if TYPE_CHECKING:
     import tinker

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from otel_rollout import Completion, ExportError, History, HistoryItem, Trajectory, TrajectoryGroup
-from otel_rollout.messages import Json, loads
+from otel_rollout.wire.json import Json, loads
 from otel_rollout_trl.options import check, named
 
 Per = Literal["history", "completion"]

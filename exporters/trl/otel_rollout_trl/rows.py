@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_args
 
 from otel_rollout import ConfigurationError, Trajectory, TrajectoryGroup
-from otel_rollout.messages import Json
-from otel_rollout.rows import JsonRows
+from otel_rollout.export.rows import JsonRows
+from otel_rollout.wire.json import Json
 from otel_rollout_trl.grpo import to_trl_rollout
 from otel_rollout_trl.messages import to_trl_kto, to_trl_preferences, to_trl_sft
 from otel_rollout_trl.options import check

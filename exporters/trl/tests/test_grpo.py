@@ -29,7 +29,7 @@ from otel_rollout import (
     record_reward,
     rollout,
 )
-from otel_rollout.rows import row_exporter
+from otel_rollout.export.rows import row_exporter
 from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer

@@ -33,7 +33,7 @@ from otel_rollout import (
     request_token_ids,
     rollout,
 )
-from otel_rollout.rows import row_exporter
+from otel_rollout.export.rows import row_exporter
 from otel_rollout.testing import Reply, ToolCall
 from tests.conftest import Clients, Recording
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from otel_rollout import Trajectory, TrajectoryGroup
-from otel_rollout.messages import Json
-from otel_rollout.rows import JsonRows
+from otel_rollout.export.rows import JsonRows
+from otel_rollout.wire.json import Json
 from otel_rollout_verifiers.record import to_trace_record
 
 if TYPE_CHECKING:

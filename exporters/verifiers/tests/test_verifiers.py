@@ -34,7 +34,7 @@ from exporters.agents import (
     user,
 )
 from otel_rollout import ExportError, Reward, Trajectory, gather_trajectory, rollout
-from otel_rollout.rows import row_exporter
+from otel_rollout.export.rows import row_exporter
 from otel_rollout.testing import Reply
 from tests.conftest import Clients, Recording
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from otel_rollout import ConfigurationError, ExportError, TrajectoryGroup
-from otel_rollout.messages import Json, dumps
+from otel_rollout.wire.json import Json, dumps
 from otel_rollout_verl.messages import Untrained, to_verl_prompts, to_verl_sft, with_objects
 
 _BATCH = 16 * 2**20

@@ -18,8 +18,9 @@ from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.histories import HistoryItem
-from otel_rollout.messages import Json, dumps, loads, visible_content
+from otel_rollout.trajectory.history import HistoryItem
+from otel_rollout.wire.json import Json, dumps, loads
+from otel_rollout.wire.messages import visible_content
 
 Untrained = Literal["error", "skip", "train"]
 

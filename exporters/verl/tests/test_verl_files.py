@@ -41,7 +41,7 @@ from otel_rollout import (
     get_current_trajectory,
     rollout,
 )
-from otel_rollout.rows import row_exporter
+from otel_rollout.export.rows import row_exporter
 from otel_rollout.testing import Reply, ToolCall
 from tests.conftest import Clients, Recording
 

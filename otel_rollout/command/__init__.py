@@ -1,0 +1,7 @@
+"""The command `otel-rollout`."""
+
+from otel_rollout.command.cli import main
+
+__all__ = [
+    "main",
+]

@@ -1,0 +1,51 @@
+"""The contract of a trajectory exporter: who calls it, on which thread, what may be relied on."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+from otel_rollout.trajectory import Trajectory
+
+
+@runtime_checkable
+class TrajectoryExporter(Protocol):
+    """What `TrajectorySpanProcessor` hands finished trajectories to.
+
+    Calls of `export` never overlap. A trajectory is sealed when it arrives and is the same object
+    that the rollout's own code saw; a reward may still be set on it later. An exception from any
+    method is logged and counted, and never reaches the user's code; the trajectories of a failed
+    `export` are not offered again. After `shutdown` nothing is called any more.
+    """
+
+    blocking: bool
+    """True (what to use when in doubt): `export` may block and do I/O, so it is called on the
+    processor's worker thread, soon after the rollout ended. False: `export` only touches memory
+    and is called on the thread that ended the rollout, before the rollout's function returns."""
+
+    def export(self, trajectories: Sequence[Trajectory]) -> None:
+        """Take trajectories over."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Finish what was taken over; False if that did not succeed in time."""
+
+    def shutdown(self) -> None:
+        """Flush and release what is held."""
+
+
+Exporter = TypeVar("Exporter")
+
+
+def renew_after_fork(exporter: Exporter, renew: Callable[[Exporter], None]) -> None:
+    """Give the exporter new locks in a forked child: one that was held would never be released."""
+    if hasattr(os, "register_at_fork"):
+        itself = weakref.ref(exporter)
+
+        def renew_copy() -> None:
+            copy = itself()
+            if copy is not None:
+                renew(copy)
+
+        os.register_at_fork(after_in_child=renew_copy)

@@ -1,0 +1,104 @@
+"""Trajectories in a file, one JSON object a line."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from otel_rollout.errors import ConfigurationError, SpanFormatError
+from otel_rollout.export.contract import renew_after_fork
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.wire import dumps, loads
+
+
+class JsonlTrajectoryExporter:
+    """Appends finished trajectories to a file, one JSON object a line; `read` gives them back.
+
+    Each line is one write: after a crash at most the last line is cut, and the next run begins a
+    new one. `fsync=True` also survives the loss of power, at the cost of a disk flush each.
+    """
+
+    blocking = True
+
+    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
+        self.path = Path(path)
+        self._fsync = fsync
+        self._lock = threading.Lock()
+        self._file: io.FileIO | None = None
+        if not self.path.parent.is_dir():
+            raise ConfigurationError(
+                f"JsonlTrajectoryExporter({str(path)!r}): the folder {str(self.path.parent)!r} "
+                f"does not exist: create it first"
+            )
+        renew_after_fork(self, _renew)
+
+    def export(self, trajectories: Sequence[Trajectory]) -> None:
+        """Append the trajectories."""
+        for trajectory in trajectories:
+            line = dumps(trajectory.to_dict()).encode() + b"\n"
+            with self._lock:
+                if self._file is None:
+                    self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+                    if self._last_byte() not in (b"", b"\n"):
+                        line = b"\n" + line
+                self._file.write(line)
+                if self._fsync:
+                    os.fsync(self._file.fileno())
+
+    def _last_byte(self) -> bytes:
+        assert self._file is not None
+        if self._file.seek(0, os.SEEK_END) == 0:
+            return b""
+        self._file.seek(-1, os.SEEK_END)
+        return self._file.read(1)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is buffered."""
+        return True
+
+    def shutdown(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
+        """The trajectories of a file, one at a time. A line that was cut by a crash is passed over.
+
+        SpanFormatError, with the line's number, for any other line that is no trajectory.
+        """
+        with open(path, "rb") as file:
+            yield from read_lines(file, str(path))
+
+
+def _renew(exporter: JsonlTrajectoryExporter) -> None:
+    exporter._lock = threading.Lock()
+
+
+BEGINNING = b'{"schema_version":'
+"""What every line begins with."""
+
+
+def read_lines(lines: Iterable[bytes], name: str) -> Iterator[Trajectory]:
+    """The trajectories of JSON lines; `name` says in an error where they are from."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            data = loads(line)
+        except ValueError:
+            if line.startswith(BEGINNING) or BEGINNING.startswith(line.rstrip()):
+                continue  # cut while it was written
+            raise SpanFormatError(
+                f"{name}, line {number}: not a Trajectory: is this a file that "
+                f"JsonlTrajectoryExporter wrote?"
+            ) from None
+        try:
+            yield Trajectory.from_dict(data)
+        except SpanFormatError as error:
+            raise SpanFormatError(f"{name}, line {number}: {error}") from None

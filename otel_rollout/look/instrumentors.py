@@ -1,0 +1,222 @@
+"""The instrumentors that draw LLM spans: put in with a guard around them, and taken out again.
+
+The one idea: whoever instruments, each call is drawn once and behind a guard (`guard.py`). The
+invariant: what is put into another package here is as it was after the undoing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from importlib import import_module
+from typing import Any
+
+import wrapt
+from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+from opentelemetry.instrumentation.openai.shared.config import Config
+from opentelemetry.sdk.trace import TracerProvider
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.look.guard import Guard, log_swallowed
+
+Undo = Callable[[], None]
+_SCOPE = "opentelemetry.instrumentation.openai"
+_GENAI = "opentelemetry.instrumentation.genai.openai"
+_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+_GUARDED = {
+    *(("Completions", name) for name in ("create", "parse")),
+    *(("Responses", name) for name in ("create", "parse", "retrieve", "cancel")),
+    ("Embeddings", "create"),
+    ("Images", "generate"),
+}
+
+
+def check(name: str | None) -> None:
+    """ConfigurationError if there is no instrumentor `name`, or it is not installed."""
+    if name not in ("openai", "genai", None):
+        raise ConfigurationError(
+            f"configure(instrumentor=...): expected 'openai', 'genai' or None, got {name!r}"
+        )
+    if name == "genai":
+        try:
+            import_module(_GENAI)
+        except ImportError as error:
+            raise ConfigurationError(
+                "configure(instrumentor='genai'): opentelemetry-instrumentation-genai-openai is "
+                f"not installed ({error}); pip install --pre 'otel-rollout[genai]'"
+            ) from None
+
+
+def instrument(name: str | None, provider: TracerProvider) -> Undo:
+    """Let the instrumentor `name` draw LLM spans on `provider`; the result takes it out again.
+
+    One that instruments already is left as it is, and no second one is added. The default one is
+    guarded, also where it is the user's, and whoever calls its `instrument` from now on.
+    ConfigurationError as `check` raises.
+    """
+    check(name)
+    undo: list[Undo] = []
+    genai = sys.modules[_GENAI].OpenAIInstrumentor() if _GENAI in sys.modules else None
+    taken = genai is not None and genai.is_instrumented_by_opentelemetry
+    with warnings.catch_warnings():  # its own code, which its user cannot change
+        warnings.simplefilter("ignore", DeprecationWarning)
+        kind = import_module(f"{_SCOPE}.v1").OpenAIV1Instrumentor
+        _mend(kind, undo)
+    undo.append(_leave_theirs)
+    if taken or kind().is_instrumented_by_opentelemetry:
+        _guard()
+    elif name == "genai":
+        undo.append(_instrument_genai(genai, provider))
+    elif name == "openai":
+        undo.append(_instrument_openai(provider))
+
+    def take_out() -> None:
+        while undo:
+            undo.pop()()
+
+    return take_out
+
+
+def _instrument_genai(instrumentor: Any, provider: TracerProvider) -> Undo:
+    before = os.environ.get(_CONTENT)
+    os.environ.setdefault(_CONTENT, "span_only")  # off by default, and it has no other switch
+    instrumentor.instrument(tracer_provider=provider)
+    _guard()
+
+    def take_out() -> None:
+        instrumentor.uninstrument()
+        _unwrap()
+        if before is None:
+            os.environ.pop(_CONTENT, None)
+
+    return take_out
+
+
+def _instrument_openai(provider: TracerProvider) -> Undo:
+    _unwrap()  # what the user took out is in there still
+    # The default upload_base64_image makes it lose every conversation with an image in it.
+    instrumentor = OpenAIInstrumentor(upload_base64_image=None, exception_logger=log_swallowed)
+    instrumentor.instrument(tracer_provider=provider)
+    ours = [wrapper for _, _, wrapper in _wrapped_methods()]
+
+    def take_out() -> None:
+        if any(wrapper is own for _, _, wrapper in _wrapped_methods() for own in ours):
+            OpenAIInstrumentor().uninstrument()
+
+    return take_out
+
+
+# --- what is put into its modules, and taken out again
+
+
+def _mend(kind: Any, undo: list[Undo]) -> None:
+    """Mend what no wrapper can."""
+
+    def replace(owner: Any, name: str, new: Callable[[Any], Any]) -> None:
+        if name in vars(owner):
+            old = vars(owner)[name]
+            setattr(owner, name, new(old))
+            undo.append(lambda: setattr(owner, name, old))
+
+    def followed_by(step: Undo) -> Callable[[Any], Any]:
+        def new(old: Any) -> Any:
+            def method(self: Any, **kwargs: Any) -> None:
+                old(self, **kwargs)
+                step()
+
+            return method
+
+        return new
+
+    replace(kind, "_instrument", followed_by(_guard))
+    replace(kind, "_uninstrument", followed_by(_unwrap))  # its own leaves every wrapper in place
+    replace(import_module(f"{_SCOPE}.shared.chat_wrappers"), "run_async", lambda _: _run)
+    replace(import_module(f"{_SCOPE}.v1.responses_wrappers"), "responses", lambda _: _Pending())
+
+
+def _run(step: Coroutine[Any, Any, None]) -> None:
+    """Do what awaits nothing here and now; `asyncio.run` would take the thread's loop away."""
+    if Config.upload_base64_image is None:
+        try:
+            step.send(None)
+        except StopIteration:
+            return
+        step.close()
+    else:
+        thread = threading.Thread(target=asyncio.run, args=(step,))
+        thread.start()
+        thread.join()
+
+
+_MOST_PENDING = 1000
+
+
+class _Pending(dict[str, Any]):
+    """Responses that somebody may come back for; its own dict keeps all of them for ever."""
+
+    def __setitem__(self, key: str, data: Any) -> None:
+        self.pop(key, None)
+        if getattr(data, "response_status", None) in ("queued", "in_progress"):
+            # A span that starts at a float, as that of `cancel` would, cannot be exported.
+            if isinstance(getattr(data, "start_time", None), float):
+                data.start_time = int(data.start_time)
+            super().__setitem__(key, data)
+            if len(self) > _MOST_PENDING:
+                del self[next(iter(self))]
+
+
+def _wrapped_methods() -> Iterator[tuple[type, str, Any]]:
+    """Every method of the client with a wrapper of the instrumentor's, or a guard, around it."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("openai.resources."):
+            continue
+        for owner in list(vars(module).values()):
+            if issubclass(type(owner), type):  # isinstance would load lazy proxies
+                for attribute, value in list(vars(owner).items()):
+                    if _is_wrapper(value):
+                        yield owner, attribute, value
+
+
+def _is_wrapper(value: Any) -> bool:
+    if not issubclass(type(value), wrapt.FunctionWrapper):
+        return False
+    wrapper = value._self_wrapper
+    return isinstance(wrapper, Guard) or _module(wrapper).startswith((_SCOPE, _GENAI))
+
+
+def _module(wrapper: Any) -> str:
+    return str(getattr(wrapper, "__module__", ""))
+
+
+def _guard() -> None:
+    for owner, attribute, wrapper in _wrapped_methods():
+        if isinstance(wrapper._self_wrapper, Guard):
+            continue
+        if (owner.__name__.removeprefix("Async"), attribute) in _GUARDED:
+            method = wrapper.__wrapped__
+            while _is_wrapper(method):  # a second one would draw every span twice
+                method = method.__wrapped__
+            is_genai = _module(wrapper._self_wrapper).startswith(_GENAI)
+            dicts = owner.__name__.endswith("Completions") and not is_genai
+            guard = Guard(owner, wrapper, reads_dicts=dicts)
+            setattr(owner, attribute, wrapt.FunctionWrapper(method, guard))
+
+
+def _unwrap() -> None:
+    for owner, attribute, wrapper in _wrapped_methods():
+        method = wrapper
+        while _is_wrapper(method):
+            if isinstance(method._self_wrapper, Guard):
+                method._self_wrapper.over = True
+            method = method.__wrapped__
+        setattr(owner, attribute, method)
+
+
+def _leave_theirs() -> None:
+    for owner, attribute, wrapper in _wrapped_methods():
+        if isinstance(wrapper._self_wrapper, Guard):
+            setattr(owner, attribute, wrapper._self_wrapper.guarded)

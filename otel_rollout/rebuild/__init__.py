@@ -1,0 +1,13 @@
+"""Spans in, trajectories out, whatever the source and the order of the spans. Pure."""
+
+from otel_rollout.rebuild.assembly import Assembly, after_sentence, evaluation_name
+from otel_rollout.rebuild.episodes import reconstruct_episodes
+from otel_rollout.rebuild.reconstruction import reconstruct
+
+__all__ = [
+    "Assembly",
+    "after_sentence",
+    "evaluation_name",
+    "reconstruct",
+    "reconstruct_episodes",
+]

@@ -1,0 +1,71 @@
+"""The GenAI conventions themselves: OpenTelemetry's own instrumentations, and others like them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from otel_rollout import semconv as sc
+from otel_rollout.rebuild.dialects import logfire, openinference, openllmetry, openllmetry_flat
+from otel_rollout.rebuild.dialects.call import Call, Dialect, Fact, is_true
+from otel_rollout.rebuild.dialects.parts import read_call
+from otel_rollout.spans import SpanRecord
+
+_V2_SCOPES = ("opentelemetry.util.genai", f"{openllmetry.SCOPE}openai_v2")
+_NEITHER = (
+    openllmetry.recognises,
+    openllmetry_flat.recognises,
+    openinference.recognises,
+    logfire.is_logfire,
+)
+
+
+def recognises(span: SpanRecord) -> bool:
+    return (
+        span.text(sc.GEN_AI_OPERATION_NAME) in sc.MODEL_OPERATIONS
+        and not span.scope.startswith(_V2_SCOPES)
+        and not any(other(span) for other in _NEITHER)
+    )
+
+
+def recognises_v2(span: SpanRecord) -> bool:
+    return (
+        span.text(sc.GEN_AI_OPERATION_NAME) in sc.MODEL_OPERATIONS
+        and span.scope.startswith(_V2_SCOPES)
+        and not openllmetry_flat.recognises(span)
+    )
+
+
+def read(span: SpanRecord, _: Sequence[SpanRecord]) -> Call:
+    return read_call(span, span, stream=is_true(span, sc.GEN_AI_REQUEST_STREAM))
+
+
+_LOSES = frozenset(
+    (
+        Fact.LOGPROBS,
+        Fact.TOKEN_IDS,
+        Fact.EXTRA_BODY,
+        Fact.PARAMETERS,
+        Fact.STRICT,
+        Fact.ARGUMENTS,
+        Fact.REQUEST_REASONING,
+        Fact.REPLY_REASONING,
+        Fact.REQUEST_REFUSAL,
+        Fact.REPLY_REFUSAL,
+        Fact.DETAIL,
+        Fact.RESPONSE_FIELDS,
+    )
+)
+DIALECT = Dialect(
+    "genai",
+    "opentelemetry-instrumentation-genai-openai 1.3b0",
+    recognises,
+    read,
+    loses=_LOSES | {Fact.ITEMS, Fact.PREVIOUS},
+)
+DIALECT_V2 = Dialect(
+    "openai-v2",
+    "opentelemetry-instrumentation-openai-v2 2.4b0",
+    recognises_v2,
+    read,
+    loses=_LOSES | {Fact.TOOLS, Fact.NAMES, Fact.IMAGES},
+)

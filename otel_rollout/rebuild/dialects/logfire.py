@@ -1,0 +1,240 @@
+"""Logfire: the call is one span; what a stream said is on a second one, which comes later.
+
+Nothing names the first span on the second. They have the same parent and the same request, and of
+equal requests it does not matter which reply belongs to which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from otel_rollout import semconv as sc
+from otel_rollout.rebuild.dialects.call import (
+    Call,
+    Dialect,
+    Fact,
+    completion_reply,
+    object_rows,
+    structure,
+    usage,
+)
+from otel_rollout.rebuild.dialects.parts import parameters, read_call
+from otel_rollout.spans import SpanRecord
+from otel_rollout.wire import Json
+
+_REQUEST = "request_data"
+_RESPONSE = "response_data"
+_EVENTS = "events"
+_SPAN_TYPE = "logfire.span_type"
+_EVENT_KEYS = ("role", "content", "tool_calls")
+_SCRUBBED = "[Scrubbed due to"
+
+
+def is_logfire(span: SpanRecord) -> bool:
+    """Any span of a model client, those that hold what a stream said too."""
+    return _REQUEST in span.attributes and (
+        _SPAN_TYPE in span.attributes or span.scope.startswith("logfire")
+    )
+
+
+def _is_call(span: SpanRecord) -> bool:
+    return is_logfire(span) and span.text(_SPAN_TYPE) in ("span", None)
+
+
+def recognises(span: SpanRecord) -> bool:
+    return _is_call(span) and not _is_v1(span)
+
+
+def recognises_v1(span: SpanRecord) -> bool:
+    return _is_call(span) and _is_v1(span)
+
+
+def _is_v1(span: SpanRecord) -> bool:
+    request = span.text(_REQUEST) or ""
+    return _EVENTS in span.attributes or any(
+        f'"{key}":' in request for key in ("messages", "prompt", "input")
+    )
+
+
+def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
+    output = _output_of(span, trace)
+    call = read_call(span, output or span, stream=output is not None)
+    _settle(call, span, output)
+    if call.path == "/completions" and not call.request.get("prompt"):
+        call.miss("its prompt was not written down", prompt=True)
+        call.also_loses |= {Fact.FINISH_REASON} if call.stream else set()
+    raw = structure(output or span, sc.GEN_AI_USAGE_RAW, call)
+    if isinstance(call.reply, dict) and isinstance(raw, Mapping) and "prompt_tokens" in raw:
+        call.reply["usage"] = dict(raw)
+    return call
+
+
+def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
+    output = _output_of(span, trace)
+    call = Call("/chat/completions", {})
+    request = structure(span, _REQUEST, call, prompt=True)
+    call.request = dict(request) if isinstance(request, Mapping) else {}
+    if _EVENTS in span.attributes:
+        _read_events(call, span, output or span)
+        _settle(call, span, output)
+        return call
+    if "prompt" in call.request:
+        call.path = "/completions"
+    elif "messages" not in call.request:
+        call.path = "/embeddings" if "input" in call.request else call.path
+        if call.path == "/embeddings":
+            return call
+        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
+    data = structure(output or span, _RESPONSE, call)
+    call.stream = bool(call.request.get("stream"))
+    reasons = structure(span, sc.GEN_AI_RESPONSE_FINISH_REASONS, call)
+    if isinstance(data, Mapping):
+        message = data.get("message")
+        if message is None and "text" in data:
+            message = {"role": "assistant", "content": data["text"]}
+        if message is None and "combined_chunk_content" in data:
+            message = {"role": "assistant", "content": data["combined_chunk_content"]}
+        reason = reasons[0] if isinstance(reasons, list) and reasons else None
+        choice = {"index": 0, "finish_reason": reason, "message": message}
+        call.reply = completion_reply(
+            [choice] if message is not None else [],
+            is_text=call.path == "/completions",
+            id=span.text(sc.GEN_AI_RESPONSE_ID),
+            model=span.text(sc.GEN_AI_RESPONSE_MODEL),
+            usage=data.get("usage"),
+        )
+    _settle(call, span, output)
+    return call
+
+
+def _read_events(call: Call, span: SpanRecord, output: SpanRecord) -> None:
+    """The Responses API in version 1: request and reply are one list of events."""
+    call.is_responses = True
+    call.request = {**parameters(span), **call.request}
+    messages: list[dict[str, Json]] = []
+    for row in object_rows(output, _EVENTS, call, prompt=True) or ():
+        message: dict[str, Json] = {key: row[key] for key in _EVENT_KEYS if key in row}
+        if message.get("role") == "tool":
+            message["tool_call_id"] = row.get("id")
+        last = messages[-1] if messages else {}
+        if message.get("role") == last.get("role") == "assistant":  # items of one reply
+            texts = [text for m in (last, message) if (text := m.get("content"))]
+            last["content"] = "".join(texts) if all(isinstance(t, str) for t in texts) else texts
+            last["tool_calls"] = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
+        else:
+            messages.append(message)
+    choices: list[dict[str, Json]] = []
+    if messages and messages[-1].get("role") == "assistant":
+        choices = [{"index": 0, "finish_reason": None, "message": messages.pop()}]
+    call.request["messages"] = messages
+    tools = object_rows(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
+    if tools:
+        call.request["tools"] = tools
+    call.stream = output is not span or call.request.get("stream") is True
+    call.reply = completion_reply(
+        choices,
+        id=span.text(sc.GEN_AI_RESPONSE_ID),
+        model=span.text(sc.GEN_AI_RESPONSE_MODEL) if choices else None,
+        usage=usage(
+            output.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
+            output.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
+        ),
+    )
+
+
+def _settle(call: Call, span: SpanRecord, output: SpanRecord | None) -> None:
+    call.is_responses = call.is_responses or span.name.startswith("Responses API")
+    if output is not None:
+        call.stream = True
+        call.ended_ns = output.end_time_ns or output.start_time_ns
+    elif call.reply is None and span.status_error is None and call.path != "/embeddings":
+        call.miss("its reply is on a span that did not come, or was not recorded")
+    for record in (span, output):
+        for key, value in (record.attributes if record else {}).items():
+            if isinstance(value, str) and _SCRUBBED in value:
+                call.miss(f"something in its {key} was scrubbed", prompt=True)
+
+
+def _output_of(span: SpanRecord, trace: Sequence[SpanRecord]) -> SpanRecord | None:
+    """The span that holds what this call streamed; None if there is none."""
+    calls = [other for other in trace if _is_call(other) and _same_request(other, span)]
+    calls = sorted((c for c in calls if not _has_reply(c)), key=lambda c: (_end(c), c.span_id))
+    outputs = [
+        other
+        for other in trace
+        if is_logfire(other) and not _is_call(other) and _same_request(other, span)
+    ]
+    for output in sorted(outputs, key=lambda o: (o.start_time_ns, o.span_id)):
+        found = next((c for c in calls if _end(c) <= output.start_time_ns), None)
+        if found is span:
+            return output
+        if found is not None:
+            calls.remove(found)
+    return None
+
+
+def _end(span: SpanRecord) -> int:
+    return span.end_time_ns or span.start_time_ns
+
+
+def _has_reply(span: SpanRecord) -> bool:
+    return (
+        span.status_error is not None
+        or sc.GEN_AI_OUTPUT_MESSAGES in span.attributes
+        or _RESPONSE in span.attributes
+    )
+
+
+def _same_request(one: SpanRecord, two: SpanRecord) -> bool:
+    if one.parent_span_id != two.parent_span_id:
+        return False
+    keys = (_REQUEST, sc.GEN_AI_INPUT_MESSAGES, sc.GEN_AI_SYSTEM_INSTRUCTIONS)
+    if any(one.attributes.get(key) != two.attributes.get(key) for key in keys):
+        return False
+    # The second span's events go on with the reply.
+    events = [(span.text(_EVENTS) or "").removesuffix("]") for span in (one, two)]
+    return events[0].startswith(events[1]) or events[1].startswith(events[0])
+
+
+DIALECT = Dialect(
+    "logfire",
+    "logfire 5.2.0",
+    recognises,
+    read,
+    loses=frozenset(
+        (
+            Fact.LOGPROBS,
+            Fact.TOKEN_IDS,
+            Fact.EXTRA_BODY,
+            Fact.PARAMETERS,
+            Fact.ARGUMENTS,
+            Fact.REQUEST_REASONING,
+            Fact.REPLY_REASONING,
+            Fact.REQUEST_REFUSAL,
+            Fact.REPLY_REFUSAL,
+            Fact.DETAIL,
+            Fact.RESPONSE_FIELDS,
+            Fact.ITEMS,
+            Fact.PREVIOUS,
+        )
+    ),
+    loses_in_streams=frozenset((Fact.RESPONSE_ID, Fact.RESPONSE_MODEL)),
+)
+DIALECT_V1 = Dialect(
+    "logfire-v1",
+    "logfire 5.2.0 with version=1",
+    recognises_v1,
+    read_v1,
+    loses=frozenset(
+        (
+            Fact.LOGPROBS,
+            Fact.TOKEN_IDS,
+            Fact.EXTRA_BODY,
+            Fact.CHOICES,
+            Fact.RESPONSE_FIELDS,
+            Fact.ITEMS,
+            Fact.PREVIOUS,
+        )
+    ),
+    loses_in_streams=frozenset((Fact.RESPONSE_ID, Fact.RESPONSE_MODEL, Fact.FINISH_REASON)),
+)

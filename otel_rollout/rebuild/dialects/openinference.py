@@ -1,0 +1,216 @@
+"""OpenInference: the request's and the response's JSON, whole, and again field by field.
+
+The JSON is what is read. A span that had more attributes than its limit drops the oldest, and the
+JSON is among them: then what is left of the fields is read, and the call is damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from otel_rollout.rebuild.dialects.call import (
+    Call,
+    Dialect,
+    Fact,
+    check_not_cut,
+    check_not_empty,
+    completion_reply,
+    numbered,
+    structure,
+    usage,
+    without_none,
+)
+from otel_rollout.spans import SpanRecord
+from otel_rollout.wire import Json
+
+_KIND = "openinference.span.kind"
+_INPUT = "input.value"
+_OUTPUT = "output.value"
+_INPUT_MESSAGES = "llm.input_messages."
+_OUTPUT_MESSAGES = "llm.output_messages."
+_PARAMETERS = "llm.invocation_parameters"
+_TOOLS = "llm.tools."
+_MODEL = "llm.model_name"
+_FINISH_REASON = "llm.finish_reason"
+_PROMPT_TOKENS = "llm.token_count.prompt"
+_COMPLETION_TOKENS = "llm.token_count.completion"
+_REDACTED = "__REDACTED__"
+
+
+def recognises(span: SpanRecord) -> bool:
+    return span.text(_KIND) in ("LLM", "EMBEDDING")
+
+
+def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
+    call = Call("/chat/completions", {})
+    if span.text(_KIND) == "EMBEDDING":
+        call.path = "/embeddings"
+    request = _whole(span, _INPUT, call)
+    if request is not None and call.path != "/embeddings":
+        if isinstance(request.get("prompt"), str | list):
+            call.path = "/completions"
+        elif "input" in request:
+            call.path, call.is_responses = "/responses", True
+        elif not _is_messages(request.get("messages")):
+            request = None  # another library's arguments, not a request of this API
+    fields_read: list[str] = []
+    if request is not None:
+        call.request = request
+    elif call.path != "/embeddings":
+        _read_request_fields(span, call)
+        fields_read.append(_INPUT_MESSAGES)
+    call.stream = call.request.get("stream") is True
+    reply = _whole(span, _OUTPUT, call)
+    if reply is not None and ("choices" in reply or "output" in reply or "data" in reply):
+        if reply.get("object") == "chat.completion.chunk":
+            reply["object"] = "chat.completion"
+        call.reply = reply
+    elif call.path != "/embeddings":
+        _read_reply_fields(span, call)
+        fields_read.append(_OUTPUT_MESSAGES)
+    if span.dropped_attributes and fields_read:
+        call.miss(
+            f"{span.dropped_attributes} attributes of its span were dropped by a limit, the "
+            f"request or response as a whole among them",
+            prompt=_INPUT_MESSAGES in fields_read,
+        )
+    for key in (_INPUT, _OUTPUT):
+        if _REDACTED in (span.text(key) or ""):
+            call.miss(f"something in its {key} was redacted", prompt=key == _INPUT)
+            call.also_loses |= {Fact.IMAGES}  # long ones are, unless it is told otherwise
+    texts = {k: v for k, v in span.attributes.items() if k.startswith(tuple(fields_read) or " ")}
+    check_not_cut(texts, call, trace)
+    _verify_token_ids(call)
+    return call
+
+
+def _whole(span: SpanRecord, key: str, call: Call) -> dict[str, Json] | None:
+    text = span.text(key) or ""
+    if not text.startswith("{"):
+        return None
+    value = structure(span, key, call, prompt=key == _INPUT)
+    return value if isinstance(value, dict) else None
+
+
+def _is_messages(value: Json) -> bool:
+    return isinstance(value, list) and all(isinstance(m, dict) and "role" in m for m in value)
+
+
+def _read_request_fields(span: SpanRecord, call: Call) -> None:
+    parameters = structure(span, _PARAMETERS, call)
+    call.request = dict(parameters) if isinstance(parameters, dict) else {}
+    if model := span.text(_MODEL):
+        call.request.setdefault("model", model)
+    rows = numbered(span.attributes, _INPUT_MESSAGES)
+    call.request["messages"] = [_message(row) for row in rows.values()]
+    tools = [
+        structure(span, f"{_TOOLS}{number}.tool.json_schema", call)
+        for number in numbered(span.attributes, _TOOLS)
+    ]
+    if tools:
+        call.request["tools"] = tools
+    if not rows or min(rows) > 1 or list(rows) != list(range(min(rows), max(rows) + 1)):
+        call.miss("messages of its request are missing", prompt=True)
+    call.also_loses |= _LOST_IN_FIELDS
+    check_not_empty(call)
+
+
+def _read_reply_fields(span: SpanRecord, call: Call) -> None:
+    rows = numbered(span.attributes, _OUTPUT_MESSAGES)
+    reason = span.text(_FINISH_REASON)
+    call.reply = completion_reply(
+        [
+            {"index": index, "finish_reason": reason, "message": _message(row)}
+            for index, row in enumerate(rows.values())
+        ],
+        model=span.text(_MODEL) if rows else None,
+        usage=usage(span.integer(_PROMPT_TOKENS), span.integer(_COMPLETION_TOKENS)),
+    )
+    if call.path != "/chat/completions" and call.reply is not None:
+        call.miss("its response as a whole is missing")
+        call.reply = None
+    if rows:
+        call.also_loses |= _LOST_IN_REPLY_FIELDS
+    check_not_empty(call)
+
+
+def _message(row: Mapping[str, Any]) -> dict[str, Json]:
+    fields = {key.removeprefix("message."): value for key, value in row.items()}
+    message: dict[str, Json] = {"role": fields.get("role"), "content": fields.get("content")}
+    parts = [_part(part) for part in numbered(fields, "contents.").values()]
+    if parts:
+        message["content"] = parts
+    calls = [
+        {
+            "id": call.get("tool_call.id"),
+            "type": "function",
+            "function": {
+                "name": call.get("tool_call.function.name"),
+                "arguments": call.get("tool_call.function.arguments", ""),
+            },
+        }
+        for call in numbered(fields, "tool_calls.").values()
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    named = {key: fields.get(key) for key in ("name", "tool_call_id")}
+    return {**message, **without_none(named)}
+
+
+def _part(row: Mapping[str, Any]) -> dict[str, Json]:
+    fields = {key.removeprefix("message_content."): value for key, value in row.items()}
+    url = fields.get("image.image.url")
+    if url is not None:
+        return {"type": "image_url", "image_url": {"url": url}}
+    return {key: value for key, value in fields.items() if key in ("type", "text")}
+
+
+def _verify_token_ids(call: Call) -> None:
+    """Keep token ids only where their number agrees with what else is known of it.
+
+    Servers are known to leave tokens out of streams, and the chunks were put together.
+    """
+    reply = call.reply
+    if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
+        return
+    choices = [choice for choice in reply["choices"] if isinstance(choice, dict)]
+    given = [len(choice.get("token_ids") or ()) for choice in choices]
+    numbers = reply.get("usage") or {}
+    expected = numbers.get("completion_tokens")
+    if expected is None:
+        scored = [len((c.get("logprobs") or {}).get("content") or ()) for c in choices]
+        wrong = any(given) and given != scored
+    else:
+        wrong = any(given) and sum(given) != expected
+    prompt = reply.get("prompt_token_ids")
+    asked = numbers.get("prompt_tokens")
+    wrong = wrong or bool(prompt and asked is not None and len(prompt) != asked)
+    if wrong:
+        for holder in (reply, *choices):
+            for key in ("token_ids", "prompt_token_ids"):
+                holder.pop(key, None)
+        call.also_loses |= {Fact.TOKEN_IDS}
+
+
+_LOST_IN_FIELDS = frozenset(
+    (Fact.PARAMETERS, Fact.ARGUMENTS, Fact.REQUEST_REASONING, Fact.REQUEST_REFUSAL, Fact.DETAIL)
+)
+_LOST_IN_REPLY_FIELDS = frozenset(
+    (
+        Fact.LOGPROBS,
+        Fact.TOKEN_IDS,
+        Fact.REPLY_REASONING,
+        Fact.REPLY_REFUSAL,
+        Fact.RESPONSE_ID,
+        Fact.RESPONSE_FIELDS,
+    )
+)
+
+DIALECT = Dialect(
+    "openinference",
+    "openinference-instrumentation-openai 0.1.66",
+    recognises,
+    read,
+    loses=frozenset((Fact.EXTRA_BODY,)),
+)

@@ -1,0 +1,53 @@
+"""OpenLLMetry (Traceloop) since 0.55: messages of the conventions, as JSON in attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from otel_rollout import semconv as sc
+from otel_rollout.rebuild.dialects.call import Call, Dialect, Fact, is_true
+from otel_rollout.rebuild.dialects.parts import read_call
+from otel_rollout.spans import SpanRecord
+
+SCOPE = "opentelemetry.instrumentation."
+_OTHERS = (f"{SCOPE}genai", f"{SCOPE}openai_v2")
+
+
+def recognises(span: SpanRecord) -> bool:
+    return (
+        span.scope.startswith(SCOPE)
+        and not span.scope.startswith(_OTHERS)
+        and span.text(sc.GEN_AI_OPERATION_NAME) in sc.MODEL_OPERATIONS
+    )
+
+
+def read(span: SpanRecord, _: Sequence[SpanRecord]) -> Call:
+    return read_call(span, span, stream=is_true(span, sc.GEN_AI_IS_STREAMING))
+
+
+DIALECT = Dialect(
+    "openllmetry",
+    "opentelemetry-instrumentation-openai >= 0.55",
+    recognises,
+    read,
+    loses=frozenset(
+        (
+            Fact.LOGPROBS,
+            Fact.TOKEN_IDS,
+            Fact.EXTRA_BODY,
+            Fact.PARAMETERS,
+            Fact.STRICT,
+            Fact.ARGUMENTS,
+            Fact.REQUEST_REASONING,
+            Fact.REQUEST_REFUSAL,
+            Fact.NAMES,
+            Fact.IMAGES,
+            Fact.DETAIL,
+            Fact.RESPONSE_MODEL,
+            Fact.RESPONSE_FIELDS,
+            Fact.ITEMS,
+            Fact.PREVIOUS,
+        )
+    ),
+    loses_in_streams=frozenset((Fact.REPLY_REFUSAL,)),
+)

@@ -1,0 +1,171 @@
+"""OpenLLMetry (Traceloop) up to 0.54: one attribute for each field of each message.
+
+A span holds 128 attributes by default, and drops the first ones: of a long conversation the
+beginning is missing. That shows in the numbers, so it is never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from otel_rollout import semconv as sc
+from otel_rollout.rebuild.dialects.call import (
+    Call,
+    Dialect,
+    Fact,
+    check_not_cut,
+    check_not_empty,
+    completion_reply,
+    is_true,
+    numbered,
+    usage,
+    without_none,
+)
+from otel_rollout.rebuild.dialects.parts import parameters
+from otel_rollout.spans import SpanRecord
+from otel_rollout.wire import Json, loads
+
+_KIND = "llm.request.type"
+_STREAMING = "llm.is_streaming"
+_FUNCTIONS = "llm.request.functions."
+_PROMPTS_KEPT = ("role", "content", "tool_call_id")
+
+
+def recognises(span: SpanRecord) -> bool:
+    return sc.GEN_AI_INPUT_MESSAGES not in span.attributes and (
+        span.text(_KIND) in ("chat", "completion", "embedding")
+        or any(key.startswith((sc.GEN_AI_PROMPT, sc.GEN_AI_COMPLETION)) for key in span.attributes)
+    )
+
+
+def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
+    kind = span.text(_KIND)
+    if kind is None and span.name.endswith(".completion"):
+        kind = "completion"  # it is the first attribute to be dropped
+    request = parameters(span)
+    call = Call("/chat/completions", request, stream=is_true(span, _STREAMING))
+    prompts = numbered(span.attributes, sc.GEN_AI_PROMPT)
+    if kind == "embedding":
+        call.path = "/embeddings"
+        return call
+    if not prompts:
+        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
+    elif list(prompts) != list(range(len(prompts))):
+        missing = max(prompts) + 1 - len(prompts)
+        call.miss(
+            f"{missing} messages of its request are missing: its span had more attributes than "
+            f"its limit",
+            prompt=True,
+        )
+    elif span.dropped_attributes:
+        call.miss(
+            f"{span.dropped_attributes} attributes of its span were dropped by a limit",
+            prompt=True,
+        )
+    if kind == "completion":
+        call.path = "/completions"
+        texts = [row.get("user", row.get("content")) for row in prompts.values()]
+        if texts:
+            request["prompt"] = texts[0] if len(texts) == 1 else texts
+    else:
+        request["messages"] = [_message(row, call) for row in prompts.values()]
+    tools = numbered(span.attributes, _FUNCTIONS)
+    if tools:
+        request["tools"] = [_tool(row, call) for row in tools.values()]
+    rows = numbered(span.attributes, sc.GEN_AI_COMPLETION)
+    call.reply = completion_reply(
+        [
+            {
+                "index": index,
+                "finish_reason": row.get("finish_reason"),
+                "message": _message({"role": "assistant", **row}, call, is_reply=True),
+            }
+            for index, row in rows.items()
+        ],
+        is_text=kind == "completion",
+        id=span.text(sc.GEN_AI_RESPONSE_ID),
+        model=span.text(sc.GEN_AI_RESPONSE_MODEL),
+        usage=usage(
+            span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS), span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS)
+        ),
+    )
+    call.is_responses = span.name == "openai.response"
+    if call.is_responses:
+        call.miss("of the Responses API this dialect leaves items of the request out", prompt=True)
+    check_not_empty(call)
+    check_not_cut(
+        {
+            key: value
+            for key, value in span.attributes.items()
+            if key.startswith((sc.GEN_AI_PROMPT, sc.GEN_AI_COMPLETION, _FUNCTIONS))
+        },
+        call,
+        trace,
+    )
+    return call
+
+
+def _message(row: Mapping[str, Any], call: Call, *, is_reply: bool = False) -> dict[str, Json]:
+    message = {key: row[key] for key in _PROMPTS_KEPT if key in row}
+    if "role" not in message:
+        call.miss("the role of a message of its request is missing", prompt=True)
+    content = row.get("content")
+    if not is_reply and isinstance(content, str) and content.startswith('[{"type": '):
+        try:
+            message["content"] = loads(content)  # a list of parts is written as its JSON
+        except ValueError:
+            call.miss("a content cannot be read: was it cut by a length limit?", prompt=True)
+    message.setdefault("content", "" if row.get("role") == "tool" else None)
+    if is_reply and row.get("refusal"):
+        message["refusal"] = row["refusal"]
+    calls = numbered(row, "tool_calls.")
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": fields.get("id"),
+                "type": "function",
+                "function": {
+                    "name": fields.get("name"),
+                    "arguments": fields.get("arguments", ""),
+                },
+            }
+            for fields in calls.values()
+        ]
+    return message
+
+
+def _tool(row: Mapping[str, Any], call: Call) -> Json:
+    function = {key: row.get(key) for key in ("name", "description")}
+    try:
+        function["parameters"] = loads(row["parameters"]) if "parameters" in row else None
+    except (ValueError, TypeError):
+        call.miss("a tool definition cannot be read: was it cut by a length limit?")
+    return {"type": "function", "function": without_none(function)}
+
+
+DIALECT = Dialect(
+    "openllmetry-flat",
+    "opentelemetry-instrumentation-openai <= 0.54",
+    recognises,
+    read,
+    loses=frozenset(
+        (
+            Fact.LOGPROBS,
+            Fact.TOKEN_IDS,
+            Fact.EXTRA_BODY,
+            Fact.PARAMETERS,
+            Fact.STRICT,
+            Fact.REQUEST_REASONING,
+            Fact.REPLY_REASONING,
+            Fact.REQUEST_REFUSAL,
+            Fact.NAMES,
+            Fact.IMAGES,
+            Fact.RESPONSE_MODEL,
+            Fact.RESPONSE_FIELDS,
+            Fact.ITEMS,
+            Fact.PREVIOUS,
+        )
+    ),
+    loses_in_streams=frozenset((Fact.REPLY_REFUSAL,)),
+)

@@ -1,0 +1,301 @@
+"""The model calls of a trace, each once, whichever instrumentations wrote of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from otel_rollout import semconv as sc
+from otel_rollout.rebuild.dialects import (
+    genai,
+    logfire,
+    openinference,
+    openllmetry,
+    openllmetry_flat,
+)
+from otel_rollout.rebuild.dialects.call import Call, Dialect
+from otel_rollout.spans import Exchange, SpanRecord, context_key
+from otel_rollout.wire import Json, MessagePath, dumps, extend
+
+DIALECTS = (
+    openinference.DIALECT,
+    logfire.DIALECT_V1,
+    openllmetry_flat.DIALECT,
+    openllmetry.DIALECT,
+    genai.DIALECT,
+    logfire.DIALECT,
+    genai.DIALECT_V2,
+)
+
+
+def dialect_of(span: SpanRecord) -> Dialect | None:
+    """The dialect that this span is a model call in; None if it is none."""
+    return next((dialect for dialect in DIALECTS if dialect.recognises(span)), None)
+
+
+def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:
+    """The model calls of one trace, each once, in order of their start.
+
+    `trace`: all its spans that have come, each once. Of several spans that tell of one call the
+    one that keeps most is read.
+    """
+    trace = [_as_json(span) for span in trace]
+    paths = _Paths()
+    exchanges: list[Exchange] = []
+    for span in trace:
+        dialect = dialect_of(span)
+        if dialect is not None and span.end_time_ns is not None:
+            call = _read(span, dialect, trace)
+            exchanges.append(_exchange(span, dialect, call, paths))
+    exchanges = _each_once(exchanges, trace)
+    return sorted(exchanges, key=lambda e: (e.start_time_ns, e.span_id))
+
+
+def _as_json(span: SpanRecord) -> SpanRecord:
+    """The span without attributes that no JSON can hold: no dialect writes bytes."""
+    if not any(isinstance(value, bytes) for value in span.attributes.values()):
+        return span
+    kept = {k: v for k, v in span.attributes.items() if not isinstance(v, bytes)}
+    return replace(span, attributes=kept)
+
+
+def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Call:
+    """The call of a span that somebody else wrote, and that may hold anything."""
+    try:
+        call = dialect.read(span, trace)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        call = Call("/chat/completions", {})
+        call.miss(f"it is not as {dialect.name} writes it ({error!r})", prompt=True)
+    if not isinstance(call.reply, Mapping):
+        call.reply = None
+    elif not _has_shape(call.reply):
+        call.miss("its response has not the shape of a response")
+        call.reply = None
+    return call
+
+
+def _has_shape(reply: Mapping[str, Json]) -> bool:
+    """Whether the parts of a response that everything relies on are what they should be."""
+    for key in ("choices", "output"):
+        items = reply.get(key)
+        if items is not None and (
+            not isinstance(items, list) or not all(isinstance(item, dict) for item in items)
+        ):
+            return False
+    return all(
+        isinstance(choice.get("message"), dict) or isinstance(choice.get("text"), str)
+        for choice in reply.get("choices") or ()
+    )
+
+
+class _Paths:
+    """Conversations that share their beginnings, as those of one exchange writer do."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], MessagePath] = {}
+
+    def path(self, messages: Iterable[Json]) -> MessagePath | None:
+        path: MessagePath | None = None
+        for message in messages:
+            key = id(path), dumps(message)
+            if key not in self._known:
+                self._known[key] = extend(path, message)
+            path = self._known[key]
+        return path
+
+
+def _exchange(span: SpanRecord, dialect: Dialect, call: Call, paths: _Paths) -> Exchange:
+    key = next(
+        (
+            key
+            for key in ("messages", "input")
+            if isinstance(value := call.request.get(key), list)
+            and all(isinstance(message, Mapping) for message in value)
+        ),
+        None,
+    )
+    params = {name: None if name == key else value for name, value in call.request.items()}
+    status, error = _status(span, call)
+    reply = call.reply
+    response_id = reply.get("id") if reply else None
+    return Exchange(
+        span_id=span.span_id,
+        start_time_ns=span.start_time_ns,
+        end_time_ns=max(span.end_time_ns or 0, call.ended_ns or 0),
+        process="",
+        started=0,
+        ended=0,
+        path=call.path,
+        status=status,
+        error=error,
+        attempts=0,
+        status_code=None,
+        policy_version=None,
+        stream=call.stream,
+        response_id=response_id if isinstance(response_id, str) else None,
+        key=key,
+        params=params,
+        raw_request=None,
+        prompt=paths.path(call.request[key]) if key else None,
+        prompt_is_known=call.prompt_is_known,
+        body=None if reply is None else dumps(reply),
+        events=None,
+        prompts=[],
+        damage=call.damage,
+        context_key=context_key(params),
+        source=dialect.name,
+        lost=dialect.losses(call),
+    )
+
+
+def _status(span: SpanRecord, call: Call) -> tuple[str, dict[str, str] | None]:
+    """How the call ended; what its span does not tell is noted as damage."""
+    if span.status_error is not None:
+        error = error_of(span)
+        kind = error["type"].rpartition(".")[2]
+        return _STATUS_OF.get(kind, "error"), error
+    if call.path == "/embeddings":
+        return "complete", None
+    reply = call.reply or {}
+    if not (reply.get("choices") or reply.get("output")):
+        if not call.damage:
+            call.miss("its span has no reply: it was not recorded, or not kept")
+        status = "abandoned" if call.stream else "error"
+        return status, {"type": "NotRecorded", "message": "the span has no reply"}
+    if call.stream and not reply.get("usage") and not reply.get("output"):
+        reasons = [choice.get("finish_reason") for choice in reply["choices"]]
+        if not all(reasons):
+            call.miss("nothing says that its reply came to its end")
+            return "abandoned", None
+    return "complete", None
+
+
+_STATUS_OF = {"CancelledError": "cancelled", "GeneratorExit": "abandoned"}
+
+
+def error_of(span: SpanRecord) -> dict[str, str]:
+    """Type and message of the error that a span ended with, as far as it tells."""
+    kind, message = span.text(sc.ERROR_TYPE), span.status_error
+    for event in span.events:
+        found = event.attributes.get(sc.EXCEPTION_TYPE)
+        if isinstance(found, str):
+            kind = found
+            text = event.attributes.get(sc.EXCEPTION_MESSAGE)
+            message = text if isinstance(text, str) and text else message
+    return {"type": kind or "Error", "message": message or ""}
+
+
+# --- one call, several spans
+
+
+def _richness(exchange: Exchange) -> tuple[bool, int, str]:
+    """Lowest for what keeps most: whole before damaged, then by how little is lost."""
+    return bool(exchange.damage), len(exchange.lost), exchange.source
+
+
+def _most_and_richest(calls: Sequence[Exchange]) -> tuple[int, tuple[bool, int, str]]:
+    """Lowest for the spans of the one instrumentation that is believed."""
+    return -len(calls), _richness(calls[0])
+
+
+def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[Exchange]:
+    """Of the spans that several instrumentations wrote of one call, the richest.
+
+    Two spans of one instrumentation are two calls. Two of different ones are the same call if
+    they have the same response id, or if one runs inside the other (or beside it, at the same
+    time and with the same conversation) and their ids do not differ.
+    """
+    scopes = {span.span_id: span.scope for span in trace}
+    writers = {e.span_id: (e.source, scopes[e.span_id]) for e in exchanges}
+    by_span = {exchange.span_id: exchange for exchange in exchanges}
+    same = _Same()
+    for exchange in exchanges:
+        if exchange.response_id is not None:
+            same.join(f"id {exchange.response_id}", exchange.span_id, exchange.response_id)
+    dropped: set[str] = set()
+    for outer, inner in _inside(exchanges, trace, writers).items():
+        of_writer: dict[tuple[str, str], list[str]] = {}
+        for span_id in inner:
+            if by_span[span_id].path == by_span[outer].path and writers[span_id] != writers[outer]:
+                of_writer.setdefault(writers[span_id], []).append(span_id)
+        for span_ids in of_writer.values():
+            if len(span_ids) == 1:
+                same.join(outer, span_ids[0])
+            elif by_span[outer].response_id is None:
+                dropped.add(outer)  # it tells of several calls, each of which has its own span
+    groups: dict[str, dict[tuple[str, str], list[Exchange]]] = {}
+    for exchange in exchanges:
+        if exchange.span_id not in dropped:
+            written = groups.setdefault(same.root(exchange.span_id), {})
+            written.setdefault(writers[exchange.span_id], []).append(exchange)
+    kept: list[Exchange] = []
+    for written in groups.values():
+        # A server may give one id to several answers: whoever saw most of them is believed.
+        believed = min(written.values(), key=_most_and_richest)
+        kept += believed
+    return kept
+
+
+class _Same:
+    """Which spans tell of one call. Spans with different response ids are never joined."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
+
+    def root(self, name: str) -> str:
+        while (parent := self._parents.get(name, name)) != name:
+            name = parent
+        return name
+
+    def join(self, one: str, two: str, response_id: str | None = None) -> None:
+        one, two = self.root(one), self.root(two)
+        ids = {self._ids.get(one), self._ids.get(two), response_id} - {None}
+        if one == two or len(ids) > 1:
+            return
+        self._parents[two] = one
+        if ids:
+            self._ids[one] = str(ids.pop())
+
+
+def _inside(
+    exchanges: list[Exchange], trace: Sequence[SpanRecord], writers: Mapping[str, tuple[str, str]]
+) -> dict[str, list[str]]:
+    """The model calls that run directly inside, or beside and during, each; by span id."""
+    calls = {exchange.span_id for exchange in exchanges}
+    parents = {span.span_id: span.parent_span_id for span in trace}
+    inner: dict[str, list[str]] = {}
+    beside: list[Exchange] = []
+    for exchange in sorted(exchanges, key=lambda e: (e.start_time_ns, e.span_id)):
+        seen = {exchange.span_id}
+        parent = parents.get(exchange.span_id)
+        while parent is not None and parent not in calls and parent not in seen:
+            seen.add(parent)
+            parent = parents.get(parent)
+        if parent in calls and parent not in seen:
+            inner.setdefault(str(parent), []).append(exchange.span_id)
+        else:
+            beside.append(exchange)
+    # Some do not make their span the current one: then what runs inside it is beside it.
+    for one in beside if len(set(writers.values())) > 1 else ():
+        matched = {writers[one.span_id]}
+        for other in beside:
+            writer, within = writers[other.span_id], inner.get(other.span_id, [])
+            if (
+                writer not in matched
+                and writers[one.span_id] not in {writers[span_id] for span_id in within}
+                and parents.get(one.span_id) == parents.get(other.span_id) is not None
+                and _ask_together(one, other)
+            ):
+                inner.setdefault(other.span_id, []).append(one.span_id)
+                matched.add(writer)
+    return inner
+
+
+def _ask_together(one: Exchange, two: Exchange) -> bool:
+    """Whether both ask the same, and one while the other waits for its reply."""
+    if one.start_time_ns > two.start_time_ns:
+        one, two = two, one
+    if one.prompt is None or two.prompt is None or (one.end_time_ns or 0) <= two.start_time_ns:
+        return False
+    return one.prompt.key == two.prompt.key

@@ -1,0 +1,133 @@
+"""Spans in, trajectories out: a pure function, whatever the source and the order of the spans.
+
+What belongs to a rollout says so itself (`rollout.id`): names, positions, parents and times decide
+nothing. Spans may come twice or not at all; what is missing is a sentence in `warnings`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from otel_rollout import semconv as sc
+from otel_rollout.rebuild.assembly import Assembly, repeated_ids
+from otel_rollout.rebuild.dialects import error_of, read_trace
+from otel_rollout.spans import Exchange, SpanRecord, as_record, united
+from otel_rollout.trajectory import (
+    Trajectory,
+)
+
+logger = logging.getLogger("otel_rollout")
+
+
+def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Trajectory]:
+    """The trajectories that these spans tell of, in order of their start.
+
+    `spans`: SDK `ReadableSpan`s or what `otel_rollout.otlp` reads; spans of other libraries are
+    passed over. The same trajectories come out for any order of the same spans, and for
+    duplicates. SpanFormatError for what is no span.
+
+    `infer_rollouts`: a trace without any span of ours, but with model calls that another
+    instrumentation wrote (`otel_rollout.dialects`), is a trajectory too, with the trace's id. It
+    is less than what was on the wire: no completion of it is `exact`, `lost` and the warnings say
+    what is not known. All spans that are not ours are then held until the last has come.
+    """
+    rollouts: dict[str, Assembly] = {}
+    foreign: dict[str, dict[str, SpanRecord]] = {}
+    ours: set[str] = set()
+    nobodys: dict[str, SpanRecord] = {}
+    for span in spans:
+        record = as_record(span)
+        rollout_id = record.text(sc.ROLLOUT_ID)
+        if rollout_id is not None:
+            rollouts.setdefault(rollout_id, Assembly(rollout_id)).add(record)
+        if rollout_id is not None or record.scope == sc.SCOPE or sc.ROLLOUT_ID in record.cut:
+            ours.add(record.trace_id)
+        elif infer_rollouts:
+            known = foreign.setdefault(record.trace_id, {})
+            copy = known.get(record.span_id)
+            known[record.span_id] = record if copy is None else united(copy, record)
+        if sc.ROLLOUT_ID in record.cut:
+            nobodys[record.span_id] = record
+    trajectories = [assembly.trajectory() for assembly in rollouts.values()]
+    for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
+        around = rollouts.get(trajectory.parent_id or "")
+        if around is not None and assembly.claims:
+            trajectory.fill(around.claimed(assembly.claims, assembly), trajectory.end_time_ns)
+    for assembly in rollouts.values():
+        for span_id in nobodys.keys() & assembly.spans.keys():
+            del nobodys[span_id]  # it came whole, too
+    for trace_id, count in Counter(record.trace_id for record in nobodys.values()).items():
+        sentence = f"{count} spans of its trace were passed over: their {sc.ROLLOUT_ID} was cut"
+        logger.warning("trace %s: %s", trace_id, sentence)
+        for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
+            if trajectory.trace_id == trace_id:
+                assembly.notes.append(sentence)
+    for trace_id, records in foreign.items():
+        if trace_id not in ours:
+            trajectories += _inferred(trace_id, list(records.values()))
+    empty = {assembly.rollout_id for assembly in rollouts.values() if assembly.is_empty_workflow}
+    trajectories = [trajectory for trajectory in trajectories if trajectory.id not in empty]
+    return sorted(trajectories, key=lambda t: (t.start_time_ns, t.id))
+
+
+def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
+    """The trajectory of a trace that is not ours; [] if there is no model call in it."""
+    exchanges = read_trace(records)
+    if not exchanges:
+        return []
+    ids = {record.span_id for record in records}
+    tops = [record for record in records if record.parent_span_id not in ids]
+    # Of a ring of spans, which only a broken writer makes, none is at the top.
+    first = min(tops or records, key=lambda r: (r.parent_span_id is not None, r.start_time_ns))
+    is_root = first.parent_span_id is None and first.end_time_ns is not None
+    ends = [record.end_time_ns for record in records if record.end_time_ns is not None]
+    status, error = ("complete" if is_root else "unknown"), None
+    if first.status_error is not None:
+        error = error_of(first)
+        cancelled = error["type"].rpartition(".")[2] == "CancelledError"
+        status = "cancelled" if cancelled else "error"
+    return [
+        Trajectory(
+            id=trace_id,
+            name=first.name,
+            trace_id=trace_id,
+            span_id=first.span_id,
+            start_time_ns=first.start_time_ns
+            if is_root
+            else min(record.start_time_ns for record in records),
+            end_time_ns=first.end_time_ns if is_root else max(ends, default=None),
+            status=status,
+            termination_reason=None if error is None else status,
+            error=error,
+            contents=_Inferred(exchanges, is_whole=is_root),
+        )
+    ]
+
+
+@dataclass(slots=True)
+class _Inferred:
+    """What a trajectory that was inferred from other instrumentations' spans holds."""
+
+    read: list[Exchange]
+    is_whole: bool
+
+    def exchanges(self) -> list[Exchange]:
+        return self.read
+
+    def doubts(self, trajectory: Trajectory) -> list[str]:
+        sentences: list[str] = []
+        for source in sorted({exchange.source for exchange in self.read}):
+            lost = {fact for e in self.read if e.source == source for fact in e.lost}
+            sentences.append(
+                f"inferred: no rollout was recorded; its calls were read from spans of the dialect "
+                f"{source!r}, which does not keep: {'; '.join(sorted(lost)) or 'all of a call'}"
+            )
+        if not self.is_whole:
+            sentences.append("inferred: its root span did not come: how it ended is not known")
+        for exchange in self.read:
+            sentences += [f"exchange {exchange.span_id}: {d}" for d in exchange.damage]
+        return [*sentences, *repeated_ids(trajectory.completions), *trajectory.ambiguities()]

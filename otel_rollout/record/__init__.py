@@ -1,0 +1,66 @@
+"""The train lane: a running rollout, its model calls as exchange spans, its trajectory."""
+
+from otel_rollout.record.capture import secrets_in
+from otel_rollout.record.gather import (
+    TooManyExceptionsError,
+    gather_group,
+    gather_trajectories,
+    run_bounded,
+)
+from otel_rollout.record.processes import (
+    continue_environment,
+    continue_rollout,
+    leave_environment,
+    propagate,
+)
+from otel_rollout.record.processor import TrajectorySpanProcessor, check_exporter
+from otel_rollout.record.progress import RolloutProgress
+from otel_rollout.record.rollouts import (
+    gather_trajectory,
+    get_current_trajectory,
+    get_history,
+    no_capture,
+    record_reward,
+    request_token_ids,
+    rollout,
+)
+from otel_rollout.record.running import (
+    ActiveRollout,
+    Options,
+    adopt,
+    begin,
+    end,
+    rollout_provider,
+    use_provider,
+)
+from otel_rollout.record.tools import tool
+
+__all__ = [
+    "ActiveRollout",
+    "Options",
+    "RolloutProgress",
+    "TooManyExceptionsError",
+    "TrajectorySpanProcessor",
+    "adopt",
+    "begin",
+    "check_exporter",
+    "continue_environment",
+    "continue_rollout",
+    "end",
+    "gather_group",
+    "gather_trajectories",
+    "gather_trajectory",
+    "get_current_trajectory",
+    "get_history",
+    "leave_environment",
+    "no_capture",
+    "propagate",
+    "record_reward",
+    "request_token_ids",
+    "rollout",
+    "rollout_provider",
+    "run_bounded",
+    "secrets_in",
+    "tool",
+    "use_provider",
+]

@@ -1,0 +1,200 @@
+"""One rollout in several processes: handed on as OpenTelemetry context, continued, and rejoined.
+
+`traceparent` says which span the other process works for, the baggage entry `rollout.id` which
+rollout its model calls belong to. Each process records its own part, and says on a span of its own
+how many calls that has; together the spans are one trajectory, whatever brings them together: a
+trace backend, or `Trajectory.add_spans` where the other process hands its spans back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Protocol
+
+from opentelemetry import baggage
+from opentelemetry import context as otel_context
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from otel_rollout import semconv as sc
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.record.running import (
+    CAPTURE_OFF,
+    ROLLOUT,
+    ActiveRollout,
+    Options,
+    Run,
+    begin_part,
+    close,
+    current_rollout,
+    detach,
+    end,
+    running_rollout,
+    use_default,
+)
+from otel_rollout.spans import SpanRecord
+from otel_rollout.wire import dumps, loads
+
+logger = logging.getLogger("otel_rollout")
+
+_propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+_is_id = re.compile(r"[0-9a-f]{32}").fullmatch
+
+
+def propagate(*, environ: bool = False) -> dict[str, str]:
+    """What lets another process continue the current rollout, as HTTP headers.
+
+        requests.post(url, headers=propagate(), json=task)
+        subprocess.run(command, env={**os.environ, **propagate(environ=True)})
+        pool.submit(work, task, propagate())
+
+    The other end is `continue_rollout`, or just `configure()` where the environment brings it.
+    The names are those of the W3C (`traceparent`, `baggage`); `environ=True` gives them as
+    environment variables (`TRACEPARENT`, `BAGGAGE`). Outside a rollout, and under `no_capture()`,
+    only the current span is propagated; {} where there is none.
+    """
+    context = otel_context.get_current()
+    active = current_rollout()
+    if active is not None:
+        with active.lock:
+            active.handed_on += 1
+        context = baggage.set_baggage(sc.ROLLOUT_ID, active.id, context)
+        if (version := active.policy_version) is not None:
+            context = baggage.set_baggage(sc.ROLLOUT_POLICY_VERSION, dumps(version), context)
+        if not active.trajectory.trainable:
+            context = baggage.set_baggage(sc.ROLLOUT_TRAINABLE, dumps(False), context)
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, context)
+    return {key.upper(): value for key, value in carrier.items()} if environ else carrier
+
+
+class Carrier(Protocol):
+    """Headers as any server has them, or an environment."""
+
+    def items(self) -> Iterable[tuple[str, str]]: ...
+
+
+class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
+    """Continue, in this process, the rollout that a carrier brings.
+
+        with continue_rollout(request.headers) as part:
+            answer = agent(task)                      # its model calls belong to the rollout
+        return answer, part.spans
+
+    `carrier`: HTTP headers or environment variables, in any case; the default is `os.environ`.
+    With `async with` too. Where the carrier brings no rollout only its trace is continued, and
+    what it brings wrongly is passed over: a server never fails for the headers it gets.
+    ConfigurationError for what is no mapping.
+    """
+
+    def __init__(self, carrier: Carrier | None = None) -> None:
+        if carrier is None:
+            carrier = dict(os.environ)
+        if not hasattr(carrier, "items"):
+            raise ConfigurationError(
+                f"continue_rollout(...): expected headers or environment variables as a mapping, "
+                f"got {carrier!r}"
+            )
+        self._carrier = carrier
+        self._run: Run | None = None
+        self._token: Any = None
+        self._active: ActiveRollout | None = None
+
+    @property
+    def spans(self) -> list[SpanRecord]:
+        """What this process recorded of the rollout, once it has ended; can be pickled.
+
+        [] where the rollout runs in this very process, which has them anyway.
+        """
+        return list(self._active.records) if self._active is not None else []
+
+    def __enter__(self) -> continue_rollout:
+        try:
+            context = _extract(self._carrier)
+            rollout_id = _rollout_in(context)
+            if rollout_id is None:
+                self._token = otel_context.attach(context)
+                return self
+            context = baggage.remove_baggage(sc.ROLLOUT_ID, context)
+            here = running_rollout(rollout_id)
+            if here is not None:
+                with here.lock:
+                    here.handed_on -= 1
+                context = otel_context.set_value(ROLLOUT, here, context)
+                context = otel_context.set_value(CAPTURE_OFF, False, context)
+                self._token = otel_context.attach(context)
+                return self
+            version = _policy_version(baggage.get_baggage(sc.ROLLOUT_POLICY_VERSION, context))
+            trainable = baggage.get_baggage(sc.ROLLOUT_TRAINABLE, context) != dumps(False)
+            for name in (sc.ROLLOUT_POLICY_VERSION, sc.ROLLOUT_TRAINABLE):
+                context = baggage.remove_baggage(name, context)
+            options = Options(policy_version=version, trainable=trainable)
+            self._run = begin_part(rollout_id, options, context)
+            self._active = self._run.active
+        except Exception:
+            logger.exception("a rollout could not be continued; its calls here are not recorded")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_back: TracebackType | None,
+    ) -> None:
+        run, self._run = self._run, None
+        token, self._token = self._token, None
+        end(run, error=error)
+        if token is not None:
+            detach(token)
+
+    async def __aenter__(self) -> continue_rollout:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_back: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace_back)
+
+
+def continue_environment() -> ActiveRollout | None:
+    """Make this whole process part of the rollout that its environment brings; None if none.
+
+    It ends with `leave_environment`, before the provider is shut down.
+    """
+    if _rollout_in(_extract(dict(os.environ))) is None:
+        return None
+    active = continue_rollout().__enter__()._active
+    use_default(active)
+    return active
+
+
+def leave_environment(active: ActiveRollout) -> None:
+    """End this process's part of the rollout that its environment brought."""
+    use_default(None)
+    close(active)
+
+
+def _extract(carrier: Carrier) -> otel_context.Context:
+    headers = {str(key).lower(): value for key, value in carrier.items() if isinstance(value, str)}
+    return _propagator.extract(headers, otel_context.get_current())
+
+
+def _rollout_in(context: otel_context.Context) -> str | None:
+    rollout_id = baggage.get_baggage(sc.ROLLOUT_ID, context)
+    return rollout_id if isinstance(rollout_id, str) and _is_id(rollout_id) else None
+
+
+def _policy_version(text: object) -> str | int | None:
+    try:
+        value = loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None

@@ -1,0 +1,168 @@
+"""Tool calls as spans: what was called, with what, and what came out."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+
+from otel_rollout import semconv as sc
+from otel_rollout.errors import NotARolloutError
+from otel_rollout.record.running import detach, rollout_of, rollout_tracer
+from otel_rollout.wire import dumps
+
+logger = logging.getLogger("otel_rollout")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NOTHING = object()
+_CALL_ID = "tool_call_id"
+
+
+class tool:  # noqa: N801 - used as a decorator
+    """Record the run of a tool as an `execute_tool` span.
+
+        @tool                                      @tool(name="web_search")
+        def search(query): ...                     async def search(query): ...
+
+        search(query="x", tool_call_id=call.id)    # the id joins the span to the model's call
+
+        with tool(call.function.name, call_id=call.id, arguments=call.function.arguments) as span:
+            span.result = run(...)
+
+    A decorated function keeps its name, signature, return value and exceptions; it also takes
+    `tool_call_id`, which is passed on only if the function declares it.
+    """
+
+    result: object
+    """What the tool returned; set it inside the `with`."""
+
+    @overload
+    def __new__(cls, name: F, /) -> F: ...  # type: ignore[misc]
+
+    @overload
+    def __new__(
+        cls, name: str | None = None, *, call_id: str | None = None, arguments: object = ...
+    ) -> tool: ...
+
+    def __new__(
+        cls, name: Any = None, *, call_id: str | None = None, arguments: object = _NOTHING
+    ) -> Any:
+        if name is not None and not isinstance(name, str):
+            return cls(getattr(name, "__name__", type(name).__name__))(name)
+        recorded = super().__new__(cls)
+        recorded._name = name
+        recorded._call_id = call_id
+        recorded._arguments = arguments
+        recorded._span = trace.INVALID_SPAN
+        recorded._token = None
+        recorded.result = _NOTHING
+        return recorded
+
+    _name: str | None
+    _call_id: str | None
+    _arguments: object
+    _span: trace.Span
+    _token: Any
+
+    def __call__(self, function: F) -> F:
+        if isinstance(function, staticmethod | classmethod):
+            return type(function)(self(function.__func__))
+        if not callable(function) or inspect.isclass(function):
+            raise NotARolloutError(f"@tool: expected a function, got {function!r}")
+        name = self._name or getattr(function, "__name__", type(function).__name__)
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            signature = inspect.Signature()
+        takes_id = _CALL_ID in signature.parameters
+
+        def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tool:
+            call_id = None if takes_id else kwargs.pop(_CALL_ID, None)
+            try:
+                arguments = dict(signature.bind(*args, **kwargs).arguments)
+            except TypeError:
+                arguments = {"args": list(args), **kwargs}
+            if takes_id:
+                call_id = arguments.pop(_CALL_ID, None)
+            for bound in ("self", "cls"):
+                arguments.pop(bound, None)
+            return tool(name, call_id=call_id, arguments=arguments)
+
+        call = getattr(function, "__call__", None)  # noqa: B004 - a callable object may be async
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
+
+            @functools.wraps(function)
+            async def run_tool_async(*args: Any, **kwargs: Any) -> Any:
+                with opened(args, kwargs) as span:
+                    span.result = await function(*args, **kwargs)
+                return span.result
+
+            return run_tool_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def run_tool(*args: Any, **kwargs: Any) -> Any:
+            with opened(args, kwargs) as span:
+                span.result = function(*args, **kwargs)
+            return span.result
+
+        return run_tool  # type: ignore[return-value]
+
+    def __enter__(self) -> tool:
+        try:
+            name = self._name or "tool"
+            attributes = {
+                sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EXECUTE_TOOL,
+                sc.GEN_AI_TOOL_NAME: name,
+                sc.GEN_AI_TOOL_TYPE: "function",
+            }
+            active = rollout_of(None)
+            if active is not None:
+                attributes[sc.ROLLOUT_ID] = active.id
+            if self._call_id is not None:
+                attributes[sc.GEN_AI_TOOL_CALL_ID] = str(self._call_id)
+            if self._arguments is not _NOTHING:
+                attributes[sc.GEN_AI_TOOL_CALL_ARGUMENTS] = _text(self._arguments)
+            self._span = rollout_tracer().start_span(
+                f"{sc.OPERATION_EXECUTE_TOOL} {name}", attributes=attributes
+            )
+            self._token = otel_context.attach(trace.set_span_in_context(self._span))
+        except Exception:
+            logger.exception("a tool span could not be opened; the tool runs without one")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_back: TracebackType | None,
+    ) -> None:
+        try:
+            if self._token is not None:
+                detach(self._token)
+                self._token = None
+            if self.result is not _NOTHING:
+                self._span.set_attribute(sc.GEN_AI_TOOL_CALL_RESULT, _text(self.result))
+            if error is not None:
+                self._span.record_exception(error)
+                self._span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
+                self._span.set_status(trace.StatusCode.ERROR, _text(str(error)))
+        except Exception:
+            logger.exception("a tool span could not be closed cleanly")
+        finally:
+            self._span.end()
+
+
+def _text(value: object) -> str:
+    """Text as it is, JSON as JSON, anything else as Python shows it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    try:
+        return dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)

@@ -1,0 +1,220 @@
+"""One model call as its exchange span tells it: what was asked, what came back, how it ended."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from otel_rollout.wire import (
+    Json,
+    MessagePath,
+    copy_json,
+    dumps,
+    loads,
+    merge,
+    path_messages,
+    unpack_events,
+    visible_content,
+    visible_key,
+)
+
+EXACT_SOURCE = "exchange"
+"""`Exchange.source` of what was read from our own spans."""
+
+
+LARGE = 1024
+"""A message with more bytes is written again behind another beginning only by its digest.
+
+Such as the screenshots that an agent keeps while it shortens what is before them.
+"""
+
+
+def digest_of(*parts: bytes | memoryview) -> bytes:
+    """The 16 bytes that name a content; `spans.writer` says of what."""
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenPath:
+    """Token ids that share their beginning with those of earlier calls (None is the empty one)."""
+
+    parent: TokenPath | None
+    ids: array[int]
+    """The ids behind those of `parent`."""
+    length: int
+
+    def to_list(self) -> list[int]:
+        """All ids, first to last."""
+        blocks: list[array[int]] = []
+        path: TokenPath | None = self
+        while path is not None:
+            blocks.append(path.ids)
+            path = path.parent
+        ids: list[int] = []
+        for block in reversed(blocks):
+            ids += block.tolist()
+        return ids
+
+
+def extend_tokens(path: TokenPath | None, ids: list[int]) -> TokenPath:
+    """The path that continues `path` with these ids. OverflowError beyond 64 bits."""
+    length = len(ids) + (path.length if path else 0)
+    try:
+        return TokenPath(path, array("i", ids), length)
+    except OverflowError:
+        return TokenPath(path, array("q", ids), length)
+
+
+# --- Reading
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One exchange span, read: what was asked, what came back, how it ended."""
+
+    span_id: str
+    start_time_ns: int
+    end_time_ns: int | None
+    process: str
+    """The process that made the call; `started` and `ended` compare only within one."""
+    started: int
+    """The rollout's logical clock when the call began."""
+    ended: int
+    """The rollout's logical clock when the last byte of the reply had come."""
+    path: str
+    status: str
+    error: dict[str, str] | None
+    attempts: int
+    status_code: int | None
+    policy_version: str | int | None
+    stream: bool
+    response_id: str | None
+    """As capture found it without reading the response; see `reply_id`."""
+    key: str | None
+    """The member of the request that holds the conversation, such as `messages`."""
+    params: dict[str, Json]
+    """The request as it was ordered; None in the place of its conversation."""
+    raw_request: str | None
+    """The request's text, where it is no JSON object."""
+    prompt: MessagePath | None
+    """The conversation of the request; None where it has none, or where that is not known."""
+    prompt_is_known: bool
+    """False where the span with its beginning is missing."""
+    body: str | None
+    """The response's text; prompt token ids are replaced by `{"packed": index}`. None where it
+    is known only as `reply`."""
+    events: str | None
+    """The packed events of a streamed response, instead of `body`."""
+    prompts: list[TokenPath | None]
+    """The prompt token ids; None where the span with their beginning is missing."""
+    damage: list[str]
+    """What this span should hold and does not, in sentences."""
+    context_key: bytes = b""
+    """Equal for requests that may continue one another: same tools, same instructions."""
+    source: str = EXACT_SOURCE
+    """Where it was read: `exchange`, our own span, or the name of a dialect."""
+    lost: list[str] = field(default_factory=list)
+    """What its dialect does not keep of this call, in words; [] for our own span."""
+    _reply: Json = ...  # not read yet
+
+    @property
+    def reply(self) -> Json:
+        """The response as JSON, a stream in unstreamed shape; None where it is no JSON.
+
+        Prompt token ids are still replaced: see `token_ids`.
+        """
+        if self._reply is ...:
+            try:
+                self._reply = self._parse(lambda text: text)
+            except (ValueError, RecursionError):
+                self._reply = None
+        return self._reply
+
+    @property
+    def reply_id(self) -> str | None:
+        """The response id; None where the server gave none."""
+        found = self.reply.get("id") if isinstance(self.reply, dict) else None
+        return found if isinstance(found, str) and found else self.response_id
+
+    def token_ids(self, value: Json) -> list[int] | None:
+        """The ids that a field of `reply` stands for; None where there are none."""
+        path = self.token_path(value)
+        return path.to_list() if path else None
+
+    def token_path(self, value: Json) -> TokenPath | None:
+        """The same as a path, which shares its beginning with those of other calls."""
+        if isinstance(value, dict) and isinstance(index := value.get("packed"), int):
+            return self.prompts[index] if index < len(self.prompts) else None
+        if not isinstance(value, list) or not value:
+            return None
+        try:
+            return extend_tokens(None, value)
+        except (TypeError, OverflowError):  # no token ids, whatever it is called
+            return None
+
+    def request(self) -> Json:
+        """The whole request as it was on the wire; its text where it was no JSON object."""
+        if self.raw_request is not None:
+            return self.raw_request
+        if self.key is None:
+            return copy_json(self.params)
+        return {**copy_json(self.params), self.key: copy_json(path_messages(self.prompt))}
+
+    def response(self) -> Json:
+        """The whole response as it was on the wire, a stream in unstreamed shape.
+
+        Its text where it is no JSON; None where nothing came.
+        """
+
+        def ids(match: re.Match[str]) -> str:
+            path = self.prompts[int(match[1])] if int(match[1]) < len(self.prompts) else None
+            return "null" if path is None else dumps(path.to_list())
+
+        def whole(text: str) -> str:
+            return _packed(ids, text) if self.prompts else text
+
+        try:
+            return self._parse(whole)
+        except (ValueError, RecursionError):
+            return whole(self._text())
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether nothing of a response came, or came down to here."""
+        return self.body is None and self.events is None and self._reply in (..., None)
+
+    def _text(self) -> str:
+        if self.events is not None:
+            return unpack_events(self.events)
+        return dumps(self._reply) if self.body is None else self.body
+
+    def _parse(self, whole: Callable[[str], str]) -> Json:
+        """The response as JSON, None where nothing came. ValueError where it is no JSON."""
+        if self.is_unanswered:
+            return None
+        text = whole(self._text())
+        if self.events is None:
+            return loads(text)
+        merged = merge(text)
+        if merged.body is None:
+            raise ValueError("events of an unknown shape")
+        return merged.body
+
+
+CONTEXT = ("tools", "instructions", "system")
+"""Parameters that the model sees in front of the conversation."""
+
+
+def context_key(params: Mapping[str, Json]) -> bytes:
+    """Bytes that are equal for requests that may continue one another."""
+    relevant = [visible_content(params.get(key)) for key in CONTEXT]
+    return visible_key(relevant) if any(relevant) else b""
+
+
+_packed = re.compile(r'\{"packed":(\d+)\}').sub

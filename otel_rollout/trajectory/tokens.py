@@ -1,0 +1,302 @@
+"""Token sequences: the trainable rows of a trajectory, exactly the ids that the model saw and said.
+
+Pure, and the same for any order of the completions. A call whose prompt ids begin with all the ids
+of an earlier call (prompt and completion) goes on where that one ended; anything else is a row of
+its own. Nothing is rendered, re-tokenised or padded: a completion without exact ids is not
+admitted, and the reason is given. Each admitted completion is trained exactly once over all rows.
+
+The merge rule is the one that trainers agree on (tinker-cookbook `trajectory_to_data`, SkyRL
+`_merge_single_trajectory`, TRL `_chain_to_sequences`), taken from one running segment to a tree:
+a call goes on from the *longest* path that fits it.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from otel_rollout.spans import TokenPath
+from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.histories import ended_before, in_order
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """One trainable row. All lists of T items are aligned with `token_ids`."""
+
+    token_ids: list[int]
+    """(T) what the model saw and said, in order."""
+    loss_mask: list[int]
+    """(T) 1 on the tokens to learn from here, else 0: a completion that several rows share is
+    trained in the first of them only."""
+    logprobs: list[float]
+    """(T) of the sampled tokens, as the server gave them; 0.0 on the others, NaN where a sampled
+    token's is not known."""
+    sampled: list[int]
+    """(T) 1 on the tokens that the model sampled, trained here or not."""
+    prompt_length: int
+    """Tokens before the first sampled one."""
+    spans: list[tuple[str, int, int]]
+    """(completion id, start, end) of each completion in the row, first to last."""
+    completions: list[Completion] = field(repr=False, compare=False)
+    """The completions of `spans`, one for each."""
+    truncated: bool
+    """Whether a completion in it, or the row itself (`max_length`), was cut at a length limit."""
+
+    @property
+    def completion_ids(self) -> list[str]:
+        """Ids of the completions in it, first to last."""
+        return [completion_id for completion_id, _, _ in self.spans]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A completion that no row trains, and why."""
+
+    completion: Completion
+    reason: str
+
+
+class TokenSequences(list[TokenSequence]):
+    """The rows of a trajectory, in order of the calls that end them; and what is in none."""
+
+    __slots__ = ("dropped",)
+
+    def __init__(self, rows: Iterable[TokenSequence] = (), dropped: Iterable[Dropped] = ()) -> None:
+        super().__init__(rows)
+        self.dropped: list[Dropped] = list(dropped)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """An admitted completion: its prompt's ids and its own."""
+
+    completion: Completion
+    prompt: TokenPath
+    ids: list[int]
+    logprobs: list[float | None] | None
+
+    @property
+    def length(self) -> int:
+        """Ids that a call must begin with to go on from here."""
+        return self.prompt.length + len(self.ids)
+
+
+def token_sequences(
+    completions: Iterable[Completion],
+    *,
+    masked: Callable[[Completion], bool] = lambda _: False,
+    max_length: int | None = None,
+) -> TokenSequences:
+    """The rows of the completions of one trajectory.
+
+    masked: completions that stay in their row as context and are not trained.
+    max_length: longer rows are cut at their end, and flagged as truncated.
+    """
+    calls: list[_Call] = []
+    dropped: list[Dropped] = []
+    for completion in in_order(completions):
+        admitted = _admit(completion)
+        if isinstance(admitted, str):
+            dropped.append(Dropped(completion, admitted))
+        else:
+            calls.append(admitted)
+    parents = _link(calls)
+    for call in _unresolved(calls, parents):
+        dropped.append(
+            Dropped(
+                call.completion,
+                "the same prompt was sampled again, nothing went on from this reply, and it is "
+                "not known which one the agent got (unresolved retry)",
+            )
+        )
+        calls.remove(call)
+    rows: list[TokenSequence] = []
+    trained: set[int] = set()
+    ends = {id(parent) for parent in parents.values()}
+    for leaf in calls:
+        if id(leaf) in ends:
+            continue
+        path = [leaf]
+        while (parent := parents.get(id(path[-1]))) is not None:
+            path.append(parent)
+        row = _row(path[::-1], trained, masked, max_length)
+        if any(row.loss_mask):
+            rows.append(row)
+    for call in calls:
+        if id(call) not in trained:
+            why = "masked" if masked(call.completion) else f"beyond {max_length} tokens of its row"
+            dropped.append(Dropped(call.completion, why))
+    return TokenSequences(rows, dropped)
+
+
+def _admit(completion: Completion) -> _Call | str:
+    """The call of a completion that can train, or the reason why it cannot."""
+    if not completion.trainable:
+        error = completion.error or {}
+        because = f": {error['type']}: {error['message']}" if error else ""
+        if completion.status != "complete":
+            return f"its call ended as {completion.status!r}{because}"
+        if completion.exchange.damage:
+            return f"its span is damaged: {completion.exchange.damage[0]}"
+        return "its rollout is not trainable"
+    ids, prompt = completion.token_ids, completion.prompt_token_path
+    if ids is None:
+        return "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
+    if prompt is None or not prompt.length:
+        return "the server sent no token ids of the prompt"
+    logprobs = completion.logprobs
+    if logprobs is not None and len(logprobs) != len(ids):
+        return f"it has {len(ids)} token ids and {len(logprobs)} log-probabilities"
+    usage, counted = completion.usage or {}, completion.sampled_in_response
+    sampled = usage.get("completion_tokens")
+    if isinstance(sampled, int) and counted is not None and sampled != counted:
+        return f"the server says that it sampled {sampled} tokens and sent {counted} token ids"
+    return _Call(completion, prompt, ids, logprobs)
+
+
+class _Beginnings:
+    """Digests of the beginnings of token paths; what paths share is hashed once."""
+
+    def __init__(self) -> None:
+        self._hashers: dict[int, blake2b] = {}
+
+    def through(self, path: TokenPath | None) -> blake2b:
+        """The hasher of the whole path; not to be updated."""
+        missing: list[TokenPath] = []
+        while path is not None and id(path) not in self._hashers:
+            missing.append(path)
+            path = path.parent
+        hasher = blake2b(digest_size=16) if path is None else self._hashers[id(path)]
+        for node in reversed(missing):
+            hasher = hasher.copy()
+            hasher.update(_bytes(node.ids))
+            self._hashers[id(node)] = hasher
+        return hasher
+
+    def digest(self, path: TokenPath, length: int) -> bytes:
+        """Of the first `length` ids of the path."""
+        node: TokenPath | None = path
+        while node is not None and node.length - len(node.ids) >= length:
+            node = node.parent
+        if node is None:
+            return blake2b(digest_size=16).digest()
+        hasher = self.through(node.parent).copy()
+        hasher.update(_bytes(node.ids[: length - (node.length - len(node.ids))]))
+        return hasher.digest()
+
+
+def _bytes(ids: Sequence[int]) -> bytes:
+    return array("q", ids).tobytes()
+
+
+def _link(calls: Sequence[_Call]) -> dict[int, _Call]:
+    """What each call goes on from, by `id`: the longest path that its prompt begins with."""
+    beginnings = _Beginnings()
+    by_model: dict[str | None, dict[int, dict[bytes, list[_Call]]]] = {}
+    for call in calls:
+        hasher = beginnings.through(call.prompt).copy()
+        hasher.update(_bytes(call.ids))
+        lengths = by_model.setdefault(_model(call), {})
+        lengths.setdefault(call.length, {}).setdefault(hasher.digest(), []).append(call)
+    ordered = {model: sorted(lengths) for model, lengths in by_model.items()}
+    parents: dict[int, _Call] = {}
+    for call in calls:
+        lengths, known = by_model[_model(call)], ordered[_model(call)]
+        for position in range(bisect_right(known, call.prompt.length) - 1, -1, -1):
+            length = known[position]
+            found = [
+                other
+                for other in lengths[length].get(beginnings.digest(call.prompt, length), ())
+                if ended_before(other.completion, call.completion)
+            ]
+            if found:
+                parents[id(call)] = max(found, key=lambda c: _recency(c.completion))
+                break
+    return parents
+
+
+def _model(call: _Call) -> str | None:
+    return call.completion.model or call.completion.request_model
+
+
+def _recency(completion: Completion) -> tuple[int, int, str, int]:
+    """Of paths with the same ids the one sampled last; of choices of one response the first."""
+    exchange = completion.exchange
+    return exchange.ended, exchange.start_time_ns, exchange.span_id, -completion.choice_index
+
+
+def _unresolved(calls: Sequence[_Call], parents: dict[int, _Call]) -> list[_Call]:
+    """Samples of one prompt of which it is not known whether the agent ever got them.
+
+    What our capture saw return was delivered, and what a later call went on from was used.
+    """
+    continued = {id(parent) for parent in parents.values()}
+    doubtful = [c for c in calls if not c.completion.exact and id(c) not in continued]
+    if not doubtful:
+        return []
+    beginnings = _Beginnings()
+
+    def prompt(call: _Call) -> tuple[str | None, bytes]:
+        return _model(call), beginnings.digest(call.prompt, call.prompt.length)
+
+    spans: dict[tuple[str | None, bytes], set[str]] = {}
+    for call in calls:
+        spans.setdefault(prompt(call), set()).add(call.completion.span_id)
+    return [call for call in doubtful if len(spans[prompt(call)]) > 1]
+
+
+def _row(
+    path: Sequence[_Call],
+    trained: set[int],
+    masked: Callable[[Completion], bool],
+    max_length: int | None,
+) -> TokenSequence:
+    leaf = path[-1]
+    token_ids = leaf.prompt.to_list() + leaf.ids
+    length = len(token_ids)
+    kept = length if max_length is None else min(length, max_length)
+    loss_mask, sampled, logprobs = [0] * length, [0] * length, [0.0] * length
+    spans: list[tuple[str, int, int]] = []
+    completions: list[Completion] = []
+    truncated = kept < length
+    for call in path:
+        start, end = call.prompt.length, min(call.length, kept)
+        if start >= end:
+            continue
+        ones = [1] * (end - start)
+        sampled[start:end] = ones
+        if id(call) not in trained and not masked(call.completion):
+            loss_mask[start:end] = ones
+            trained.add(id(call))
+        logprobs[start:end] = _known(call.logprobs, len(call.ids))[: end - start]
+        spans.append((call.completion.id, start, end))
+        completions.append(call.completion)
+        truncated = truncated or call.completion.truncated
+    for values in (token_ids, loss_mask, sampled, logprobs):
+        del values[kept:]
+    return TokenSequence(
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        logprobs=logprobs,
+        sampled=sampled,
+        prompt_length=spans[0][1] if spans else len(token_ids),
+        spans=spans,
+        completions=completions,
+        truncated=truncated,
+    )
+
+
+def _known(logprobs: list[float | None] | None, length: int) -> list[float]:
+    if logprobs is None:
+        return [math.nan] * length
+    if None in logprobs:
+        return [math.nan if value is None else value for value in logprobs]
+    return list(logprobs)  # type: ignore[arg-type]

@@ -1,0 +1,66 @@
+"""What model servers and clients say on the wire: JSON, messages, streams, token ids. Pure."""
+
+from otel_rollout.wire.json import (
+    Json,
+    checked_json,
+    copy_json,
+    dumps,
+    elements,
+    expect,
+    is_list_of_objects,
+    loads,
+    members,
+    scan,
+)
+from otel_rollout.wire.messages import (
+    MessagePath,
+    extend,
+    is_reasoning,
+    media_of,
+    path_messages,
+    reasoning_of,
+    visible_content,
+    visible_key,
+)
+from otel_rollout.wire.servers import (
+    asked_ids,
+    logprobs_mode,
+    prompt_ids,
+    sampled_ids,
+    sampled_logprobs,
+    usage,
+    weight_version,
+)
+from otel_rollout.wire.streams import events_of_frames, merge, pack_events, unpack_events
+
+__all__ = [
+    "Json",
+    "MessagePath",
+    "asked_ids",
+    "checked_json",
+    "copy_json",
+    "dumps",
+    "elements",
+    "events_of_frames",
+    "expect",
+    "extend",
+    "is_list_of_objects",
+    "is_reasoning",
+    "loads",
+    "logprobs_mode",
+    "media_of",
+    "members",
+    "merge",
+    "pack_events",
+    "path_messages",
+    "prompt_ids",
+    "reasoning_of",
+    "sampled_ids",
+    "sampled_logprobs",
+    "scan",
+    "unpack_events",
+    "usage",
+    "visible_content",
+    "visible_key",
+    "weight_version",
+]

@@ -1,0 +1,215 @@
+"""Where servers put token ids and log-probabilities: the replies of vLLM, SGLang and llama.cpp.
+
+Pure: a choice and the reply around it in, what the server said out. A server may say the same
+thing in several places, and lose tokens in some of them (parsers of tool calls do). So the ids are
+taken from the place that has most of them, the log-probabilities from one that has as many;
+nothing is made up where no place has them, and whether all came is the server's own count to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from otel_rollout.wire.json import Json
+
+_IDS = ("token_ids", "response_token_ids", "tokens")
+_ID = "token_id:"
+"""How a token is written by vLLM's `return_tokens_as_token_ids`."""
+
+_Fields = Mapping[str, Json]
+
+
+def sampled_ids(choice: _Fields, reply: _Fields) -> list[Json] | None:
+    """The sampled token ids of a choice, as they came; None where the server sent none.
+
+    vLLM and SGLang: `token_ids` (SGLang also `response_token_ids`). SGLang: `output_ids` of the
+    reply's `sglext`, a list for each choice; `meta_info.output_token_logprobs`, triples of
+    log-probability, id and text. llama.cpp: `tokens` of its own `/completion`. Entries of
+    log-probabilities: llama.cpp's `id`, and tokens that are written as `token_id:1`.
+    """
+    of_choices, index = _extension(reply).get("output_ids"), choice.get("index", 0)
+    if not isinstance(of_choices, list) or index not in range(len(of_choices)):
+        of_choices, index = [None], 0
+    given = (*(choice.get(place) for place in _IDS), of_choices[index])
+    found = max(map(_ids, given), key=len)
+    triples = _triples(choice)
+    if len(triples) > len(found):
+        found = [triple[1] for triple in triples]
+    entries, tokens = _entries(choice)
+    if len(entries) > len(found):
+        found = _ids_of_entries(entries) or found
+    if len(tokens) > len(found):
+        found = _ids_of_texts(tokens) or found
+    return found or None
+
+
+def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] | None:
+    """The log-probabilities of a choice, None in the place of each that is not known.
+
+    Of several lists that with `count` of them, if there is one, else the first.
+    """
+    first: list[float | None] | None = None
+    for values in _logprobs(choice):
+        if count is None or len(values) == count:
+            return _floats(values)
+        if first is None:
+            first = _floats(values)
+    return first
+
+
+def prompt_ids(choice: _Fields, reply: _Fields) -> Iterator[Json]:
+    """The places that may hold the token ids of a choice's prompt, the best first."""
+    yield choice.get("prompt_token_ids")
+    yield reply.get("prompt_token_ids")
+    yield _extension(reply).get("input_ids")
+
+
+def asked_ids(prompt: Json, params: _Fields, reply: _Fields) -> list[Json] | None:
+    """The token ids that the request itself has as its prompt, if the server counted as many.
+
+    It may have cut them, or put some before them. `prompt` is what the request asks to complete;
+    the `input_ids` of SGLang's chats stand for its messages.
+    """
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
+        prompt = prompt[0]
+    ids = _ids(prompt) or _ids(params.get("input_ids"))
+    counted = (usage(reply) or {}).get("prompt_tokens")
+    return ids if ids and counted == len(ids) else None
+
+
+def usage(reply: _Fields) -> dict[str, Json] | None:
+    """How many tokens the server counted. llama.cpp's `/completion` has its own words for it."""
+    said = reply.get("usage")
+    if isinstance(said, dict):
+        return said
+    if isinstance(reply.get("tokens_predicted"), int):
+        return {
+            "prompt_tokens": reply.get("tokens_evaluated"),
+            "completion_tokens": reply["tokens_predicted"],
+        }
+    return None
+
+
+def weight_version(choice: _Fields, reply: _Fields) -> str | int | None:
+    """The version of the weights that sampled: SGLang's word, on the choice or on the reply."""
+    for place in (choice.get("meta_info"), reply.get("metadata")):
+        version = place.get("weight_version") if isinstance(place, Mapping) else None
+        if isinstance(version, str | int):
+            return version
+    return None
+
+
+def logprobs_mode(params: _Fields, choice: _Fields, reply: _Fields) -> _Mode | None:
+    """Whether log-probabilities are those before or after temperature, top-p and the like."""
+    for place in (choice, reply, params):
+        mode = place.get("logprobs_mode")
+        if isinstance(mode, str):
+            return _MODES.get(mode)
+    if isinstance(reply.get("tokens_predicted"), int):  # llama.cpp's own endpoint
+        return "processed" if params.get("post_sampling_probs") else "raw"
+    return None
+
+
+_Mode = Literal["raw", "processed"]
+_MODES: dict[str, _Mode] = {
+    "raw": "raw",
+    "raw_logprobs": "raw",
+    "processed": "processed",
+    "processed_logprobs": "processed",
+}
+
+
+def _extension(reply: _Fields) -> _Fields:
+    found = reply.get("sglext")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _ids(value: Json) -> list[Json]:
+    return value if isinstance(value, list) and value and isinstance(value[0], int) else []
+
+
+def _triples(choice: _Fields) -> list[list[Json]]:
+    meta = choice.get("meta_info")
+    found = meta.get("output_token_logprobs") if isinstance(meta, Mapping) else None
+    if not isinstance(found, list) or set(map(type, found)) != {list}:
+        return []
+    return found if min(map(len, found)) > 1 else []
+
+
+def _entries(choice: _Fields) -> tuple[list[_Fields], list[Json]]:
+    """What describes the sampled tokens one by one: objects, or else texts. Both unchecked."""
+    logprobs = choice.get("logprobs")
+    if isinstance(logprobs, Mapping):
+        if isinstance(logprobs.get("token_logprobs"), list):
+            tokens = logprobs.get("tokens")
+            return [], tokens if isinstance(tokens, list) else []
+        entries = _chained(logprobs.get("content"), logprobs.get("refusal"))
+        if entries:
+            return entries, []
+    if isinstance(choice.get("output"), list):  # of the Responses API
+        return _chained(*_logprobs_of_parts(choice["output"])), []
+    return _chained(choice.get("completion_probabilities")), []
+
+
+def _logprobs_of_parts(items: list[Json]) -> Iterator[Json]:
+    for item in items:
+        content = item.get("content") if isinstance(item, Mapping) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, Mapping):
+                yield part.get("logprobs")
+
+
+def _chained(*lists: Json) -> list[_Fields]:
+    found = [entries for entries in lists if isinstance(entries, list) and entries]
+    if len(found) != 1:
+        found = [[entry for entries in found for entry in entries]]
+    return found[0]
+
+
+def _are_objects(entries: list[_Fields]) -> bool:
+    return set(map(type, entries)) == {dict}
+
+
+def _ids_of_entries(entries: list[_Fields]) -> list[Json]:
+    if not _are_objects(entries):
+        return []
+    if isinstance(entries[0].get("id"), int):
+        return [entry.get("id") for entry in entries]
+    return _ids_of_texts([entry.get("token") for entry in entries])
+
+
+def _ids_of_texts(tokens: list[Json]) -> list[Json]:
+    """The ids of tokens that are all written as such; [] if one of them is not."""
+    first = tokens[0]
+    if not isinstance(first, str) or not first.startswith(_ID):
+        return []
+    try:
+        return [int(str(token).removeprefix(_ID)) for token in tokens]
+    except ValueError:
+        return []
+
+
+def _logprobs(choice: _Fields) -> Iterator[list[Json]]:
+    logprobs = choice.get("logprobs")
+    values = logprobs.get("token_logprobs") if isinstance(logprobs, Mapping) else None
+    if isinstance(values, list):
+        yield values
+    elif entries := _entries(choice)[0]:
+        try:
+            yield [entry["logprob"] for entry in entries]
+        except (KeyError, TypeError):
+            if _are_objects(entries):
+                yield [entry.get("logprob") for entry in entries]
+    if triples := _triples(choice):
+        yield [triple[0] for triple in triples]
+
+
+def _floats(values: list[Json]) -> list[float | None]:
+    if set(map(type, values)) == {float} and not math.isnan(sum(values)):
+        return list(values)
+    return [
+        float(value) if isinstance(value, int | float) and not math.isnan(value) else None
+        for value in values
+    ]

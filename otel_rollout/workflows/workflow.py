@@ -1,0 +1,582 @@
+"""Workflows: run a task with every ending handled, and get an `Episode` whatever happens.
+
+Subclass `Workflow`, write `run`. The run is a span `invoke_workflow {name}`; what happens inside is
+collected: trajectories that were committed, those of agents, those of `@rollout` calls, and the
+model calls outside of all these. Names and meaning are those of rLLM's `Workflow`, so a workflow
+that was written for it ports by its imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import functools
+import inspect
+import logging
+import traceback
+import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sized
+from concurrent.futures import Executor
+from statistics import fmean
+from typing import Any, TypeVar
+
+from otel_rollout import semconv as sc
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.record import (
+    ActiveRollout,
+    Options,
+    RolloutProgress,
+    adopt,
+    begin,
+    end,
+    run_bounded,
+)
+from otel_rollout.trajectory import (
+    Episode,
+    Reward,
+    Step,
+    TerminationEvent,
+    TerminationReason,
+    Trajectory,
+    tie,
+)
+from otel_rollout.wire import Json
+
+logger = logging.getLogger("otel_rollout")
+T = TypeVar("T")
+
+
+class Workflow(ABC):
+    """How an agent, or several, work on a task.
+
+        class Solve(Workflow):
+            async def run(self, task, uid, **kwargs):
+                answer = await solve(self.rollout_engine, task)          # a @rollout function
+                raise TerminationEvent(TerminationReason.ENV_DONE)
+
+        episode = await Solve(client).run_with_termination_handling(task, "task-1:0")
+
+    rollout_engine: whatever `run` calls the model with: a client, say.
+    executor: for `run_in_executor`; None is the loop's own.
+    timeout: seconds that a run may take.
+    gamma, reward_bonus_coeff: see `adjust_step_rewards`.
+    store: what runs share, if you want that; nothing is done with it.
+
+    One instance runs one task at a time. `compute_trajectory_reward`, `adjust_step_rewards`,
+    `assign_episode_correctness` and `collect_metrics` may be overridden, also by coroutine
+    functions. Attributes are agents if they have a `trajectory` and `reset()`, environments if
+    they have `reset(task=...)` and `is_multithread_safe()`.
+    """
+
+    def __init__(
+        self,
+        rollout_engine: Any = None,
+        executor: Executor | None = None,
+        timeout: float = 1e6,
+        gamma: float = 0.0,
+        reward_bonus_coeff: float = 0.0,
+        store: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.rollout_engine = rollout_engine
+        self.executor = executor
+        self.timeout = timeout
+        self.gamma = gamma
+        self.reward_bonus_coeff = reward_bonus_coeff
+        self.store = store
+        self.uid: str | None = None
+        self.task: Any = None
+        self._committed: list[Trajectory] = []
+        self._active: ActiveRollout | None = None
+        self._is_due = False
+        """Whether it is reset before it runs: it ran another task."""
+
+    @abstractmethod
+    async def run(self, task: Any, uid: str, **kwargs: Any) -> Episode | None:
+        """Work on one task. None: what was done is collected; an `Episode` is returned as it is."""
+
+    async def run_with_termination_handling(
+        self, task: Any, uid: str, *, options: dict[str, Any] | None = None, **kwargs: Any
+    ) -> Episode:
+        """Run the task and return its episode, however it ended.
+
+        An exception of `run` is in `episode.info["error"]`; only a cancellation from outside
+        propagates, and the episode as far as it came still reaches the exporters. `timeout=`
+        overrides the workflow's; `options` are those of `rollout`, such as `group_id`.
+        """
+        timeout = kwargs.pop("timeout", self.timeout)
+        self.uid, self.task, self._committed = uid, task, []
+        run = begin(
+            Options.of({"name": type(self).__name__, "task_id": uid, **(options or {})}),
+            sc.OPERATION_INVOKE_WORKFLOW,
+        )
+        active = self._active = run.active if run is not None else None
+        recorder = active.recorder if active is not None else None
+        episode = Episode(id=uid, task=task)
+        reason, details = TerminationReason.UNKNOWN, None
+        failure: BaseException | None = None
+        try:
+            returned = None
+            try:
+                returned = await self._within(timeout, task, uid, **kwargs)
+            except WorkflowTimeoutError as error:
+                failure = error
+                reason = TerminationReason.TIMEOUT
+            except TerminationEvent as event:
+                reason = event.reason
+            except Exception as error:
+                failure = error
+                reason = TerminationReason.ERROR
+                details = self._details(error)
+            if isinstance(returned, Episode):
+                episode = returned
+                try:
+                    self._tie(episode)
+                    for trajectory in episode.trajectories:
+                        _reward_completions(trajectory)
+                except Exception:  # what the user put into it
+                    logger.exception("the episode %s cannot be tied to its calls", episode.id)
+                return episode
+            try:
+                episode = self.collect_trajectories()
+                judged = await _done(self.postprocess_episode(episode, reason, details))
+                episode = judged if isinstance(judged, Episode) else episode
+            except Exception as error:  # a hook of the user's
+                failure = error
+                episode.info["error"] = details or self._details(error)
+                episode.termination_reason = TerminationReason.ERROR
+            return episode
+        except BaseException as error:
+            failure = error
+            if not episode.trajectories:
+                episode = Workflow.collect_trajectories(self)
+            episode.id, episode.task = uid, task
+            episode.termination_reason = episode.termination_reason or reason
+            raise
+        finally:
+            if active is not None:
+                active.episode = _summary(episode)
+            self._active = None
+            end(run, error=failure)
+            if recorder is not None:
+                recorder.export_episode(episode)
+
+    async def _within(self, timeout: float, task: Any, uid: str, **kwargs: Any) -> Episode | None:
+        """`run`, or `WorkflowTimeoutError`, which nothing that `run` raises can be taken for."""
+        call = functools.partial(self.run, task, uid, **kwargs)
+        is_async = inspect.iscoroutinefunction(self.run)
+
+        async def working() -> Any:
+            if self._is_due:
+                self._is_due = False
+                await _done(self.reset(task, uid))
+            if is_async or not self.is_multithread_safe():
+                return await _done(call())
+            return await _done(await self.run_in_executor(call))
+
+        work = asyncio.ensure_future(working())
+        try:
+            done, _ = await asyncio.wait({work}, timeout=timeout)
+        finally:
+            if not work.done():
+                await _cancel(work)
+        if not done:
+            raise WorkflowTimeoutError(f"the run took longer than {timeout} s")
+        returned: Episode | None = work.result()
+        return returned
+
+    def _details(self, error: BaseException) -> dict[str, str]:
+        scrub = self._active.scrub if self._active is not None else str
+        return {
+            "error_message": scrub(str(error)),
+            "error_type": type(error).__name__,
+            "traceback": scrub("".join(traceback.format_exception(error))),
+        }
+
+    # --- what is collected
+
+    def commit(
+        self,
+        name: str | None = None,
+        agent: Any = None,
+        trajectory: Trajectory | None = None,
+        reset: bool = False,
+    ) -> None:
+        """Take the trajectory of an agent, or this one, into the episode as it is now.
+
+        `name` becomes its name, `reset` resets the agent. One without steps and completions is
+        not taken. ConfigurationError unless exactly one of both is given.
+        """
+        if (agent is None) is (trajectory is None):
+            raise ConfigurationError(
+                f"commit(agent=..., trajectory=...): expected one of both, got "
+                f"{'both' if agent is not None else 'none'}"
+            )
+        found: Any = trajectory if agent is None else agent.trajectory
+        if name:
+            found.name = name
+        if found.steps:
+            taken = _snapshot(found)
+            if any(taken.id == other.id for other in self._committed):
+                taken.id = uuid.uuid4().hex  # an agent that does not begin a new one at its reset
+            self._committed.append(taken)
+        if agent is not None and reset:
+            agent.reset()
+
+    def collect_trajectories(self) -> Episode:
+        """The episode so far: what was committed, then the trajectories of agents and rollouts.
+
+        Each once, by its id; last the workflow's own one, with the calls that are no other's, if
+        it has such calls or was given a reward.
+        """
+        episode = Episode(id=self.uid or "", task=self.task)
+        episode.trajectories += self._committed
+        known = {trajectory.id for trajectory in self._committed}
+        inside = list(self._active.trajectories) if self._active is not None else []
+        of_agents = [agent.trajectory for agent in self._agents()]
+        for trajectory in [*of_agents, *inside]:
+            if isinstance(trajectory, Trajectory) and trajectory.id not in known:
+                known.add(trajectory.id)
+                if trajectory.steps:
+                    episode.trajectories.append(_snapshot(trajectory))
+        if (own := self._tie(episode)) is not None:
+            episode.trajectories.append(own)
+        return episode
+
+    def _tie(self, episode: Episode) -> Trajectory | None:
+        """Give steps that were built by hand the calls that they are of.
+
+        The workflow's own trajectory, if it has a reward, or calls that are no other's.
+        """
+        active = self._active
+        if active is None:
+            return None
+        own = active.trajectory
+        built = [t for t in episode.trajectories if isinstance(t, Trajectory) and t.is_built]
+        tie([step for trajectory in built for step in trajectory.steps], own.completions)
+        for trajectory in built:
+            if trajectory.id not in active.built:
+                adopt(active, trajectory)
+            for step in trajectory.steps:
+                if step.completion is not None:
+                    own.claimed.add((step.completion.span_id, step.completion.choice_index))
+        left = [c for c in own.completions if (c.span_id, c.choice_index) not in own.claimed]
+        scored = any(completion_id is None for _, completion_id, _ in list(own.all_rewards))
+        return own if left or scored else None
+
+    # --- how it is judged
+
+    def compute_trajectory_reward(self, trajectory: Trajectory) -> Any:
+        """Set the reward of a trajectory: the sum of its steps' rewards, if any step has one."""
+        rewards = [step.reward for step in trajectory.steps if step.scored]
+        if rewards:
+            trajectory.reward = float(sum(rewards))
+
+    def adjust_step_rewards(self, trajectory: Trajectory) -> Any:
+        """Shape and discount the rewards of steps; called for more than one step.
+
+        With `reward_bonus_coeff` b each reward but the first gets `b * (raw[i] - raw[i-1])`, then
+        with `gamma` above 0 each becomes the Monte Carlo return `G = r + gamma * G` from the end.
+        A step without a reward gets no bonus, and a return if one behind it has a reward.
+        """
+        steps = trajectory.steps
+        raw = [step.reward for step in steps]
+        if self.reward_bonus_coeff > 0.0:
+            for position in range(1, len(steps)):
+                if not (steps[position - 1].scored and steps[position].scored):
+                    continue
+                steps[position].reward += self.reward_bonus_coeff * (
+                    raw[position] - raw[position - 1]
+                )
+        if self.gamma > 0.0:
+            future: float | None = None
+            for step in reversed(steps):
+                if future is None and not step.scored:
+                    continue  # nothing is known from here on
+                future = step.reward + self.gamma * (future or 0.0)
+                step.reward = step.mc_return = future
+
+    def assign_episode_correctness(self, episode: Episode) -> Any:
+        """Set `is_correct`: whether the rewards of the trajectories sum to more than 0."""
+        episode.is_correct = sum(t.reward or 0.0 for t in episode.trajectories) > 0
+
+    def collect_metrics(self, episode: Episode) -> Any:
+        """Set `metrics`: `{name}_acc`, the mean reward of the trajectories of each name."""
+        rewards: dict[str, list[float]] = {}
+        for trajectory in episode.trajectories:
+            rewards.setdefault(trajectory.name, []).append(float(trajectory.reward or 0.0))
+        episode.metrics = {f"{name}_acc": fmean(values) for name, values in rewards.items()}
+
+    def postprocess_episode(
+        self,
+        episode: Episode,
+        termination_reason: TerminationReason | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> Any:
+        """Judge the episode and return it; a coroutine of it if a hook is one.
+
+        A step at the end whose model call was never made is dropped. The reward of a trajectory
+        is taken from the raw rewards of its steps, which stay in `raw_reward`.
+        """
+        return _drive(self._judge(episode, termination_reason, error))
+
+    def _judge(
+        self,
+        episode: Episode,
+        termination_reason: TerminationReason | None,
+        error: dict[str, Any] | None,
+    ) -> Generator[Any, None, Episode]:
+        episode.id, episode.task = self.uid or episode.id, self.task
+        for trajectory in episode.trajectories:
+            steps = trajectory.steps
+            if trajectory.is_built and steps and steps[-1].is_empty:
+                steps.pop()
+            yield self.compute_trajectory_reward(trajectory)
+            for step in steps:
+                step.raw_reward = step.reward if step.scored else None
+            if len(steps) > 1:
+                yield self.adjust_step_rewards(trajectory)
+            _reward_completions(trajectory)
+        yield self.assign_episode_correctness(episode)
+        yield self.collect_metrics(episode)
+        if error is not None:
+            episode.info["error"] = error
+        episode.termination_reason = termination_reason or TerminationReason.UNKNOWN
+        return episode
+
+    # --- agents, environments, threads
+
+    def reset(self, task: Any = None, uid: str | None = None) -> Any:
+        """Forget what was committed; reset agents and environments for this task."""
+        self.uid, self.task, self._committed = uid, task, []
+        for agent in self._agents():
+            agent.reset()
+            if isinstance(agent.trajectory, Trajectory):
+                agent.trajectory.task = task
+        for environment in self._environments():
+            environment.reset(task=task)
+
+    def is_multithread_safe(self) -> bool:
+        """Whether all its environments are."""
+        return all(environment.is_multithread_safe() for environment in self._environments())
+
+    async def run_in_executor(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a blocking function in a thread; its model calls belong to this run."""
+        loop = asyncio.get_running_loop()
+        call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
+        return await loop.run_in_executor(self.executor, call)
+
+    def _attributes(self) -> Iterator[Any]:
+        seen: set[int] = set()
+        for owner in (vars(self), *map(vars, type(self).__mro__[:-1])):
+            for name, value in list(owner.items()):
+                if not name.startswith("_") and id(value) not in seen:
+                    seen.add(id(value))
+                    yield value
+
+    def _agents(self) -> Iterator[Any]:
+        for value in self._attributes():
+            if _can_reset(value) and getattr(value, "trajectory", None) is not None:
+                yield value
+
+    def _environments(self) -> Iterator[Any]:
+        for value in self._attributes():
+            if _can_reset(value) and hasattr(value, "is_multithread_safe"):
+                yield value
+
+
+def _can_reset(value: object) -> bool:
+    return not isinstance(value, type | Workflow) and hasattr(type(value), "reset")
+
+
+class WorkflowTimeoutError(TimeoutError):
+    """The workflow's own time is up."""
+
+
+async def _done(value: Any) -> Any:
+    return await value if isinstance(value, Awaitable) else value
+
+
+async def _cancel(work: asyncio.Future[Any]) -> None:
+    """End it, and wait until it has; what it still says is not asked for."""
+    work.cancel()
+    await asyncio.wait({work})  # raises only what comes from outside
+    if not work.cancelled():
+        work.exception()
+
+
+def _drive(judging: Generator[Any, None, Episode]) -> Any:
+    """Run to the end; from the first hook that is a coroutine on, as a coroutine."""
+    while True:
+        try:
+            waiting = next(judging)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(waiting, Awaitable):
+            return _drive_async(judging, waiting)
+
+
+async def _drive_async(judging: Generator[Any, None, Episode], waiting: Any) -> Episode:
+    while True:
+        if isinstance(waiting, Awaitable):
+            await waiting
+        try:
+            waiting = next(judging)
+        except StopIteration as stop:
+            episode: Episode = stop.value
+            return episode
+
+
+def _reward_completions(trajectory: Trajectory) -> None:
+    """The reward of a step is that of its completion, for trainers that read completions."""
+    for step in trajectory.steps:
+        completion = step.completion
+        if completion is None or not step.scored:
+            continue
+        key = None, completion.id, completion.choice_index
+        if trajectory.all_rewards.get(key) != step.reward:
+            trajectory.put_reward(
+                Reward(
+                    step.reward, completion_id=completion.id, choice_index=completion.choice_index
+                )
+            )
+
+
+def _summary(episode: Episode) -> Json:
+    try:
+        return episode.summary()
+    except Exception:  # what the user put into it
+        logger.exception("the episode %s cannot be put on its trace", episode.id)
+        return None
+
+
+def _snapshot(trajectory: Trajectory) -> Trajectory:
+    """The trajectory as it is now, whatever its agent does with it; a rollout's is itself."""
+    if not trajectory.is_built:
+        return trajectory
+    return Trajectory(
+        id=trajectory.id,
+        name=trajectory.name,
+        metadata=dict(trajectory.metadata),
+        metrics=dict(trajectory.metrics),
+        rewards=dict(trajectory.all_rewards),
+        trainable=trajectory.trainable,
+        output=trajectory.output,
+        logs=trajectory.logs,
+        steps=[_copied(step) for step in trajectory.steps],
+        task=trajectory.task,
+    )
+
+
+def _copied(step: Step) -> Step:
+    copied = copy.copy(step)
+    for name in ("chat_completions", "action", "observation", "info"):
+        value = getattr(step, name)
+        try:
+            setattr(copied, name, copy.deepcopy(value))
+        except Exception:
+            logger.debug("a step's %s cannot be copied; it is kept as it is", name)
+    return copied
+
+
+# --- many
+
+
+async def run_workflows(
+    workflow: type[Workflow] | Callable[[], Workflow],
+    tasks: Iterable[Any],
+    *,
+    n_parallel: int = 128,
+    n_samples: int = 1,
+    retry_limit: int = 1,
+    timeout: float | None = None,
+    max_exceptions: int | None = None,
+    progress: bool | str = False,
+    on_episode: Callable[[Episode], object] | None = None,
+    keep_episodes: bool = True,
+    workflow_args: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> list[Episode]:
+    """Run a workflow on many tasks; the episodes in the order of the tasks.
+
+        episodes = await run_workflows(lambda: Solve(client), tasks, n_samples=8)
+
+    workflow: the class, made with `workflow_args`, or a function that makes one. At most
+    `n_parallel` exist; each runs one task at a time and is reset before it.
+    tasks: taken as there is room for them. A task that is a mapping may have an `id`; else its
+    number is its id. Each runs `n_samples` times as `{id}:{sample}`, in one group; tasks with one
+    id are samples of one task.
+    retry_limit: how often a run is tried whose reason is ERROR; failed attempts stay on the trace.
+    timeout: seconds for each attempt, instead of the workflow's.
+    max_exceptions: how many runs may end with ERROR; one more cancels the rest and raises
+    TooManyExceptionsError. None for any number.
+    on_episode: called with each episode as it ends. Without `keep_episodes` none is returned.
+    kwargs: those of `run`.
+    """
+    for name, value in (
+        ("n_parallel", n_parallel),
+        ("n_samples", n_samples),
+        ("retry_limit", retry_limit),
+    ):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigurationError(
+                f"run_workflows({name}=...): expected a number from 1 on, got {value!r}"
+            )
+    idle: list[Workflow] = []
+    if timeout is not None:
+        kwargs["timeout"] = timeout
+
+    async def run(_: int, item: tuple[Any, str, int]) -> Episode:
+        task, task_id, sample = item
+        made = idle.pop() if idle else workflow(**(workflow_args or {}))
+        try:
+            uid = f"{task_id}:{sample}"
+            options = {"task_id": task_id, "group_id": task_id, "sample_index": sample}
+            for attempt in range(1, retry_limit + 1):
+                made._is_due = True  # within the run: a reset that fails is an ending like another
+                episode = await made.run_with_termination_handling(
+                    task, uid, options={**options, "metadata": {"attempt": attempt}}, **kwargs
+                )
+                if episode.termination_reason is not TerminationReason.ERROR:
+                    break
+            return episode
+        finally:
+            idle.append(made)
+
+    def failure(episode: Episode) -> object:
+        if episode.termination_reason is not TerminationReason.ERROR:
+            return None
+        return episode.info.get("error", {}).get("error_message") or "an error"
+
+    total = len(tasks) * n_samples if isinstance(tasks, Sized) else None
+    with RolloutProgress(progress, total, "episodes") as bar:
+
+        def ended(episode: Episode) -> None:
+            reason = episode.termination_reason
+            bar.add(episode.reward, getattr(reason, "value", reason))
+            if on_episode is not None:
+                on_episode(episode)
+
+        return await run_bounded(
+            _samples(tasks, n_samples),
+            run,
+            ended,
+            failure,
+            max_concurrency=n_parallel,
+            max_exceptions=max_exceptions,
+            keep=keep_episodes,
+        )
+
+
+def _samples(tasks: Iterable[Any], count: int) -> Iterator[tuple[Any, str, int]]:
+    seen: Counter[str] = Counter()
+    for number, task in enumerate(tasks):
+        named = task.get("id") if isinstance(task, Mapping) else None
+        task_id = str(number if named is None else named)
+        for sample in range(seen[task_id], seen[task_id] + count):
+            yield task, task_id, sample
+        if named is not None:
+            seen[task_id] += count
