@@ -23,7 +23,7 @@ from otel_rollout import Completion, History, Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.spans.record import SpanRecord, sealed
 from otel_rollout.spans.writer import ExchangeWriter
-from otel_rollout.trajectory.histories import link
+from otel_rollout.trajectory import Conversations
 from otel_rollout.wire.json import dumps
 
 Wire = dict[str, Any]
@@ -665,6 +665,6 @@ def test_a_long_prompt_is_walked_once() -> None:
             rollout.end(rollout.begin(messages, None, [reply], "complete"))
         (trajectory,) = reconstruct(rollout.spans())
         completions = trajectory.completions
-        return operations(lambda: link(completions))
+        return operations(lambda: Conversations(completions).ambiguities)
 
     assert search(100) - search(50) < 5000

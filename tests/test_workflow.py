@@ -32,6 +32,7 @@ from otel_rollout import (
     run_workflows,
 )
 from otel_rollout.testing import Reply
+from otel_rollout.workflows import RllmTrajectory
 from tests.conftest import Clients, Recording
 
 ERROR, TIMEOUT = TerminationReason.ERROR, TerminationReason.TIMEOUT
@@ -85,7 +86,7 @@ class Agent:
         self.reset()
 
     @property
-    def trajectory(self) -> Trajectory:
+    def trajectory(self) -> RllmTrajectory:
         return self._trajectory
 
     @property
@@ -94,7 +95,7 @@ class Agent:
 
     def reset(self) -> None:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}]
-        self._trajectory = Trajectory(name="guesser", steps=[])
+        self._trajectory = RllmTrajectory(name="guesser", steps=[])
 
     def update_from_env(self, observation: Any, reward: float, done: bool, info: Any) -> None:
         if self._trajectory.steps:

@@ -21,11 +21,12 @@ from otel_rollout import (
     Step,
     TerminationEvent,
     TerminationReason,
-    Trajectory,
     Workflow,
     reconstruct_episodes,
 )
 from otel_rollout.testing import Reply, ToolCall
+from otel_rollout.workflows import RllmTrajectory as Trajectory
+from otel_rollout.workflows import rollout_idx
 from tests.conftest import Clients, Recording
 from tests.test_workflow import Agent, Environment, rebuilt
 
@@ -80,6 +81,7 @@ class Timed:
         judged: Episode = super().postprocess_episode(episode, termination_reason, error)  # type: ignore[misc]
         judged.info["timing"] = {"llm_time": self._seconds}
         for trajectory in judged.trajectories:
+            assert isinstance(trajectory, Trajectory)
             trajectory.info["num_steps"] = len(trajectory.steps)
             for step in trajectory.steps:
                 step.info["timed"] = True
@@ -154,8 +156,9 @@ async def test_the_three_that_rllm_ships(
     workflow = kind(Agent, Environment, rollout_engine=engine, executor=None, max_steps=steps)
     episode = await workflow.run_with_termination_handling({"q": 1}, "t:0", temperature=0.5)
     assert episode.termination_reason is reason
-    assert (episode.task_id, episode.rollout_idx) == ("t", "0")
+    assert (episode.task_id, rollout_idx(episode)) == ("t", "0")
     (trajectory,) = episode.trajectories
+    assert isinstance(trajectory, Trajectory)
     assert trajectory.uid == trajectory.id
     assert [step.reward for step in trajectory.steps] == rewards
     assert [c.reward for c in trajectory.completions] == rewards
@@ -272,6 +275,7 @@ async def test_an_agent_whose_steps_are_appended(recording: Recording, clients: 
     task = {"role": "user", "content": "go"}
     episode = await workflow.run_with_termination_handling(task, "t:0")
     (trajectory,) = episode.trajectories
+    assert isinstance(trajectory, Trajectory)
     assert (trajectory.name, trajectory.reward, trajectory.task) == ("simple", 0.5, task)
     assert (dict(trajectory.metadata), dict(trajectory.metrics)) == (
         {"level": "hard"},
@@ -355,7 +359,7 @@ async def test_copies_of_an_episode(recording: Recording, clients: Clients):
             await self.rollout_engine.get_model_response([{"role": "user", "content": "go"}])
             return None
 
-        def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
+        def compute_trajectory_reward(self, trajectory: Any) -> None:
             trajectory.steps[0].reward = 0.25
             super().compute_trajectory_reward(trajectory)
 
@@ -380,7 +384,7 @@ async def test_returns_reach_the_calls_before_the_reward(recording: Recording, c
                 await self.rollout_engine.get_model_response([{"role": "user", "content": text}])
             return None
 
-        def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
+        def compute_trajectory_reward(self, trajectory: Any) -> None:
             trajectory.steps[2].reward = 1.0
             trajectory.reward = 1.0
 

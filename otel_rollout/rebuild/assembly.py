@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from otel_rollout import semconv as sc
+from otel_rollout.rebuild.warnings import after_sentence, damage_of, late_sentence, uncertain
 from otel_rollout.spans import Exchange, ExchangeReader, SpanRecord, as_record, united
 from otel_rollout.trajectory import (
     Completion,
     Contents,
+    Conversations,
+    Recorded,
     Reward,
-    RewardKey,
+    Rewards,
+    Source,
+    Step,
     Trajectory,
     completions_of,
-    in_order,
+    is_in_background,
     with_retrieved,
 )
 from otel_rollout.wire import Json, loads
@@ -23,29 +29,39 @@ from otel_rollout.wire import Json, loads
 
 @dataclass(slots=True)
 class Assembly:
-    """What has come of one rollout so far."""
+    """All spans of one rollout that have come so far: the source of its trajectory.
+
+    Spans may come in any order, more than once, or not at all. Any thread may ask.
+    """
 
     rollout_id: str
     trainable: bool = True
-    rewards: dict[RewardKey, Reward] = field(default_factory=dict)
-    """The rewards that completions look theirs up in; the caller's, where the rollout is live."""
+    """Whether the rollout is to be learned from, as far as its spans tell."""
+    rewards: Rewards = field(default_factory=Rewards)
+    """The trajectory's rewards; the live trajectory's own while the rollout runs."""
     refused: int = 0
     """Exchanges that whoever collected the spans did not keep; a note says why."""
     notes: list[str] = field(default_factory=list)
-    """Sentences of whoever collected the spans, such as that a limit was hit."""
+    """Warnings of whoever collected the spans, such as that a limit was hit."""
+    spans: dict[str, SpanRecord] = field(default_factory=dict)
+    """All that have come, by span id."""
+    _lock: threading.RLock = field(default_factory=threading.RLock)
     _rollout: SpanRecord | None = None
     _reader: ExchangeReader = field(default_factory=ExchangeReader)
     _exchanges: dict[str, SpanRecord] = field(default_factory=dict)
     _evaluations: dict[str, SpanRecord] = field(default_factory=dict)
-    spans: dict[str, SpanRecord] = field(default_factory=dict)
-    """All that have come, by span id."""
     _parts: dict[str, SpanRecord] = field(default_factory=dict)
-    """What other processes that continued the rollout say of it, by span id."""
+    """Spans of other processes that continued the rollout, by span id."""
     _pending: list[SpanRecord] = field(default_factory=list)
     _read: dict[str, Exchange] = field(default_factory=dict)
+    """Exchanges that were read and lack nothing, by span id."""
     _completions: dict[str, list[Completion]] = field(default_factory=dict)
     _claimed: set[str] = field(default_factory=set)
     """Exchanges that belong to trajectories inside it, by span id."""
+    _conversations: Conversations | None = None
+    """The completions that were linked; None: to be made anew."""
+    _unlinked: list[str] = field(default_factory=list)
+    """Exchanges that are not in `_conversations` yet, by span id."""
 
     def add(self, record: SpanRecord) -> None:
         """Take in a span of this rollout, as `as_record` gives it.
@@ -55,11 +71,13 @@ class Assembly:
         known = self.spans.get(record.span_id)
         if known is not None:
             record = united(known, record)
+            self._conversations = None
         self.spans[record.span_id] = record
         if sc.EXCHANGE_VERSION in record.attributes:
             self._reader.add(record)
             if record.end_time_ns is not None:
                 self._exchanges[record.span_id] = record
+                self._unlinked.append(record.span_id)
         elif sc.REWARD in record.attributes or sc.REWARD in record.cut:
             self._evaluations[record.span_id] = record
         elif sc.ROLLOUT_PART in record.attributes:
@@ -76,34 +94,79 @@ class Assembly:
         for record in pending:
             self.add(as_record(record))
 
-    def completions(self) -> list[Completion]:
-        """The completions of the calls that have ended, in order of their start."""
-        found: list[Completion] = []
-        for exchange in with_retrieved(self.exchanges()):
-            known = self._completions.get(exchange.span_id)
-            if known is None or any(c.exchange is not exchange for c in known):
-                completions = completions_of(exchange, self.rewards, trainable=self.trainable)
-                if exchange.damage:  # what is missing may still come
-                    found += completions
-                    continue
-                self._completions[exchange.span_id] = completions
-            found += self._completions[exchange.span_id]
-        return in_order(found)
+    def take(self, records: Sequence[SpanRecord]) -> None:
+        """Take in spans that another process recorded of the rollout."""
+        with self._lock:
+            for record in records:
+                self.add(record)
+
+    def read(self) -> Contents:
+        """The contents of the rollout, which has ended."""
+        with self._lock:
+            exchanges = self.exchanges()
+            conversations = self.conversations()
+            return Contents(conversations, exchanges, self._warnings(exchanges, conversations))
+
+    def conversations(self) -> Conversations:
+        """The completions of the calls that have ended, linked.
+
+        Only calls that are new since the last time are read, unless the reply of one may be on
+        another span, or something that a span refers to has not come yet.
+        """
+        with self._lock:
+            self._settle()
+            if self._conversations is None or not self._extend(self._conversations):
+                exchanges = self.exchanges()
+                conversations = Conversations(
+                    completion
+                    for exchange in with_retrieved(exchanges)
+                    for completion in self._completions_of(exchange)
+                )
+                self._unlinked = []
+                if any(map(_may_change, exchanges)):
+                    return conversations
+                self._conversations = conversations
+            return self._conversations
+
+    def _extend(self, conversations: Conversations) -> bool:
+        """Add what is new; False where all has to be read again."""
+        new = [id_ for id_ in self._unlinked if not _is_late(self._exchanges[id_])]
+        exchanges = [self._exchange(span_id) for span_id in new]
+        if any(map(_may_change, exchanges)) or not self._claimed.isdisjoint(new):
+            return False
+        for exchange in exchanges:
+            for completion in self._completions_of(exchange):
+                conversations.add(completion)
+        self._unlinked = []
+        return True
+
+    def _completions_of(self, exchange: Exchange) -> list[Completion]:
+        known = self._completions.get(exchange.span_id)
+        if known is not None and all(completion.exchange is exchange for completion in known):
+            return known
+        completions = completions_of(exchange, self.rewards, trainable=self.trainable)
+        if not exchange.damage:
+            self._completions[exchange.span_id] = completions
+        return completions
+
+    def _exchange(self, span_id: str) -> Exchange:
+        exchange = self._read.get(span_id) or self._reader.read(span_id)
+        if not exchange.damage:  # what is missing may still come
+            self._read[span_id] = exchange
+        return exchange
 
     def exchanges(self, *, claimed: bool = False) -> list[Exchange]:
         """The calls that are part of the rollout, in order of their start.
 
         `claimed`: instead those that were given to other trajectories.
         """
-        self._settle()
-        exchanges: list[Exchange] = []
-        for span_id, record in self._exchanges.items():
-            if _is_late(record) or (span_id in self._claimed) is not claimed:
-                continue
-            exchange = self._read.get(span_id) or self._reader.read(span_id)
-            if not exchange.damage:
-                self._read[span_id] = exchange
-            exchanges.append(exchange)
+        with self._lock:
+            self._settle()
+            exchanges = [
+                self._exchange(span_id)
+                for span_id, record in self._exchanges.items()
+                if not _is_late(record) and (span_id in self._claimed) is claimed
+            ]
         return sorted(exchanges, key=lambda e: (e.start_time_ns, e.started, e.span_id))
 
     @property
@@ -118,14 +181,25 @@ class Assembly:
         if self._rollout is None or not self._rollout.name.startswith(_WORKFLOW):
             return False  # before anything is read: nobody may ever ask for it
         self._settle()
-        scored = any(completion_id is None for _, completion_id, _ in list(self.rewards))
-        return not (scored or self._exchanges.keys() - self._claimed)
+        return not (self.rewards.has_own or self._exchanges.keys() - self._claimed)
 
-    def claimed(self, span_ids: Iterable[str], by: Assembly | None = None) -> Contents:
-        """Give these exchanges to another trajectory, whose contents they are."""
+    def claim(
+        self,
+        span_ids: Iterable[str],
+        rewards: Rewards,
+        *,
+        trainable: bool,
+        own: Assembly | None = None,
+    ) -> Source:
+        """Give these exchanges to another trajectory; the result is its source.
+
+        `rewards` and `trainable` are that trajectory's; `own` has the spans that it has itself.
+        """
         span_ids = frozenset(span_ids)
-        self._claimed |= span_ids
-        return _Claimed(self, span_ids, by)
+        with self._lock:
+            self._claimed |= span_ids
+            self._conversations = None
+        return _Claimed(self, span_ids, rewards, trainable, own)
 
     def trajectory(self) -> Trajectory:
         """The trajectory of what has come."""
@@ -144,20 +218,21 @@ class Assembly:
     def join_parts(self, trajectory: Trajectory) -> None:
         """Add what other processes set on the rollout; what it set itself stays."""
         for record in sorted(self._parts.values(), key=lambda r: (r.start_time_ns, r.span_id)):
-            part = _read_rollout(record, {}, self)
-            for key, reward in part.all_rewards.items():
-                trajectory.all_rewards.setdefault(key, reward)
-            trajectory.join(part)
+            trajectory.join(_read_rollout(record, Rewards(), None))
 
-    def doubts(self, trajectory: Trajectory) -> list[str]:
-        """A sentence for whatever is missing or uncertain."""
-        there = [*trajectory.exchanges, *self.exchanges(claimed=True)]
-        sentences = [*self.notes, *self._incomplete(there), *self._lost_rewards()]
-        for exchange in trajectory.exchanges:
-            sentences += [f"exchange {exchange.span_id}: {d}" for d in exchange.damage]
-        return [*sentences, *_doubts_of(trajectory)]
+    def _warnings(self, exchanges: Sequence[Exchange], conversations: Conversations) -> list[str]:
+        """A short sentence for whatever is missing or uncertain."""
+        there = [*exchanges, *self.exchanges(claimed=True)]
+        return [
+            *self.notes,
+            *self._incomplete(there),
+            *self.lost_rewards(),
+            *damage_of(exchanges),
+            *uncertain(conversations),
+        ]
 
-    def _lost_rewards(self) -> list[str]:
+    def lost_rewards(self) -> list[str]:
+        """A warning where rewards that came after the rollout are missing or truncated."""
         unreadable = sum(map(_is_unreadable, self._evaluations.values()))
         numbers = {record.integer(sc.REWARD_NUMBER) for record in self._evaluations.values()}
         known = {number for number in numbers if number is not None}
@@ -189,7 +264,7 @@ class Assembly:
                 for record in self._exchanges.values()
             ),
             rewards=self.rewards,
-            contents=self,
+            source=self,
             warnings=[
                 "the rollout's own span did not come: its name, rewards, how it ended and how "
                 "many model calls it made are not known"
@@ -254,78 +329,42 @@ def _is_late(record: SpanRecord) -> bool:
 
 @dataclass(slots=True)
 class _Claimed:
-    """The contents of a trajectory whose calls were made in the rollout around it."""
+    """Source of a trajectory whose calls were made in the rollout around it."""
 
     around: Assembly
     span_ids: frozenset[str]
+    rewards: Rewards
+    trainable: bool
     own: Assembly | None
 
-    def exchanges(self) -> list[Exchange]:
+    def read(self) -> Contents:
+        """The exchanges that it claims, as far as they have come."""
         found = self.around.exchanges(claimed=True)
-        return [exchange for exchange in found if exchange.span_id in self.span_ids]
-
-    def doubts(self, trajectory: Trajectory) -> list[str]:
-        sentences = [*self.own.notes, *self.own._lost_rewards()] if self.own else []
-        missing = len(self.span_ids) - len(trajectory.exchanges)
+        exchanges = [exchange for exchange in found if exchange.span_id in self.span_ids]
+        contents = Recorded(exchanges, self.rewards, trainable=self.trainable).read()
+        warnings = [*self.own.notes, *self.own.lost_rewards()] if self.own else []
+        missing = len(self.span_ids) - len(exchanges)
         if missing:
-            sentences.append(
+            warnings.append(
                 f"{missing} of {len(self.span_ids)} model calls are missing: their spans did not "
                 f"come"
             )
-        for exchange in trajectory.exchanges:
-            sentences += [f"exchange {exchange.span_id}: {d}" for d in exchange.damage]
-        return [*sentences, *_doubts_of(trajectory)]
+        warnings += [*damage_of(exchanges), *uncertain(contents.conversations)]
+        return Contents(contents.conversations, exchanges, warnings)
+
+    def take(self, records: Sequence[SpanRecord]) -> None:
+        """Its rollout has ended: nothing is taken."""
 
 
-def _doubts_of(trajectory: Trajectory) -> list[str]:
-    sentences: list[str] = []
-    for completion in trajectory.completions:
-        sentences += _doubts(completion)
-    return [*sentences, *repeated_ids(trajectory.completions), *trajectory.ambiguities()]
+def _may_change(exchange: Exchange) -> bool:
+    """Whether spans that come later may add to it."""
+    return bool(exchange.damage) or is_in_background(exchange)
 
 
 _WORKFLOW = f"{sc.OPERATION_INVOKE_WORKFLOW} "
 
 
-def late_sentence(count: int) -> str:
-    """What a trajectory says about calls that its rollout did not wait for."""
-    return f"{count} model calls had not ended when the rollout did; they are not part of it"
-
-
-def after_sentence(count: int) -> str:
-    """What a trajectory says about calls that came after its rollout."""
-    return f"{count} model calls began after the rollout had ended; they are not part of it"
-
-
-def _doubts(completion: Completion) -> list[str]:
-    sentences: list[str] = []
-    exchange = completion.exchange
-    if completion.items and exchange.reply_id is None and completion.choice_index == 0:
-        sentences.append(f"a response came without an id; its completion is {completion.id!r}")
-    if "NaN" in (exchange.body or exchange.events or ""):
-        unknown = (completion.logprobs or []).count(None)
-        if unknown:
-            sentences.append(
-                f"completion {completion.id!r}: {unknown} log-probabilities are not numbers; "
-                f"they are None"
-            )
-    return sentences
-
-
-def repeated_ids(completions: Sequence[Completion]) -> list[str]:
-    spans: dict[str, set[str]] = {}
-    for completion in completions:
-        spans.setdefault(completion.id, set()).add(completion.span_id)
-    return [
-        f"{len(ids)} responses have the id {name!r}: get_history({name!r}) gives the last of them"
-        for name, ids in spans.items()
-        if len(ids) > 1
-    ]
-
-
-def _read_rollout(
-    record: SpanRecord, rewards: dict[RewardKey, Reward], contents: Contents
-) -> Trajectory:
+def _read_rollout(record: SpanRecord, rewards: Rewards, source: Source | None) -> Trajectory:
     warnings = [f"its {key} was cut, or did not come" for key in sorted(record.cut)]
 
     def json(key: str) -> Json:
@@ -340,7 +379,9 @@ def _read_rollout(
 
     for row in json(sc.ROLLOUT_REWARDS) or ():
         reward = Reward.from_dict(row)
-        rewards.setdefault(reward.key, reward)
+        if reward.key not in rewards:
+            rewards.put(reward)
+    steps = json(sc.ROLLOUT_STEPS)
     if (record.integer(sc.ROLLOUT_SCHEMA_VERSION) or 0) > sc.SCHEMA_VERSION:
         warnings.append("it was written by a newer otel-rollout: what that added is not read")
     return Trajectory(
@@ -353,7 +394,7 @@ def _read_rollout(
         group_id=record.text(sc.ROLLOUT_GROUP_ID),
         sample_index=record.integer(sc.ROLLOUT_SAMPLE_INDEX),
         policy_version=record.label(sc.ROLLOUT_POLICY_VERSION),
-        contents=contents,
+        source=source,
         trainable=record.boolean(sc.ROLLOUT_TRAINABLE) is not False
         and sc.ROLLOUT_TRAINABLE not in record.cut,
         appended={
@@ -369,8 +410,10 @@ def _read_rollout(
         output=json(sc.ROLLOUT_OUTPUT),
         start_time_ns=record.start_time_ns,
         end_time_ns=record.end_time_ns,
+        steps=None if steps is None else [Step.from_dict(step) for step in steps],
         warnings=warnings,
-    ).recorded(json(sc.ROLLOUT_STEPS))
+        sealed=True,
+    )
 
 
 def _in_order(evaluations: Iterable[SpanRecord]) -> list[SpanRecord]:
@@ -398,16 +441,17 @@ def _is_unreadable(record: SpanRecord) -> bool:
     return not record.cut.isdisjoint((sc.REWARD, sc.REWARD_NUMBER))
 
 
-def _apply_reward(record: SpanRecord, rewards: dict[RewardKey, Reward]) -> None:
+def _apply_reward(record: SpanRecord, rewards: Rewards) -> None:
     if _is_unreadable(record):  # the span's name says which rewards it may have replaced
         for key in [key for key in rewards if record.name == evaluation_name(key[0])]:
-            del rewards[key]
+            rewards.remove(key)
         return
     row = loads(record.text(sc.REWARD) or "")
     key = row.get("name"), row.get("completion_id"), row.get("choice_index", 0)
-    rewards.pop(key, None)
-    if row.get("value") is not None:
-        rewards[key] = Reward.from_dict(row)
+    if row.get("value") is None:
+        rewards.remove(key)
+    else:
+        rewards.put(Reward.from_dict(row))
 
 
 def evaluation_name(name: str | None) -> str:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.assembly import Assembly, repeated_ids
+from otel_rollout.rebuild.assembly import Assembly
 from otel_rollout.rebuild.dialects import error_of, read_trace
+from otel_rollout.rebuild.warnings import damage_of, repeated_ids
 from otel_rollout.spans import Exchange, SpanRecord, as_record, united
-from otel_rollout.trajectory import (
-    Trajectory,
-)
+from otel_rollout.trajectory import Contents, Recorded, Rewards, Trajectory
 
 logger = logging.getLogger("otel_rollout")
 
@@ -56,7 +55,13 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
         around = rollouts.get(trajectory.parent_id or "")
         if around is not None and assembly.claims:
-            trajectory.fill(around.claimed(assembly.claims, assembly), trajectory.end_time_ns)
+            source = around.claim(
+                assembly.claims,
+                trajectory.all_rewards,
+                trainable=trajectory.trainable,
+                own=assembly,
+            )
+            trajectory.settle(source, trajectory.end_time_ns)
     for assembly in rollouts.values():
         for span_id in nobodys.keys() & assembly.spans.keys():
             del nobodys[span_id]  # it came whole, too
@@ -103,31 +108,33 @@ def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
             status=status,
             termination_reason=None if error is None else status,
             error=error,
-            contents=_Inferred(exchanges, is_whole=is_root),
+            source=_Inferred(exchanges, is_whole=is_root),
         )
     ]
 
 
 @dataclass(slots=True)
 class _Inferred:
-    """What a trajectory that was inferred from other instrumentations' spans holds."""
+    """Source of a trajectory that was inferred from other instrumentations' spans."""
 
-    read: list[Exchange]
+    exchanges: list[Exchange]
     is_whole: bool
 
-    def exchanges(self) -> list[Exchange]:
-        return self.read
-
-    def doubts(self, trajectory: Trajectory) -> list[str]:
-        sentences: list[str] = []
-        for source in sorted({exchange.source for exchange in self.read}):
-            lost = {fact for e in self.read if e.source == source for fact in e.lost}
-            sentences.append(
+    def read(self) -> Contents:
+        """The calls, with a warning for what each dialect does not keep."""
+        warnings: list[str] = []
+        for source in sorted({exchange.source for exchange in self.exchanges}):
+            lost = {fact for e in self.exchanges if e.source == source for fact in e.lost}
+            warnings.append(
                 f"inferred: no rollout was recorded; its calls were read from spans of the dialect "
                 f"{source!r}, which does not keep: {'; '.join(sorted(lost)) or 'all of a call'}"
             )
         if not self.is_whole:
-            sentences.append("inferred: its root span did not come: how it ended is not known")
-        for exchange in self.read:
-            sentences += [f"exchange {exchange.span_id}: {d}" for d in exchange.damage]
-        return [*sentences, *repeated_ids(trajectory.completions), *trajectory.ambiguities()]
+            warnings.append("inferred: its root span did not come: how it ended is not known")
+        conversations = Recorded(self.exchanges, Rewards()).read().conversations
+        warnings += damage_of(self.exchanges)
+        warnings += [*repeated_ids(conversations.completions), *conversations.ambiguities]
+        return Contents(conversations, self.exchanges, warnings)
+
+    def take(self, records: Sequence[SpanRecord]) -> None:
+        """Nobody records it: nothing is taken."""

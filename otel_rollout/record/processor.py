@@ -28,7 +28,7 @@ from otel_rollout.export import TrajectoryExporter
 from otel_rollout.rebuild import Assembly
 from otel_rollout.record.running import ActiveRollout, Key, rollout_of, settle
 from otel_rollout.spans import SpanRecord, as_record, unchecked_record
-from otel_rollout.trajectory import Completion, Trajectory
+from otel_rollout.trajectory import Conversations, Trajectory
 
 logger = logging.getLogger("otel_rollout")
 
@@ -164,14 +164,14 @@ class TrajectorySpanProcessor(SpanProcessor):
                 if rollout_id in key:
                     buffer.cut_off = True
 
-    def completions(self, key: Key) -> list[Completion]:
-        """The completions of a running rollout; [] for one that is not known."""
+    def conversations(self, key: Key) -> Conversations:
+        """The completions of a running rollout, linked; none for one that is not known."""
         with self._lock:
             buffer = self._buffers.get(key)
             if buffer is None:
-                return []
+                return Conversations()
             _take_in(buffer)
-            return buffer.assembly.completions()
+            return buffer.assembly.conversations()
 
     def add_spans(self, key: Key, records: Sequence[SpanRecord]) -> None:
         """Take in what other processes recorded of a running rollout."""
@@ -219,8 +219,9 @@ class TrajectorySpanProcessor(SpanProcessor):
         buffer.assembly.add_later(map(as_record, buffer.open.values()))
         buffer.assembly.add(record)
         for built, span_ids in active.built.values():
-            built.fill(buffer.assembly.claimed(span_ids), built.end_time_ns)
-        active.trajectory.fill(buffer.assembly, record.end_time_ns)
+            source = buffer.assembly.claim(span_ids, built.all_rewards, trainable=built.trainable)
+            built.settle(source, built.end_time_ns)
+        active.trajectory.settle(buffer.assembly, record.end_time_ns)
         buffer.assembly.join_parts(active.trajectory)
         active.recorded = True
         return active.trajectory

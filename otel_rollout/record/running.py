@@ -29,7 +29,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.rebuild import after_sentence, evaluation_name
 from otel_rollout.spans import ExchangeWriter, SpanRecord, carried, label, sealed
-from otel_rollout.trajectory import Completion, Reward, RewardKey, Trajectory
+from otel_rollout.trajectory import Contents, Conversations, Reward, RewardKey, Trajectory
 from otel_rollout.wire import Json, checked_json, dumps, loads
 
 logger = logging.getLogger("otel_rollout")
@@ -158,7 +158,7 @@ Key = tuple[str, str]
 class Recorder(Protocol):
     """The part of the span processor that a running rollout uses."""
 
-    def completions(self, key: Key) -> list[Completion]: ...
+    def conversations(self, key: Key) -> Conversations: ...
 
     def export_episode(self, episode: object) -> None: ...
 
@@ -250,7 +250,8 @@ class ActiveRollout:
             id=self.id,
             parent_id=parent.id if parent else None,
             status="running",
-            live=self,
+            source=self,
+            sealed=False,
         )
         self._ended = weakref.ref(self._trajectory)
         if operation == sc.OPERATION_INVOKE_WORKFLOW:
@@ -315,11 +316,15 @@ class ActiveRollout:
             self.span.update_name(self.span_name)
             self.span.set_attributes(self.start_attributes())
 
-    def completions(self) -> list[Completion]:
+    def read(self) -> Contents:
+        """What was exchanged so far."""
         settle()
-        return self.recorder.completions(self.key) if self.recorder else []
+        if self.recorder is None:
+            return Contents()
+        return Contents(self.recorder.conversations(self.key))
 
-    def add_spans(self, records: Sequence[SpanRecord]) -> None:
+    def take(self, records: Sequence[SpanRecord]) -> None:
+        """Take in what another process recorded of the rollout."""
         if self.recorder is not None:
             self.recorder.add_spans(self.key, records)
 
@@ -407,7 +412,7 @@ def _end_attributes(trajectory: Trajectory) -> dict[str, Any]:
     texts: dict[str, Json] = {
         sc.ROLLOUT_ERROR: trajectory.error,
         sc.ROLLOUT_OUTPUT: trajectory.output,
-        sc.ROLLOUT_REWARDS: [r.to_dict() for r in list(trajectory.all_rewards.values())] or None,
+        sc.ROLLOUT_REWARDS: [r.to_dict() for r in trajectory.all_rewards.all()] or None,
         sc.ROLLOUT_METRICS: dict(trajectory.metrics) or None,
         sc.ROLLOUT_METADATA: dict(trajectory.metadata) or None,
         sc.ROLLOUT_LOGS: trajectory.logs or None,
@@ -421,25 +426,10 @@ def _end_attributes(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-class _Built:
-    """What a trajectory that was built by hand has, until its workflow ends."""
-
-    def __init__(self, trajectory: Trajectory) -> None:
-        self._trajectory = weakref.ref(trajectory)
-
-    def completions(self) -> list[Completion]:
-        trajectory = self._trajectory()
-        steps = trajectory.steps if trajectory is not None else []
-        return [step.completion for step in steps if step.completion is not None]
-
-    def add_spans(self, records: Sequence[SpanRecord]) -> None:
-        """Its calls are those of its steps."""
-
-
 def adopt(workflow: ActiveRollout, trajectory: Trajectory) -> None:
     """Make a trajectory that was built by hand one of the workflow's."""
     own = workflow.trajectory
-    trajectory.open(_Built(trajectory))
+    trajectory.open()
     trajectory.parent_id, trajectory.trace_id = workflow.id, own.trace_id
     trajectory.policy_version = own.policy_version
     _place(trajectory, own)
@@ -770,7 +760,7 @@ def close(active: ActiveRollout, output: object = None, error: BaseException | N
             active.running = False
         span = active.span
         span.set_attributes(attributes)
-        for reward in list(active.trajectory.all_rewards.values()):
+        for reward in active.trajectory.all_rewards.all():
             span.add_event(sc.GEN_AI_EVALUATION_RESULT, _evaluation(reward))
         if error is not None:
             span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)

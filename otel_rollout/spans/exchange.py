@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 from otel_rollout.wire import (
     Json,
@@ -121,7 +122,16 @@ class Exchange:
     """Where it was read: `exchange`, our own span, or the name of a dialect."""
     lost: list[str] = field(default_factory=list)
     """What its dialect does not keep of this call, in words; [] for our own span."""
-    _reply: Json = ...  # not read yet
+    _reply: Json = None
+    _is_read: bool = False
+    """Whether `_reply` is what the response says; it is parsed when somebody asks."""
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Also of pickles of earlier versions, where `...` was a reply that was not parsed yet."""
+        fields = {"_is_read": state[1]["_reply"] is not ..., **state[1]}
+        fields["_reply"] = fields["_reply"] if fields["_is_read"] else None
+        for name, value in fields.items():
+            setattr(self, name, value)
 
     @property
     def reply(self) -> Json:
@@ -129,11 +139,12 @@ class Exchange:
 
         Prompt token ids are still replaced: see `token_ids`.
         """
-        if self._reply is ...:
+        if not self._is_read:
             try:
                 self._reply = self._parse(lambda text: text)
             except (ValueError, RecursionError):
                 self._reply = None
+            self._is_read = True
         return self._reply
 
     @property
@@ -187,7 +198,7 @@ class Exchange:
     @property
     def is_unanswered(self) -> bool:
         """Whether nothing of a response came, or came down to here."""
-        return self.body is None and self.events is None and self._reply in (..., None)
+        return self.body is None and self.events is None and self._reply is None
 
     def _text(self) -> str:
         if self.events is not None:

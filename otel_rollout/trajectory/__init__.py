@@ -1,25 +1,36 @@
 """What users hold: trajectories, their completions, histories, rewards, token sequences. Pure."""
 
-from otel_rollout.trajectory.completion import Completion, completions_of, with_retrieved
+from otel_rollout.trajectory.completion import (
+    Completion,
+    completions_of,
+    is_in_background,
+    with_retrieved,
+)
+from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.episode import Episode, TerminationEvent, TerminationReason
 from otel_rollout.trajectory.groups import TrajectoryGroup
-from otel_rollout.trajectory.histories import build_histories, in_order, link
+from otel_rollout.trajectory.histories import in_order
 from otel_rollout.trajectory.history import History, HistoryItem
-from otel_rollout.trajectory.reward import Reward, RewardKey
-from otel_rollout.trajectory.steps import Action, Step, json_of, tie
+from otel_rollout.trajectory.reward import Reward, RewardKey, Rewards
+from otel_rollout.trajectory.source import Contents, Recorded, Source
+from otel_rollout.trajectory.steps import Action, Step, call_key, json_of, tie
 from otel_rollout.trajectory.tokens import Dropped, TokenSequence, TokenSequences, token_sequences
-from otel_rollout.trajectory.trajectory import Contents, Trajectory
+from otel_rollout.trajectory.trajectory import Trajectory
 
 __all__ = [
     "Action",
     "Completion",
     "Contents",
+    "Conversations",
     "Dropped",
     "Episode",
     "History",
     "HistoryItem",
+    "Recorded",
     "Reward",
     "RewardKey",
+    "Rewards",
+    "Source",
     "Step",
     "TerminationEvent",
     "TerminationReason",
@@ -27,11 +38,11 @@ __all__ = [
     "TokenSequences",
     "Trajectory",
     "TrajectoryGroup",
-    "build_histories",
+    "call_key",
     "completions_of",
     "in_order",
+    "is_in_background",
     "json_of",
-    "link",
     "tie",
     "token_sequences",
     "with_retrieved",

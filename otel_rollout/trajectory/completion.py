@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from otel_rollout.spans import EXACT_SOURCE, Exchange, TokenPath
-from otel_rollout.trajectory.reward import Reward, RewardKey
+from otel_rollout.trajectory.reward import Reward, Rewards
 from otel_rollout.wire import (
     Json,
     MessagePath,
@@ -122,7 +122,7 @@ class Completion:
     choice: Mapping[str, Json]
     """The choice as the server sent it, without a prompt that it echoes."""
     exchange: Exchange
-    rewards: Mapping[RewardKey, Reward]
+    rewards: Rewards
     """All rewards of the trajectory."""
 
     @property
@@ -250,11 +250,9 @@ class Completion:
     @property
     def reward(self) -> Reward | None:
         """The step reward that was recorded last for this completion."""
-        found = None
-        for (_, completion_id, choice_index), reward in list(self.rewards.items()):
-            if (completion_id, choice_index) == (self.id, self.choice_index):
-                found = reward
-        return found
+        # Pickles of earlier versions have a dict.
+        rewards = self.rewards if isinstance(self.rewards, Rewards) else Rewards(self.rewards)
+        return rewards.of_completion(self.id, self.choice_index)
 
     @property
     def policy_version(self) -> str | int | None:
@@ -327,7 +325,7 @@ class Completion:
 
 
 def completions_of(
-    exchange: Exchange, rewards: Mapping[RewardKey, Reward], *, trainable: bool = True
+    exchange: Exchange, rewards: Rewards, *, trainable: bool = True
 ) -> list[Completion]:
     """The completions of an exchange; [] for an endpoint that does not generate.
 
@@ -419,6 +417,11 @@ def _is_unfinished(exchange: Exchange) -> bool:
     )
 
 
+def is_in_background(exchange: Exchange) -> bool:
+    """Whether the reply to a request is in another exchange, or may be: see `with_retrieved`."""
+    return bool(_retrieval(exchange.path)) or _is_unfinished(exchange)
+
+
 def _with_reply(exchange: Exchange, later: Exchange) -> Exchange:
     """The exchange, ended by the reply of a later one."""
     here = exchange.process == later.process
@@ -433,6 +436,7 @@ def _with_reply(exchange: Exchange, later: Exchange) -> Exchange:
         prompts=later.prompts,
         damage=[*exchange.damage, *later.damage],
         _reply=later.reply,
+        _is_read=True,
     )
 
 

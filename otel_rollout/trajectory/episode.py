@@ -63,11 +63,6 @@ class Episode:
         return self.id.rpartition(":")[0] or self.id
 
     @property
-    def rollout_idx(self) -> str:
-        """The sample's part of `id`, behind the last colon; "" where there is none."""
-        return self.id.rpartition(":")[2] if ":" in self.id else ""
-
-    @property
     def reward(self) -> float | None:
         """Sum of the rewards of its trajectories; None if none is scored."""
         rewards = [t.reward for t in self.trajectories if t.reward is not None]
@@ -122,8 +117,7 @@ class Episode:
             if trajectory is None:
                 continue
             trajectory.name = row["name"]
-            completions = {(c.span_id, c.choice_index): c for c in trajectory.completions}
-            trajectory.steps = [Step.from_dict(step, completions) for step in row["steps"]]
+            trajectory.steps = [Step.from_dict(step) for step in row["steps"]]
             found.append(trajectory)
         return cls(
             id=summary["id"],

@@ -44,86 +44,22 @@ def _tie(completion: Completion) -> tuple[int, int, str, int]:
     return exchange.start_time_ns, exchange.started, exchange.span_id, completion.choice_index
 
 
-def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion], list[str]]:
-    """What each completion continues, and a sentence wherever that is ambiguous."""
-    by_path: dict[tuple[bytes, bytes], list[Completion]] = {}
-    by_name: dict[str, list[Completion]] = {}
-    for completion in completions:
-        if completion.items and completion.path is not None:
-            by_name.setdefault(completion.id, []).append(completion)
-            previous = _names_previous(completion)
-            if previous is None:
-                if completion.path.key != _key(completion.prompt):
-                    key = completion.context_key, completion.path.key
-                    by_path.setdefault(key, []).append(completion)
-            elif previous != _previous_reply(completion):
-                by_name.setdefault(previous, []).append(completion)
-    for named in by_name.values():
-        named.sort(key=_sampled)
-    # Where the longest beginning that was sampled is, so that a prompt is walked only once.
-    nearest: dict[tuple[bytes, int], MessagePath | None] = {}
-
-    def longest_sampled(node: MessagePath | None, context: bytes) -> MessagePath | None:
-        passed: list[tuple[bytes, int]] = []
-        while node is not None and (context, node.key) not in by_path:
-            if (name := (context, id(node))) in nearest:
-                node = nearest[name]
-                break
-            passed.append(name)
-            node = node.parent
-        nearest.update(dict.fromkeys(passed, node))
-        return node
-
-    parents: dict[Completion, Completion] = {}
-    doubts: dict[str, str] = {}
-    for completion in completions:
-        previous = _names_previous(completion)
-        if previous is not None:
-            parent = _named(by_name.get(previous, ()), completion, parents)
-            if parent is not None:
-                parents[completion] = parent
-            elif _previous_reply(completion):
-                doubts[completion.id] = (
-                    f"completion {completion.id!r} continues the response {previous!r}, which is "
-                    f"not here: what was said before its own request is not known"
-                )
-            continue
-        context = completion.context_key
-        node = longest_sampled(completion.prompt, context)
-        while node is not None:
-            candidates = [
-                other for other in by_path[context, node.key] if ended_before(other, completion)
-            ]
-            if candidates:
-                parent, equal = _choose(candidates, node)
-                parents[completion] = parent
-                if len(equal) > 1:
-                    doubts[completion.id] = (
-                        f"completion {completion.id!r} continues a reply that was sampled "
-                        f"identically as {_listed(equal)}; it is taken to continue {parent.id!r} "
-                        f"(choice {parent.choice_index})"
-                    )
-                break
-            node = longest_sampled(node.parent, context)
-    return parents, list(doubts.values())
-
-
-def _listed(completions: list[Completion]) -> str:
+def listed(completions: list[Completion]) -> str:
     names = [f"{c.id!r} (choice {c.choice_index})" for c in in_order(completions)]
     more = [f"{len(names) - 10} more"] if len(names) > 10 else []
     return ", ".join(names[:10] + more)
 
 
-def _names_previous(completion: Completion) -> str | None:
+def names_previous(completion: Completion) -> str | None:
     """The response or conversation that it continues, where the request names it by its id."""
     conversation = completion.exchange.params.get("conversation")
     if isinstance(conversation, Mapping):
         conversation = conversation.get("id")
-    name = _previous_reply(completion) or conversation
+    name = previous_reply(completion) or conversation
     return name if isinstance(name, str) else None
 
 
-def _previous_reply(completion: Completion) -> Json:
+def previous_reply(completion: Completion) -> Json:
     params = completion.exchange.params
     return params.get("previous_response_id") or _previous_of_thread(completion)
 
@@ -134,7 +70,7 @@ def _previous_of_thread(completion: Completion) -> Json:
     return thread.get("previous_message_id") if isinstance(thread, Mapping) else None
 
 
-def _named(
+def previous_named(
     candidates: Sequence[Completion],
     completion: Completion,
     parents: Mapping[Completion, Completion],
@@ -170,7 +106,7 @@ def _ended(completion: Completion) -> int:
     return exchange.ended if exchange.process else exchange.end_time_ns or 0
 
 
-def _sampled(completion: Completion) -> tuple[int, int, int, str, int]:
+def sampled_order(completion: Completion) -> tuple[int, int, int, str, int]:
     """Order of sampling; of several choices of one response, the first is the last."""
     return _ended(completion), *_tie(completion)[:3], -completion.choice_index
 
@@ -187,23 +123,23 @@ def ended_before(first: Completion, second: Completion) -> bool:
     return a.end_time_ns is not None and a.end_time_ns <= b.start_time_ns
 
 
-def _choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, list[Completion]]:
+def choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, list[Completion]]:
     """The candidate that was continued, and all that nothing tells apart from it."""
     equal = [
         c
         for c in candidates
         if _reasoning(c.items) == _reasoning(node.message for node in _replayed(c, end))
     ]
-    return max(equal or candidates, key=_sampled), equal or candidates
+    return max(equal or candidates, key=sampled_order), equal or candidates
 
 
-def _key(path: MessagePath | None) -> bytes:
+def path_key(path: MessagePath | None) -> bytes:
     return path.key if path else b""
 
 
 def _replayed(completion: Completion, end: MessagePath | None) -> list[MessagePath]:
     """What stands for the completion's items on a path that replays them and ends with `end`."""
-    start = _key(completion.prompt)
+    start = path_key(completion.prompt)
     found: list[MessagePath] = []
     while end is not None and (end.key != start or is_reasoning(end.message)):
         found.append(end)
@@ -228,7 +164,7 @@ def history_of(
     # A request that names the response it continues carries only what is new: a new segment.
     segments = [[completion]]
     while (ancestor := parents.get(segments[-1][-1])) is not None:
-        if _names_previous(segments[-1][-1]):
+        if names_previous(segments[-1][-1]):
             segments.append([ancestor])
         else:
             segments[-1].append(ancestor)
@@ -242,7 +178,7 @@ def history_of(
         # The first node with a key is the visible one: reasoning behind it has the same.
         ends = {node.key: node for node in last.prompt or ()}
         for member in segment[1:]:
-            replayed = _replayed(member, ends[_key(member.path)])
+            replayed = _replayed(member, ends[path_key(member.path)])
             sampled |= {start + node.length - 1: member for node in replayed}
             said = _reasoning(member.items)
             if said and said != _reasoning(node.message for node in replayed):
@@ -270,35 +206,7 @@ def history_of(
     return History(items, copy_json(asked.tools))
 
 
-def build_histories(
-    completions: Sequence[Completion], appended: Appended
-) -> tuple[list[History], list[str]]:
-    """All histories, in order of their beginning, and sentences about what is ambiguous."""
-    # Of a completion whose conversation is not known no history can be told.
-    completions = [c for c in in_order(completions) if c.items and c.exchange.prompt_is_known]
-    parents, warnings = link(completions)
-    children: dict[Completion | None, list[Completion]] = {}
-    for completion in completions:
-        children.setdefault(parents.get(completion), []).append(completion)
-    owned: set[Completion] = set()
-    histories: list[History] = []
-    stack = children.get(None, [])[::-1]
-    while stack:
-        completion = stack.pop()
-        followers = children.get(completion, [])
-        stack += followers[::-1]
-        if not followers:
-            histories.append(history_of(completion, parents, appended, owned))
-    # Messages that were appended where the conversation then went on differently.
-    for completion in completions:
-        followers = children.get(completion, [])
-        rest = appended.get((completion.id, completion.choice_index), ())
-        if rest and followers and not any(_includes(c, completion.path, rest) for c in followers):
-            histories.append(history_of(completion, parents, appended, owned))
-    return histories, warnings
-
-
-def _includes(follower: Completion, path: MessagePath | None, rest: Sequence[Json]) -> bool:
+def includes(follower: Completion, path: MessagePath | None, rest: Sequence[Json]) -> bool:
     for message in rest:
         path = extend(path, message)
     return path is not None and any(node.key == path.key for node in follower.prompt or ())

@@ -10,10 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.reward import Reward, Rewards
 from otel_rollout.wire import Json, MessagePath, dumps, extend, loads
 
 
@@ -24,107 +25,182 @@ class Action:
     action: Any = None
 
 
-@dataclass
 class Step:
-    """One model call and what came of it."""
+    """One model call and what came of it.
 
-    _conversation: list[dict[str, Any]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
-    chat_completions: list[dict[str, Any]] = field(default_factory=list)
-    """The conversation, the model's message included, of a step that was built by hand.
-
-    What the step is made with is copied: an agent goes on with its list.
+    Of a captured trajectory a step is a view of one completion: its reward is that of the
+    completion, wherever either is set. A step that is built by hand has a reward of its own.
     """
-    completion: Completion | None = None
-    """The captured call, if there is one."""
-    thought: str = ""
-    action: Any = None
-    observation: Any = None
-    model_response: str = ""
-    model_output: Any = None
-    """What the caller keeps with the step; it is not recorded."""
-    info: dict[str, Any] = field(default_factory=dict)
-    reward: float = 0.0
-    done: bool = False
-    raw_reward: float | None = None
-    """`reward` before it was shaped; None while it is not."""
-    mc_return: float = 0.0
-    """Discounted sum of the rewards from here on, where that was asked for."""
-    scored: bool = True
-    """False for the view of a completion that has no reward, until one is set."""
 
-    def __post_init__(self) -> None:
-        self._conversation = [copy.copy(message) for message in self._conversation]
+    def __init__(
+        self,
+        chat_completions: Iterable[dict[str, Any]] = (),
+        completion: Completion | None = None,
+        thought: str = "",
+        action: Any = None,
+        observation: Any = None,
+        model_response: str = "",
+        model_output: Any = None,
+        info: dict[str, Any] | None = None,
+        reward: float = 0.0,
+        done: bool = False,
+        raw_reward: float | None = None,
+        mc_return: float = 0.0,
+        scored: bool = True,
+    ) -> None:
+        # An agent goes on with its list, and changes its messages.
+        self._conversation = [copy.copy(message) for message in chat_completions]
+        self._reward, self._scored = reward, scored
+        self._rewards: Rewards | None = None
+        """Where its reward is kept; None: in the step itself."""
+        self.completion = completion
+        """The captured call; None where none was found."""
+        self.thought = thought
+        """Reasoning that the agent kept; "" where it kept none."""
+        self.action = action
+        """What the agent did."""
+        self.observation = observation
+        """What the environment showed before the call."""
+        self.model_response = model_response
+        """Text of the reply."""
+        self.model_output = model_output
+        """What the caller keeps with the step; it is not recorded."""
+        self.info: dict[str, Any] = {} if info is None else info
+        """What else the environment said."""
+        self.done = done
+        """Whether the environment ended with this step."""
+        self.raw_reward = raw_reward
+        """`reward` before it was shaped; None: not shaped."""
+        self.mc_return = mc_return
+        """Discounted sum of the rewards from here on, where that was asked for."""
+        self.missing: CallKey | None = None
+        """The recorded call that `completion` is not found for yet; None where there is none."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-        if name == "reward":
-            object.__setattr__(self, "scored", True)
+    @property
+    def chat_completions(self) -> list[dict[str, Any]]:
+        """The conversation, the model's message included."""
+        if not self._conversation and self.completion is not None:
+            self._conversation = conversation(self.completion)
+        return self._conversation
+
+    @chat_completions.setter
+    def chat_completions(self, messages: list[dict[str, Any]]) -> None:
+        self._conversation = messages
+
+    @property
+    def reward(self) -> float:
+        """The reward; 0.0 where it is not `scored`."""
+        if self._rewards is None or self.completion is None:
+            return self._reward
+        found = self.completion.reward
+        return 0.0 if found is None else float(found)
+
+    @reward.setter
+    def reward(self, value: float) -> None:
+        self._reward, self._scored = value, True
+        if self._rewards is not None and self.completion is not None:
+            self._rewards.put(
+                Reward(
+                    value,
+                    completion_id=self.completion.id,
+                    choice_index=self.completion.choice_index,
+                )
+            )
+
+    @property
+    def scored(self) -> bool:
+        """False for the view of a completion that has no reward, until one is set."""
+        if self._rewards is None or self.completion is None:
+            return self._scored
+        return self.completion.reward is not None
+
+    @property
+    def call_key(self) -> CallKey | None:
+        """Span id and choice index of its captured call; None where there is none."""
+        return None if self.completion is None else call_key(self.completion)
 
     @property
     def is_empty(self) -> bool:
         """Whether its model call was never made."""
         return self.completion is None and not self.chat_completions and not self.model_response
 
+    def show(self, completion: Completion) -> None:
+        """Be a view of this captured completion, its reward included."""
+        self.completion, self._rewards = completion, completion.rewards
+        self.model_response = text_of(completion)
+
+    def find(self, completions: Mapping[CallKey, Completion]) -> None:
+        """Take the completion among these that is of its call, as it is after the rollout."""
+        key = self.call_key or self.missing
+        found = completions.get(key) if key is not None else None
+        if found is not None:
+            if self.completion is None:
+                self.model_response = text_of(found)
+            self.completion, self.missing = found, None
+
     def to_dict(self) -> dict[str, Json]:
-        """JSON fields; what is no JSON is there as its text, what says nothing is left out."""
+        """JSON fields; what is no JSON is there as its text, what has its default is left out."""
         own: dict[str, Json] = {}
-        if self.completion is not None:
-            own["completion"] = [self.completion.span_id, self.completion.choice_index]
-        for name in _FIELDS:
+        if (key := self.call_key or self.missing) is not None:
+            own["completion"] = list(key)
+        for name, default in _DEFAULTS.items():
             if name in _SAID and self.completion is not None:
                 continue  # it is in the completion
             value = getattr(self, name)
-            if not _is(value, _DEFAULTS[name]):
+            if not _is(value, default):
                 own[name] = json_of(value)
         return own
 
     @classmethod
-    def from_dict(
-        cls, data: Mapping[str, Json], completions: Mapping[tuple[str, int], Completion]
-    ) -> Step:
-        """The step that `to_dict` described, tied to the completion that it names."""
+    def from_dict(cls, data: Mapping[str, Json]) -> Step:
+        """The step that `to_dict` described; the completion that it names is `missing`."""
         fields = dict(data)
         named = fields.pop("completion", None)
-        completion = completions.get((named[0], named[1])) if named else None
-        step = cls(**fields, completion=completion)
-        if completion is not None:
-            step.model_response = _text(completion)
+        step = cls(**fields)
+        step.missing = (named[0], named[1]) if named else None
         return step
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also of pickles of earlier versions, whose steps had all their rewards themselves."""
+        own = {"reward": "_reward", "scored": "_scored"}
+        self.__dict__.update({"_rewards": None, "missing": None})
+        self.__dict__.update({own.get(name, name): value for name, value in state.items()})
 
-def _said(step: Step) -> list[dict[str, Any]]:
-    if not step._conversation and step.completion is not None:
-        step._conversation = conversation(step.completion)
-    return step._conversation
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Step):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _COMPARED)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Step({', '.join(f'{name}={getattr(self, name)!r}' for name in _COMPARED)})"
 
 
-def _say(step: Step, messages: list[dict[str, Any]]) -> None:
-    step._conversation = messages
+CallKey = tuple[str, int]
+"""Span id and choice index: one sampled reply, in whichever objects it was read."""
 
 
-# Of a captured step it is the whole conversation again: made when somebody asks for it.
-Step.chat_completions = property(_said, _say)  # type: ignore[assignment]
+def call_key(completion: Completion) -> CallKey:
+    """What tells one sampled reply from all others of a trace."""
+    return completion.span_id, completion.choice_index
+
 
 _SAID = ("chat_completions", "model_response")
-_FIELDS = (
-    "chat_completions",
-    "thought",
-    "action",
-    "observation",
-    "model_response",
-    "info",
-    "reward",
-    "done",
-    "raw_reward",
-    "mc_return",
-    "scored",
-)
-_DEFAULTS = {
-    item.name: item.default_factory() if callable(item.default_factory) else item.default
-    for item in dataclasses.fields(Step)
+_DEFAULTS: dict[str, Any] = {
+    "chat_completions": [],
+    "thought": "",
+    "action": None,
+    "observation": None,
+    "model_response": "",
+    "info": {},
+    "reward": 0.0,
+    "done": False,
+    "raw_reward": None,
+    "mc_return": 0.0,
+    "scored": True,
 }
+_COMPARED = ("completion", "model_output", *_DEFAULTS)
 
 
 def _is(value: Any, default: Any) -> bool:
@@ -175,20 +251,6 @@ def conversation(completion: Completion) -> list[dict[str, Any]]:
     return completion.request_messages + ([message] if message else [])
 
 
-def steps_of(completions: Iterable[Completion]) -> list[Step]:
-    """The view of a captured trajectory: a step for each completion that said something."""
-    return [
-        Step(
-            completion=completion,
-            model_response=_text(completion),
-            reward=0.0 if completion.reward is None else float(completion.reward),
-            scored=completion.reward is not None,
-        )
-        for completion in completions
-        if completion.items
-    ]
-
-
 def tie(steps: Sequence[Step], completions: Iterable[Completion]) -> None:
     """Give each step that was built by hand the captured call that it is of.
 
@@ -203,7 +265,7 @@ def tie(steps: Sequence[Step], completions: Iterable[Completion]) -> None:
             continue
         by_path.setdefault(completion.path.key, []).append(completion)
         prompt = completion.prompt.key if completion.prompt else b""
-        by_prompt.setdefault((prompt, _text(completion)), []).append(completion)
+        by_prompt.setdefault((prompt, text_of(completion)), []).append(completion)
     keys = _Keys()
     for step in steps:
         if step.completion is not None:
@@ -257,6 +319,6 @@ def _until_reply(messages: Sequence[Json]) -> Sequence[Json]:
     return ()
 
 
-def _text(completion: Completion) -> str:
+def text_of(completion: Completion) -> str:
     content = (completion.message or {}).get("content")
     return content if isinstance(content, str) else ""

@@ -1,156 +1,34 @@
-"""The record of one rollout: what the model saw and said in it, and how well it went.
+"""A trajectory: the record of one rollout, what the model saw and said in it and how well it went.
 
-Data and views derived from it. A trajectory is *live* while its rollout runs (its reward, metrics
-and metadata can be set) and *sealed* afterwards: then only a reward may still arrive. It stores
-what was exchanged; completions and histories are views of that. None means unknown, never zero.
+It is *live* while its rollout runs: reward, metrics and metadata can be set. It is *sealed* once
+the rollout has ended: only a reward may still arrive. What was exchanged comes from one `Source`;
+completions, histories, steps and token sequences are views of it. None is unknown, never zero.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, Literal
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError, TrajectorySealedError, UnknownCompletionError
-from otel_rollout.spans import (
-    EXACT_SOURCE,
-    Exchange,
-    SpanRecord,
-    TokenPath,
-    as_record,
-    context_key,
-    extend_tokens,
+from otel_rollout.spans import Exchange, SpanRecord, as_record
+from otel_rollout.trajectory.as_json import (
+    FIELDS,
+    SCHEMA_VERSION,
+    exchanges_from_dict,
+    exchanges_to_dict,
 )
-from otel_rollout.trajectory.completion import Completion, completions_of, with_retrieved
-from otel_rollout.trajectory.histories import build_histories, history_of, in_order, link
+from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.history import History
-from otel_rollout.trajectory.reward import Reward, RewardKey
-from otel_rollout.trajectory.steps import Step, steps_of
+from otel_rollout.trajectory.reward import NamedRewards, OnChange, Reward, RewardKey, Rewards
+from otel_rollout.trajectory.source import Built, Contents, Recorded, Source
+from otel_rollout.trajectory.steps import CallKey, Step, call_key
 from otel_rollout.trajectory.tokens import Dropped, TokenSequences, token_sequences
-from otel_rollout.wire import Json, MessagePath, checked_json, copy_json, dumps, extend, loads
-
-SCHEMA_VERSION = 1
-"""Version of what `Trajectory.to_dict` gives."""
-
-
-class LiveRollout(Protocol):
-    """What a trajectory asks of its rollout while that runs in this process."""
-
-    def completions(self) -> list[Completion]: ...
-
-    def add_spans(self, records: Sequence[SpanRecord]) -> None: ...
-
-
-LateReward = Callable[[RewardKey, "Reward | None"], None]
-"""Puts a reward that came after the rollout on its trace; None for one that was taken back."""
-
-
-class Contents(Protocol):
-    """Where a trajectory gets what was exchanged from, when somebody first asks for it."""
-
-    def exchanges(self) -> list[Exchange]: ...
-
-    def doubts(self, trajectory: Trajectory) -> list[str]:
-        """A sentence for whatever is missing or uncertain."""
-
-
-class Values(MutableMapping[str, Any]):
-    """A mapping of a trajectory: JSON values by name, checked when set, closed when sealed."""
-
-    __slots__ = ("_closed", "_lock", "_values", "_what")
-
-    def __init__(self, what: str, values: Mapping[str, Any], closed: str | None) -> None:
-        self._what = what
-        self._values: dict[str, Any] = dict(values)
-        self._closed = closed
-        self._lock = threading.RLock()
-        """Held by who changes it: what came before it was closed is in it then."""
-
-    def close(self, rollout_id: str | None) -> None:
-        """Take no more changes: that rollout has ended. None: take them again."""
-        with self._lock:
-            self._closed = rollout_id
-
-    def join(self, values: Mapping[str, Any]) -> None:
-        """Add what another process set; what is there stays, also when closed."""
-        self._values = {**values, **self._values}
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._check(name)
-        what = f"trajectory.{self._what}[{name!r}]"
-        if self._what == "metrics" and not (
-            isinstance(value, int | float) and math.isfinite(value)
-        ):
-            raise ValueError(f"{what}: expected a finite number or a bool, got {value!r}")
-        value = checked_json(value, what)
-        with self._lock:
-            self._check(name)
-            self._values[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        with self._lock:
-            self._check(name)
-            del self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._values))  # another thread may be setting one
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-    def _check(self, name: str) -> None:
-        if not isinstance(name, str):
-            raise ValueError(f"trajectory.{self._what}: expected a name (str), got {name!r}")
-        if self._closed is not None:
-            raise TrajectorySealedError(
-                f"trajectory.{self._what}[{name!r}]: the rollout {self._closed} has ended; set it "
-                f"while the rollout runs (only rewards may come later)"
-            )
-
-
-class Rewards(MutableMapping[str, Reward]):
-    """The named rewards of a trajectory; may be set at any time, also after the rollout."""
-
-    __slots__ = ("_trajectory",)
-
-    def __init__(self, trajectory: Trajectory) -> None:
-        self._trajectory = trajectory
-
-    def __getitem__(self, name: str) -> Reward:
-        return self._trajectory.all_rewards[name, None, 0]
-
-    def __setitem__(self, name: str, value: float) -> None:
-        if not isinstance(name, str):
-            raise ValueError(f"trajectory.rewards: expected a name (str), got {name!r}")
-        why = getattr(value, "explanation", None)
-        self._trajectory.add_reward(Reward(value, name=name, explanation=why))
-
-    def __delitem__(self, name: str) -> None:
-        self._trajectory.remove_reward(self[name].key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(
-            [
-                name
-                for name, completion_id, _ in list(self._trajectory.all_rewards)
-                if name is not None and completion_id is None
-            ]
-        )
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __repr__(self) -> str:
-        return repr({name: float(reward) for name, reward in self.items()})
+from otel_rollout.trajectory.values import Values
+from otel_rollout.wire import Json, copy_json
 
 
 class Trajectory:
@@ -170,9 +48,9 @@ class Trajectory:
         policy_version: str | int | None = None,
         trainable: bool = True,
         exchanges: Sequence[Exchange] = (),
-        contents: Contents | None = None,
+        source: Source | None = None,
         appended: Mapping[tuple[str, int], Sequence[Json]] | None = None,
-        rewards: dict[RewardKey, Reward] | None = None,
+        rewards: Mapping[RewardKey, Reward] | None = None,
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, Json] | None = None,
         logs: Sequence[str] = (),
@@ -183,86 +61,73 @@ class Trajectory:
         start_time_ns: int = 0,
         end_time_ns: int | None = None,
         warnings: Sequence[str] = (),
-        live: LiveRollout | None = None,
         steps: Sequence[Step] | None = None,
         reward: float | None = None,
-        task: Any = None,
+        sealed: bool | None = None,
     ) -> None:
+        by_hand = steps is not None or not (id or source or exchanges)
         self.id = id or uuid.uuid4().hex
         """Final from the start, and unique."""
         self.name = name
+        """Name of the rollout; of a decorated function its name, unless another was given."""
         self.trace_id = trace_id
-        """Hex; "" where the rollout was not on a trace."""
+        """Trace id of the rollout span, hex; "" where the rollout was on no trace."""
         self.span_id = span_id
-        """Span id of the rollout span, hex."""
+        """Span id of the rollout span, hex; "" where the rollout was on no trace."""
         self.parent_id = parent_id
         """Id of the rollout that this one ran inside, or None."""
         self.task_id = task_id
+        """The task that was worked on; None: not set."""
         self.group_id = group_id
         """Trajectories with one group id are compared with each other by the trainer."""
         self.sample_index = sample_index
-        """Which sample of its group this is."""
+        """Number of this sample within its group, from 0; None: not set."""
         self.policy_version = policy_version
+        """Version of the policy when the rollout began; None: not set."""
         self.trainable = trainable
-        self._exchanges = list(exchanges)
-        self._contents = contents
-        self._loading = False
-        self._lock = threading.RLock()
+        """Whether a trainer should learn from any of it."""
         self.appended = {key: list(messages) for key, messages in (appended or {}).items()}
-        """Messages that the agent appended behind a completion (id, choice index)."""
-        self._completions: list[Completion] | None = None
-        self._histories: list[History] | None = None
-        self.all_rewards: dict[RewardKey, Reward] = {} if rewards is None else rewards
-        """Every reward, those of single completions included, in the order they were set.
-
-        Any thread may set one: iterate over a copy.
-        """
-        self.is_built = steps is not None or not (id or live or contents or exchanges)
-        """Whether its steps were built by hand, and are recorded."""
-        closed = None if live is not None or self.is_built else id
+        """Messages that the agent appended after a completion (id, choice index)."""
+        self.all_rewards = rewards if isinstance(rewards, Rewards) else Rewards(rewards)
+        """Every reward by key, those of single completions included, in the order they were set."""
+        self._built = list(steps or ()) if by_hand else None
+        """Steps that were built by hand; None for a captured trajectory."""
+        self._views: dict[CallKey, Step] = {}
+        """Steps of a captured trajectory, by the completions that they show."""
+        self._steps: list[Step] = []
+        """The same, in order."""
+        self.claimed: set[CallKey] = set()
+        """Calls of this rollout that are steps of trajectories inside it."""
+        self._bound: Contents | None = None
+        """The contents that the steps have their completions from, once it is sealed."""
+        self._sealed = not by_hand if sealed is None else sealed
+        closed = self.id if self._sealed else None
         self.metrics: MutableMapping[str, float] = Values("metrics", metrics or {}, closed)
         """Numbers to watch, by name."""
         self.metadata: MutableMapping[str, Json] = Values("metadata", metadata or {}, closed)
         """JSON values to keep with the trajectory, by name."""
         self._logs = list(logs)
         self.status = status
-        """`running`, `complete`, `error` or `cancelled`."""
+        """`running`, `complete`, `error` or `cancelled`; `unknown` where nothing tells."""
         self.termination_reason = termination_reason
         """Why it did not end by returning: `error`, `timeout` or `cancelled`; else None."""
         self.error = error
         """`type`, `message` and `traceback` of the exception that ended it, or None."""
         self.output = output
-        """What the function returned, if that is JSON; else None."""
+        """Return value of the function, if that is JSON; else None."""
         self.start_time_ns = start_time_ns
+        """Nanoseconds since 1970; 0 where it is not known."""
         self.end_time_ns = end_time_ns
+        """Nanoseconds since 1970; None while the rollout runs, or where it is not known."""
         self._warnings = list(warnings)
-        self._live = live
-        self._sealed = closed is not None
-        self._late_reward: LateReward | None = None
-        self.task = task
-        """What the workflow was given, where one ran it; it is recorded with the episode."""
-        self._steps: list[Step] | None = None if steps is None else list(steps)
-        self._viewed: list[Completion] | None = None
-        """The completions that the steps are a view of, once there will be no more of them."""
-        self.claimed: set[tuple[str, int] | None] = set()
-        """Completions (span id, choice index) that are steps of a trajectory inside it."""
-        self._scores: dict[tuple[str, int] | None, Reward | None] = {}
-        """Rewards of completions as its steps have them."""
-        self._rewarded, self._scored = 0, (0, 0)
-        self._recorded_steps: list[Json] | None = None
-        """Steps that were read, until somebody asks for them."""
+        self._lock = threading.RLock()
+        self._source = source or Recorded(exchanges, self.all_rewards, trainable=trainable)
+        if not self._sealed and source is None:
+            self._source = Built(lambda: self._built or ())
+        self._contents: Contents | None = None
+        """What the source gave, once the rollout has ended."""
         if reward is not None:
-            self.all_rewards[None, None, 0] = Reward(reward)
-
-    @property
-    def uid(self) -> str:
-        """Its `id`, by the name that rLLM has for it."""
-        return self.id
-
-    @property
-    def info(self) -> MutableMapping[str, Json]:
-        """Its `metadata`, by the name that rLLM has for it."""
-        return self.metadata
+            self.all_rewards.put(Reward(reward))
 
     # --- what the model saw and said
 
@@ -277,31 +142,36 @@ class Trajectory:
         return self._sealed
 
     @property
+    def built_by_hand(self) -> bool:
+        """Whether its steps were built by the agent, and are recorded with it."""
+        return self._built is not None
+
+    @property
     def exchanges(self) -> list[Exchange]:
         """Every call, also to endpoints that do not generate; [] while the rollout runs."""
-        self._load()
-        return self._exchanges
+        return list(self._read().exchanges)
 
     @property
     def warnings(self) -> list[str]:
-        """Short sentences about whatever is missing or uncertain; a clean rollout has none."""
-        self._load()
+        """Short sentences about what is missing or uncertain; a clean rollout has none."""
+        if self._sealed:
+            self._read()
         return self._warnings
 
-    def _load(self) -> None:
-        if self._contents is None:
-            return
+    def _read(self) -> Contents:
+        """What was exchanged: read anew while the rollout runs, once after it has ended."""
+        while not self._sealed:
+            source = self._source
+            contents = source.read()
+            if source is self._source:  # else the rollout ended just now
+                return contents
         with self._lock:
-            contents = self._contents
-            if contents is None or self._loading:  # done by another thread, or being done by this
-                return
-            self._loading = True
-            try:
-                self._exchanges = contents.exchanges()
-                self._warnings += contents.doubts(self)
-                self._contents = None
-            finally:
-                self._loading = False
+            if self._contents is None:
+                self._contents = self._source.read()
+                self._warnings += self._contents.warnings
+                # Spans that were read are not needed any more.
+                self._source = Recorded((), self.all_rewards)
+            return self._contents
 
     @property
     def completions(self) -> list[Completion]:
@@ -309,20 +179,7 @@ class Trajectory:
 
         Failed calls are here too: `message` None and `error` set.
         """
-        live = self._live
-        if live is not None:
-            return live.completions()
-        self._load()
-        with self._lock:  # a completion is one object, whichever threads ask
-            if self._completions is None:
-                self._completions = in_order(
-                    completion
-                    for exchange in with_retrieved(self.exchanges)
-                    for completion in completions_of(
-                        exchange, self.all_rewards, trainable=self.trainable
-                    )
-                )
-            return self._completions
+        return self._read().conversations.completions
 
     @property
     def policy_versions(self) -> list[str | int]:
@@ -332,19 +189,8 @@ class Trajectory:
 
     @property
     def histories(self) -> list[History]:
-        """The conversations, in order of their beginning; the first is the main one."""
-        if self._live is not None:
-            return build_histories(self.completions, self.appended)[0]
-        self._load()
-        with self._lock:
-            if self._histories is None:
-                self._histories, _ = build_histories(self.completions, self.appended)
-            return self._histories
-
-    def ambiguities(self) -> list[str]:
-        """A sentence for each reply that could continue one of several identical samples."""
-        self._histories, sentences = build_histories(self.completions, self.appended)
-        return sentences
+        """The conversations, in order of their first call; the first is the main one."""
+        return self._read().conversations.histories(self.appended)
 
     def messages(self) -> list[Json]:
         """The wire messages of the main history; [] where there is none."""
@@ -352,34 +198,33 @@ class Trajectory:
         return histories[0].messages() if histories else []
 
     def get_history(self, completion_id: str, choice: int = 0) -> History:
-        """The conversation that ends in this completion, and what was appended behind it.
+        """The conversation that ends in this completion, and the messages appended after it.
 
         UnknownCompletionError if the trajectory has no such completion.
         """
         completion = self._find(completion_id, choice)
-        parents, _ = link(self.completions)
-        history = history_of(completion, parents, self.appended)
-        if not self.sealed:
+        history = self._read().conversations.history(completion, self.appended)
+        if not self._sealed:
             key = completion.id, completion.choice_index
             history._append = lambda message: self._append(key, message)
         return history
 
     def _append(self, key: tuple[str, int], message: Json) -> None:
         with self._lock:
-            if self.sealed:
+            if self._sealed:
                 raise TrajectorySealedError(
                     f"history.append: the rollout {self.id} has ended; append while it runs"
                 )
             self.appended.setdefault(key, []).append(message)
 
     def _find(self, completion_id: str, choice: int) -> Completion:
-        completions = self.completions
-        for completion in reversed(completions):
-            if completion.id == completion_id and completion.choice_index == choice:
-                return completion
+        conversations = self._read().conversations
+        completion = conversations.get(completion_id, choice)
+        if completion is not None:
+            return completion
         there = ", ".join(
             f"{c.id!r}" + (f" (choice {c.choice_index})" if c.choice_index else "")
-            for c in completions
+            for c in conversations.completions
         )
         raise UnknownCompletionError(
             f"trajectory {self.id} has no completion {completion_id!r}"
@@ -389,52 +234,39 @@ class Trajectory:
 
     @property
     def steps(self) -> list[Step]:
-        """One for each completion that said something, in order; or those built by hand.
+        """One step for each completion that said something, in order; or those built by hand.
 
-        They can be changed, and rewards that are set on them stay with the trajectory object.
+        A reward that is set on a step is the reward of its completion.
         """
-        if self._recorded_steps is not None:
-            recorded, self._recorded_steps = self._recorded_steps, None
-            named = {(c.span_id, c.choice_index): c for c in self.completions}
-            self._steps = [Step.from_dict(step, named) for step in recorded]
-        elif not self.is_built or self._live is None:
-            completions = self.completions
-            if self._viewed is not completions:
-                known = {_of(step): step for step in self._steps or ()}
-                if not self.is_built:
-                    found = steps_of(completions)
-                    found = [step for step in found if _of(step) not in self.claimed]
-                    self._steps = [known.get(_of(step), step) for step in found]
-                for completion in completions:  # what they were while it ran is now complete
-                    key = completion.span_id, completion.choice_index
-                    if key in known:
-                        known[key].completion = completion
-                self._viewed = completions if self._live is None else None
-        if self._steps is None:
-            self._steps = []
-        if not self.is_built:
-            self._score_steps()
-        return self._steps
+        if self._built is None:
+            return self._shown(self._read())
+        if self._sealed and self._bound is not (contents := self._read()):
+            self._bound = contents
+            found = {call_key(c): c for c in contents.conversations.completions}
+            for step in self._built:
+                step.find(found)
+        return self._built
 
     @steps.setter
     def steps(self, steps: Iterable[Step]) -> None:
-        self._recorded_steps = self._viewed = None
-        self._steps = list(steps)
+        if self._built is not None:
+            self._built, self._bound = list(steps), None
+        else:
+            self._views = {key: step for step in steps if (key := step.call_key or step.missing)}
+            self._bound = None
 
-    def _score_steps(self) -> None:
-        """A reward that its completion got since a step was last looked at is the step's."""
-        steps, rewarded = self._steps or (), self._rewarded
-        if (rewarded, len(steps)) == self._scored:
-            return
-        self._scored = rewarded, len(steps)
-        for step in steps:
-            if step.completion is None:
-                continue
-            key, reward = _of(step), step.completion.reward
-            if key in self._scores and reward != self._scores[key]:
-                step.reward = 0.0 if reward is None else float(reward)
-                step.scored = reward is not None
-            self._scores[key] = reward
+    def _shown(self, contents: Contents) -> list[Step]:
+        if self._bound is contents:
+            return self._steps
+        steps: list[Step] = []
+        for completion in contents.conversations.completions:
+            if completion.items and call_key(completion) not in self.claimed:
+                step = self._views.setdefault(call_key(completion), Step())
+                if step.completion is not completion:
+                    step.show(completion)
+                steps.append(step)
+        self._steps, self._bound = steps, contents if self._sealed else None
+        return steps
 
     def token_sequences(
         self,
@@ -443,12 +275,14 @@ class Trajectory:
         mask_truncated: bool = False,
         max_length: int | None = None,
     ) -> TokenSequences:
-        """The trainable rows, in order of the calls that end them; `.dropped` says what is in none.
+        """The trainable rows, in order of the calls that end them.
+
+        `dropped` of what is returned lists the completions that no row trains, with the reason.
 
         on_failure: a rollout that failed and has no reward gives no rows, unless this is "keep".
         A cancelled one never does.
-        mask_truncated: replies that a length limit cut stay as context and are not trained.
-        max_length: longer rows are cut at their end. ValueError for a wrong option.
+        mask_truncated: replies that a length limit truncated stay as context and are not trained.
+        max_length: longer rows are cut at their end, in tokens. ValueError for a wrong option.
         """
         if on_failure not in ("drop", "keep"):
             raise ValueError(
@@ -478,34 +312,26 @@ class Trajectory:
     def reward(self) -> float | None:
         """The trajectory's reward; None while unscored. May be set after the rollout too.
 
-        Where it is not set itself, the sum of its named rewards times their weights, of those
+        While it is not set itself: the sum of its named rewards times their weights, of those
         that have one.
         """
-        own = self.all_rewards.get((None, None, 0))
-        if own is not None:
-            return own
-        weighted = [
-            reward * reward.weight
-            for reward in list(self.all_rewards.values())
-            if reward.weight is not None
-        ]
-        return math.fsum(weighted) if weighted else None
+        return self.all_rewards.total
 
     @reward.setter
     def reward(self, value: float | None) -> None:
         if value is None:
             self.remove_reward((None, None, 0))
         else:
-            self.add_reward(Reward(value, explanation=getattr(value, "explanation", None)))
+            self.all_rewards.put(Reward(value, explanation=getattr(value, "explanation", None)))
 
     @property
-    def rewards(self) -> Rewards:
+    def rewards(self) -> NamedRewards:
         """Named rewards of the trajectory; may be set after the rollout too."""
-        return Rewards(self)
+        return NamedRewards(self.all_rewards)
 
     @rewards.setter
     def rewards(self, values: Mapping[str, float]) -> None:
-        view = Rewards(self)
+        view = self.rewards
         view.clear()
         view.update({name: Reward(value, name=name) for name, value in values.items()})
 
@@ -516,72 +342,56 @@ class Trajectory:
         """
         if reward.completion_id is not None:
             self._find(reward.completion_id, reward.choice_index)
-        self.put_reward(reward)
-
-    def put_reward(self, reward: Reward) -> None:
-        """Set a reward, of the trajectory or of a completion that is known to be its own."""
-        self.all_rewards.pop(reward.key, None)
-        self.all_rewards[reward.key] = reward
-        self._rewarded += 1
-        if self._late_reward is not None:
-            self._late_reward(reward.key, reward)
-
-    @property
-    def is_copy(self) -> bool:
-        """True for one that was read: nothing puts what is set on it on its trace."""
-        return self._live is None and self._late_reward is None
+        self.all_rewards.put(reward)
 
     def remove_reward(self, key: RewardKey) -> None:
         """Make a reward unknown again."""
-        self._rewarded += 1
-        if self.all_rewards.pop(key, None) is not None and self._late_reward is not None:
-            self._late_reward(key, None)
+        self.all_rewards.remove(key)
+
+    @property
+    def is_copy(self) -> bool:
+        """True for one that was read: nothing puts a reward that is set on it on its trace."""
+        return self._sealed and self.all_rewards.on_change is None
 
     def log(self, text: str) -> None:
         """Keep a line of text with the trajectory. TrajectorySealedError once it is sealed."""
         text = str(text)
         with self._lock:
-            if self.sealed:
+            if self._sealed:
                 raise TrajectorySealedError(
                     f"trajectory.log: the rollout {self.id} has ended; log while it runs"
                 )
             self._logs.append(text)
 
-    def open(self, live: LiveRollout) -> None:
-        """Let one that was built by hand be changed until `seal`."""
-        self._live, self._sealed = live, False
-        self._completions = self._histories = self._viewed = None
-        for values in (self.metrics, self.metadata):
-            if isinstance(values, Values):
-                values.close(None)
+    # --- while its rollout is recorded
 
-    def seal(self, late_reward: LateReward) -> None:
-        """The rollout has ended: nothing but a reward may be set from now on."""
+    def open(self) -> None:
+        """Take changes again, until `seal`: a trajectory that was built by hand is recorded now."""
+        with self._lock:
+            self._sealed, self._contents = False, None
+            self._source = Built(lambda: self._built or ())
+        self._close_values(None)
+
+    def seal(self, on_reward: OnChange) -> None:
+        """The rollout has ended: nothing but a reward may be set from now on.
+
+        `on_reward` is called with each reward that is set or removed later.
+        """
         with self._lock:
             self._sealed = True
-        self._late_reward = late_reward
+        self.all_rewards.on_change = on_reward
+        self._close_values(self.id)
+
+    def _close_values(self, rollout_id: str | None) -> None:
         for values in (self.metrics, self.metadata):
             if isinstance(values, Values):
-                values.close(self.id)
+                values.close(rollout_id)
 
-    def add_spans(self, spans: Iterable[Any]) -> None:
-        """Take in what another process recorded of this rollout, while it runs.
-
-        `spans`: those of `continue_rollout(...)` there, or what `otel_rollout.otlp` reads; spans
-        of other rollouts are passed over, and coming twice does no harm. TrajectorySealedError
-        once the rollout has ended: then `reconstruct` the spans of both. SpanFormatError for
-        what is no span.
-        """
-        records = [record for record in map(as_record, spans) if self._owns(record)]
-        if self._live is None or self._sealed:
-            raise TrajectorySealedError(
-                f"trajectory.add_spans: the rollout {self.id} has ended; add the spans while it "
-                f"runs, or reconstruct(...) the spans of all its processes"
-            )
-        self._live.add_spans(records)
-
-    def _owns(self, record: SpanRecord) -> bool:
-        return record.text(sc.ROLLOUT_ID) == self.id and record.span_id != self.span_id
+    def settle(self, source: Source, end_time_ns: int | None) -> None:
+        """Take what was exchanged from this source, when somebody asks for it."""
+        with self._lock:
+            self.end_time_ns = end_time_ns
+            self._source, self._contents = source, None
 
     def join(self, part: Trajectory) -> None:
         """Add what another process set on the same rollout; what is set here stays."""
@@ -590,45 +400,47 @@ class Trajectory:
                 mine.join(theirs)
         for key, messages in part.appended.items():
             self.appended.setdefault(key, messages)
+        self.all_rewards.join(part.all_rewards)
         self._logs += part._logs
         self._warnings += part._warnings
 
-    def fill(self, contents: Contents, end_time_ns: int | None) -> None:
-        """Take what was exchanged from `contents`, when somebody asks for it."""
-        self.end_time_ns = end_time_ns
-        self._contents = contents
-        self._live = None
+    def add_spans(self, spans: Iterable[Any]) -> None:
+        """Take in what another process recorded of this rollout, while it runs.
+
+        `spans`: those of `continue_rollout(...)` there, or what `otel_rollout.otlp` reads; spans
+        of other rollouts are passed over, and duplicates do no harm. TrajectorySealedError once
+        the rollout has ended: then `reconstruct` the spans of both. SpanFormatError for what is no
+        span.
+        """
+        records = [record for record in map(as_record, spans) if self._owns(record)]
+        if self._sealed:
+            raise TrajectorySealedError(
+                f"trajectory.add_spans: the rollout {self.id} has ended; add the spans while it "
+                f"runs, or reconstruct(...) the spans of all its processes"
+            )
+        self._source.take(records)
+
+    def _owns(self, record: SpanRecord) -> bool:
+        return record.text(sc.ROLLOUT_ID) == self.id and record.span_id != self.span_id
 
     # --- as data
 
     def to_dict(self) -> dict[str, Json]:
-        """Plain JSON from which `from_dict` makes an equal trajectory; size linear in content.
-
-        `messages` and `tokens` are trees: each row is [row of what is before it, or 0; content],
-        rows count from 1. The exchanges name rows of them. A message that stands behind several
-        beginnings is there once: the others are [row before, null, row that has it].
-        """
-        paths: _Rows[MessagePath] = _Rows()
-        tokens: _Rows[TokenPath] = _Rows()
-        params: dict[str, int] = {}
-        exchanges = [
-            _exchange_to_dict(exchange, paths, tokens, params) for exchange in self.exchanges
-        ]
-        plain = {name: getattr(self, name) for name in _PLAIN}
+        """Plain JSON from which `from_dict` makes an equal trajectory; size linear in content."""
+        exchanges = exchanges_to_dict(self._read().exchanges)
+        reward = self.reward
         data = {
             "schema_version": SCHEMA_VERSION,
-            **plain,
+            **{name: getattr(self, name) for name in FIELDS},
             "metrics": dict(self.metrics),
             "metadata": dict(self.metadata),
-            "reward": None if self.reward is None else float(self.reward),
-            "rewards": [reward.to_dict() for reward in list(self.all_rewards.values())],
+            "reward": None if reward is None else float(reward),
+            "rewards": [reward.to_dict() for reward in self.all_rewards.all()],
             "appended": [[*key, messages] for key, messages in list(self.appended.items())],
-            "exchanges": exchanges,
-            "params": [loads(text) for text in params],
-            "messages": _message_rows(paths),
-            **({"steps": [step.to_dict() for step in self.steps]} if self.is_built else {}),
-            "tokens": [[parent, path.ids.tolist()] for parent, path in tokens],
+            **exchanges,
         }
+        if self._built is not None:
+            data["steps"] = [step.to_dict() for step in self.steps]
         return {key: copy_json(value) for key, value in data.items()}
 
     @classmethod
@@ -641,37 +453,19 @@ class Trajectory:
                 f"got {version!r}: is it a line that JsonlTrajectoryExporter wrote?"
             )
         try:
-            paths: list[MessagePath | None] = [None]
-            messages: list[Json] = [None]
-            for parent, message, *same in data["messages"]:
-                messages.append(messages[same[0]] if same else message)
-                paths.append(extend(paths[parent], messages[-1]))
-            tokens: list[TokenPath | None] = [None]
-            for parent, ids in data["tokens"]:
-                tokens.append(extend_tokens(tokens[parent], ids))
-            params = [(row, context_key(row)) for row in data["params"]]
-            exchanges = [
-                _exchange_from_dict(row, paths, tokens, *params[row["params"]])
-                for row in data["exchanges"]
-            ]
-            rewards = {reward.key: reward for reward in map(Reward.from_dict, data["rewards"])}
+            steps = data.get("steps")
             return cls(
-                **{name: data[name] for name in (*_PLAIN, "metrics", "metadata")},
-                exchanges=exchanges,
+                **{name: data[name] for name in (*FIELDS, "metrics", "metadata")},
+                exchanges=exchanges_from_dict(data),
                 appended={(id_, choice): messages for id_, choice, messages in data["appended"]},
-                rewards=rewards,
-            ).recorded(data.get("steps"))
+                rewards={reward.key: reward for reward in map(Reward.from_dict, data["rewards"])},
+                steps=None if steps is None else [Step.from_dict(step) for step in steps],
+                sealed=True,
+            )
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise SpanFormatError(
                 f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
             ) from error
-
-    def recorded(self, steps: Sequence[Json] | None) -> Trajectory:
-        """The trajectory, with these steps of a hand-built one, in the form of `Step.to_dict`."""
-        if steps is not None:
-            self.is_built = True
-            self._recorded_steps = list(steps)
-        return self
 
     def __eq__(self, other: object) -> bool:
         """Equal in everything: `to_dict()` of both is the same."""
@@ -691,128 +485,3 @@ class Trajectory:
             f"<Trajectory {self.name!r} {self.id} {self.status}: {len(self.completions)} "
             f"completions, {len(self.histories)} histories, reward {self.reward}>"
         )
-
-
-_PLAIN = (
-    "id",
-    "name",
-    "trace_id",
-    "span_id",
-    "parent_id",
-    "task_id",
-    "group_id",
-    "sample_index",
-    "policy_version",
-    "trainable",
-    "status",
-    "termination_reason",
-    "error",
-    "output",
-    "logs",
-    "start_time_ns",
-    "end_time_ns",
-    "warnings",
-)
-_PLAIN_EXCHANGE = (
-    "span_id",
-    "start_time_ns",
-    "end_time_ns",
-    "process",
-    "started",
-    "ended",
-    "path",
-    "status",
-    "error",
-    "attempts",
-    "status_code",
-    "policy_version",
-    "stream",
-    "response_id",
-    "key",
-    "raw_request",
-    "prompt_is_known",
-    "damage",
-)
-_Node = TypeVar("_Node", MessagePath, TokenPath)
-
-
-def _of(step: Step) -> tuple[str, int] | None:
-    return (step.completion.span_id, step.completion.choice_index) if step.completion else None
-
-
-class _Rows(Generic[_Node]):
-    """Paths as rows, each behind the one that it continues; row numbers count from 1."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, _Node]] = []
-        self._numbers: dict[int, int] = {}
-
-    def number(self, path: _Node | None) -> int:
-        missing: list[_Node] = []
-        while path is not None and id(path) not in self._numbers:
-            missing.append(path)
-            path = path.parent
-        row = 0 if path is None else self._numbers[id(path)]
-        for node in reversed(missing):
-            self._rows.append((row, node))
-            row = self._numbers[id(node)] = len(self._rows)
-        return row
-
-    def __iter__(self) -> Iterator[tuple[int, _Node]]:
-        return iter(self._rows)
-
-
-def _message_rows(paths: _Rows[MessagePath]) -> list[list[Json]]:
-    first: dict[int, int] = {}
-    rows: list[list[Json]] = []
-    for number, (parent, path) in enumerate(paths, 1):
-        same = first.setdefault(id(path.message), number)
-        rows.append([parent, path.message] if same == number else [parent, None, same])
-    return rows
-
-
-def _exchange_to_dict(
-    exchange: Exchange,
-    paths: _Rows[MessagePath],
-    tokens: _Rows[TokenPath],
-    params: dict[str, int],
-) -> dict[str, Json]:
-    reply, text = exchange.reply, None
-    if reply is None:
-        text = exchange.response()
-    elif any(word in (exchange.body or exchange.events or "") for word in ("NaN", "Infinity")):
-        text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
-    return {
-        **{name: getattr(exchange, name) for name in _PLAIN_EXCHANGE},
-        **(
-            {"source": exchange.source, "lost": exchange.lost}
-            if exchange.source != EXACT_SOURCE
-            else {}
-        ),
-        "prompt": paths.number(exchange.prompt),
-        "params": params.setdefault(dumps(exchange.params), len(params)),
-        "response": None if text is not None else reply,
-        "response_text": text,
-        "prompt_token_ids": [tokens.number(path) for path in exchange.prompts],
-    }
-
-
-def _exchange_from_dict(
-    row: Mapping[str, Json],
-    paths: list[MessagePath | None],
-    tokens: list[TokenPath | None],
-    params: dict[str, Json],
-    context: bytes,
-) -> Exchange:
-    reply, text = row["response"], row["response_text"]
-    return Exchange(
-        **{name: row[name] for name in _PLAIN_EXCHANGE},
-        **{name: row[name] for name in ("source", "lost") if name in row},
-        prompt=paths[row["prompt"]],
-        params=params,
-        body=text,
-        events=None,
-        prompts=[tokens[number] for number in row["prompt_token_ids"]],
-        context_key=context,
-        _reply=... if reply is None else reply,
-    )

@@ -1,8 +1,6 @@
 """Workflows: a task run with every ending handled, one or many."""
 
+from otel_rollout.workflows.rllm import RllmTrajectory, rollout_idx
 from otel_rollout.workflows.workflow import Workflow, run_workflows
 
-__all__ = [
-    "Workflow",
-    "run_workflows",
-]
+__all__ = ["RllmTrajectory", "Workflow", "rollout_idx", "run_workflows"]

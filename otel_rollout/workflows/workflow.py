@@ -44,6 +44,7 @@ from otel_rollout.trajectory import (
     tie,
 )
 from otel_rollout.wire import Json
+from otel_rollout.workflows.rllm import RllmTrajectory
 
 logger = logging.getLogger("otel_rollout")
 T = TypeVar("T")
@@ -255,7 +256,7 @@ class Workflow(ABC):
         if active is None:
             return None
         own = active.trajectory
-        built = [t for t in episode.trajectories if isinstance(t, Trajectory) and t.is_built]
+        built = [t for t in episode.trajectories if isinstance(t, Trajectory) and t.built_by_hand]
         tie([step for trajectory in built for step in trajectory.steps], own.completions)
         for trajectory in built:
             if trajectory.id not in active.built:
@@ -264,8 +265,7 @@ class Workflow(ABC):
                 if step.completion is not None:
                     own.claimed.add((step.completion.span_id, step.completion.choice_index))
         left = [c for c in own.completions if (c.span_id, c.choice_index) not in own.claimed]
-        scored = any(completion_id is None for _, completion_id, _ in list(own.all_rewards))
-        return own if left or scored else None
+        return own if left or own.all_rewards.has_own else None
 
     # --- how it is judged
 
@@ -332,14 +332,15 @@ class Workflow(ABC):
         episode.id, episode.task = self.uid or episode.id, self.task
         for trajectory in episode.trajectories:
             steps = trajectory.steps
-            if trajectory.is_built and steps and steps[-1].is_empty:
+            if trajectory.built_by_hand and steps and steps[-1].is_empty:
                 steps.pop()
-            yield self.compute_trajectory_reward(trajectory)
-            for step in steps:
-                step.raw_reward = step.reward if step.scored else None
-            if len(steps) > 1:
-                yield self.adjust_step_rewards(trajectory)
-            _reward_completions(trajectory)
+            with trajectory.all_rewards.at_once():
+                yield self.compute_trajectory_reward(trajectory)
+                for step in steps:
+                    step.raw_reward = step.reward if step.scored else None
+                if len(steps) > 1:
+                    yield self.adjust_step_rewards(trajectory)
+                _reward_completions(trajectory)
         yield self.assign_episode_correctness(episode)
         yield self.collect_metrics(episode)
         if error is not None:
@@ -354,7 +355,7 @@ class Workflow(ABC):
         self.uid, self.task, self._committed = uid, task, []
         for agent in self._agents():
             agent.reset()
-            if isinstance(agent.trajectory, Trajectory):
+            if isinstance(agent.trajectory, RllmTrajectory):
                 agent.trajectory.task = task
         for environment in self._environments():
             environment.reset(task=task)
@@ -438,7 +439,7 @@ def _reward_completions(trajectory: Trajectory) -> None:
             continue
         key = None, completion.id, completion.choice_index
         if trajectory.all_rewards.get(key) != step.reward:
-            trajectory.put_reward(
+            trajectory.all_rewards.put(
                 Reward(
                     step.reward, completion_id=completion.id, choice_index=completion.choice_index
                 )
@@ -455,9 +456,9 @@ def _summary(episode: Episode) -> Json:
 
 def _snapshot(trajectory: Trajectory) -> Trajectory:
     """The trajectory as it is now, whatever its agent does with it; a rollout's is itself."""
-    if not trajectory.is_built:
+    if not trajectory.built_by_hand:
         return trajectory
-    return Trajectory(
+    return RllmTrajectory(
         id=trajectory.id,
         name=trajectory.name,
         metadata=dict(trajectory.metadata),
@@ -467,7 +468,7 @@ def _snapshot(trajectory: Trajectory) -> Trajectory:
         output=trajectory.output,
         logs=trajectory.logs,
         steps=[_copied(step) for step in trajectory.steps],
-        task=trajectory.task,
+        task=getattr(trajectory, "task", None),
     )
 
 

@@ -1,0 +1,58 @@
+"""Warnings of a trajectory: short sentences about what is missing or uncertain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from otel_rollout.spans import Exchange
+from otel_rollout.trajectory import Completion, Conversations
+
+
+def late_sentence(count: int) -> str:
+    """What a trajectory says about calls that its rollout did not wait for."""
+    return f"{count} model calls had not ended when the rollout did; they are not part of it"
+
+
+def after_sentence(count: int) -> str:
+    """What a trajectory says about calls that came after its rollout."""
+    return f"{count} model calls began after the rollout had ended; they are not part of it"
+
+
+def _unknown_in(completion: Completion) -> list[str]:
+    sentences: list[str] = []
+    exchange = completion.exchange
+    if completion.items and exchange.reply_id is None and completion.choice_index == 0:
+        sentences.append(f"a response came without an id; its completion is {completion.id!r}")
+    if "NaN" in (exchange.body or exchange.events or ""):
+        unknown = (completion.logprobs or []).count(None)
+        if unknown:
+            sentences.append(
+                f"completion {completion.id!r}: {unknown} log-probabilities are not numbers; "
+                f"they are None"
+            )
+    return sentences
+
+
+def repeated_ids(completions: Sequence[Completion]) -> list[str]:
+    spans: dict[str, set[str]] = {}
+    for completion in completions:
+        spans.setdefault(completion.id, set()).add(completion.span_id)
+    return [
+        f"{len(ids)} responses have the id {name!r}: get_history({name!r}) gives the last of them"
+        for name, ids in spans.items()
+        if len(ids) > 1
+    ]
+
+
+def damage_of(exchanges: Sequence[Exchange]) -> list[str]:
+    """What the exchanges' spans should hold and do not, as warnings."""
+    return [f"exchange {e.span_id}: {damage}" for e in exchanges for damage in e.damage]
+
+
+def uncertain(conversations: Conversations) -> list[str]:
+    completions = conversations.completions
+    return [
+        *(sentence for completion in completions for sentence in _unknown_in(completion)),
+        *repeated_ids(completions),
+        *conversations.ambiguities,
+    ]

@@ -1,0 +1,168 @@
+"""Trajectories as JSON, at a size that is linear in their content: each message is written once.
+
+`messages` and `tokens` are trees: each row is [row of what is before it, or 0; content], rows count
+from 1, and the exchanges name rows. A message that stands after several prefixes is written once;
+its other rows are [row before, null, row that has it].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from otel_rollout.spans import EXACT_SOURCE, Exchange, TokenPath, context_key, extend_tokens
+from otel_rollout.wire import Json, MessagePath, dumps, extend, loads
+
+SCHEMA_VERSION = 1
+"""Version of what `Trajectory.to_dict` gives."""
+
+FIELDS = (
+    "id",
+    "name",
+    "trace_id",
+    "span_id",
+    "parent_id",
+    "task_id",
+    "group_id",
+    "sample_index",
+    "policy_version",
+    "trainable",
+    "status",
+    "termination_reason",
+    "error",
+    "output",
+    "logs",
+    "start_time_ns",
+    "end_time_ns",
+    "warnings",
+)
+_EXCHANGE_FIELDS = (
+    "span_id",
+    "start_time_ns",
+    "end_time_ns",
+    "process",
+    "started",
+    "ended",
+    "path",
+    "status",
+    "error",
+    "attempts",
+    "status_code",
+    "policy_version",
+    "stream",
+    "response_id",
+    "key",
+    "raw_request",
+    "prompt_is_known",
+    "damage",
+)
+_Node = TypeVar("_Node", MessagePath, TokenPath)
+
+
+def exchanges_to_dict(exchanges: Sequence[Exchange]) -> dict[str, Json]:
+    """The exchanges, with the messages, tokens and parameters that they name."""
+    paths: _Rows[MessagePath] = _Rows()
+    tokens: _Rows[TokenPath] = _Rows()
+    params: dict[str, int] = {}
+    rows = [_exchange_to_dict(exchange, paths, tokens, params) for exchange in exchanges]
+    return {
+        "exchanges": rows,
+        "params": [loads(text) for text in params],
+        "messages": _message_rows(paths),
+        "tokens": [[parent, path.ids.tolist()] for parent, path in tokens],
+    }
+
+
+def exchanges_from_dict(data: Mapping[str, Json]) -> list[Exchange]:
+    """The exchanges that `exchanges_to_dict` described."""
+    paths: list[MessagePath | None] = [None]
+    messages: list[Json] = [None]
+    for parent, message, *same in data["messages"]:
+        messages.append(messages[same[0]] if same else message)
+        paths.append(extend(paths[parent], messages[-1]))
+    tokens: list[TokenPath | None] = [None]
+    for parent, ids in data["tokens"]:
+        tokens.append(extend_tokens(tokens[parent], ids))
+    params = [(row, context_key(row)) for row in data["params"]]
+    return [
+        _exchange_from_dict(row, paths, tokens, *params[row["params"]]) for row in data["exchanges"]
+    ]
+
+
+class _Rows(Generic[_Node]):
+    """Paths as rows, each behind the one that it continues; row numbers count from 1."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, _Node]] = []
+        self._numbers: dict[int, int] = {}
+
+    def number(self, path: _Node | None) -> int:
+        missing: list[_Node] = []
+        while path is not None and id(path) not in self._numbers:
+            missing.append(path)
+            path = path.parent
+        row = 0 if path is None else self._numbers[id(path)]
+        for node in reversed(missing):
+            self._rows.append((row, node))
+            row = self._numbers[id(node)] = len(self._rows)
+        return row
+
+    def __iter__(self) -> Iterator[tuple[int, _Node]]:
+        return iter(self._rows)
+
+
+def _message_rows(paths: _Rows[MessagePath]) -> list[list[Json]]:
+    first: dict[int, int] = {}
+    rows: list[list[Json]] = []
+    for number, (parent, path) in enumerate(paths, 1):
+        same = first.setdefault(id(path.message), number)
+        rows.append([parent, path.message] if same == number else [parent, None, same])
+    return rows
+
+
+def _exchange_to_dict(
+    exchange: Exchange,
+    paths: _Rows[MessagePath],
+    tokens: _Rows[TokenPath],
+    params: dict[str, int],
+) -> dict[str, Json]:
+    reply, text = exchange.reply, None
+    if reply is None:
+        text = exchange.response()
+    elif any(word in (exchange.body or exchange.events or "") for word in ("NaN", "Infinity")):
+        text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
+    return {
+        **{name: getattr(exchange, name) for name in _EXCHANGE_FIELDS},
+        **(
+            {"source": exchange.source, "lost": exchange.lost}
+            if exchange.source != EXACT_SOURCE
+            else {}
+        ),
+        "prompt": paths.number(exchange.prompt),
+        "params": params.setdefault(dumps(exchange.params), len(params)),
+        "response": None if text is not None else reply,
+        "response_text": text,
+        "prompt_token_ids": [tokens.number(path) for path in exchange.prompts],
+    }
+
+
+def _exchange_from_dict(
+    row: Mapping[str, Json],
+    paths: list[MessagePath | None],
+    tokens: list[TokenPath | None],
+    params: dict[str, Json],
+    context: bytes,
+) -> Exchange:
+    reply, text = row["response"], row["response_text"]
+    return Exchange(
+        **{name: row[name] for name in _EXCHANGE_FIELDS},
+        **{name: row[name] for name in ("source", "lost") if name in row},
+        prompt=paths[row["prompt"]],
+        params=params,
+        body=text,
+        events=None,
+        prompts=[tokens[number] for number in row["prompt_token_ids"]],
+        context_key=context,
+        _reply=reply,
+        _is_read=reply is not None,
+    )

@@ -1,0 +1,233 @@
+"""The completions of a trajectory as linked conversations: which one continues which.
+
+A request continues the completion whose path (its prompt, then what was sampled) is the longest
+prefix of the request's messages, in normalised form and with the same tools, among the completions
+that had ended before the request began. Anything else is a fork. Completions therefore form a
+forest; each leaf is one history, and each sampled completion is trainable in exactly one of them.
+The result depends on the set of completions alone, not on the order in which they come.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+
+from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.histories import (
+    Appended,
+    choose,
+    ended_before,
+    history_of,
+    in_order,
+    includes,
+    listed,
+    names_previous,
+    path_key,
+    previous_named,
+    previous_reply,
+    sampled_order,
+)
+from otel_rollout.trajectory.history import History
+from otel_rollout.wire import MessagePath
+
+CompletionKey = tuple[str, int]
+"""Response id and choice index."""
+
+
+class Conversations:
+    """The completions of one trajectory, linked.
+
+    Completions may be added while the rollout runs. Each is linked once, when somebody asks: calls
+    arrive as they end, so what a call continues has come before it. Where that does not hold (calls
+    of several processes, a span that was slow to come) all are linked anew.
+    """
+
+    def __init__(self, completions: Iterable[Completion] = ()) -> None:
+        self._lock = threading.RLock()
+        self._sorted: list[Completion] = []
+        self._unsorted: list[Completion] = []
+        self._by_key: dict[CompletionKey, list[Completion]] = {}
+        self._links = _Links()
+        self._unlinked: list[Completion] = []
+        self._process: str | None = None
+        self._latest_start = -1
+        self._in_sequence = True
+        self._histories: tuple[int, list[History]] | None = None
+        for completion in completions:
+            self.add(completion)
+
+    def add(self, completion: Completion) -> None:
+        """Take in a completion whose call has ended."""
+        exchange, key = completion.exchange, (completion.id, completion.choice_index)
+        with self._lock:
+            if self._process is None:
+                self._process = exchange.process
+            if exchange.process != self._process or exchange.ended < self._latest_start:
+                self._in_sequence = False
+            self._latest_start = max(self._latest_start, exchange.started)
+            self._unsorted.append(completion)
+            self._unlinked.append(completion)
+            self._by_key.setdefault(key, []).append(completion)
+            self._histories = None
+
+    @property
+    def completions(self) -> list[Completion]:
+        """All completions, in order of the start of their calls."""
+        with self._lock:
+            if self._unsorted:
+                self._sorted = in_order([*self._sorted, *self._unsorted])
+                self._unsorted = []
+            return self._sorted
+
+    def get(self, completion_id: str, choice_index: int) -> Completion | None:
+        """The completion of this id; the one that started last where several have it."""
+        found = self._by_key.get((completion_id, choice_index), [])
+        return found[0] if len(found) == 1 else in_order(found)[-1] if found else None
+
+    @property
+    def ambiguities(self) -> list[str]:
+        """A warning for each completion that could continue one of several identical samples."""
+        return list(self._linked().warnings.values())
+
+    def history(self, completion: Completion, appended: Appended) -> History:
+        """The conversation that ends in the completion, and the messages appended after it.
+
+        Costs what the conversation is long, however many calls the rollout has made.
+        """
+        return history_of(completion, self._linked().parents, appended)
+
+    def histories(self, appended: Appended) -> list[History]:
+        """One history for each leaf, in order of their first call; the first is the main one."""
+        count = sum(map(len, list(appended.values())))
+        with self._lock:
+            if self._histories is None or self._histories[0] != count:
+                self._histories = count, list(self._built(appended))
+            return self._histories[1]
+
+    def _built(self, appended: Appended) -> Iterator[History]:
+        parents = self._linked().parents
+        completions = [completion for completion in self.completions if _is_linked(completion)]
+        children: dict[Completion | None, list[Completion]] = {}
+        for completion in completions:
+            children.setdefault(parents.get(completion), []).append(completion)
+        trained: set[Completion] = set()
+        stack = children.get(None, [])[::-1]
+        while stack:
+            completion = stack.pop()
+            followers = children.get(completion, [])
+            stack += followers[::-1]
+            if not followers:
+                yield history_of(completion, parents, appended, trained)
+        # Messages that were appended where the conversation then went on differently.
+        for completion in completions:
+            followers = children.get(completion, [])
+            rest = appended.get((completion.id, completion.choice_index), ())
+            if (
+                rest
+                and followers
+                and not any(includes(c, completion.path, rest) for c in followers)
+            ):
+                yield history_of(completion, parents, appended, trained)
+
+    def _linked(self) -> _Links:
+        with self._lock:
+            if self._unlinked:
+                if not self._in_sequence:
+                    self._links, self._unlinked = _Links(), self.completions
+                self._links.add(in_order(self._unlinked))
+                self._unlinked = []
+            return self._links
+
+
+def _is_linked(completion: Completion) -> bool:
+    """Whether it is part of a history: it said something, and its conversation is known."""
+    return bool(completion.items) and completion.exchange.prompt_is_known
+
+
+class _Links:
+    """What each completion continues, found among those that were added with it or before."""
+
+    def __init__(self) -> None:
+        self.parents: dict[Completion, Completion] = {}
+        self.warnings: dict[str, str] = {}
+        """Warnings by response id."""
+        self._by_path: dict[tuple[bytes, bytes], list[Completion]] = {}
+        """Completions by context key and path key."""
+        self._by_name: dict[str, list[Completion]] = {}
+        """Completions by response id, and by the conversation that they were put into."""
+        self._nearest: dict[tuple[bytes, int], MessagePath | None] = {}
+        """The longest sampled prefix of each path node that was passed, so that a prompt is walked
+        only once."""
+        self._passed: set[tuple[bytes, bytes]] = set()
+
+    def add(self, completions: Sequence[Completion]) -> None:
+        """Link these completions, given in order of their start."""
+        for completion in completions:
+            if _is_linked(completion):
+                self._index(completion)
+        for completion in completions:
+            if not completion.exchange.prompt_is_known:
+                continue
+            if names_previous(completion) is None:
+                self._link_by_path(completion)
+            else:
+                self._link_by_name(completion)
+
+    def _index(self, completion: Completion) -> None:
+        insort(self._by_name.setdefault(completion.id, []), completion, key=sampled_order)
+        previous = names_previous(completion)
+        if previous is None:
+            path = path_key(completion.path)
+            if path == path_key(completion.prompt):
+                return
+            key = completion.context_key, path
+            if key in self._passed:
+                self._nearest.clear()
+            self._by_path.setdefault(key, []).append(completion)
+        elif previous != previous_reply(completion):
+            insort(self._by_name.setdefault(previous, []), completion, key=sampled_order)
+
+    def _link_by_name(self, completion: Completion) -> None:
+        previous = str(names_previous(completion))
+        parent = previous_named(self._by_name.get(previous, ()), completion, self.parents)
+        if parent is not None:
+            self.parents[completion] = parent
+        elif previous_reply(completion) and completion.items:
+            self.warnings[completion.id] = (
+                f"completion {completion.id!r} continues the response {previous!r}, which is "
+                f"not here: what was said before its own request is not known"
+            )
+
+    def _link_by_path(self, completion: Completion) -> None:
+        context = completion.context_key
+        node = self._longest_sampled(completion.prompt, context)
+        while node is not None:
+            candidates = [
+                other
+                for other in self._by_path[context, node.key]
+                if ended_before(other, completion)
+            ]
+            if candidates:
+                parent, equal = choose(candidates, node)
+                self.parents[completion] = parent
+                if len(equal) > 1 and completion.items:
+                    self.warnings[completion.id] = (
+                        f"completion {completion.id!r} continues a reply that was sampled "
+                        f"identically as {listed(equal)}; it is taken to continue {parent.id!r} "
+                        f"(choice {parent.choice_index})"
+                    )
+                return
+            node = self._longest_sampled(node.parent, context)
+
+    def _longest_sampled(self, node: MessagePath | None, context: bytes) -> MessagePath | None:
+        passed: list[tuple[bytes, int]] = []
+        while node is not None and (context, node.key) not in self._by_path:
+            if (name := (context, id(node))) in self._nearest:
+                node = self._nearest[name]
+                break
+            passed.append(name)
+            self._passed.add((context, node.key))
+            node = node.parent
+        self._nearest.update(dict.fromkeys(passed, node))
+        return node

@@ -1,0 +1,79 @@
+"""Where a trajectory gets what was exchanged from: a running rollout, spans, or a file.
+
+A trajectory asks its source; a source never asks back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from otel_rollout.spans import Exchange, SpanRecord
+from otel_rollout.trajectory.completion import completions_of, with_retrieved
+from otel_rollout.trajectory.conversations import Conversations
+from otel_rollout.trajectory.reward import Rewards
+from otel_rollout.trajectory.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What was exchanged in a rollout, as far as it has come."""
+
+    conversations: Conversations = field(default_factory=Conversations)
+    """The completions, and which of them continues which."""
+    exchanges: Sequence[Exchange] = ()
+    """Every call, also to endpoints that do not generate; () while the rollout runs."""
+    warnings: Sequence[str] = ()
+    """Short sentences about what is missing or uncertain; () while the rollout runs."""
+
+
+class Source(Protocol):
+    """Gives a trajectory its contents.
+
+    A trajectory whose rollout has ended asks once and keeps the answer; a running one asks each
+    time. Any thread may ask.
+    """
+
+    def read(self) -> Contents:
+        """What has come by now."""
+
+    def take(self, records: Sequence[SpanRecord]) -> None:
+        """Take in spans of the same rollout that another process recorded, while it runs."""
+
+
+class Recorded:
+    """Contents that are known already: the exchanges of a file, or none."""
+
+    def __init__(
+        self, exchanges: Sequence[Exchange], rewards: Rewards, *, trainable: bool = True
+    ) -> None:
+        self._exchanges = exchanges
+        self._rewards = rewards
+        self._trainable = trainable
+
+    def read(self) -> Contents:
+        """The contents."""
+        completions = Conversations(
+            completion
+            for exchange in with_retrieved(self._exchanges)
+            for completion in completions_of(exchange, self._rewards, trainable=self._trainable)
+        )
+        return Contents(completions, list(self._exchanges))
+
+    def take(self, records: Sequence[SpanRecord]) -> None:
+        """Its rollout has ended: nothing is taken."""
+
+
+class Built:
+    """The calls of the steps of a trajectory that is built by hand, until its workflow ends."""
+
+    def __init__(self, steps: Callable[[], Sequence[Step]]) -> None:
+        self._steps = steps
+
+    def read(self) -> Contents:
+        """The calls that its steps are of, as far as they were captured."""
+        return Contents(Conversations(s.completion for s in self._steps() if s.completion))
+
+    def take(self, records: Sequence[SpanRecord]) -> None:
+        """Its calls are those of its steps: nothing is taken."""
