@@ -15,10 +15,10 @@
 The run is an OpenTelemetry trace, and a `Trajectory`: its histories, rewards and token ids.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from otel_rollout import moved
+from otel_rollout.first_use import load_on_first_use
 
 if TYPE_CHECKING:
     from otel_rollout.errors import (
@@ -176,20 +176,12 @@ _ROOMS = {
     "workflows": ("Workflow", "run_workflows"),
     "wiring": ("TruncationWarning", "configure", "shutdown"),
 }
-"""Where each public name is; the room is imported when the name is first used (PEP 562)."""
-
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+"""Where each public name is: its room is imported when the name is first used."""
 
 moved.install()
 
-
-if not TYPE_CHECKING:  # a type checker would take everything for Any
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        return value
+if not TYPE_CHECKING:  # a type checker would take every name for Any
+    __getattr__ = load_on_first_use(__name__, _ROOMS)
 
 
 def __dir__() -> list[str]:

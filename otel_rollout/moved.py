@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -42,7 +41,7 @@ _MOVED: dict[str, tuple[str, ...]] = {
 """Former name of a module, and where its names are now; the first that has one gives it."""
 
 
-class _Finder(MetaPathFinder, Loader):
+class _Finder:
     """Finds the former modules: each is empty and asks the rooms that its names are in."""
 
     def find_spec(
@@ -52,6 +51,10 @@ class _Finder(MetaPathFinder, Loader):
         if package != "otel_rollout" or former not in _MOVED:
             return None
         return ModuleSpec(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """A plain module."""
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         rooms = _MOVED[module.__name__.rpartition(".")[2]]
@@ -69,4 +72,4 @@ class _Finder(MetaPathFinder, Loader):
 def install() -> None:
     """Have the former paths found; only the first call counts."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.append(_Finder())  # type: ignore[arg-type]

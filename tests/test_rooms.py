@@ -14,7 +14,7 @@ import otel_rollout
 
 PACKAGE = Path(otel_rollout.__file__).parent
 LAYERS = {
-    0: ("errors", "moved", "semconv"),
+    0: ("errors", "first_use", "moved", "semconv"),
     1: ("wire",),
     2: ("spans",),
     3: ("trajectory",),
@@ -139,7 +139,7 @@ def test_a_circle_is_found():
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path.endswith("/__init__.py")])
 def test_a_door_only_names_what_is_behind_it(path: str):
-    """A room's `__init__` has imports and `__all__`, and no code."""
+    """A room's `__init__` has imports and `__all__`, and no code but for names that load later."""
     tree = ast.parse((PACKAGE / path).read_text())
     code = [
         node
@@ -147,6 +147,7 @@ def test_a_door_only_names_what_is_behind_it(path: str):
         if not isinstance(node, ast.Import | ast.ImportFrom)
         and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         and not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
+        and not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     ]
     assert [ast.unparse(node)[:80] for node in code] == []
     names = importlib.import_module(f"otel_rollout.{MODULES[path][:-9]}").__all__

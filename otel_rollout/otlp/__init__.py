@@ -1,14 +1,30 @@
 """Spans from and to where they are kept: files, the collector, Jaeger, ClickHouse.
 
 `read` takes any of them. Every reader gives `SpanRecord`s, which `reconstruct` takes. They are
-read as they come, so a file may be larger than the memory.
+read as they come, so a file may be larger than the memory. The protobuf package, an HTTP client and
+the SDK are loaded by the functions and classes that need them.
 """
 
+from typing import TYPE_CHECKING
+
+from otel_rollout.first_use import load_on_first_use
 from otel_rollout.otlp.clickhouse import read_clickhouse
-from otel_rollout.otlp.formats import read_json, read_json_lines, read_protobuf
-from otel_rollout.otlp.jaeger import find_jaeger, read_jaeger
+from otel_rollout.otlp.json_lines import read_json, read_json_lines
 from otel_rollout.otlp.source import joined, read
-from otel_rollout.otlp.writing import JsonLinesSpanExporter, SplittingSpanExporter
+
+if TYPE_CHECKING:
+    from otel_rollout.otlp.jaeger import find_jaeger, read_jaeger
+    from otel_rollout.otlp.protobuf import read_protobuf
+    from otel_rollout.otlp.writing import JsonLinesSpanExporter, SplittingSpanExporter
+else:
+    __getattr__ = load_on_first_use(
+        __name__,
+        {
+            "jaeger": ("find_jaeger", "read_jaeger"),
+            "protobuf": ("read_protobuf",),
+            "writing": ("JsonLinesSpanExporter", "SplittingSpanExporter"),
+        },
+    )
 
 __all__ = [
     "JsonLinesSpanExporter",

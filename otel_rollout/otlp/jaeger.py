@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.otlp.formats import read_json
+from otel_rollout.otlp.json_lines import read_json
 from otel_rollout.spans import SpanRecord
 
 _trace_address = re.compile(

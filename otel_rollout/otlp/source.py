@@ -13,8 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp.clickhouse import read_clickhouse
-from otel_rollout.otlp.formats import read_json, read_protobuf
-from otel_rollout.otlp.jaeger import read_address
+from otel_rollout.otlp.json_lines import read_json
 from otel_rollout.spans import SpanRecord
 
 OnError = Callable[[SpanFormatError], None]
@@ -45,7 +44,7 @@ def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRec
     where Jaeger has no such trace.
     """
     if isinstance(source, str) and source.startswith(("http://", "https://")):
-        return read_address(source)
+        return _read_address(source)
     if isinstance(source, str | os.PathLike):
         return _read_path(source, on_error)
     if hasattr(source, "read"):
@@ -57,6 +56,18 @@ def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRec
         f"read: expected a path, an open file, the address of a trace in Jaeger, or rows of "
         f"otel_traces, got {source!r:.80}"
     )
+
+
+def _read_address(address: str) -> Iterator[SpanRecord]:
+    from otel_rollout.otlp.jaeger import read_address  # an HTTP client, only where it is needed
+
+    return read_address(address)
+
+
+def _read_protobuf(message: bytes) -> Iterator[SpanRecord]:
+    from otel_rollout.otlp.protobuf import read_protobuf  # needs the protobuf package
+
+    return read_protobuf(message)
 
 
 def _read_path(path: str | os.PathLike[str], on_error: OnError | None) -> Iterator[SpanRecord]:
@@ -95,7 +106,7 @@ class _Reader:
         elif len(head) > 4 and head[4] == _FIELD and head[0] < _FIELD:
             yield from self._messages(whole)
         elif head[0] == _FIELD:
-            yield from self._all_of("", read_protobuf, whole.read())
+            yield from self._all_of("", _read_protobuf, whole.read())
         else:
             self._fail("", f"no format of spans begins with {head[:20]!r}; {_EXPECTED}")
 
@@ -119,7 +130,7 @@ class _Reader:
             if message.startswith(_ZSTD):
                 self._fail(f", message {number}", _COMPRESSED)
                 return
-            yield from self._all_of(f", message {number}", read_protobuf, message)
+            yield from self._all_of(f", message {number}", _read_protobuf, message)
 
     def _lines(self, file: Iterable[bytes]) -> Iterator[SpanRecord]:
         lines = enumerate(file, 1)
