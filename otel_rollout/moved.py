@@ -50,7 +50,7 @@ class _Finder:
         package, _, former = name.rpartition(".")
         if package != "otel_rollout" or former not in _MOVED:
             return None
-        return ModuleSpec(name, self)
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """A plain module."""
@@ -72,4 +72,4 @@ class _Finder:
 def install() -> None:
     """Have the former paths found; only the first call counts."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())  # type: ignore[arg-type]
+        sys.meta_path.append(_Finder())
