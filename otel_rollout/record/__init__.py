@@ -1,12 +1,14 @@
 """The train lane: a running rollout, its model calls as exchange spans, its trajectory."""
 
-from otel_rollout.record.capture import secrets_in
+from otel_rollout.record import capture
+from otel_rollout.record.current import begin, end
 from otel_rollout.record.gather import (
     TooManyExceptionsError,
     gather_group,
     gather_trajectories,
     run_bounded,
 )
+from otel_rollout.record.options import Options
 from otel_rollout.record.processes import (
     continue_environment,
     continue_rollout,
@@ -15,6 +17,7 @@ from otel_rollout.record.processes import (
 )
 from otel_rollout.record.processor import TrajectorySpanProcessor, check_exporter
 from otel_rollout.record.progress import RolloutProgress
+from otel_rollout.record.provider import rollout_provider
 from otel_rollout.record.rollouts import (
     gather_trajectory,
     get_current_trajectory,
@@ -24,15 +27,9 @@ from otel_rollout.record.rollouts import (
     request_token_ids,
     rollout,
 )
-from otel_rollout.record.running import (
-    ActiveRollout,
-    Options,
-    adopt,
-    begin,
-    end,
-    rollout_provider,
-    use_provider,
-)
+from otel_rollout.record.running import ActiveRollout, adopt
+from otel_rollout.record.secrets import secrets_in
+from otel_rollout.record.state import process_state
 from otel_rollout.record.tools import tool
 
 __all__ = [
@@ -43,6 +40,7 @@ __all__ = [
     "TrajectorySpanProcessor",
     "adopt",
     "begin",
+    "capture",
     "check_exporter",
     "continue_environment",
     "continue_rollout",
@@ -54,6 +52,7 @@ __all__ = [
     "get_history",
     "leave_environment",
     "no_capture",
+    "process_state",
     "propagate",
     "record_reward",
     "request_token_ids",
@@ -62,5 +61,4 @@ __all__ = [
     "run_bounded",
     "secrets_in",
     "tool",
-    "use_provider",
 ]

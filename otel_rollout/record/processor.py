@@ -26,7 +26,9 @@ from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.rebuild import Assembly
-from otel_rollout.record.running import ActiveRollout, Key, rollout_of, settle
+from otel_rollout.record.current import rollout_of
+from otel_rollout.record.deferred import settle
+from otel_rollout.record.running import ActiveRollout, Key
 from otel_rollout.spans import SpanRecord, as_record, unchecked_record
 from otel_rollout.trajectory import Completion, Trajectory
 

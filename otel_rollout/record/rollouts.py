@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from opentelemetry import context as otel_context
@@ -25,22 +25,25 @@ from otel_rollout.errors import (
     NotARolloutError,
     NotRecordedError,
 )
-from otel_rollout.record.running import (
+from otel_rollout.record.context import (
     CAPTURE_OFF,
     GATHERING,
     ROLLOUT,
     TOKEN_FIELDS,
+    detach,
+)
+from otel_rollout.record.current import (
     Gathering,
-    Options,
     Run,
     begin,
-    detach,
     end,
-    later,
-    record_evaluation,
     rollout_of,
-    rollout_tracer,
+    waiting_gathering,
 )
+from otel_rollout.record.deferred import later
+from otel_rollout.record.late_rewards import record_late_reward
+from otel_rollout.record.options import Options
+from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.trajectory import History, Reward, Trajectory
 from otel_rollout.wire import Json
 
@@ -133,10 +136,6 @@ class rollout:  # noqa: N801 - used as a decorator
         self.__exit__(kind, error, trace_back)
 
 
-_rollout_code: set[CodeType] = set()
-"""The code of coroutines that run as a rollout from their first step on."""
-
-
 def _decorate(function: Any, options: Options) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_decorate(function.__func__, options))
@@ -195,15 +194,14 @@ def _decorate_async(
         end(run, output=result)
         return result
 
-    _rollout_code.add(run_rollout.__code__)  # type: ignore[attr-defined]
     return run_rollout
 
 
 async def _continue_rollout(run: Run, coroutine: Coroutine[Any, Any, R]) -> R:
-    gathering = otel_context.get_value(GATHERING)
-    if isinstance(gathering, Gathering) and gathering.active is None:
-        gathering.active = run.active
-        gathering.trajectory = run.active.trajectory
+    """Run the coroutine in the rollout that its making began."""
+    gathering = waiting_gathering(otel_context.get_current())
+    if gathering is not None:
+        gathering.take(run.active)
         run.active.apply(run.active.options.overridden(gathering.options))
     context = otel_context.set_value(ROLLOUT, run.active)
     run.token = otel_context.attach(trace.set_span_in_context(run.active.span, context))
@@ -279,12 +277,12 @@ def record_reward(
         weight=weight,
     )
     if isinstance(trajectory, str):
-        record_evaluation(rollout_tracer(), trajectory, None, reward.key, reward)
+        record_late_reward(rollout_tracer(), trajectory, None, reward.key, reward)
         return reward
     trajectory = get_current_trajectory() if trajectory is None else trajectory
     trajectory.add_reward(reward)
     if trajectory.is_copy:
-        record_evaluation(
+        record_late_reward(
             rollout_tracer(), trajectory.id, _span_context(trajectory), reward.key, reward
         )
     return reward
@@ -390,8 +388,7 @@ def _require_rollout(coroutine: object) -> None:
             f"gather_trajectory: got the {type(coroutine).__name__} {coroutine!r}, whose context "
             f"is fixed already; pass the coroutine itself: gather_trajectory(agent(...))"
         )
-    code = getattr(coroutine, "cr_code", None)
-    if code in _rollout_code:
+    if getattr(coroutine, "cr_code", None) in _ROLLOUT_CODE:
         return
     if inspect.iscoroutine(coroutine):
         coroutine.close()
@@ -407,4 +404,10 @@ def _require_rollout(coroutine: object) -> None:
     )
 
 
-_rollout_code.add(_continue_rollout.__code__)
+_ROLLOUT_CODE = frozenset(
+    (
+        _continue_rollout.__code__,
+        _decorate_async(_continue_rollout, Options()).__code__,
+    )
+)
+"""The code of every coroutine that runs as a rollout: all decorated functions share theirs."""

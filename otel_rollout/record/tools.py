@@ -14,7 +14,9 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NotARolloutError
-from otel_rollout.record.running import detach, rollout_of, rollout_tracer
+from otel_rollout.record.context import detach
+from otel_rollout.record.current import rollout_of
+from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.wire import dumps
 
 logger = logging.getLogger("otel_rollout")
