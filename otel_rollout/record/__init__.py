@@ -6,7 +6,15 @@ from otel_rollout.record.gather import (
     TooManyExceptionsError,
     gather_group,
     gather_trajectories,
+    gather_trajectory,
     run_bounded,
+)
+from otel_rollout.record.inside import (
+    get_current_trajectory,
+    get_history,
+    no_capture,
+    record_reward,
+    request_token_ids,
 )
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes import (
@@ -18,15 +26,7 @@ from otel_rollout.record.processes import (
 from otel_rollout.record.processor import TrajectorySpanProcessor, check_exporter
 from otel_rollout.record.progress import RolloutProgress
 from otel_rollout.record.provider import rollout_provider
-from otel_rollout.record.rollouts import (
-    gather_trajectory,
-    get_current_trajectory,
-    get_history,
-    no_capture,
-    record_reward,
-    request_token_ids,
-    rollout,
-)
+from otel_rollout.record.rollouts import rollout
 from otel_rollout.record.running import ActiveRollout, adopt
 from otel_rollout.record.secrets import secrets_in
 from otel_rollout.record.state import process_state
