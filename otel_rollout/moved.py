@@ -14,8 +14,15 @@ from types import ModuleType
 from typing import Any
 
 _MOVED: dict[str, tuple[str, ...]] = {
-    "active": ("record.running",),
-    "capture": ("record.capture",),
+    "active": (
+        "record.running",
+        "record.current",
+        "record.options",
+        "record.provider",
+        "record.context",
+        "record.deferred",
+    ),
+    "capture": ("record.capture", "record"),
     "cli": ("command",),
     "completion": ("trajectory",),
     "dialects": ("rebuild.dialects",),

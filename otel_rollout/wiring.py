@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +35,7 @@ from otel_rollout.record import (
     check_exporter,
     continue_environment,
     leave_environment,
-    use_provider,
+    process_state,
 )
 
 logger = logging.getLogger("otel_rollout")
@@ -65,8 +64,10 @@ class _Setup:
     threads: bool = False
 
 
-_lock = threading.RLock()
-_setup: _Setup | None = None
+def _done_before() -> _Setup | None:
+    """The work of an earlier `configure`. None: there was none, or `shutdown` has undone it."""
+    setup = process_state.setup
+    return setup if isinstance(setup, _Setup) else None
 
 
 def configure(
@@ -106,19 +107,19 @@ def configure(
     ConfigurationError for a wrong argument or a provider that is not the SDK's;
     TruncationWarning for attribute limits that would cut training data.
     """
-    global _setup
     exporters, span_exporters = _checked(exporters, span_exporters)
     if service_name is not None and (not isinstance(service_name, str) or not service_name):
         raise ConfigurationError(
             f"configure(service_name=...): expected a name, got {service_name!r}"
         )
     instrumentors.check(instrumentor)
-    with _lock:
-        if _setup is not None:
-            _again(_setup, service_name, exporters, span_exporters, tracer_provider)
+    with process_state.configuring:
+        before = _done_before()
+        if before is not None:
+            _again(before, service_name, exporters, span_exporters, tracer_provider)
             if request_token_ids:
-                capture.request_fields = {}
-            return _setup.provider
+                process_state.request_fields = {}
+            return before.provider
         provider, own = _provider(tracer_provider, service_name)
         processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
         setup = _Setup(provider, own, processor, span_exporters=list(span_exporters))
@@ -127,7 +128,7 @@ def configure(
             look += [SplittingSpanExporter(exporter) for exporter in _otlp_exporters()]
         _warn_of_limits(provider)
         capture.instrument()
-        capture.request_fields = {} if request_token_ids else None
+        process_state.request_fields = {} if request_token_ids else None
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(BatchSpanProcessor(exporter))
@@ -137,14 +138,14 @@ def configure(
         if not threads.is_instrumented_by_opentelemetry:
             threads.instrument()
             setup.threads = True
-        use_provider(provider)
+        process_state.provider = provider
         if own:
             trace.set_tracer_provider(provider)
         setup.part = continue_environment()
         if setup.part is not None:
             # The provider's own exit handler was registered before, so it runs after this one.
             atexit.register(leave_environment, setup.part)
-        _setup = setup
+        process_state.setup = setup
         return provider
 
 
@@ -155,15 +156,14 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
     flushed and left running without our processor. False if something could not be flushed in
     time. Without `configure` it does nothing.
     """
-    global _setup
-    with _lock:
-        setup, _setup = _setup, None
+    with process_state.configuring:
+        setup, process_state.setup = _done_before(), None
         if setup is None:
             return True
         if setup.part is not None:
             leave_environment(setup.part)
         capture.uninstrument()
-        capture.request_fields = None
+        process_state.request_fields = None
         if setup.uninstrument is not None:
             setup.uninstrument()
         if setup.threads:
@@ -171,7 +171,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         deadline = time.monotonic() + timeout_millis / 1000
         flushed = setup.provider.force_flush(timeout_millis)
         setup.processor.shutdown(max(0, int((deadline - time.monotonic()) * 1000)))
-        use_provider(None)
+        process_state.provider = None
         if setup.own_provider:
             setup.provider.shutdown()
             _forget_global(setup.provider)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import otel_rollout
 from otel_rollout import Trajectory, get_current_trajectory, rollout
-from otel_rollout.record import capture
+from otel_rollout.record import process_state
 from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall
 from otel_rollout.wire.messages import visible_key
 from otel_rollout.wire.streams import events_of_frames, merge
@@ -1204,7 +1204,7 @@ def test_a_version_without_the_methods_is_left_alone(
     assert "anthropic" in caplog.text
     assert "BaseClient._build_request" in caplog.text
     assert not hasattr(base.SyncAPIClient.request, "__wrapped__")
-    assert capture._installed
+    assert process_state.hooks.installed
 
 
 async def test_outside_a_rollout_nothing_is_done(recording: Recording, clients: Clients) -> None:

@@ -37,7 +37,7 @@ from otel_rollout import (
     get_current_trajectory,
     rollout,
 )
-from otel_rollout.record.capture import _Call, _Received
+from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.testing import ModelServer, Reply
 from tests.conftest import Clients, Recording
@@ -74,8 +74,8 @@ async def nothing_is_left(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Non
     otel_rollout.shutdown()
     await collect_garbage()
     objects = gc.get_objects()
-    assert [o for o in objects if type(o) is _Call and not o.finished] == []
-    assert [o for o in objects if type(o) is _Received and o._chunks] == []
+    recorders = [o for o in objects if type(o) is ExchangeRecorder]
+    assert [o for o in recorders if not o.finished or o._chunks] == []
     assert [o for o in objects if type(o) is ActiveRollout and o.streams] == []
     processors = [o for o in objects if type(o) is TrajectorySpanProcessor]
     assert [(o._buffers, o._rollouts, o._bytes) for o in processors if o._rollouts] == []

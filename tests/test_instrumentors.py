@@ -32,7 +32,7 @@ from opentelemetry.trace import StatusCode
 import otel_rollout
 from otel_rollout import ConfigurationError, InMemoryTrajectoryExporter, Trajectory, rollout
 from otel_rollout.look import instrumentors
-from otel_rollout.record.capture import secrets_in
+from otel_rollout.record import secrets_in
 from otel_rollout.testing import Raw, Reply, ToolCall
 
 if TYPE_CHECKING:

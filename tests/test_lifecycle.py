@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from otel_rollout import Completion, Trajectory, TrajectorySpanProcessor, gather_trajectory, rollout
-from otel_rollout.record.capture import _Call, _Received
+from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.testing import Reply
 from tests.conftest import Clients, Recording
 from tests.test_capture import (
@@ -59,9 +59,8 @@ async def nothing_leaks(recording: Recording) -> AsyncIterator[None]:
     await collect_garbage()
     # Not isinstance(): it would load the lazy modules that openai has. Some versions of the client
     # keep a response that was read; then what capture has of it must be empty.
-    calls = [o for o in gc.get_objects() if type(o) is _Call]
-    assert [c for c in calls if not c.finished or c._body or c._options] == []
-    assert [o for o in gc.get_objects() if type(o) is _Received and o._chunks] == []
+    calls = [o for o in gc.get_objects() if type(o) is ExchangeRecorder]
+    assert [c for c in calls if not c.finished or c._body or c._request or c._chunks] == []
 
 
 def ended(recording: Recording, status: str) -> tuple[Trajectory, Completion]:

@@ -48,7 +48,7 @@ def test_where_models_are_asked(url: str, path: str) -> None:
     """The call is named by the end of the path, as a client library names it."""
     post = Post.of((url,), {})
     assert post is not None
-    assert post.url == path
+    assert post.path == path
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,7 @@ def test_fields_are_added(client: Any, arguments: dict[str, Any]) -> None:
     given = dict(arguments)
     post = Post.of((URL,), given)
     assert post is not None
-    post.extra_json = {"return_token_ids": True}
-    post.extend(given)
+    post.extend(given, {"return_token_ids": True})
     (name,) = arguments
     assert type(given[name]) is type(arguments[name])
     assert json.loads(post.request(client).content) == {**BODY, "return_token_ids": True}
@@ -138,9 +137,8 @@ def test_where_no_field_is_added(args: Any, kwargs: dict[str, Any]) -> None:
     given = dict(kwargs)
     post = Post.of(args, given)
     assert post is not None
-    if given.get("headers") or not given:
-        post.extra_json = {"return_token_ids": True}
-    post.extend(given)
+    fields = {"return_token_ids": True} if given.get("headers") or not given else {}
+    post.extend(given, fields)
     assert given == kwargs
 
 
@@ -150,4 +148,4 @@ def test_any_address(text: str, end: str) -> None:
     post = Post.of((text + end,), {})
     if end and not {"?", "#"} & set(text) and "\n" not in text:
         assert post is not None
-        assert post.url.endswith(end)
+        assert post.path.endswith(end)

@@ -1,12 +1,25 @@
 """The train lane: a running rollout, its model calls as exchange spans, its trajectory."""
 
-from otel_rollout.record.capture import secrets_in
+from otel_rollout.record import capture
+from otel_rollout.record.attributes import end_attributes, identity, present
+from otel_rollout.record.boundary import guarded
+from otel_rollout.record.current import begin, end
 from otel_rollout.record.gather import (
     TooManyExceptionsError,
     gather_group,
     gather_trajectories,
+    gather_trajectory,
     run_bounded,
 )
+from otel_rollout.record.inside import (
+    get_current_trajectory,
+    get_history,
+    no_capture,
+    record_reward,
+    request_token_ids,
+)
+from otel_rollout.record.late_rewards import late_reward
+from otel_rollout.record.options import Options
 from otel_rollout.record.processes import (
     continue_environment,
     continue_rollout,
@@ -15,45 +28,39 @@ from otel_rollout.record.processes import (
 )
 from otel_rollout.record.processor import TrajectorySpanProcessor, check_exporter
 from otel_rollout.record.progress import RolloutProgress
-from otel_rollout.record.rollouts import (
-    gather_trajectory,
-    get_current_trajectory,
-    get_history,
-    no_capture,
-    record_reward,
-    request_token_ids,
-    rollout,
-)
-from otel_rollout.record.running import (
-    ActiveRollout,
-    Options,
-    adopt,
-    begin,
-    end,
-    rollout_provider,
-    use_provider,
-)
+from otel_rollout.record.provider import rollout_provider
+from otel_rollout.record.rollouts import rollout
+from otel_rollout.record.running import ActiveRollout, Enclosing
+from otel_rollout.record.secrets import secrets_in
+from otel_rollout.record.state import process_state
 from otel_rollout.record.tools import tool
 
 __all__ = [
     "ActiveRollout",
+    "Enclosing",
     "Options",
     "RolloutProgress",
     "TooManyExceptionsError",
     "TrajectorySpanProcessor",
-    "adopt",
     "begin",
+    "capture",
     "check_exporter",
     "continue_environment",
     "continue_rollout",
     "end",
+    "end_attributes",
     "gather_group",
     "gather_trajectories",
     "gather_trajectory",
     "get_current_trajectory",
     "get_history",
+    "guarded",
+    "identity",
+    "late_reward",
     "leave_environment",
     "no_capture",
+    "present",
+    "process_state",
     "propagate",
     "record_reward",
     "request_token_ids",
@@ -62,5 +69,4 @@ __all__ = [
     "run_bounded",
     "secrets_in",
     "tool",
-    "use_provider",
 ]

@@ -1,7 +1,7 @@
-"""Run many rollouts and gather their trajectories: bounded, in order, each ending accounted for.
+"""Run rollouts and gather their trajectories: one, or many at once, in order.
 
-Coroutines are taken from the iterable as there is room for them, so a generator of ten thousand
-holds only those that run. A rollout that fails gives a trajectory that says so, in its place.
+Of many, coroutines are taken from the iterable as there is room for them, so that a generator of
+ten thousand holds only those that run. A rollout that fails is a trajectory, too, in its place.
 """
 
 from __future__ import annotations
@@ -12,9 +12,20 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
-from otel_rollout.errors import ConfigurationError, RolloutError
+from opentelemetry import context as otel_context
+
+from otel_rollout.errors import (
+    ConfigurationError,
+    NotARolloutError,
+    NotRecordedError,
+    RolloutError,
+)
+from otel_rollout.record.context import GATHERING, detach
+from otel_rollout.record.current import Gathering
+from otel_rollout.record.options import Options
 from otel_rollout.record.progress import RolloutProgress
-from otel_rollout.record.rollouts import gather_trajectory
+from otel_rollout.record.provider import rollout_tracer
+from otel_rollout.record.rollouts import is_rollout
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup
 
 Rollouts = Iterable[Coroutine[Any, Any, Any]]
@@ -26,11 +37,85 @@ class TooManyExceptionsError(RolloutError):
     """More rollouts failed than `max_exceptions` allows; the others were cancelled."""
 
     results: list[Any]
-    """What had ended by then, trajectories or episodes, failures included, in order."""
+    """Trajectories, or episodes, of the runs that had ended, failures included, in order."""
 
     def __init__(self, message: str, results: list[Any]) -> None:
         super().__init__(message)
         self.results = results
+
+
+async def gather_trajectory(
+    coroutine: Coroutine[Any, Any, Any], *, raise_errors: bool = True, **options: Any
+) -> Trajectory:
+    """Run a coroutine of a decorated function and return its sealed trajectory.
+
+    coroutine: a call of the function that is not awaited yet, `agent(client, task)`.
+    raise_errors: bool. True (default): an exception in the function propagates as it is; False:
+        the trajectory, which has it as `error`, is returned instead. A cancellation of the caller
+        always propagates.
+    options: those of `rollout` (`task_id=`, `group_id=`, ...); they override the decorator's for
+        this run.
+
+    NotARolloutError for a Task, a Future or a coroutine of another function; NotRecordedError if
+    no span processor records rollouts.
+    """
+    _require_rollout(coroutine)
+    try:
+        Options.of(options)
+        gathering = Gathering(options)
+    except BaseException:
+        coroutine.close()
+        raise
+    if not hasattr(rollout_tracer(), "sampler"):
+        coroutine.close()
+        raise NotRecordedError(
+            "gather_trajectory: no OpenTelemetry SDK records this rollout. Call "
+            "otel_rollout.configure() at start-up, and unset OTEL_SDK_DISABLED"
+        )
+    token = otel_context.attach(otel_context.set_value(GATHERING, gathering))
+    try:
+        await coroutine
+    except Exception:
+        if raise_errors:
+            raise
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        cancelling = getattr(task, "cancelling", None)  # Python 3.11
+        if raise_errors or cancelling is None or cancelling():
+            raise
+    finally:
+        detach(token)
+        # A pooled connection keeps its context for long: that must not hold the trajectory.
+        trajectory, gathering.trajectory = gathering.trajectory, None
+    if trajectory is None or gathering.active is None or not gathering.active.recorded:
+        raise NotRecordedError(
+            "gather_trajectory: the function ran, but no TrajectorySpanProcessor is on the tracer "
+            "provider. Call otel_rollout.configure() at start-up, or "
+            "provider.add_span_processor(TrajectorySpanProcessor(...))"
+        )
+    return trajectory
+
+
+def _require_rollout(coroutine: object) -> None:
+    if isinstance(coroutine, asyncio.Future):
+        raise NotARolloutError(
+            f"gather_trajectory: got the {type(coroutine).__name__} {coroutine!r}, whose context "
+            f"is fixed already; pass the coroutine itself: gather_trajectory(agent(...))"
+        )
+    if is_rollout(coroutine):
+        return
+    if inspect.iscoroutine(coroutine):
+        coroutine.close()
+        raise NotARolloutError(
+            f"gather_trajectory: {coroutine.__qualname__!r} is not decorated with @rollout. "
+            f"Decorate it (outermost, above other decorators), or run it in "
+            f'`async with rollout("name") as trajectory:`'
+        )
+    hint = "; call it: gather_trajectory(agent(...))" if callable(coroutine) else ""
+    raise NotARolloutError(
+        f"gather_trajectory: expected the coroutine of a function decorated with @rollout, got "
+        f"{coroutine!r}{hint}"
+    )
 
 
 async def gather_trajectories(
@@ -46,16 +131,17 @@ async def gather_trajectories(
 
         await gather_trajectories((agent(task) for task in tasks), max_concurrency=64)
 
-    max_concurrency: how many run at once; None for all.
-    max_exceptions: how many rollouts may fail; one more cancels the rest and raises
-    TooManyExceptionsError, which has what had ended. None for any number. A rollout that failed
-    is a trajectory with `status` "error".
-    progress: a bar on a terminal, with this text or "rollouts".
-    on_trajectory: called with each trajectory as it ends.
+    coroutines: an iterable of calls that are not awaited yet.
+    max_concurrency: int, how many run at once. None (default): all.
+    max_exceptions: int, how many rollouts may fail; one more cancels the rest and raises
+        TooManyExceptionsError, which has the trajectories that had ended. None (default): any
+        number. A rollout that failed is a trajectory with `status` "error".
+    progress: a bar on a terminal: True, or its text. False (default): none.
+    on_trajectory: function that is called with each trajectory as it ends. None (default): none.
     options: those of `rollout`, for each of them.
 
-    Cancelling it cancels what runs; what had ended is with the exporters. NotARolloutError for a
-    coroutine of another function, NotRecordedError if nothing records rollouts.
+    Cancelling it cancels those that run; the exporters have those that had ended. NotARolloutError
+    for a coroutine of another function, NotRecordedError if nothing records rollouts.
     """
     return await _gather(
         coroutines,
@@ -80,8 +166,11 @@ def gather_group(
 
         group = await gather_group(agent(task) for _ in range(8))
 
-    Each gets `group_id` (a new one if none is given) and its place as `sample_index`. The rest is
-    as for `gather_trajectories`.
+    coroutines: an iterable of calls that are not awaited yet; each gets its place in it as
+        `sample_index`.
+    group_id: str or int, the `group_id` of all of them. None (default): a new one.
+    max_concurrency, max_exceptions, progress, options: as for `gather_trajectories`, which also
+        says what is raised.
     """
     if isinstance(coroutines, Iterable) and not inspect.iscoroutine(coroutines):
         # A generator in a loop over tasks would find another task when it is awaited.
@@ -160,7 +249,12 @@ async def run_bounded(
 ) -> list[Result]:
     """Run every item, taken as there is room for it; the results in the order of the items.
 
-    Beyond `max_exceptions` results with a `failure`, and for any exception, what runs is cancelled.
+    run: given the number of an item, and the item. ended: called with each result as it comes.
+    failure: something true for a result that counts as a failure, shown in the message.
+    max_concurrency: None: all at once. max_exceptions: None: any number of failures.
+    keep: False: the results are dropped, and [] is returned.
+
+    One failure more than `max_exceptions`, or any exception, cancels those that run.
     """
     source = enumerate(items)
     results: dict[int, Result] = {}
@@ -168,7 +262,7 @@ async def run_bounded(
 
     async def work(first: tuple[int, Item] | None = None) -> None:
         nonlocal failures, count
-        for index, item in _behind(first, source):
+        for index, item in _from(first, source):
             result = await run(index, item)
             del item
             count += 1
@@ -204,10 +298,10 @@ def _size(items: object) -> int | None:
     return len(items) if isinstance(items, Sized) else None
 
 
-def _behind(
+def _from(
     first: tuple[int, Item] | None, source: Iterator[tuple[int, Item]]
 ) -> Iterator[tuple[int, Item]]:
-    """The items of the source that nobody has taken, behind one that was."""
+    """The first item, if one was taken already, then those that nobody has taken."""
     if first is not None:
         yield first
     yield from source
@@ -233,7 +327,7 @@ def _check(coroutines: object, max_concurrency: int | None, max_exceptions: int 
 
 
 def _close(coroutines: object) -> None:
-    """Coroutines that will not run: Python would warn that they were never awaited."""
+    """Close coroutines that will not run: Python would warn that they were never awaited."""
     if isinstance(coroutines, list | tuple):
         for coroutine in coroutines:
             if inspect.iscoroutine(coroutine):

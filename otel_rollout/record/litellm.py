@@ -1,50 +1,57 @@
-"""A POST of LiteLLM's own HTTP client, described as the other clients describe a request.
+"""Hooks for LiteLLM, which asks many providers with an HTTP client of its own.
 
-LiteLLM asks many providers not through a client library but with `HTTPHandler.post`, which it also
-uses for whatever else it sends. Only what goes to a path at which models are asked is a call; it
-is named by that path, as a client library would, whatever stands before it in the address.
+It also posts whatever else it sends with that client. Only what goes to a path at which models
+are asked is a call; it is named by that path, as a client library would, whatever stands before
+it in the address. `post` is the whole life of a call: its arguments are the request, its result
+the HTTP response.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from otel_rollout.wire import loads
+from otel_rollout.record import apis
+from otel_rollout.record.boundary import INCOMPLETE, guarded
+from otel_rollout.record.calls import (
+    Call,
+    asked_fields,
+    current_recorder,
+    make,
+    make_async,
+    recording_rollout,
+)
+from otel_rollout.record.hooks import Hook
+from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.wire import Json, loads
 
+MODULE = "litellm.llms.custom_httpx.http_handler"
 _POSITIONS = ("url", "data", "json", "params", "headers")
 """The arguments of `post` that the sync and the async client have at the same place."""
 _BODIES = ("json", "content", "data")
-_endpoint = re.compile(
-    r"[^?#]*?(/chat/completions|/completions|/responses|/v1/messages|/embeddings)/?(?:[?#]|$)"
-).match
 
 
 class Post:
-    """What is posted; the attributes are those of the OpenAI client's request options."""
+    """The arguments of a `post` that asks a model."""
 
-    method = "post"
-    files = None
-    extra_json: Mapping[str, Any] | None = None
-
-    def __init__(self, url: str, arguments: dict[str, Any]) -> None:
-        self.url = url
+    def __init__(self, path: str, arguments: dict[str, Any]) -> None:
+        self.path = path
         """The path at which the model is asked, such as `/chat/completions`."""
         self._arguments = arguments
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Post | None:
-        """What a call of `post` with these arguments asks a model; None if it asks none."""
+        """The post that a call with these arguments makes. None: it asks no model."""
         arguments = {**dict(zip(_POSITIONS, args, strict=False)), **kwargs}
-        found = _endpoint(str(arguments.get("url")))
-        return None if found is None else cls(found[1], arguments)
+        path = apis.endpoint(str(arguments.get("url")))
+        return None if path is None else cls(path, arguments)
 
     @functools.cached_property
     def json_data(self) -> Any:
-        """The body as JSON; None if it is none."""
+        """The body as JSON. None: it is none."""
         _, body = self._body()
         if not isinstance(body, (str, bytes)):
             return body
@@ -57,17 +64,20 @@ class Post:
         given = [(name, self._arguments.get(name)) for name in _BODIES]
         return next((body for body in given if body[1] is not None), ("json", None))
 
-    def extend(self, kwargs: dict[str, Any]) -> None:
-        """Write `extra_json` into the body among the keyword arguments of `post`.
+    def extend(self, kwargs: dict[str, Any], fields: Mapping[str, Json]) -> None:
+        """Write the fields that are not set into the body among `post`'s keyword arguments.
 
-        A body that stands elsewhere, or that is signed, is left as it is.
+        A body that stands elsewhere, that is no JSON object, or that is signed stays as it is.
         """
         name, body = self._body()
         headers = self._arguments.get("headers") or {}
         signed = any(str(value).startswith("AWS4-") for value in headers.values())
-        if not self.extra_json or name not in kwargs or signed:
+        if not fields or name not in kwargs or signed or not isinstance(self.json_data, dict):
             return
-        extended = {**self.json_data, **self.extra_json}
+        added = {key: value for key, value in fields.items() if key not in self.json_data}
+        if not added:
+            return
+        extended = self.json_data = {**self.json_data, **added}
         if isinstance(body, (str, bytes)):
             text = json.dumps(extended)
             kwargs[name] = text if isinstance(body, str) else text.encode()
@@ -76,10 +86,53 @@ class Post:
         self._arguments = {**self._arguments, name: kwargs[name]}
 
     def request(self, client: Any) -> Any:
-        """The request that the handler's `client` (httpx) makes of it, and will send."""
+        """The request that the handler's `client` (httpx) builds from it, and will send."""
         arguments = self._arguments
         options = {name: arguments.get(name) for name in (*_BODIES, "params", "headers")}
         if isinstance(options["data"], (str, bytes)):
             data = options.pop("data")
             options["content"] = data if options["content"] is None else options["content"]
         return client.build_request("POST", arguments["url"], **options)
+
+
+@guarded(INCOMPLETE)
+def _begin(handler: Any, args: Any, kwargs: Any) -> Call | None:
+    """The call that a POST is, unless it belongs to a call that is being made already."""
+    post = Post.of(args, kwargs)
+    current = current_recorder()
+    if post is None or (current is not None and not current.finished):
+        return None
+    active = recording_rollout()
+    if active is None:
+        return None
+    call = Call(ExchangeRecorder(active, post.path), lambda: post.json_data, gives_response=True)
+    # A request that cannot be built will not be sent by LiteLLM either.
+    with guarded("LiteLLM's request cannot be built", level=logging.DEBUG):
+        post.extend(kwargs, asked_fields(post.path))
+        request = post.request(handler.client)
+        is_json = post.json_data is not None or "json" in request.headers.get("content-type", "")
+        call.recorder.request(request.content if is_json else None, request.headers)
+    return call
+
+
+def _post(wrapped: Callable[..., Any], handler: Any, args: Any, kwargs: Any) -> Any:
+    return make(_begin(handler, args, kwargs), wrapped, args, kwargs)
+
+
+async def _async_post(wrapped: Callable[..., Any], handler: Any, args: Any, kwargs: Any) -> Any:
+    return await make_async(_begin(handler, args, kwargs), wrapped, args, kwargs)
+
+
+def _post_again(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    """The attempt after one that could not connect."""
+    recorder = current_recorder()
+    if recorder is not None:
+        recorder.request(None, {})
+    return wrapped(*args, **kwargs)
+
+
+HOOKS = (
+    Hook("HTTPHandler", "post", _post),
+    Hook("AsyncHTTPHandler", "post", _async_post),
+    Hook("AsyncHTTPHandler", "single_connection_request", _post_again, required=False),
+)

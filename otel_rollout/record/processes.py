@@ -1,14 +1,13 @@
 """One rollout in several processes: handed on as OpenTelemetry context, continued, and rejoined.
 
-`traceparent` says which span the other process works for, the baggage entry `rollout.id` which
-rollout its model calls belong to. Each process records its own part, and says on a span of its own
-how many calls that has; together the spans are one trajectory, whatever brings them together: a
-trace backend, or `Trajectory.add_spans` where the other process hands its spans back.
+`traceparent` names the span that the other process works for, the baggage entry `rollout.id` the
+rollout that its model calls belong to. Each process records its own part, with the number of its
+calls on a span of its own. All these spans together are one trajectory: a trace backend brings
+them together, or `Trajectory.add_spans` where the other process hands its spans back.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterable
@@ -23,40 +22,38 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record.running import (
-    CAPTURE_OFF,
-    ROLLOUT,
-    ActiveRollout,
-    Options,
+from otel_rollout.record.boundary import guarded
+from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, detach
+from otel_rollout.record.current import (
     Run,
     begin_part,
-    close,
     current_rollout,
-    detach,
     end,
     running_rollout,
-    use_default,
 )
+from otel_rollout.record.options import Options
+from otel_rollout.record.running import ActiveRollout, close
+from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import dumps, loads
-
-logger = logging.getLogger("otel_rollout")
 
 _propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
 _is_id = re.compile(r"[0-9a-f]{32}").fullmatch
 
 
 def propagate(*, environ: bool = False) -> dict[str, str]:
-    """What lets another process continue the current rollout, as HTTP headers.
+    """Headers with which another process continues the current rollout.
 
         requests.post(url, headers=propagate(), json=task)
         subprocess.run(command, env={**os.environ, **propagate(environ=True)})
         pool.submit(work, task, propagate())
 
-    The other end is `continue_rollout`, or just `configure()` where the environment brings it.
-    The names are those of the W3C (`traceparent`, `baggage`); `environ=True` gives them as
-    environment variables (`TRACEPARENT`, `BAGGAGE`). Outside a rollout, and under `no_capture()`,
-    only the current span is propagated; {} where there is none.
+    The other process calls `continue_rollout`, or just `configure()` where the environment has
+    them. Outside a rollout, and under `no_capture()`, only the current span is propagated; {} if
+    there is none.
+
+    environ: False (default): names of the W3C headers (`traceparent`, `baggage`); True: names for
+        environment variables (`TRACEPARENT`, `BAGGAGE`).
     """
     context = otel_context.get_current()
     active = current_rollout()
@@ -86,10 +83,12 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
             answer = agent(task)                      # its model calls belong to the rollout
         return answer, part.spans
 
-    `carrier`: HTTP headers or environment variables, in any case; the default is `os.environ`.
-    With `async with` too. Where the carrier brings no rollout only its trace is continued, and
-    what it brings wrongly is passed over: a server never fails for the headers it gets.
-    ConfigurationError for what is no mapping.
+    carrier: HTTP headers or environment variables, as a mapping, with names in any case. None
+        (default): `os.environ`.
+
+    Works with `async with` too. A carrier without a rollout only continues its trace, and invalid
+    values are ignored: a server never fails for the headers it gets. ConfigurationError for a
+    carrier that is no mapping.
     """
 
     def __init__(self, carrier: Carrier | None = None) -> None:
@@ -107,38 +106,39 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
 
     @property
     def spans(self) -> list[SpanRecord]:
-        """What this process recorded of the rollout, once it has ended; can be pickled.
+        """The spans that this process recorded of the rollout, once the block has ended.
 
-        [] where the rollout runs in this very process, which has them anyway.
+        They can be pickled. [] where the rollout runs in this very process, which has them.
         """
         return list(self._active.records) if self._active is not None else []
 
     def __enter__(self) -> continue_rollout:
-        try:
-            context = _extract(self._carrier)
-            rollout_id = _rollout_in(context)
-            if rollout_id is None:
-                self._token = otel_context.attach(context)
-                return self
-            context = baggage.remove_baggage(sc.ROLLOUT_ID, context)
-            here = running_rollout(rollout_id)
-            if here is not None:
-                with here.lock:
-                    here.handed_on -= 1
-                context = otel_context.set_value(ROLLOUT, here, context)
-                context = otel_context.set_value(CAPTURE_OFF, False, context)
-                self._token = otel_context.attach(context)
-                return self
-            version = _policy_version(baggage.get_baggage(sc.ROLLOUT_POLICY_VERSION, context))
-            trainable = baggage.get_baggage(sc.ROLLOUT_TRAINABLE, context) != dumps(False)
-            for name in (sc.ROLLOUT_POLICY_VERSION, sc.ROLLOUT_TRAINABLE):
-                context = baggage.remove_baggage(name, context)
-            options = Options(policy_version=version, trainable=trainable)
-            self._run = begin_part(rollout_id, options, context)
-            self._active = self._run.active
-        except Exception:
-            logger.exception("a rollout could not be continued; its calls here are not recorded")
+        with guarded("a rollout could not be continued; its calls here are not recorded"):
+            self._continue(_extract(self._carrier))
         return self
+
+    def _continue(self, context: otel_context.Context) -> None:
+        """Enter the context that the carrier brought, and this process's part of its rollout."""
+        rollout_id = _rollout_in(context)
+        if rollout_id is None:
+            self._token = otel_context.attach(context)
+            return
+        context = baggage.remove_baggage(sc.ROLLOUT_ID, context)
+        here = running_rollout(rollout_id)
+        if here is not None:
+            with here.lock:
+                here.handed_on -= 1
+            context = otel_context.set_value(ROLLOUT, here, context)
+            context = otel_context.set_value(CAPTURE_OFF, False, context)
+            self._token = otel_context.attach(context)
+            return
+        version = _policy_version(baggage.get_baggage(sc.ROLLOUT_POLICY_VERSION, context))
+        trainable = baggage.get_baggage(sc.ROLLOUT_TRAINABLE, context) != dumps(False)
+        for name in (sc.ROLLOUT_POLICY_VERSION, sc.ROLLOUT_TRAINABLE):
+            context = baggage.remove_baggage(name, context)
+        options = Options(policy_version=version, trainable=trainable)
+        self._run = begin_part(rollout_id, options, context)
+        self._active = self._run.active
 
     def __exit__(
         self,
@@ -165,20 +165,20 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
 
 
 def continue_environment() -> ActiveRollout | None:
-    """Make this whole process part of the rollout that its environment brings; None if none.
+    """Make this whole process part of the rollout that its environment names, if any.
 
-    It ends with `leave_environment`, before the provider is shut down.
+    The part ends with `leave_environment`, before the provider is shut down.
     """
     if _rollout_in(_extract(dict(os.environ))) is None:
         return None
     active = continue_rollout().__enter__()._active
-    use_default(active)
+    process_state.default = active
     return active
 
 
 def leave_environment(active: ActiveRollout) -> None:
-    """End this process's part of the rollout that its environment brought."""
-    use_default(None)
+    """End this process's part of the rollout that its environment named."""
+    process_state.default = None
     close(active)
 
 

@@ -26,7 +26,9 @@ from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.rebuild import Assembly
-from otel_rollout.record.running import ActiveRollout, Key, rollout_of, settle
+from otel_rollout.record.current import rollout_of
+from otel_rollout.record.deferred import settle
+from otel_rollout.record.running import ActiveRollout, Key
 from otel_rollout.spans import SpanRecord, as_record, unchecked_record
 from otel_rollout.trajectory import Conversations, Trajectory
 
@@ -199,8 +201,8 @@ class TrajectorySpanProcessor(SpanProcessor):
         if buffer.active.is_part:
             buffer.active.records.append(record)
         elif not buffer.cut_off:
-            for built, _ in buffer.active.built.values():
-                self._hand_over(built)
+            for claiming, _ in buffer.active.claims:
+                self._hand_over(claiming)
             if not buffer.assembly.is_empty_workflow:
                 self._hand_over(trajectory)
 
@@ -218,9 +220,11 @@ class TrajectorySpanProcessor(SpanProcessor):
         # A call still under way is no part of the trajectory, but may carry what others refer to.
         buffer.assembly.add_later(map(as_record, buffer.open.values()))
         buffer.assembly.add(record)
-        for built, span_ids in active.built.values():
-            source = buffer.assembly.claim(span_ids, built.all_rewards, trainable=built.trainable)
-            built.settle(source, built.end_time_ns)
+        for claiming, span_ids in active.claims:
+            source = buffer.assembly.claim(
+                span_ids, claiming.all_rewards, trainable=claiming.trainable
+            )
+            claiming.settle(source, claiming.end_time_ns)
         active.trajectory.settle(buffer.assembly, record.end_time_ns)
         buffer.assembly.join_parts(active.trajectory)
         active.recorded = True

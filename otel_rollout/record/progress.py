@@ -1,4 +1,4 @@
-"""How a run of many rollouts goes, on one line of a terminal; nothing where there is none."""
+"""Progress of a run of many rollouts, on one line of a terminal; silent where there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tqdm import tqdm
 class RolloutProgress:
     """A bar with the rate, the mean reward of what is scored, and how runs ended.
 
-    `text`: what it says in front; True is what is counted, False is no bar.
+    text: the text before the bar. True: the name of the things that are counted; False: no bar.
+    total: how many there will be. None: not known.
+    counted: the name of the things that are counted, such as "rollouts".
     """
 
     def __init__(self, text: bool | str, total: int | None, counted: str) -> None:
@@ -45,7 +47,7 @@ class RolloutProgress:
             self._bar.close()
 
     def add(self, reward: float | None, ending: str | None) -> None:
-        """One has ended, with this reward and, where that says something, in this way."""
+        """Count one that ended. reward: None: it has none. ending: None: not worth a word."""
         if self._bar is None:
             return
         if ending is not None:

@@ -1,7 +1,6 @@
-"""Rollouts, as the user writes them: around the run of an agent, and what is set inside it.
+"""`rollout`, as users write it: around a function that runs an agent, or as a `with` block.
 
-Nothing here raises into the user's function or changes what it returns; only what the user calls
-wrongly raises.
+Nothing here raises into the user's function or changes what it returns; only a wrong use raises.
 """
 
 from __future__ import annotations
@@ -10,38 +9,20 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
-from otel_rollout.errors import (
-    ConfigurationError,
-    NoActiveRolloutError,
-    NotARolloutError,
-    NotRecordedError,
-)
-from otel_rollout.record.running import (
-    CAPTURE_OFF,
-    GATHERING,
-    ROLLOUT,
-    TOKEN_FIELDS,
-    Gathering,
-    Options,
-    Run,
-    begin,
-    detach,
-    end,
-    later,
-    record_evaluation,
-    rollout_of,
-    rollout_tracer,
-)
-from otel_rollout.trajectory import History, Reward, Trajectory
+from otel_rollout.errors import ConfigurationError, NotARolloutError
+from otel_rollout.record.context import ROLLOUT, detach
+from otel_rollout.record.current import Run, begin, end, waiting_gathering
+from otel_rollout.record.deferred import later
+from otel_rollout.record.options import Options
+from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json
 
 P = ParamSpec("P")
@@ -57,7 +38,19 @@ class rollout:  # noqa: N801 - used as a decorator
         with rollout("solver", task_id="t1", group_id="g1") as trajectory: ...
         async with rollout("solver") as trajectory: ...
 
-    `policy_version` may be a function: it is asked at the start, and for each call as it is made.
+    name: str, the trajectory's name and the span's. None (default): the function's name, or
+        "rollout" for a `with`.
+    task_id: str or int, the task that the agent works on. None (default): not known.
+    group_id: str or int, the group of samples that a trainer compares with each other (GRPO).
+        None (default): no group.
+    sample_index: int, the number of this sample in its group, from 0. None (default): not numbered.
+    policy_version: str or int, the version of the weights that sample; or a function that gives
+        it, which is called at the start, and for each model call as it is made. None (default):
+        not known.
+    metadata: a mapping of JSON values that the trajectory's `metadata` begins with. None
+        (default): {}.
+    trainable: bool. True (default): a trainer may learn from it; False: recorded, but not to be
+        trained on.
 
     The function keeps its name, signature, return value and exceptions. A rollout inside another
     one is a trajectory of its own, with `parent_id`. ConfigurationError for a wrong option,
@@ -65,10 +58,11 @@ class rollout:  # noqa: N801 - used as a decorator
     """
 
     @overload
-    def __new__(cls, name: Callable[P, R], /) -> Callable[P, R]: ...  # type: ignore[misc]
+    def __new__(cls, name: Callable[P, R], /) -> Callable[P, R]:  # type: ignore[misc]  # noqa: D418
+        """Decorate this function (`@rollout`); every option has its default."""
 
     @overload
-    def __new__(
+    def __new__(  # noqa: D418 - an editor shows it
         cls,
         name: str | None = None,
         *,
@@ -78,7 +72,18 @@ class rollout:  # noqa: N801 - used as a decorator
         policy_version: str | int | Callable[[], str | int | None] | None = None,
         metadata: Mapping[str, Json] | None = None,
         trainable: bool = True,
-    ) -> rollout: ...
+    ) -> rollout:
+        """A decorator (`@rollout(...)`) or a context manager (`with rollout(...)`).
+
+        name: the trajectory's name and the span's. None: the function's name, or "rollout".
+        task_id: the task that the agent works on. None: not known.
+        group_id: the group of samples that a trainer compares. None: no group.
+        sample_index: the number of this sample in its group, from 0. None: not numbered.
+        policy_version: the version of the weights that sample, or a function that gives it,
+            called at the start and for each model call. None: not known.
+        metadata: JSON values that the trajectory's `metadata` begins with. None: {}.
+        trainable: False: recorded, but not to be trained on.
+        """
 
     def __new__(cls, name: Any = None, **options: Any) -> Any:
         if name is not None and not isinstance(name, str):
@@ -133,10 +138,6 @@ class rollout:  # noqa: N801 - used as a decorator
         self.__exit__(kind, error, trace_back)
 
 
-_rollout_code: set[CodeType] = set()
-"""The code of coroutines that run as a rollout from their first step on."""
-
-
 def _decorate(function: Any, options: Options) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_decorate(function.__func__, options))
@@ -168,7 +169,7 @@ def _decorate(function: Any, options: Options) -> Any:
             end(run, error=error)
             raise
         if inspect.iscoroutine(result) and run is not None:
-            # A plain function that hands on a coroutine: the run is that of the coroutine.
+            # A plain function that returns a coroutine: the rollout ends with the coroutine.
             detach(run.token)
             coroutine: Any = _continue_rollout(run, result)
             coroutine.__qualname__ = result.__qualname__
@@ -195,15 +196,14 @@ def _decorate_async(
         end(run, output=result)
         return result
 
-    _rollout_code.add(run_rollout.__code__)  # type: ignore[attr-defined]
     return run_rollout
 
 
 async def _continue_rollout(run: Run, coroutine: Coroutine[Any, Any, R]) -> R:
-    gathering = otel_context.get_value(GATHERING)
-    if isinstance(gathering, Gathering) and gathering.active is None:
-        gathering.active = run.active
-        gathering.trajectory = run.active.trajectory
+    """Run the coroutine in the rollout that its making began."""
+    gathering = waiting_gathering(otel_context.get_current())
+    if gathering is not None:
+        gathering.take(run.active)
         run.active.apply(run.active.options.overridden(gathering.options))
     context = otel_context.set_value(ROLLOUT, run.active)
     run.token = otel_context.attach(trace.set_span_in_context(run.active.span, context))
@@ -222,189 +222,15 @@ def _never_ran(run: Run, coroutine: Coroutine[Any, Any, Any]) -> None:
         end(run, error=asyncio.CancelledError("its coroutine was dropped before it ran"))
 
 
-# --- inside a rollout
-
-
-def get_current_trajectory() -> Trajectory:
-    """The live trajectory of the innermost rollout that is running here.
-
-    NoActiveRolloutError outside of one.
-    """
-    active = rollout_of(None)
-    if active is None:
-        raise NoActiveRolloutError(
-            "there is no rollout here: decorate the function that runs the agent with @rollout, or "
-            'open one with `with rollout("name") as trajectory:`. A thread that was not started '
-            "through threading or a pool needs the context of the rollout "
-            "(opentelemetry.context.attach)"
-        )
-    return active.trajectory
-
-
-def get_history(completion_id: str, choice: int = 0) -> History:
-    """The conversation of the current trajectory that ends in this completion.
-
-    NoActiveRolloutError outside a rollout, UnknownCompletionError for an id that it does not have.
-    """
-    return get_current_trajectory().get_history(completion_id, choice)
-
-
-def record_reward(
-    value: float,
-    *,
-    name: str | None = None,
-    completion_id: str | None = None,
-    choice: int = 0,
-    explanation: str | None = None,
-    weight: float | None = None,
-    trajectory: Trajectory | str | None = None,
-) -> Reward:
-    """Record a reward of a trajectory, or of one completion of it.
-
-    Of the current trajectory, or of the one given, whose rollout may have ended, here or in
-    another process: then it is a span of its own, from which `reconstruct` knows it. `trajectory`
-    may also be an id: a judge's process need not have the trajectory.
-
-    `name` makes it one of the named `rewards`; with a `weight` it counts in the reward of the
-    trajectory, where that is not set itself. ValueError if `value` is not a finite number,
-    NoActiveRolloutError if there is no trajectory, UnknownCompletionError for a completion that
-    it does not have.
-    """
-    reward = Reward(
-        value,
-        name=name,
-        completion_id=completion_id,
-        choice_index=choice,
-        explanation=explanation,
-        weight=weight,
+_ROLLOUT_CODE = frozenset(
+    (
+        _continue_rollout.__code__,
+        _decorate_async(_continue_rollout, Options()).__code__,
     )
-    if isinstance(trajectory, str):
-        record_evaluation(rollout_tracer(), trajectory, None, reward.key, reward)
-        return reward
-    trajectory = get_current_trajectory() if trajectory is None else trajectory
-    trajectory.add_reward(reward)
-    if trajectory.is_copy:
-        record_evaluation(
-            rollout_tracer(), trajectory.id, _span_context(trajectory), reward.key, reward
-        )
-    return reward
+)
+"""The code of every coroutine that runs as a rollout: all decorated functions share theirs."""
 
 
-def _span_context(trajectory: Trajectory) -> trace.SpanContext | None:
-    """Where its rollout span is, so that what is said of it later is on the same trace."""
-    try:
-        trace_id, span_id = int(trajectory.trace_id, 16), int(trajectory.span_id, 16)
-    except ValueError:
-        return None
-    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-    return trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
-
-
-@contextmanager
-def no_capture() -> Iterator[None]:
-    """Model calls inside are not part of the trajectory: a judge's, say.
-
-    They are on the trace like any other call. A rollout opened inside captures its own calls.
-    """
-    token = otel_context.attach(otel_context.set_value(CAPTURE_OFF, True))
-    try:
-        yield
-    finally:
-        detach(token)
-
-
-@contextmanager
-def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
-    """Ask the server for token ids and log-probabilities with the calls of rollouts made inside.
-
-    To requests of `/chat/completions` and `/completions` it adds what vLLM and servers like it
-    take: `return_token_ids` and `logprobs`; and `fields`, such as `return_meta_info=True`. What
-    the call itself sets stays. Calls outside rollouts and under `no_capture()` stay as they are,
-    and the agent sees whatever the server sends. Servers that do not know the fields may refuse
-    the request. `configure(request_token_ids=True)` does it everywhere; `enabled=False` leaves
-    the calls inside alone.
-    """
-    token = otel_context.attach(
-        otel_context.set_value(TOKEN_FIELDS, dict(fields) if enabled else False)
-    )
-    try:
-        yield
-    finally:
-        detach(token)
-
-
-# --- the trajectory of one coroutine
-
-
-async def gather_trajectory(
-    coroutine: Coroutine[Any, Any, Any], *, raise_errors: bool = True, **options: Any
-) -> Trajectory:
-    """Run a coroutine of a decorated function and return its sealed trajectory.
-
-    `options` are those of `rollout` and override them for this run (`task_id=`, `group_id=`, ...).
-    An exception in the function propagates as it is; with `raise_errors=False` the trajectory,
-    which has it as `error`, is returned instead. A cancellation of the caller always propagates.
-    NotARolloutError for a Task, a Future or a coroutine of another function; NotRecordedError if
-    no span processor records rollouts.
-    """
-    _require_rollout(coroutine)
-    try:
-        Options.of(options)
-        gathering = Gathering(options)
-    except BaseException:
-        coroutine.close()
-        raise
-    if not hasattr(rollout_tracer(), "sampler"):
-        coroutine.close()
-        raise NotRecordedError(
-            "gather_trajectory: no OpenTelemetry SDK records this rollout. Call "
-            "otel_rollout.configure() at start-up, and unset OTEL_SDK_DISABLED"
-        )
-    token = otel_context.attach(otel_context.set_value(GATHERING, gathering))
-    try:
-        await coroutine
-    except Exception:
-        if raise_errors:
-            raise
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        cancelling = getattr(task, "cancelling", None)  # Python 3.11
-        if raise_errors or cancelling is None or cancelling():
-            raise
-    finally:
-        detach(token)
-        # Contexts live long, in pooled connections say: they must not hold the trajectory.
-        trajectory, gathering.trajectory = gathering.trajectory, None
-    if trajectory is None or gathering.active is None or not gathering.active.recorded:
-        raise NotRecordedError(
-            "gather_trajectory: the function ran, but no TrajectorySpanProcessor is on the tracer "
-            "provider. Call otel_rollout.configure() at start-up, or "
-            "provider.add_span_processor(TrajectorySpanProcessor(...))"
-        )
-    return trajectory
-
-
-def _require_rollout(coroutine: object) -> None:
-    if isinstance(coroutine, asyncio.Future):
-        raise NotARolloutError(
-            f"gather_trajectory: got the {type(coroutine).__name__} {coroutine!r}, whose context "
-            f"is fixed already; pass the coroutine itself: gather_trajectory(agent(...))"
-        )
-    code = getattr(coroutine, "cr_code", None)
-    if code in _rollout_code:
-        return
-    if inspect.iscoroutine(coroutine):
-        coroutine.close()
-        raise NotARolloutError(
-            f"gather_trajectory: {coroutine.__qualname__!r} is not decorated with @rollout. "
-            f"Decorate it (outermost, above other decorators), or run it in "
-            f'`async with rollout("name") as trajectory:`'
-        )
-    hint = "; call it: gather_trajectory(agent(...))" if callable(coroutine) else ""
-    raise NotARolloutError(
-        f"gather_trajectory: expected the coroutine of a function decorated with @rollout, got "
-        f"{coroutine!r}{hint}"
-    )
-
-
-_rollout_code.add(_continue_rollout.__code__)
+def is_rollout(coroutine: object) -> bool:
+    """Whether a coroutine runs as a rollout from its first step on."""
+    return getattr(coroutine, "cr_code", None) in _ROLLOUT_CODE

@@ -1,10 +1,9 @@
-"""Tool calls as spans: what was called, with what, and what came out."""
+"""Tool calls as spans: the tool, its arguments, its result."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -14,10 +13,12 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NotARolloutError
-from otel_rollout.record.running import detach, rollout_of, rollout_tracer
+from otel_rollout.record.boundary import guarded
+from otel_rollout.record.context import detach
+from otel_rollout.record.current import rollout_of
+from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.wire import dumps
 
-logger = logging.getLogger("otel_rollout")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTHING = object()
@@ -35,12 +36,18 @@ class tool:  # noqa: N801 - used as a decorator
         with tool(call.function.name, call_id=call.id, arguments=call.function.arguments) as span:
             span.result = run(...)
 
+    name: str, the tool's name. None (default): the function's name, or "tool" for a `with`.
+    call_id: str, for a `with`: the id of the model's tool call that is answered. None (default):
+        not known.
+    arguments: for a `with`: the call's arguments, as JSON text or a value. Not given: not recorded.
+
     A decorated function keeps its name, signature, return value and exceptions; it also takes
-    `tool_call_id`, which is passed on only if the function declares it.
+    `tool_call_id`, which is passed on only if the function declares it. NotARolloutError for what
+    is no function.
     """
 
     result: object
-    """What the tool returned; set it inside the `with`."""
+    """The tool's result; set it inside the `with`. Not set: not recorded."""
 
     @overload
     def __new__(cls, name: F, /) -> F: ...  # type: ignore[misc]
@@ -114,27 +121,27 @@ class tool:  # noqa: N801 - used as a decorator
         return run_tool  # type: ignore[return-value]
 
     def __enter__(self) -> tool:
-        try:
-            name = self._name or "tool"
-            attributes = {
-                sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EXECUTE_TOOL,
-                sc.GEN_AI_TOOL_NAME: name,
-                sc.GEN_AI_TOOL_TYPE: "function",
-            }
-            active = rollout_of(None)
-            if active is not None:
-                attributes[sc.ROLLOUT_ID] = active.id
-            if self._call_id is not None:
-                attributes[sc.GEN_AI_TOOL_CALL_ID] = str(self._call_id)
-            if self._arguments is not _NOTHING:
-                attributes[sc.GEN_AI_TOOL_CALL_ARGUMENTS] = _text(self._arguments)
-            self._span = rollout_tracer().start_span(
-                f"{sc.OPERATION_EXECUTE_TOOL} {name}", attributes=attributes
-            )
-            self._token = otel_context.attach(trace.set_span_in_context(self._span))
-        except Exception:
-            logger.exception("a tool span could not be opened; the tool runs without one")
+        with guarded("a tool span could not be opened; the tool runs without one"):
+            self._open(self._name or "tool")
         return self
+
+    def _open(self, name: str) -> None:
+        attributes = {
+            sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EXECUTE_TOOL,
+            sc.GEN_AI_TOOL_NAME: name,
+            sc.GEN_AI_TOOL_TYPE: "function",
+        }
+        active = rollout_of(None)
+        if active is not None:
+            attributes[sc.ROLLOUT_ID] = active.id
+        if self._call_id is not None:
+            attributes[sc.GEN_AI_TOOL_CALL_ID] = str(self._call_id)
+        if self._arguments is not _NOTHING:
+            attributes[sc.GEN_AI_TOOL_CALL_ARGUMENTS] = _text(self._arguments)
+        self._span = rollout_tracer().start_span(
+            f"{sc.OPERATION_EXECUTE_TOOL} {name}", attributes=attributes
+        )
+        self._token = otel_context.attach(trace.set_span_in_context(self._span))
 
     def __exit__(
         self,
@@ -143,19 +150,21 @@ class tool:  # noqa: N801 - used as a decorator
         trace_back: TracebackType | None,
     ) -> None:
         try:
-            if self._token is not None:
-                detach(self._token)
-                self._token = None
-            if self.result is not _NOTHING:
-                self._span.set_attribute(sc.GEN_AI_TOOL_CALL_RESULT, _text(self.result))
-            if error is not None:
-                self._span.record_exception(error)
-                self._span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
-                self._span.set_status(trace.StatusCode.ERROR, _text(str(error)))
-        except Exception:
-            logger.exception("a tool span could not be closed cleanly")
+            with guarded("a tool span could not be closed cleanly"):
+                self._close(error)
         finally:
             self._span.end()
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._token is not None:
+            detach(self._token)
+            self._token = None
+        if self.result is not _NOTHING:
+            self._span.set_attribute(sc.GEN_AI_TOOL_CALL_RESULT, _text(self.result))
+        if error is not None:
+            self._span.record_exception(error)
+            self._span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
+            self._span.set_status(trace.StatusCode.ERROR, _text(str(error)))
 
 
 def _text(value: object) -> str:

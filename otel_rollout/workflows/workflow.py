@@ -26,12 +26,11 @@ from typing import Any, TypeVar
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record import (
-    ActiveRollout,
     Options,
     RolloutProgress,
-    adopt,
     begin,
     end,
+    guarded,
     run_bounded,
 )
 from otel_rollout.trajectory import (
@@ -43,7 +42,7 @@ from otel_rollout.trajectory import (
     Trajectory,
     tie,
 )
-from otel_rollout.wire import Json
+from otel_rollout.workflows.enclosing import WorkflowRun
 from otel_rollout.workflows.rllm import RllmTrajectory
 
 logger = logging.getLogger("otel_rollout")
@@ -91,7 +90,8 @@ class Workflow(ABC):
         self.uid: str | None = None
         self.task: Any = None
         self._committed: list[Trajectory] = []
-        self._active: ActiveRollout | None = None
+        self._run: WorkflowRun | None = None
+        """The run that is under way; None between runs."""
         self._is_due = False
         """Whether it is reset before it runs: it ran another task."""
 
@@ -110,12 +110,14 @@ class Workflow(ABC):
         """
         timeout = kwargs.pop("timeout", self.timeout)
         self.uid, self.task, self._committed = uid, task, []
+        own = self._run = WorkflowRun()
         run = begin(
             Options.of({"name": type(self).__name__, "task_id": uid, **(options or {})}),
             sc.OPERATION_INVOKE_WORKFLOW,
+            own,
         )
-        active = self._active = run.active if run is not None else None
-        recorder = active.recorder if active is not None else None
+        own.active = run.active if run is not None else None
+        recorder = run.active.recorder if run is not None else None
         episode = Episode(id=uid, task=task)
         reason, details = TerminationReason.UNKNOWN, None
         failure: BaseException | None = None
@@ -158,9 +160,12 @@ class Workflow(ABC):
             episode.termination_reason = episode.termination_reason or reason
             raise
         finally:
-            if active is not None:
-                active.episode = _summary(episode)
-            self._active = None
+            self._run = None
+            summary = None
+            with guarded("the episode %s cannot be put on its trace", episode.id):
+                summary = episode.summary()
+            with guarded("trajectories of the episode %s were not recorded", episode.id):
+                own.record(summary)
             end(run, error=failure)
             if recorder is not None:
                 recorder.export_episode(episode)
@@ -190,7 +195,8 @@ class Workflow(ABC):
         return returned
 
     def _details(self, error: BaseException) -> dict[str, str]:
-        scrub = self._active.scrub if self._active is not None else str
+        active = self._run.active if self._run is not None else None
+        scrub = active.scrub if active is not None else str
         return {
             "error_message": scrub(str(error)),
             "error_type": type(error).__name__,
@@ -236,7 +242,7 @@ class Workflow(ABC):
         episode = Episode(id=self.uid or "", task=self.task)
         episode.trajectories += self._committed
         known = {trajectory.id for trajectory in self._committed}
-        inside = list(self._active.trajectories) if self._active is not None else []
+        inside = list(self._run.trajectories) if self._run is not None else []
         of_agents = [agent.trajectory for agent in self._agents()]
         for trajectory in [*of_agents, *inside]:
             if isinstance(trajectory, Trajectory) and trajectory.id not in known:
@@ -252,15 +258,14 @@ class Workflow(ABC):
 
         The workflow's own trajectory, if it has a reward, or calls that are no other's.
         """
-        active = self._active
-        if active is None:
+        run = self._run
+        if run is None or run.active is None:
             return None
-        own = active.trajectory
+        own = run.active.trajectory
         built = [t for t in episode.trajectories if isinstance(t, Trajectory) and t.built_by_hand]
         tie([step for trajectory in built for step in trajectory.steps], own.completions)
         for trajectory in built:
-            if trajectory.id not in active.built:
-                adopt(active, trajectory)
+            run.adopt(trajectory)
             for step in trajectory.steps:
                 if step.completion is not None:
                     own.claimed.add((step.completion.span_id, step.completion.choice_index))
@@ -444,14 +449,6 @@ def _reward_completions(trajectory: Trajectory) -> None:
                     step.reward, completion_id=completion.id, choice_index=completion.choice_index
                 )
             )
-
-
-def _summary(episode: Episode) -> Json:
-    try:
-        return episode.summary()
-    except Exception:  # what the user put into it
-        logger.exception("the episode %s cannot be put on its trace", episode.id)
-        return None
 
 
 def _snapshot(trajectory: Trajectory) -> Trajectory:

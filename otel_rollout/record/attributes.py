@@ -1,0 +1,62 @@
+"""Attributes of the spans of rollouts and rewards, from the trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from otel_rollout import semconv as sc
+from otel_rollout.spans import carried, label
+from otel_rollout.trajectory import Reward, Trajectory
+from otel_rollout.wire import Json, dumps
+
+
+def identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
+    """Attributes that tell which trajectory a span is of."""
+    return {
+        sc.GEN_AI_OPERATION_NAME: operation,
+        sc.GEN_AI_AGENT_NAME: trajectory.name,
+        sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
+        sc.ROLLOUT_ID: trajectory.id,
+        sc.ROLLOUT_PARENT_ID: trajectory.parent_id,
+        sc.ROLLOUT_TASK_ID: trajectory.task_id,
+        sc.ROLLOUT_GROUP_ID: trajectory.group_id,
+        sc.ROLLOUT_SAMPLE_INDEX: trajectory.sample_index,
+        **label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version),
+        sc.ROLLOUT_TRAINABLE: trajectory.trainable,
+    }
+
+
+def end_attributes(trajectory: Trajectory) -> dict[str, Any]:
+    """Attributes of how a trajectory went: its ending, rewards, metrics, logs."""
+    texts: dict[str, Json] = {
+        sc.ROLLOUT_ERROR: trajectory.error,
+        sc.ROLLOUT_OUTPUT: trajectory.output,
+        sc.ROLLOUT_REWARDS: [r.to_dict() for r in trajectory.all_rewards.all()] or None,
+        sc.ROLLOUT_METRICS: dict(trajectory.metrics) or None,
+        sc.ROLLOUT_METADATA: dict(trajectory.metadata) or None,
+        sc.ROLLOUT_LOGS: trajectory.logs or None,
+        sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in list(trajectory.appended.items())] or None,
+    }
+    return {
+        sc.ROLLOUT_STATUS: trajectory.status,
+        sc.ROLLOUT_TERMINATION_REASON: trajectory.termination_reason,
+        sc.ROLLOUT_REWARD: None if trajectory.reward is None else float(trajectory.reward),
+        **{key: dumps(value) for key, value in texts.items() if value is not None},
+    }
+
+
+def evaluation(reward: Reward) -> dict[str, Any]:
+    """Attributes of the event that the GenAI conventions have for a reward."""
+    attributes = {
+        sc.GEN_AI_EVALUATION_NAME: reward.name or "reward",
+        sc.GEN_AI_EVALUATION_SCORE_VALUE: float(reward),
+        sc.GEN_AI_EVALUATION_EXPLANATION: reward.explanation,
+        sc.GEN_AI_RESPONSE_ID: reward.completion_id,
+    }
+    return present(attributes)
+
+
+def present(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that are set, as values that a span can have."""
+    return {key: carried(value) for key, value in attributes.items() if value is not None}

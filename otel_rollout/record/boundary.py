@@ -1,0 +1,38 @@
+"""The boundary between recording and the user's code: no exception of ours passes it."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ContextDecorator
+from types import TracebackType
+
+logger = logging.getLogger("otel_rollout")
+
+INCOMPLETE = "a model call was not captured completely"
+
+
+class guarded(ContextDecorator):  # noqa: N801 - used as `with guarded(...)` and `@guarded(...)`
+    """Log an exception that is raised inside, with this message, and go on behind the block.
+
+    A decorated function gives None then. What ends a program or a task (CancelledError,
+    KeyboardInterrupt) passes.
+    """
+
+    def __init__(self, message: str, *arguments: object, level: int = logging.ERROR) -> None:
+        self._message = message
+        self._arguments = arguments
+        self._level = level
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_back: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        logger.log(self._level, self._message, *self._arguments, exc_info=error)
+        return True

@@ -1,0 +1,155 @@
+"""A model call that a client makes over httpx, and the recorder that follows it.
+
+The call is current while the client makes it, so that the client's inner steps (an attempt, a
+response) find its recorder, and the spans of HTTP libraries are below the call's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+
+from otel_rollout.record import apis
+from otel_rollout.record.boundary import INCOMPLETE, guarded
+from otel_rollout.record.context import TOKEN_FIELDS, detach
+from otel_rollout.record.current import current_rollout
+from otel_rollout.record.deferred import settle
+from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.record.running import ActiveRollout
+from otel_rollout.record.state import process_state
+from otel_rollout.record.tee import tee
+from otel_rollout.wire import Json
+
+_current: ContextVar[weakref.ref[ExchangeRecorder] | None] = ContextVar(
+    "otel-rollout-call", default=None
+)
+"""The call that is being made here. A weak reference: a connection that the call opens keeps its
+context for as long as it lives."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A model call that is recorded."""
+
+    recorder: ExchangeRecorder
+    asked: Callable[[], object]
+    """The body that the client was asked to send, should it fail to build a request."""
+    gives_response: bool = False
+    """Whether the call's result is the HTTP response."""
+
+    def ended(self, result: Any) -> None:
+        """The client gave its caller this result."""
+        if self.gives_response:
+            received(self.recorder, result)
+        if not self.recorder.is_streaming:
+            self.recorder.end()
+
+    def failed(self, error: BaseException) -> None:
+        """The client raised."""
+        with guarded(INCOMPLETE):
+            response = getattr(error, "response", None)
+            if response is not None:
+                self.recorder.refused(response.status_code, _text(response))
+            body = None if self.recorder.attempts else self.asked()
+            if body is not None:
+                self.recorder.unsent(body)
+        self.recorder.end(error)
+
+
+def recording_rollout() -> ActiveRollout | None:
+    """The rollout that a call made now is recorded in. None: the call is not recorded."""
+    settle()
+    active = current_rollout()
+    return active if active is not None and active.recording else None
+
+
+def current_recorder() -> ExchangeRecorder | None:
+    """The recorder of the call that is being made here. None: none is, or it is not recorded."""
+    current = _current.get()
+    return None if current is None else current()
+
+
+def asked_fields(path: str) -> dict[str, Json]:
+    """The fields that a request to this path is to have so that it asks for token ids."""
+    fields = otel_context.get_value(TOKEN_FIELDS)
+    if fields is None:
+        fields = process_state.request_fields
+    return apis.token_id_fields(path, fields) if isinstance(fields, Mapping) else {}
+
+
+def make(call: Call | None, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Make the call. None: it is not recorded, and neither are the steps in it."""
+    if call is None and _current.get() is None:
+        return wrapped(*args, **kwargs)
+    tokens = _enter(call)
+    try:
+        result = wrapped(*args, **kwargs)
+    except BaseException as error:
+        if call is not None:
+            call.failed(error)
+        raise
+    finally:
+        _leave(tokens)
+    if call is not None:
+        call.ended(result)
+    return result
+
+
+async def make_async(call: Call | None, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Make the call of an async client, as `make` does."""
+    if call is None and _current.get() is None:
+        return await wrapped(*args, **kwargs)
+    tokens = _enter(call)
+    try:
+        result = await wrapped(*args, **kwargs)
+    except BaseException as error:
+        if call is not None:
+            call.failed(error)
+        raise
+    finally:
+        _leave(tokens)
+    if call is not None:
+        call.ended(result)
+    return result
+
+
+@guarded(INCOMPLETE)
+def received(recorder: ExchangeRecorder, response: Any) -> None:
+    """The HTTP response is here; its body has been read, or is shown as it is read."""
+    if not response.is_success:
+        return  # another attempt follows, or the client raises
+    status, headers = response.status_code, response.headers
+    if response.is_stream_consumed or response.is_closed:
+        recorder.response(status, headers, response.content)
+    elif recorder.response(status, headers):
+        response.stream = tee(response.stream, recorder)
+
+
+def _text(response: Any) -> str | None:
+    """The body of an error response. None: it was not read."""
+    with guarded("an error response was not read", level=logging.DEBUG):
+        return str(response.text)
+    return None
+
+
+def _enter(call: Call | None) -> tuple[Any, Any]:
+    if call is None:
+        return _current.set(None), None
+    current = _current.set(weakref.ref(call.recorder))
+    return current, otel_context.attach(trace.set_span_in_context(call.recorder.span))
+
+
+def _leave(tokens: tuple[Any, Any]) -> None:
+    try:
+        _current.reset(tokens[0])
+    except ValueError:
+        return  # a coroutine that the garbage collector closes ends in a context not its own
+    if tokens[1] is not None:
+        detach(tokens[1])

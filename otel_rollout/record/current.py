@@ -1,0 +1,129 @@
+"""The rollout that is current: entered by `begin`, left by `end`, found by `rollout_of`.
+
+Neither `begin` nor `end` raises: a rollout that cannot be recorded still runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextvars import Token
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+
+from otel_rollout import semconv as sc
+from otel_rollout.record.boundary import guarded
+from otel_rollout.record.context import CAPTURE_OFF, GATHERING, ROLLOUT, detach
+from otel_rollout.record.forks import here
+from otel_rollout.record.options import Options
+from otel_rollout.record.provider import rollout_tracer
+from otel_rollout.record.running import ActiveRollout, Enclosing, close, start_span
+from otel_rollout.record.state import process_state
+from otel_rollout.trajectory import Trajectory
+
+
+@dataclass(slots=True)
+class Run:
+    """A rollout whose context was entered, here and now."""
+
+    active: ActiveRollout
+    token: Token[otel_context.Context]
+    """How to leave the context."""
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The request of a `gather_trajectory` to the next rollout that begins: options, and back."""
+
+    options: Mapping[str, Any]
+    """Options that override the rollout's own."""
+    active: ActiveRollout | None = None
+    """The rollout that took the request. None: none has yet."""
+    trajectory: Trajectory | None = None
+    """Its trajectory; `gather_trajectory` takes it out again."""
+
+    def take(self, active: ActiveRollout) -> None:
+        """Answer the request with this rollout."""
+        self.active, self.trajectory = active, active.trajectory
+
+
+def waiting_gathering(context: otel_context.Context) -> Gathering | None:
+    """The request in this context that no rollout has taken yet."""
+    found = context.get(GATHERING)
+    return found if isinstance(found, Gathering) and found.active is None else None
+
+
+def begin(
+    options: Options,
+    operation: str = sc.OPERATION_INVOKE_AGENT,
+    enclosing: Enclosing | None = None,
+) -> Run | None:
+    """Open a rollout and enter its context; None, and an error in the log, if that failed.
+
+    enclosing: what is told of the rollouts inside it.
+    """
+    with guarded("a rollout could not be opened; the function runs without one"):
+        context = otel_context.get_current()
+        gathering = waiting_gathering(context)
+        if gathering is not None:
+            options = options.overridden(gathering.options)
+        parent = rollout_of(context)
+        if parent is None and context.get(ROLLOUT) is not None:  # of the process that forked this
+            context = trace.set_span_in_context(trace.INVALID_SPAN, context)
+        active = ActiveRollout(
+            options, rollout_tracer(), parent, operation=operation, enclosing=enclosing
+        )
+        if gathering is not None:
+            gathering.take(active)
+        return _enter(active, context)
+    return None
+
+
+def begin_part(rollout_id: str, options: Options, context: otel_context.Context) -> Run:
+    """Open this process's part of a rollout that runs in another one, and enter its context."""
+    return _enter(ActiveRollout(options, rollout_tracer(), None, part_of=rollout_id), context)
+
+
+def _enter(active: ActiveRollout, context: otel_context.Context) -> Run:
+    context = start_span(active, context)
+    return Run(active, otel_context.attach(trace.set_span_in_context(active.span, context)))
+
+
+@guarded("a rollout could not be closed cleanly")
+def end(run: Run | None, output: object = None, error: BaseException | None = None) -> None:
+    """Leave the rollout's context and end the rollout. None: it could not be opened.
+
+    After a fork, the child ends its own part, not the parent's rollout.
+    """
+    if run is None:
+        return
+    active = here(run.active)
+    if rollout_of(None) is active:
+        detach(run.token)
+    if active is not None:
+        close(active, output, error)
+
+
+def current_rollout() -> ActiveRollout | None:
+    """The rollout that a model call made here belongs to; None also under `no_capture()`."""
+    context = otel_context.get_current()
+    return None if context.get(CAPTURE_OFF) else rollout_of(context)
+
+
+def rollout_of(context: otel_context.Context | None) -> ActiveRollout | None:
+    """The rollout of this context (None: the current one), else the process's default."""
+    context = otel_context.get_current() if context is None else context
+    found = context.get(ROLLOUT, process_state.default)
+    return here(found) if isinstance(found, ActiveRollout) else None
+
+
+def running_rollout(rollout_id: str) -> ActiveRollout | None:
+    """The rollout of this process that has this id and has not ended."""
+    found = process_state.rollouts.get(rollout_id)
+    active = found if isinstance(found, ActiveRollout) else None
+    if active is None or not active.running or active.pid != os.getpid():
+        return None
+    return active

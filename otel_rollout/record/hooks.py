@@ -1,0 +1,116 @@
+"""Hooks around methods of other libraries: put in once, found again, and taken out.
+
+A library that is not needed is hooked when somebody imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+from otel_rollout.record.boundary import INCOMPLETE, guarded
+
+logger = logging.getLogger("otel_rollout")
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A wrapper, as `wrapt.FunctionWrapper` takes it, around one method of a library."""
+
+    owner: str
+    """Name of the class that has the method, in the module that is hooked."""
+    method: str
+    wrapper: Callable[..., Any]
+    required: bool = True
+    """Whether calls cannot be recorded where the library lacks the method."""
+
+    @property
+    def name(self) -> str:
+        """The method as messages name it, `Class.method`."""
+        return f"{self.owner}.{self.method}"
+
+    def is_missing(self, module: ModuleType) -> bool:
+        """Whether this version of the library lacks a method that is required."""
+        return self.required and not hasattr(getattr(module, self.owner, None), self.method)
+
+    def is_in_place(self, module: ModuleType) -> bool:
+        """Whether the wrapper is on the method, also under those of others."""
+        method = vars(getattr(module, self.owner)).get(self.method)
+        while method is not None and getattr(method, "_self_wrapper", None) is not self.wrapper:
+            method = getattr(method, "__wrapped__", None)
+        return method is not None
+
+
+class Hooks:
+    """The hooks that are in place in this process."""
+
+    def __init__(self) -> None:
+        self.installed: list[tuple[type, str, Any]] = []
+        """Class, name of the method, and the method as it was."""
+        self._wanted = False
+        """Whether libraries that are imported from now on are hooked."""
+        self._awaited: set[str] = set()
+        """Modules whose import is waited for; wrapt keeps such a hook for good."""
+        self._lock = threading.Lock()
+
+    def install(self, module: ModuleType, hooks: tuple[Hook, ...]) -> None:
+        """Put in those that are not there yet."""
+        self._wanted = True
+        self._put_in(module, hooks)
+
+    def install_when_imported(self, name: str, hooks: tuple[Hook, ...]) -> None:
+        """Hook the module now if it is imported, else when it is.
+
+        A version without the methods is left as it is, with a warning in the log.
+        """
+        if name in sys.modules:
+            # Another thread may be importing it: this waits for that thread.
+            self._imported(hooks, importlib.import_module(name))
+        elif name not in self._awaited:
+            self._awaited.add(name)
+            wrapt.register_post_import_hook(partial(self._imported, hooks), name)
+
+    def remove(self) -> None:
+        """Take all of them out again."""
+        with self._lock:
+            self._wanted = False
+            while self.installed:
+                owner, name, original = self.installed.pop()
+                setattr(owner, name, original)
+
+    @guarded(INCOMPLETE)
+    def _imported(self, hooks: tuple[Hook, ...], module: ModuleType) -> None:
+        missing = [hook.name for hook in hooks if hook.is_missing(module)]
+        if missing:
+            logger.warning(
+                "calls of %s are not captured: this version has no %s",
+                module.__name__.removesuffix("._base_client"),
+                ", ".join(missing),
+            )
+        else:
+            self._put_in(module, hooks)
+
+    def _put_in(self, module: ModuleType, hooks: tuple[Hook, ...]) -> None:
+        with self._lock:
+            if self._wanted:
+                self.installed += self._wrapped(module, hooks)
+
+    def _wrapped(
+        self, module: ModuleType, hooks: tuple[Hook, ...]
+    ) -> Iterator[tuple[type, str, Any]]:
+        taken = [(owner, name) for owner, name, _ in self.installed]
+        for hook in hooks:
+            owner = getattr(module, hook.owner)
+            original = vars(owner).get(hook.method)
+            if original is not None and (owner, hook.method) not in taken:
+                setattr(owner, hook.method, wrapt.FunctionWrapper(original, hook.wrapper))
+                yield owner, hook.method, original

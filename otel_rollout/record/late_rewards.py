@@ -1,0 +1,60 @@
+"""Rewards that are set after their rollout's end: each is a span of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from opentelemetry import trace
+
+from otel_rollout import semconv as sc
+from otel_rollout.rebuild import evaluation_name
+from otel_rollout.record.attributes import evaluation, present
+from otel_rollout.spans import sealed
+from otel_rollout.trajectory import Reward, RewardKey
+from otel_rollout.wire import Json, dumps
+
+
+def late_reward(
+    tracer: trace.Tracer, rollout_id: str, parent: trace.SpanContext
+) -> Callable[[RewardKey, Reward | None], None]:
+    """A function that records rewards set after this rollout's end, numbered as they come."""
+    number = itertools.count()
+
+    def record(key: RewardKey, reward: Reward | None) -> None:
+        record_late_reward(tracer, rollout_id, parent, key, reward, next(number))
+
+    return record
+
+
+def record_late_reward(
+    tracer: trace.Tracer,
+    rollout_id: str,
+    parent: trace.SpanContext | None,
+    key: RewardKey,
+    reward: Reward | None,
+    number: int | None = None,
+) -> None:
+    """Record a reward that is set after its rollout's end as a span in the same trace.
+
+    parent: the rollout's span. None: not known; the span gets a trace of its own.
+    reward: None: the one with this key was taken back.
+    number: its place among those that the rollout's own process recorded. None: another process.
+    """
+    name, completion_id, choice_index = key
+    data: dict[str, Json] = {"name": name, "completion_id": completion_id, "value": None}
+    data |= {"choice_index": choice_index} if choice_index else {}
+    attributes = {
+        sc.ROLLOUT_ID: rollout_id,
+        sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
+        sc.REWARD: dumps(data if reward is None else reward.to_dict()),
+        sc.REWARD_NUMBER: number,
+    }
+    span = tracer.start_span(
+        evaluation_name(name),
+        context=trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent else None,
+        attributes=sealed(present(attributes)),
+    )
+    if reward is not None:
+        span.add_event(sc.GEN_AI_EVALUATION_RESULT, evaluation(reward))
+    span.end()

@@ -1,0 +1,118 @@
+"""Hooks for the OpenAI client, and for those that one generator makes alike.
+
+They are on the base class of the clients (`openai._base_client`, and the same module of the other
+libraries), so every client has them, also those made before and those of user subclasses.
+`request` is the life of a call, `_build_request` shows the body of each attempt exactly as it is
+sent, `_process_response` the HTTP response: read, or about to be streamed. Outside a rollout
+nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from otel_rollout.record import apis
+from otel_rollout.record.boundary import INCOMPLETE, guarded
+from otel_rollout.record.calls import (
+    Call,
+    asked_fields,
+    current_recorder,
+    make,
+    make_async,
+    received,
+    recording_rollout,
+)
+from otel_rollout.record.hooks import Hook
+from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.record.running import ActiveRollout
+
+MODULE = "openai._base_client"
+ALIKE = (
+    "anthropic._base_client",
+    "cerebras.cloud.sdk._base_client",
+    "groq._base_client",
+    "together._base_client",
+)
+"""The same classes and methods in libraries that are not needed; calls of one that is imported
+are captured."""
+
+
+def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    """The call that `request` makes. None: it is not recorded."""
+    active = recording_rollout()
+    if active is None:
+        return None
+    options = kwargs["options"] if "options" in kwargs else args[1] if len(args) > 1 else None
+    return _begin_in(active, options)
+
+
+@guarded("a model call is not captured")
+def _begin_in(active: ActiveRollout, options: Any) -> Call | None:
+    path = str(options.url)
+    if not apis.is_call(str(options.method), path):
+        return None
+    _ask_for_token_ids(options, path)
+    return Call(ExchangeRecorder(active, path), partial(_asked, options))
+
+
+def _ask_for_token_ids(options: Any, path: str) -> None:
+    fields = asked_fields(path)
+    if fields and isinstance(options.json_data, dict):
+        given = getattr(options, "extra_json", None) or {}
+        wanted = {k: v for k, v in fields.items() if k not in options.json_data}
+        options.extra_json = {**wanted, **given}
+
+
+def _asked(options: Any) -> object:
+    body, extra = options.json_data, getattr(options, "extra_json", None)
+    return {**body, **extra} if isinstance(body, dict) and isinstance(extra, dict) else body
+
+
+def _request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    return make(_begin(args, kwargs), wrapped, args, kwargs)
+
+
+async def _async_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    return await make_async(_begin(args, kwargs), wrapped, args, kwargs)
+
+
+def _build_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    request = wrapped(*args, **kwargs)
+    recorder = current_recorder()
+    if recorder is not None:
+        _attempt(recorder, args[0] if args else kwargs.get("options"), request)
+    return request
+
+
+@guarded(INCOMPLETE)
+def _attempt(recorder: ExchangeRecorder, options: Any, request: Any) -> None:
+    is_json = options.json_data is not None or "json" in request.headers.get("content-type", "")
+    # A file that is uploaded has no JSON, and its bytes are no conversation.
+    body = request.content if is_json and not options.files else None
+    recorder.request(body, request.headers)
+
+
+def _process_response(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    recorder = current_recorder()
+    if recorder is not None:
+        received(recorder, kwargs.get("response"))
+    return wrapped(*args, **kwargs)
+
+
+def _should_retry(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    recorder = current_recorder()
+    if recorder is not None and args:
+        recorder.attempt_failed(getattr(args[0], "status_code", None))
+    return wrapped(*args, **kwargs)
+
+
+HOOKS = (
+    Hook("SyncAPIClient", "request", _request),
+    Hook("AsyncAPIClient", "request", _async_request),
+    Hook("BaseClient", "_build_request", _build_request),
+    Hook("BaseClient", "_should_retry", _should_retry, required=False),
+    Hook("SyncAPIClient", "_process_response", _process_response),
+    Hook("AsyncAPIClient", "_process_response", _process_response),
+)

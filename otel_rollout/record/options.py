@@ -1,0 +1,71 @@
+"""The options of a rollout: checked when it is written down, not when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.wire import Json, checked_json
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one rollout. ConfigurationError for a value of the wrong type."""
+
+    name: str | None = None
+    """Name of the trajectory and of the span. None: the name of the function, or "rollout"."""
+    task_id: str | int | None = None
+    """The task that the agent works on. None: not known."""
+    group_id: str | int | None = None
+    """The group of samples that a trainer compares with each other. None: no group."""
+    sample_index: int | None = None
+    """Number of this sample in its group. None: not numbered."""
+    policy_version: str | int | Callable[[], str | int | None] | None = None
+    """Version of the weights that sample, or a function that gives it: it is called at the start,
+    and for each model call as it is made. None: not known."""
+    metadata: Mapping[str, Json] | None = None
+    """JSON values that the trajectory's `metadata` begins with. None: none."""
+    trainable: bool = True
+    """False: recorded, but not to be trained on."""
+
+    def __post_init__(self) -> None:
+        expected: dict[str, tuple[type, ...]] = {
+            "name": (str,),
+            "task_id": (str, int),
+            "group_id": (str, int),
+            "sample_index": (int,),
+            "policy_version": (str, int),
+            "metadata": (Mapping,),
+        }
+        for option, kinds in expected.items():
+            value = getattr(self, option)
+            if option == "policy_version" and callable(value):
+                continue
+            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+                names = " or ".join(kind.__name__ for kind in kinds)
+                raise ConfigurationError(f"rollout({option}=...): expected {names}, got {value!r}")
+        if not isinstance(self.trainable, bool):
+            raise ConfigurationError(
+                f"rollout(trainable=...): expected True or False, got {self.trainable!r}"
+            )
+        if self.metadata is not None:
+            checked_json(dict(self.metadata), "rollout(metadata=...)")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Options:
+        """Options by their names. ConfigurationError, which lists the names, for another one."""
+        known = [item.name for item in fields(cls)]
+        if unknown := options.keys() - set(known):
+            raise ConfigurationError(
+                f"rollout(): expected the options {', '.join(known)}, "
+                f"got {', '.join(sorted(unknown))}"
+            )
+        return cls(**options)
+
+    def overridden(self, options: Mapping[str, Any]) -> Options:
+        """A copy with the given options instead; metadata is merged."""
+        if self.metadata and options.get("metadata"):
+            options = {**options, "metadata": {**self.metadata, **options["metadata"]}}
+        return replace(self, **options)

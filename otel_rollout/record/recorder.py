@@ -1,0 +1,368 @@
+"""One model call as an exchange span, recorded from the bytes that were sent and received.
+
+The recorder knows no client: a hook of a client library feeds it, or whatever else sees the bytes
+pass. The span ends once, however the call ends, and nothing in here raises: a step that fails
+costs the span a part, never the user's call anything.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+
+from otel_rollout import semconv as sc
+from otel_rollout.record import apis
+from otel_rollout.record.boundary import INCOMPLETE, guarded
+from otel_rollout.record.deferred import later
+from otel_rollout.record.encoding import decoded
+from otel_rollout.record.running import ActiveRollout
+from otel_rollout.record.secrets import scrub_reply, secrets_in
+from otel_rollout.spans import label, sealed
+from otel_rollout.wire import dumps, events_of_frames, loads, merge
+
+_ERROR_TAIL = 1 << 16
+"""Bytes at the end of a stream in which an error that ended it is looked for."""
+_response_id = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
+_is_framed = re.compile(r"application/vnd\.amazon\.eventstream").match
+_is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
+
+
+class ErrorResponse(Exception):  # noqa: N818 - the name that a completion's error has
+    """An error that the server answered with: as a reply, or inside a stream that began well."""
+
+
+class ExchangeRecorder:
+    """Records one model call of a rollout, its retries included.
+
+        call = ExchangeRecorder(rollout, "/v1/chat/completions")
+        call.request(body, headers)
+        call.response(200, headers)
+        for chunk in reply:
+            call.chunk(chunk)
+        call.end()                       # or call.end(error), or call.leave()
+
+    path: the path that the model is asked at, which names the span.
+    Headers are mappings whose names are in lower case, or do not depend on it.
+    """
+
+    def __init__(self, rollout: ActiveRollout, path: str) -> None:
+        self.finished = False
+        """Whether the span has ended."""
+        self.attempts = 0
+        """HTTP requests that were sent."""
+        self.responses = 0
+        """Responses that have begun: of two, only the last one counts."""
+        self._rollout = rollout
+        self._lock = threading.Lock()
+        self._last_status: int | None = None
+        self._request: bytes | None = None
+        """The request's body, to be read if the reply has to be."""
+        self._headers: Mapping[str, str] = {}
+        self._signed = ""
+        """The `Authorization` of the first attempt; credentials in an address replace it later."""
+        self._status_code: int | None = None
+        self._is_events = False
+        """Whether the reply is a stream of server-sent events."""
+        self._is_framed = False
+        """Whether the events are in frames, as Amazon's Bedrock sends them."""
+        self._encoding: str | None = None
+        self._chunks: list[bytes] | None = None
+        """The reply as it comes, encoded. None: it is not streamed, or not recorded."""
+        self._body: bytes | None = None
+        """The whole reply, decoded. None: it has not come, or is not recorded."""
+        self._last = 0
+        """The rollout's logical clock when the last bytes came; 0: nothing has come."""
+        self._left_ns: int | None = None
+        """When a stream was read no further, if its end has to wait. None: it has not to."""
+        began = rollout.begin_call()
+        self._late = not rollout.running
+        """Whether the rollout had ended before."""
+        self._written = _start_attributes(rollout, path, began)
+        """Attributes that the span has so far."""
+        context = otel_context.get_current()
+        if not trace.get_current_span(context).get_span_context().is_valid:
+            context = trace.set_span_in_context(rollout.span, context)
+        self.span = rollout.tracer.start_span(
+            f"{sc.OPERATION_EXCHANGE} {self._written[sc.REQUEST_PATH].split('?')[0]}",
+            context=context,
+            attributes=self._written,
+        )
+
+    # --- the request
+
+    @guarded(INCOMPLETE)
+    def request(self, body: bytes | None, headers: Mapping[str, str]) -> None:
+        """An attempt is sent. Of a retry no more is recorded than that it was made.
+
+        body: as it is sent. None: it is not recorded, such as a file that is uploaded.
+        """
+        self.attempts += 1
+        if self.attempts > 1:
+            status = {} if self._last_status is None else {"http_status": self._last_status}
+            self._last_status = None  # an attempt that fails without a response has none
+            self.span.add_event(sc.EVENT_RETRY, status)
+            return
+        self._headers = headers
+        self._signed = headers.get("authorization", "")
+        if body is not None:
+            self._write_request(body)
+
+    @guarded(INCOMPLETE)
+    def unsent(self, body: object) -> None:
+        """The client could not build a request; `body` is the one that it was asked to send."""
+        text = json.dumps(body, default=repr, separators=(",", ":"), skipkeys=True)
+        self._write_request(text.encode())
+
+    def attempt_failed(self, status: int | None) -> None:
+        """Another attempt follows. status: the HTTP status. None: there was no response."""
+        self._last_status = status
+
+    def _write_request(self, body: bytes) -> None:
+        self._request = body
+        with self._rollout.lock:
+            attributes = self._rollout.writer.request(body)
+        self._written |= attributes
+        self.span.set_attributes(attributes)
+
+    # --- the response
+
+    @guarded(INCOMPLETE)
+    def response(self, status: int, headers: Mapping[str, str], body: bytes | None = None) -> bool:
+        """A response is here; True if its bytes are to be shown as they come (`chunk`).
+
+        body: the whole body, decoded, where somebody has read it already. Binary bodies, such as
+        speech, are not recorded: they are large, and no conversation.
+        """
+        content_type = headers.get("content-type", "")
+        self._status_code = status
+        self._is_framed = _is_framed(content_type) is not None
+        self._is_events = "event-stream" in content_type or self._is_framed
+        self._encoding = headers.get("content-encoding")
+        self._last = self._rollout.clock
+        self._chunks = self._body = self._left_ns = None
+        self.responses += 1
+        if _is_binary(content_type):
+            return False
+        if body is not None:
+            self._body = body
+            return False
+        self._chunks = []
+        self._rollout.streams.add(self)
+        return True
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether bytes of the reply are still to come."""
+        return self._chunks is not None
+
+    def chunk(self, chunk: bytes) -> None:
+        """Bytes of the response, as they came, with their `Content-Encoding`."""
+        chunks = self._chunks
+        if chunks is None:
+            return
+        chunks.append(chunk)
+        self._last = self._rollout.clock
+        if self._is_events and apis.may_be_last(chunk):
+            tail = b"".join(chunks[-2:])
+            if apis.ends_reply_in(tail) if len(chunks) > 2 else apis.ends_reply(tail):
+                self.end()  # nothing comes after it
+
+    @guarded(INCOMPLETE)
+    def refused(self, status: int, text: str | None) -> None:
+        """The answer is an error that the client raised. text: its body. None: it was not read."""
+        if self._body is None:
+            self._status_code = status
+            self._chunks = None
+            if text is not None:
+                self._learn_secrets()
+                self._body = self._rollout.scrub(text).encode()
+
+    # --- the end
+
+    @guarded(INCOMPLETE)
+    def end(self, error: BaseException | None = None) -> None:
+        """The whole reply has come, or the call failed. Only the first end counts.
+
+        error: the exception that the call, or the reading of its reply, ended with. None: none; an
+        error that the server answered with is found in the reply.
+        """
+        if error is None and (self._status_code or 0) >= 400:
+            self._end_refused(self._status_code or 0)
+        elif self.is_streaming:
+            self._end_stream(error, ended=error is None)
+        elif error is None and self._is_events and self._body is not None:
+            # A stream that was read as a whole, by a hook or transport of the client.
+            self._end_reply(self._body, None, ended=True)
+        else:
+            self._finish("complete" if error is None else _status_of(error), error)
+
+    @guarded(INCOMPLETE)
+    def leave(self, response: int | None = None) -> None:
+        """The reply is read no further, or its rollout ends: what has come of it is kept.
+
+        response: the number of the response that is meant (`responses`). None: the last one.
+        """
+        if self.is_streaming and response in (None, self.responses):
+            self._end_stream(None, ended=False)
+
+    def dropped(self) -> None:
+        """The reply is read no further; that may be the garbage collector who says so."""
+        if self.is_streaming and self._left_ns is None:
+            self._left_ns = time.time_ns()
+            number = self.responses
+            later(lambda: self.leave(number))
+
+    def _end_stream(self, error: BaseException | None, *, ended: bool) -> None:
+        with self._lock:
+            if self.finished:
+                return
+        self._end_reply(self._received(), error, ended=ended)
+
+    def _end_refused(self, status: int) -> None:
+        """End a call whose whole reply is an error that no client has raised."""
+        body = self._received() if self.is_streaming else self._body or b""
+        text = body.decode("utf-8", "replace")
+        self._body = None
+        self.refused(status, text)
+        self._finish("error", ErrorResponse(f"HTTP {status}: {text}"))
+
+    def _received(self) -> bytes:
+        """The streamed bytes decoded; those that cannot be stay as they are."""
+        body = b"".join(self._chunks or ())
+        with guarded("a streamed reply could not be decoded", level=logging.DEBUG):
+            body = decoded(body, self._encoding)
+            return events_of_frames(body) if self._is_framed else body
+        return body
+
+    def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
+        """End a reply whose text says whether it is complete, if it is a stream of events."""
+        complete, reported = ended, None
+        with guarded("a streamed reply was not understood; it is kept as it came"):
+            # Parse the stream now only if it ended abnormally.
+            said_done = self._is_events and apis.ends_reply(body)
+            complete = ended or said_done
+            if self._is_events and (not said_done or b'"error"' in body[-_ERROR_TAIL:]):
+                merged = merge(body.decode("utf-8", "replace"), self._choices())
+                complete, reported = merged.complete, merged.error
+        status, error = _ending(error, reported, complete=complete, ended=ended)
+        self._body = body or None
+        self._finish(status, error)
+
+    def _choices(self) -> int:
+        try:
+            return apis.choices_asked(loads(self._request or b"{}"))
+        except (ValueError, RecursionError):
+            return 1
+
+    def _finish(self, status: str, error: BaseException | None) -> None:
+        """End the exchange span."""
+        with self._lock:
+            if self.finished:
+                return
+            self.finished = True
+        rollout = self._rollout
+        attributes: dict[str, Any] = {
+            sc.EXCHANGE_STATUS: status,
+            sc.EXCHANGE_ATTEMPTS: self.attempts,
+            sc.EXCHANGE_ENDED: self._last or rollout.clock,
+        }
+        try:
+            with guarded(INCOMPLETE):
+                self._write_reply(attributes, error)
+                if error is not None:
+                    self._write_error(attributes, status, error)
+        finally:
+            with rollout.lock:
+                if self._late or not rollout.running:
+                    attributes[sc.EXCHANGE_LATE] = True
+                else:
+                    rollout.open -= 1
+                self.span.set_attributes(sealed(attributes, self._written))
+                self.span.end(self._left_ns)
+            rollout.streams.discard(self)
+            self._let_go()
+
+    def _write_reply(self, attributes: dict[str, Any], error: BaseException | None) -> None:
+        if self._status_code is not None:
+            attributes[sc.RESPONSE_STATUS_CODE] = self._status_code
+        if self._is_events:
+            attributes[sc.RESPONSE_STREAM] = True
+        body = self._body
+        if body is None:
+            return
+        if error is not None or b'"error"' in body[:64]:
+            self._learn_secrets()
+            body = scrub_reply(body, self._rollout.secrets)
+        with self._rollout.lock:
+            attributes |= self._rollout.writer.response(body, events=self._is_events)
+        found = _response_id(body)
+        if found:
+            attributes[sc.RESPONSE_ID] = found[1].decode("utf-8", "backslashreplace")
+
+    def _write_error(self, attributes: dict[str, Any], status: str, error: BaseException) -> None:
+        self._learn_secrets()
+        kind, message = type(error).__qualname__, self._rollout.scrub(str(error))
+        attributes[sc.ERROR_TYPE] = kind
+        attributes[sc.EXCHANGE_ERROR] = dumps({"type": kind, "message": message})
+        if status == "error":
+            self.span.set_status(trace.StatusCode.ERROR, message)
+
+    def _learn_secrets(self) -> None:
+        """Have the request's keys replaced, should the server or an exception repeat them."""
+        self._rollout.secrets |= secrets_in(self._headers)
+        self._rollout.secrets |= secrets_in({"authorization": self._signed})
+
+    def _let_go(self) -> None:
+        """Release everything: some clients keep a response, and with it this, for long."""
+        self._chunks = self._body = self._request = None
+        self._headers = self._written = {}
+
+
+def _start_attributes(rollout: ActiveRollout, path: str, began: int) -> dict[str, Any]:
+    if "://" not in path:
+        path = "/" + path.lstrip("/")  # clients take `chat/completions` too
+    attributes: dict[str, Any] = {
+        sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION,
+        sc.ROLLOUT_ID: rollout.id,
+        sc.EXCHANGE_PROCESS: rollout.process,
+        sc.EXCHANGE_STARTED: began,
+        sc.REQUEST_PATH: path,
+    }
+    attributes |= label(sc.EXCHANGE_POLICY_VERSION, rollout.policy_version)
+    if not rollout.trajectory.trainable:
+        attributes[sc.ROLLOUT_TRAINABLE] = False  # the rollout's own span may be lost
+    return attributes
+
+
+def _ending(
+    error: BaseException | None, reported: object, *, complete: bool, ended: bool
+) -> tuple[str, BaseException | None]:
+    """The status and the error of a reply.
+
+    error: of whoever read it. reported: the error that the server sent in it. None: none.
+    """
+    if reported is not None:
+        message = reported.get("message") if isinstance(reported, dict) else None
+        return "error", error or ErrorResponse(str(message or reported))
+    if complete:
+        return "complete", None
+    if error is not None:
+        return _status_of(error), error
+    if ended:
+        return "error", EOFError("the stream ended before the reply was complete")
+    return "abandoned", None
+
+
+def _status_of(error: BaseException) -> str:
+    if isinstance(error, GeneratorExit):
+        return "abandoned"
+    # CancelledError, KeyboardInterrupt, SystemExit, trio's Cancelled: who called gave up.
+    return "error" if isinstance(error, Exception) else "cancelled"

@@ -1,0 +1,72 @@
+"""The state of recording in this process, in one object.
+
+`configure` fills it and `shutdown` empties it; what needs no `configure` (hooks that were put in
+by hand, rollouts on a provider of the user's) is in it too. Everything else that is recorded
+travels in the OpenTelemetry context.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opentelemetry import trace
+
+from otel_rollout.record.hooks import Hooks
+
+
+class ProcessState:
+    """What recording knows of the process that it runs in.
+
+    It stands below the classes whose objects it keeps: those are `object` here, and whoever takes
+    one out says of which class it is.
+    """
+
+    def __init__(self) -> None:
+        self.name = _new_name()
+        """A name of this process that no other one has, also not after a fork."""
+        self.configuring = threading.RLock()
+        """Held while `configure` or `shutdown` is at work."""
+        self.setup: object | None = None
+        """The work of `configure`, for `shutdown` to undo. None: not configured."""
+        self.provider: trace.TracerProvider | None = None
+        """The provider of rollout spans. None: OpenTelemetry's global one."""
+        self.request_fields: Mapping[str, Any] | None = None
+        """Request fields added beside those that ask for token ids. None: nothing is added."""
+        self.hooks = Hooks()
+        self.tracers: weakref.WeakKeyDictionary[trace.TracerProvider, trace.Tracer] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Our tracer of each provider."""
+        self.rollouts: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()
+        """Each `ActiveRollout` that began in this process, by its id, while anybody holds it."""
+        self.default: object | None = None
+        """The `ActiveRollout` of calls whose context has none. None: they belong to no rollout."""
+        self.parts: dict[int, object | None] = {}
+        """The part (`ActiveRollout`) that this forked process has of a rollout, by `id()` of the
+        parent's object. None: it has no part."""
+        self.forking = threading.Lock()
+        """Held while a part is opened."""
+        self.waiting: deque[Callable[[], None]] = deque()
+        """Work put off by `later`."""
+
+    def renew_after_fork(self) -> None:
+        """Forget, in a forked child, what was the parent's."""
+        self.name = _new_name()
+        self.forking = threading.Lock()  # another thread of the parent may have held it
+        self.parts = {}
+        self.waiting.clear()
+
+
+def _new_name() -> str:
+    return f"{os.getpid():x}-{os.urandom(4).hex()}"
+
+
+process_state = ProcessState()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=process_state.renew_after_fork)

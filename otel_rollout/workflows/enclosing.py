@@ -1,0 +1,89 @@
+"""A workflow's run on the trace: what happens inside it, and what its agents built by hand."""
+
+from __future__ import annotations
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+
+from otel_rollout import semconv as sc
+from otel_rollout.record import ActiveRollout, end_attributes, identity, late_reward, present
+from otel_rollout.spans import sealed
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.wire import Json, dumps
+
+
+class WorkflowRun:
+    """One run of a workflow, which the rollouts inside it are told to.
+
+    The run is a rollout of its own: calls that are in no rollout inside it belong to it, unless a
+    trajectory that an agent built by hand claims them.
+    """
+
+    def __init__(self) -> None:
+        self.active: ActiveRollout | None = None
+        """The rollout of the run itself; None: it is not recorded, or has not begun."""
+        self.trajectories: list[Trajectory] = []
+        """Those of the rollouts inside it, in order of their start."""
+        self.built: dict[str, Trajectory] = {}
+        """Trajectories that agents built by hand, by id."""
+
+    def began(self, trajectory: Trajectory) -> None:
+        """A rollout inside it has begun."""
+        self.trajectories.append(trajectory)
+
+    def place(self, trajectory: Trajectory) -> None:
+        """Give a trajectory the task of the run, and the group of its name."""
+        if self.active is None:
+            return
+        own = self.active.trajectory
+        if trajectory.task_id is None:
+            trajectory.task_id = own.task_id
+        if trajectory.group_id is None and own.group_id is not None:
+            trajectory.group_id = f"{own.group_id}:{trajectory.name}"
+            trajectory.sample_index = own.sample_index
+
+    def adopt(self, trajectory: Trajectory) -> None:
+        """Make a trajectory that was built by hand one of the run's."""
+        if self.active is None or trajectory.id in self.built:
+            return
+        own = self.active.trajectory
+        trajectory.open()
+        trajectory.parent_id, trajectory.trace_id = own.id, own.trace_id
+        trajectory.policy_version = own.policy_version
+        self.place(trajectory)
+        trajectory.trainable = trajectory.trainable and own.trainable
+        self.built[trajectory.id] = trajectory
+
+    def record(self, episode: Json) -> None:
+        """Record what was built by hand, and the episode, before the run itself ends."""
+        if self.active is None:
+            return
+        if episode is not None:
+            self.active.further[sc.ROLLOUT_EPISODE] = dumps(episode)
+        for trajectory in self.built.values():
+            self.active.claims.append((trajectory, _record_built(self.active, trajectory)))
+
+
+def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[str]:
+    """Record a trajectory as a span with its steps; the span ids of the calls that it claims."""
+    calls = [step.completion for step in trajectory.steps if step.completion is not None]
+    claims = frozenset(call.span_id for call in calls)
+    attributes = {
+        **identity(trajectory, sc.OPERATION_INVOKE_AGENT),
+        sc.ROLLOUT_STEPS: dumps([step.to_dict() for step in trajectory.steps]),
+        sc.ROLLOUT_CLAIMS: dumps(sorted(claims)),
+        **end_attributes(trajectory),
+    }
+    span = active.tracer.start_span(
+        f"{sc.OPERATION_INVOKE_AGENT} {trajectory.name}",
+        context=trace.set_span_in_context(active.span, otel_context.Context()),
+        attributes=sealed(present(attributes)),
+        start_time=min((call.start_time_ns for call in calls), default=None),
+    )
+    span_context = span.get_span_context()
+    trajectory.span_id = f"{span_context.span_id:016x}"
+    trajectory.start_time_ns = getattr(span, "start_time", None) or 0
+    span.end()
+    trajectory.end_time_ns = getattr(span, "end_time", None)
+    trajectory.seal(late_reward(active.tracer, trajectory.id, span_context))
+    return claims
