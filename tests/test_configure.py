@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import openai._base_client
@@ -34,9 +34,7 @@ from otel_rollout import (
 )
 from otel_rollout.otlp import SplittingSpanExporter, read_protobuf
 from otel_rollout.testing import Reply
-
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 
 def ask(client: openai.OpenAI, text: Any = "hi") -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from examples import train_toy
 from otel_rollout import TrajectoryGroup, request_token_ids, to_token_rows
-from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 Rows = list[dict[str, Any]]
 

@@ -12,18 +12,16 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from otel_rollout import JsonlTrajectoryExporter, Trajectory, rollout
 from otel_rollout.command.cli import main
 from otel_rollout.otlp.writing import to_json_line
+from tests.kit.recording import Clients, Recording
 
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from otel_rollout.cli import main; sys.exit(main())"]
 
 

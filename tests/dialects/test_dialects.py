@@ -15,7 +15,6 @@ from otel_rollout import Trajectory, gather_trajectory, reconstruct, rollout
 from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact, dialect_of
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.wire.messages import visible_key
-from tests.conftest import Clients, Recording
 from tests.dialects.compare import (
     LIMITED,
     NAMES,
@@ -27,6 +26,7 @@ from tests.dialects.compare import (
     trajectories_of,
     wire_of,
 )
+from tests.kit.recording import Clients, Recording
 
 every_dialect = pytest.mark.parametrize("name", NAMES)
 DOCS = Path(__file__).parents[2] / "docs" / "dialects.md"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import pytest
@@ -29,9 +29,7 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.testing import Raw, Reply
-
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 
 def some(count: int, start: int = 0) -> list[Trajectory]:

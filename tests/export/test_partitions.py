@@ -19,7 +19,7 @@ from otel_rollout.export.partitions import Partitions, parts_for, reconstruct_ap
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.trajectory.episode import Episode
 from otel_rollout.trajectory.steps import Step
-from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 HI: Any = [{"role": "user", "content": "hi"}]
 

@@ -25,7 +25,7 @@ from otel_rollout import (
     to_token_rows,
 )
 from otel_rollout.export.rows import row_exporter
-from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 
 async def play(clients: Clients, rewards: list[float | None]) -> TrajectoryGroup:

@@ -1,29 +1,21 @@
-"""Ways that spans take to whoever rebuilds from them, and the check that all give the same."""
+"""Ways that spans take to a reader: the SDK's objects, OTLP/JSON, protobuf, rows of ClickHouse."""
 
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import json
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.sdk.trace import ReadableSpan
 
-from otel_rollout import Trajectory, TrajectorySpanProcessor, reconstruct
 from otel_rollout.otlp import read, read_protobuf
 from otel_rollout.otlp.writing import to_json_line
-
-MANY_SPANS = 3000
-MUCH_TEXT = 30_000_000
-"""Rollouts above these are only shuffled: the transports would take seconds."""
 
 
 def as_it_is(spans: Sequence[ReadableSpan]) -> Iterable[Any]:
@@ -109,51 +101,3 @@ TRANSPORTS: tuple[Callable[[Sequence[ReadableSpan]], Iterable[Any]], ...] = (
     as_protobuf,
     as_clickhouse,
 )
-
-
-class Witness:
-    """Sees every span that a processor of ours does, and every trajectory that it hands over."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.spans: list[ReadableSpan] = []
-        self.trajectories: dict[str, Trajectory] = {}
-        on_end, hand_over = TrajectorySpanProcessor.on_end, TrajectorySpanProcessor._hand_over
-
-        @functools.wraps(on_end)
-        def seen(processor: TrajectorySpanProcessor, span: ReadableSpan) -> None:
-            self.spans.append(span)
-            on_end(processor, span)
-
-        @functools.wraps(hand_over)
-        def handed_over(processor: TrajectorySpanProcessor, trajectory: Trajectory) -> None:
-            self.trajectories[trajectory.id] = trajectory
-            hand_over(processor, trajectory)
-
-        monkeypatch.setattr(TrajectorySpanProcessor, "on_end", seen)
-        monkeypatch.setattr(TrajectorySpanProcessor, "_hand_over", handed_over)
-
-    def check(self) -> None:
-        """Every rollout that ended is the same from its spans, whichever way those took."""
-        ended = {
-            id_: trajectory
-            for id_, trajectory in self.trajectories.items()
-            if trajectory.status in ("complete", "error", "cancelled")
-        }
-        if not ended:
-            return
-        spans = [*self.spans, *self.spans[::3]]
-        random.Random(len(spans)).shuffle(spans)
-        text = sum(
-            len(value)
-            for span in spans
-            for value in (span.attributes or {}).values()
-            if isinstance(value, str)
-        )
-        large = len(spans) > MANY_SPANS or text > MUCH_TEXT
-        for transport in TRANSPORTS[:1] if large else TRANSPORTS:
-            found = {trajectory.id: trajectory for trajectory in reconstruct(transport(spans))}
-            for id_, live in ended.items():
-                assert id_ in found, f"{transport.__name__}: {live!r} was not rebuilt"
-                replayed = found[id_]
-                assert replayed.to_dict() == live.to_dict(), transport.__name__
-                assert replayed == live, transport.__name__

@@ -4,90 +4,30 @@ from __future__ import annotations
 
 import gzip
 import io
-import itertools
 import json
-import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import Link, SpanContext, StatusCode, TraceFlags
 
-import otel_rollout
-from otel_rollout import ConfigurationError, SpanFormatError, reconstruct, rollout
-from otel_rollout.otlp import (
-    JsonLinesSpanExporter,
-    find_jaeger,
-    read,
-    read_clickhouse,
-    read_jaeger,
-    read_json,
-    read_json_lines,
-    read_protobuf,
-)
+from otel_rollout import SpanFormatError, reconstruct, rollout
+from otel_rollout.otlp import read, read_clickhouse, read_json, read_json_lines, read_protobuf
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.spans.record import SpanRecord, as_record, carried, label
-from tests.transports import TRANSPORTS, rows
-
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
-
-SCALARS: dict[str, Any] = {
-    "text": "é \U0001f600 \u2028 \x00 \\u0000",
-    "empty": "",
-    "true": True,
-    "false": False,
-    "large": 2**63 - 1,
-    "negative": -5,
-    "float": 0.1,
-    "whole float": 2.0,
-}
-VALUES: dict[str, Any] = {
-    **SCALARS,
-    "infinite": math.inf,
-    "bytes": b"\x00\xff",
-    "texts": ["a", ""],
-    "ints": [1, -2],
-    "none": [],
-}
-
-
-@pytest.fixture
-def spans() -> tuple[ReadableSpan, ...]:
-    """Two spans with an attribute of every kind, an event, a link and an error."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = provider.get_tracer("a.scope")
-    with tracer.start_as_current_span("outer", attributes=VALUES) as outer:
-        outer.set_status(StatusCode.ERROR, "broken")
-        outer.add_event("happened", SCALARS)
-        link = Link(SpanContext(5, 6, is_remote=True, trace_flags=TraceFlags(1)))
-        with tracer.start_as_current_span("inner", links=[link]):
-            pass
-    return exporter.get_finished_spans()
-
-
-@pytest.fixture
-def recorded(recording: Recording, clients: Clients) -> tuple[ReadableSpan, ...]:
-    """The spans of two rollouts with a call each."""
-    client = clients.sync(clients.serve())
-    for name in ("first", "second"):
-        with rollout(name):
-            client.chat.completions.create(model="m", messages=[{"role": "user", "content": name}])
-    return recording.spans
+from tests.kit.recording import Clients, Recording
+from tests.kit.transports import TRANSPORTS, rows
+from tests.otlp.written import SCALARS
 
 
 def written(path: Path, content: str | bytes) -> Path:
@@ -467,180 +407,3 @@ def test_lines_are_read_as_they_come(spans: Any):
     with open(reading, "rb") as source, open(writing, "wb", buffering=0) as sink:
         sink.write(line * (8192 // len(line) + 2))
         assert next(read(source)).name == spans[0].name
-
-
-# --- writing
-
-
-def test_spans_are_written_as_the_collector_does(clients: Clients, tmp_path: Path):
-    """Lines of a run without a collector rebuild its trajectories."""
-    path = tmp_path / "spans.jsonl"
-    memory = otel_rollout.InMemoryTrajectoryExporter()
-    otel_rollout.configure(
-        service_name="writer",
-        exporters=[memory],
-        span_exporters=[JsonLinesSpanExporter(path)],
-    )
-    client = clients.sync(clients.serve())
-    with rollout("r"):
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "é"}])
-    otel_rollout.shutdown()
-    assert reconstruct(read(path)) == list(memory.get_finished_trajectories())
-    (resource,) = json.loads(path.read_text())["resourceSpans"]
-    assert {"key": "service.name", "value": {"stringValue": "writer"}} in resource["resource"][
-        "attributes"
-    ]
-
-
-def test_links_are_written_with_their_ids(spans: Any):
-    """A link's ids are in hex too."""
-    scopes = json.loads(to_json_line(spans))["resourceSpans"][0]["scopeSpans"]
-    (link,) = next(s for s in scopes[0]["spans"] if s["name"] == "inner")["links"]
-    assert (link["traceId"], link["spanId"]) == (f"{5:032x}", f"{6:016x}")
-
-
-def test_batches_are_appended(spans: Any, tmp_path: Path):
-    """Each batch is a line behind what is there, also of an exporter before it."""
-    path = tmp_path / "spans.jsonl"
-    for _ in range(2):
-        exporter = JsonLinesSpanExporter(path)
-        assert exporter.export(spans) is SpanExportResult.SUCCESS
-        assert exporter.force_flush()
-        exporter.shutdown()
-    assert path.read_bytes().count(b"\n") == 2
-
-
-def test_a_file_that_cannot_be_written(
-    spans: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    """A missing folder is said at once; a failure later is logged and does not raise."""
-    with pytest.raises(ConfigurationError, match="does not exist"):
-        JsonLinesSpanExporter(tmp_path / "no" / "spans.jsonl")
-    exporter = JsonLinesSpanExporter(tmp_path)
-    assert exporter.export(spans) is SpanExportResult.FAILURE
-    assert "2 spans were not written" in caplog.text
-
-
-# --- Jaeger
-
-
-class Jaeger:
-    """A query service that knows some traces: by id, and by the time at which they began."""
-
-    def __init__(self, traces: Mapping[str, tuple[int, Any]], most: int = 100) -> None:
-        self.queries: list[dict[str, str]] = []
-        self.largest = 0
-
-        jaeger = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                address = urlsplit(self.path)
-                query = {name: values[-1] for name, values in parse_qs(address.query).items()}
-                jaeger.queries.append(query)
-                found = jaeger.find(address.path, query, traces)
-                jaeger.largest = max(jaeger.largest, len(found))
-                body = json.dumps({"result": {"resourceSpans": list(itertools.chain(*found))}})
-                self.send_response(200 if found else 404)
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-
-    def find(self, path: str, query: Any, traces: Any) -> list[Any]:
-        *_, last = path.split("/")
-        if last != "traces":
-            assert path == f"/api/v3/traces/{last}"
-            assert query["rawTraces"] == query["raw_traces"] == "true"
-            return [traces[last][1]] if last in traces else []
-        assert query["query.serviceName"] == query["query.service_name"] == "agents"
-        assert query["query.rawTraces"] == query["query.raw_traces"] == "true"
-        assert query["query.searchDepth"] == query["query.num_traces"]
-        low, high = (
-            nanoseconds(query["query.startTimeMin"]),
-            nanoseconds(query["query.startTimeMax"]),
-        )
-        found = [(time, trace) for time, trace in traces.values() if low <= time <= high]
-        newest = sorted(found, key=lambda row: row[0])[-int(query["query.searchDepth"]) :]
-        return [trace for _, trace in newest]
-
-    def __enter__(self) -> Jaeger:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-def nanoseconds(text: str) -> int:
-    whole, fraction = text.removesuffix("Z").split(".")
-    assert len(fraction) == 9
-    seconds = datetime.fromisoformat(whole + "+00:00").timestamp()
-    return int(seconds) * 1_000_000_000 + int(fraction)
-
-
-def stored(spans: Any) -> dict[str, tuple[int, Any]]:
-    """What a Jaeger that was sent these spans has, by trace id."""
-    traces: dict[str, tuple[int, Any]] = {}
-    for span in spans:
-        trace_id = f"{span.context.trace_id:032x}"
-        time, before = traces.get(trace_id, (span.start_time, []))
-        rows_of_span = json.loads(to_json_line([span]))["resourceSpans"]
-        traces[trace_id] = min(time, span.start_time), [*before, *rows_of_span]
-    return traces
-
-
-def test_a_trace_by_its_address(recorded: Any, recording: Recording):
-    """The address of the browser, of the API, and the id are the same trace."""
-    with Jaeger(stored(recorded)) as jaeger:
-        first = recording.trajectories[0]
-        for path in ("trace", "api/v3/traces", "api/traces"):
-            for end in ("", "/", "?uiFind=x", "?rawTraces=true"):
-                assert reconstruct(read(f"{jaeger.url}/{path}/{first.trace_id}{end}")) == [first]
-        assert reconstruct(read_jaeger(jaeger.url + "/", first.trace_id)) == [first]
-        with pytest.raises(LookupError, match="has no trace"):
-            read_jaeger(jaeger.url, "ab")
-        for address in (jaeger.url, f"{jaeger.url}/search?service=x"):
-            with pytest.raises(SpanFormatError, match="address of a trace"):
-                list(read(address))
-    with pytest.raises(OSError):
-        read_jaeger(jaeger.url, first.trace_id)
-
-
-@pytest.mark.parametrize("limit", [2, 3, 7, 100])
-def test_traces_by_service(spans: Any, limit: int):
-    """All traces of a span of time come, each once, however few an answer holds."""
-    lines = json.loads(to_json_line(spans))["resourceSpans"]
-    traces: dict[str, tuple[int, Any]] = {}
-    begin = 1_700_000_000_000_000_000
-    for number in range(40):
-        trace_id = f"{number + 1:032x}"
-        text = json.dumps(lines).replace(f"{spans[0].context.trace_id:032x}", trace_id)
-        traces[trace_id] = begin + 10 * number**5, json.loads(text)
-    with Jaeger(traces) as jaeger:
-        found = list(find_jaeger(jaeger.url, "agents", begin, begin + 10 * 40**5, limit=limit))
-        assert len(found) == 2 * 40
-        assert {record.trace_id for record in found} == traces.keys()
-        assert jaeger.largest <= limit
-        assert list(find_jaeger(jaeger.url, "agents", 0, 1, limit=limit)) == []
-
-
-def test_too_many_traces_at_one_moment(spans: Any):
-    """What no span of time can separate is said, not left out."""
-    lines = json.loads(to_json_line(spans))["resourceSpans"]
-    traces: dict[str, tuple[int, Any]] = {}
-    for number in range(4):
-        trace_id = f"{number + 1:032x}"
-        text = json.dumps(lines).replace(f"{spans[0].context.trace_id:032x}", trace_id)
-        traces[trace_id] = 5_000_000, json.loads(text)
-    with Jaeger(traces) as jaeger:
-        with pytest.raises(SpanFormatError, match="use a larger limit"):
-            list(find_jaeger(jaeger.url, "agents", 0, 10_000_000, limit=3))
-        assert len(list(find_jaeger(jaeger.url, "agents", 0, 10_000_000, limit=5))) == 8

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,11 +14,10 @@ import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, Trajectory, reconstruct, rollout
 from otel_rollout.otlp import JsonLinesSpanExporter, read
 from otel_rollout.spans.record import as_record
-from tests.scenarios import SCENARIOS, play
-from tests.transports import TRANSPORTS, Witness
-
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
+from tests.kit.scenarios import SCENARIOS, play
+from tests.kit.transports import TRANSPORTS
+from tests.kit.witness import Witness
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

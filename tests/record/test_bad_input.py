@@ -13,23 +13,10 @@ import pytest
 
 from otel_rollout import Completion, Trajectory, rollout
 from otel_rollout.testing import Raw, Reply, ToolCall
-from tests.conftest import Clients, Recording
-from tests.test_capture import (
-    ASK,
-    BOTH,
-    STREAMED,
-    Caller,
-    Configure,
-    Json,
-    as_bare,
-    attribute,
-    chat,
-    exchange_spans,
-    replayed,
-    sent,
-)
-from tests.test_capture import capture_only as capture_only
-from tests.test_capture import configure as configure
+from tests.kit.calling import BOTH, STREAMED, Caller, Configure, Json, as_bare
+from tests.kit.comparing import attribute, exchange_spans, replayed, sent
+from tests.kit.conversations import ASK, chat
+from tests.kit.recording import Clients, Recording
 
 DEEP = "[" * 10_000
 BIG = "x" * 5_000_000

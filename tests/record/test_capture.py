@@ -2,230 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import copy
-import inspect
-import itertools
-import json
-import random
-import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import openai
-import pydantic
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-import otel_rollout
-from otel_rollout import InMemoryTrajectoryExporter, Trajectory, no_capture, rollout
-from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall, WireExchange
-from otel_rollout.wire.json import dumps, loads
-from tests.conftest import Clients, Recording
-
-Json = dict[str, Any]
-Script = Callable[[Any], Coroutine[Any, Any, Any]]
-Configure = Callable[[], Recording]
-
-ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-TOOLS: list[Any] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"{name}: " + "what it does, at length. " * 20,
-            "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
-            "strict": True,
-        },
-    }
-    for name in ("add", "find")
-]
-
-
-# --- what every test of this kind needs
-
-
-@dataclass(frozen=True)
-class Caller:
-    """Whether a script has a sync client, in a thread of its own, or an async one."""
-
-    sync: bool
-
-    def client(self, clients: Clients, server: ModelServer, **options: Any) -> Any:
-        make = clients.sync if self.sync else clients.asynchronous
-        return make(server, **options)
-
-    async def run(self, script: Coroutine[Any, Any, Any]) -> Any:
-        """Run a script; with a sync client it never waits, so a thread runs it in one step."""
-        return await asyncio.to_thread(_run_at_once, script) if self.sync else await script
-
-
-def _run_at_once(script: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        script.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("a script with a sync client waited for something")
-
-
-BOTH = pytest.mark.parametrize("caller", [Caller(True), Caller(False)], ids=["sync", "async"])
-STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-
-
-async def done(value: Any) -> Any:
-    """The result of a call of a sync or of an async client."""
-    return await value if inspect.isawaitable(value) else value
-
-
-async def read(stream: Any, count: int | None = None) -> list[Any]:
-    """The first `count` items of a stream, left as `break` leaves it, or all of them."""
-    items: list[Any] = []
-    # The instrumentor's wrappers of sync streams have the methods of async ones too.
-    if hasattr(stream, "__aiter__") and not isinstance(stream, openai.Stream):
-        async for item in stream:
-            items.append(item)
-            if len(items) == count:
-                break
-        return items
-    for item in stream:
-        items.append(item)
-        if len(items) == count:
-            break
-    return items
-
-
-@contextlib.asynccontextmanager
-async def entered(context: Any) -> Any:
-    """A sync or an async context manager."""
-    if hasattr(context, "__aenter__") and not isinstance(context, openai.Stream):
-        async with context as value:
-            yield value
-    else:
-        with context as value:
-            yield value
-
-
-async def chat(client: Any, **request: Any) -> Any:
-    """Ask; a streamed reply is read to its end."""
-    request = {"model": "m", "messages": ASK, **request}
-    result = await done(client.chat.completions.create(**request))
-    return await read(result) if request.get("stream") else result
-
-
-def replays(recording: Recording) -> list[Trajectory]:
-    """The trajectories, by start; their spans give equal ones in any order, also when doubled."""
-    live = sorted(recording.trajectories, key=lambda t: (t.start_time_ns, t.id))
-    spans = list(recording.spans)
-    shuffled = spans * 2
-    random.Random(0).shuffle(shuffled)
-    for given in (spans, spans[::-1], shuffled):
-        assert otel_rollout.reconstruct(given) == live
-    for trajectory in live:
-        assert Trajectory.from_dict(loads(dumps(trajectory.to_dict()))) == trajectory
-    return live
-
-
-def replayed(recording: Recording) -> Trajectory:
-    """The only trajectory, which its spans give too."""
-    (trajectory,) = replays(recording)
-    return trajectory
-
-
-def visible(value: Any) -> Any:
-    """What a user has in hand, comparable: models as their class and fields, lists of them."""
-    if isinstance(value, pydantic.BaseModel):
-        fields = {key: visible(item) for key, item in dict(value).items()}
-        return [value.__class__.__name__, fields, value.model_extra]
-    if isinstance(value, list | tuple):
-        return [visible(item) for item in value]
-    return value
-
-
-async def outcome(result: Awaitable[Any]) -> tuple[Any, ...]:
-    """What comes back, or the exception that does, comparable with that of another run."""
-    try:
-        return "returned", visible(await result)
-    except Exception as error:
-        body = getattr(error, "body", None)
-        causes = []
-        cause: BaseException | None = error
-        while cause is not None:
-            causes.append(type(cause))
-            cause = cause.__cause__ or cause.__context__
-        return "raised", type(error), str(error), body, causes
-
-
-async def as_bare(
-    configure: Configure,
-    clients: Clients,
-    caller: Caller,
-    reply: Callable[[], Any],
-    script: Script,
-    **options: Any,
-) -> tuple[Recording, ModelServer, tuple[Any, ...]]:
-    """Run a script with a client that nothing watches, then in a rollout: it must see the same.
-
-    `options` are the client's. Returns what was recorded, the server of the rollout, what was seen.
-    """
-
-    async def in_rollout(client: Any) -> Any:
-        with rollout("agent"):
-            return await script(client)
-
-    client = caller.client(clients, clients.serve(reply()), **options)
-    bare = await outcome(caller.run(script(client)))
-    server = clients.serve(reply())
-    client = caller.client(clients, server, **options)  # before capture is configured
-    recording = configure()
-    seen = await outcome(caller.run(in_rollout(client)))
-    assert seen == bare
-    return recording, server, seen
-
-
-@pytest.fixture
-def configure(request: pytest.FixtureRequest) -> Configure:
-    """Configure the library when called, not before."""
-    return lambda: request.getfixturevalue("recording")
-
-
-def exchange_spans(recording: Recording) -> list[ReadableSpan]:
-    return recording.spans_named("exchange")
-
-
-def attribute(span: ReadableSpan, name: str) -> Any:
-    return (span.attributes or {}).get(f"rollout.exchange.{name}")
-
-
-def sent(exchange: WireExchange) -> Any:
-    return json.loads(exchange.request)
-
-
-def received(exchange: WireExchange) -> Any:
-    return json.loads(exchange.response)
-
-
-def without_null(value: Any) -> Any:
-    """JSON without members that are null: a stream does not send them."""
-    if isinstance(value, dict):
-        return {key: without_null(item) for key, item in value.items() if item is not None}
-    return [without_null(item) for item in value] if isinstance(value, list) else value
-
-
-def ask_bare(server: ModelServer, path: str, body: Json) -> Any:
-    """The reply that the server gives unstreamed, asked without any client that is captured."""
-    import urllib.request
-
-    request = urllib.request.Request(
-        server.base_url + path, json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as response:
-        return json.load(response)
-
+from otel_rollout import rollout
+from otel_rollout.testing import Reply, ToolCall
+from tests.kit.calling import (
+    BOTH,
+    STREAMED,
+    Caller,
+    Capital,
+    Configure,
+    Json,
+    Script,
+    as_bare,
+    ask_bare,
+    done,
+    entered,
+    read,
+    structured,
+)
+from tests.kit.comparing import (
+    attribute,
+    everything,
+    exchange_spans,
+    received,
+    replayed,
+    sent,
+    without_null,
+)
+from tests.kit.conversations import ASK, TOOLS, chat
+from tests.kit.recording import Clients, Recording
 
 # --- the bodies
 
@@ -336,18 +146,6 @@ async def test_a_server_that_sends_neither_tokens_nor_usage(
     assert (*unknown, completion.usage, completion.stop_reason) == (None,) * 5
 
 
-class Capital(pydantic.BaseModel):
-    """What `parse` makes of a reply."""
-
-    city: str
-
-
-def structured(client: Any) -> Any:
-    """Where `parse` and `stream` are in this version of the client."""
-    completions = client.chat.completions
-    return completions if hasattr(completions, "parse") else client.beta.chat.completions
-
-
 async def _raw(client: Any) -> Any:
     response = await done(client.chat.completions.with_raw_response.create(model="m", messages=ASK))
     return [response.status_code, response.text, response.parse()]
@@ -437,19 +235,6 @@ async def test_every_way_to_ask(
     assert completion.token_ids == [*reply.content.encode(), 261]  # type: ignore[union-attr]
     if not completion.stream:
         assert completion.response == received(wire)
-
-
-@pytest.fixture
-def capture_only() -> Configure:
-    """Configure, when called, without an instrumentation beside capture."""
-
-    def configure() -> Recording:
-        exporter, span_exporter = InMemoryTrajectoryExporter(), InMemorySpanExporter()
-        provider = otel_rollout.configure(exporters=[exporter], instrumentor=None)
-        provider.add_span_processor(SimpleSpanProcessor(span_exporter))
-        return Recording(provider, exporter, span_exporter)
-
-    return configure
 
 
 @BOTH
@@ -615,274 +400,3 @@ async def test_changing_what_was_sent_changes_no_record(
     assert completion.request_messages == [
         {"role": "user", "content": [{"type": "text", "text": "Capital?"}]}
     ]
-
-
-# --- where it is captured
-
-
-@BOTH
-@STREAMED
-async def test_nothing_is_captured_outside_rollouts(
-    recording: Recording, clients: Clients, caller: Caller, stream: bool
-) -> None:
-    """A call outside of a rollout, or inside `no_capture()`, leaves no exchange."""
-    server = clients.serve("Paris")
-    options = {"stream": True} if stream else {}
-
-    async def script(client: Any) -> None:
-        await chat(client, **options)
-        with rollout("agent"), no_capture():
-            await chat(client, **options)
-        await chat(client, **options)
-
-    await caller.run(script(caller.client(clients, server)))
-    trajectory = replayed(recording)
-    assert (trajectory.exchanges, trajectory.warnings) == ([], [])
-    assert exchange_spans(recording) == []
-    assert len(recording.spans_named("openai.chat")) == 3
-
-
-@BOTH
-@STREAMED
-async def test_parents(
-    recording: Recording, clients: Clients, caller: Caller, stream: bool
-) -> None:
-    """The exchange span is a child of the LLM span, which is a child of the rollout's."""
-    server = clients.serve("Paris")
-
-    async def script(client: Any) -> None:
-        with rollout("agent"):
-            await chat(client, **({"stream": True} if stream else {}))
-
-    await caller.run(script(caller.client(clients, server)))
-    replayed(recording)
-    (llm,) = recording.spans_named("openai.chat")
-    (outer,) = recording.spans_named("invoke_agent agent")
-    (exchange,) = exchange_spans(recording)
-    assert exchange.name == "exchange /chat/completions"
-    assert exchange.parent is not None
-    assert llm.parent is not None
-    assert exchange.parent.span_id == llm.context.span_id
-    assert llm.parent.span_id == outer.context.span_id
-    assert outer.parent is None
-    assert {s.context.trace_id for s in recording.spans} == {outer.context.trace_id}
-    # The current span of the HTTP layer, so of its instrumentations and of `traceparent`.
-    assert trace.get_current_span() is trace.INVALID_SPAN
-
-
-@BOTH
-async def test_parents_without_an_instrumentation(
-    capture_only: Configure, clients: Clients, caller: Caller
-) -> None:
-    """With `instrumentor=None` the exchange span is a child of the rollout's."""
-    recording = capture_only()
-    server = clients.serve("Paris")
-
-    async def script(client: Any) -> None:
-        with rollout("agent"):
-            await chat(client)
-
-    await caller.run(script(caller.client(clients, server)))
-    assert replayed(recording).warnings == []
-    (outer,) = recording.spans_named("invoke_agent")
-    (exchange,) = exchange_spans(recording)
-    assert exchange.parent is not None
-    assert exchange.parent.span_id == outer.context.span_id
-    assert len(recording.spans) == 2
-
-
-@BOTH
-async def test_clients_made_before_and_after(
-    configure: Configure, clients: Clients, caller: Caller
-) -> None:
-    """It does not matter whether a client, or a bound method of it, is older than configure()."""
-    server = clients.serve("Paris")
-    old = caller.client(clients, server)
-    create = old.chat.completions.create  # a method that was bound before
-    recording = configure()
-    new = caller.client(clients, server)
-
-    async def script() -> None:
-        with rollout("agent"):
-            await done(create(model="old", messages=ASK))
-            await chat(old, model="old")
-            await chat(new, model="new")
-
-    await caller.run(script())
-    models = [completion.request_model for completion in replayed(recording).completions]
-    assert models == ["old", "old", "new"]
-
-
-@BOTH
-async def test_a_provider_that_samples_nothing(clients: Clients, caller: Caller) -> None:
-    """Training does not sample: what the user's sampler drops is captured all the same."""
-    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-
-    exporter, span_exporter = InMemoryTrajectoryExporter(), InMemorySpanExporter()
-    provider = TracerProvider(sampler=ALWAYS_OFF)
-    provider.add_span_processor(SimpleSpanProcessor(span_exporter))
-    otel_rollout.configure(tracer_provider=provider, exporters=[exporter])
-    server = clients.serve("Paris")
-
-    async def script(client: Any) -> None:
-        with rollout("agent"):
-            await chat(client)
-
-    await caller.run(script(caller.client(clients, server)))
-    (trajectory,) = exporter.get_finished_trajectories()
-    (completion,) = trajectory.completions
-    assert completion.response == received(server.exchanges[0])
-    assert span_exporter.get_finished_spans() == ()
-
-
-async def test_concurrent_rollouts_do_not_mix(recording: Recording, clients: Clients) -> None:
-    """Calls of rollouts that run at once, over one client, stay with the rollout that made them."""
-    server = clients.serve(lambda body: Reply(body["model"], chunk_delay=0.002))
-    client = clients.asynchronous(server)
-
-    async def agent(name: str) -> None:
-        async with rollout(name):
-            calls = (chat(client, model=name, stream=bool(i % 2)) for i in range(4))
-            await asyncio.gather(*calls)
-
-    await asyncio.gather(*(agent(f"agent-{i}") for i in range(8)))
-    trajectories = replays(recording)
-    assert sorted(t.name for t in trajectories) == [f"agent-{i}" for i in range(8)]
-    for trajectory in trajectories:
-        assert trajectory.warnings == []
-        said = [c.message["content"] for c in trajectory.completions if c.message]
-        assert said == [trajectory.name] * 4
-
-
-# --- retries
-
-
-def failing(*statuses: int, then: Any = "Paris") -> Iterable[Any]:
-    """Errors that the client retries at once, then a reply."""
-    error = json.dumps({"error": {"message": "busy", "type": "server_error"}}).encode()
-    headers = {"retry-after-ms": "1"}
-    return itertools.chain((Raw(status, error, headers=headers) for status in statuses), [then])
-
-
-@BOTH
-@STREAMED
-@pytest.mark.parametrize("statuses", [(500,), (429,), (503, 429)], ids=str)
-async def test_retries_are_one_completion(
-    configure: Configure,
-    clients: Clients,
-    caller: Caller,
-    stream: bool,
-    statuses: tuple[int, ...],
-) -> None:
-    """The client's retries are events of one exchange, and the last attempt is its reply."""
-
-    async def script(client: Any) -> Any:
-        return await chat(client, **({"stream": True} if stream else {}))
-
-    recording, server, _ = await as_bare(
-        configure, clients, caller, lambda: failing(*statuses), script, max_retries=2
-    )
-    assert [wire.status for wire in server.exchanges] == [*statuses, 200]
-    (completion,) = replayed(recording).completions
-    assert completion.status == "complete"
-    assert completion.trainable
-    assert completion.exchange.attempts == len(statuses) + 1
-    assert completion.request == sent(server.exchanges[-1])
-    (span,) = exchange_spans(recording)
-    assert attribute(span, "response.status_code") == 200
-    assert [event.name for event in span.events] == ["retry"] * len(statuses)
-    assert [dict(event.attributes or {}) for event in span.events] == [
-        {"http_status": status} for status in statuses
-    ]
-
-
-@BOTH
-async def test_retries_that_give_up(configure: Configure, clients: Clients, caller: Caller) -> None:
-    """When every attempt fails, one failed completion says with what."""
-    recording, server, seen = await as_bare(
-        configure, clients, caller, lambda: failing(500, 500, then=Raw(503)), chat, max_retries=1
-    )
-    assert seen[1] is openai.InternalServerError
-    (completion,) = replayed(recording).completions
-    assert completion.status == "error"
-    assert completion.error is not None
-    assert completion.error["type"] == "InternalServerError"
-    assert completion.exchange.attempts == 2
-    assert completion.exchange.status_code == 500
-    assert completion.response == received(server.exchanges[-1])
-    assert not completion.trainable
-
-
-@BOTH
-async def test_a_connection_that_is_refused(
-    configure: Configure, clients: Clients, caller: Caller
-) -> None:
-    """A server that is not there: the client's own exception, and a completion that names it."""
-
-    async def script(client: Any) -> Any:
-        client.base_url = "http://127.0.0.1:9/v1"
-        return await chat(client)
-
-    recording, _, seen = await as_bare(configure, clients, caller, lambda: None, script)
-    assert seen[1] is openai.APIConnectionError
-    (completion,) = replayed(recording).completions
-    assert completion.error == {"type": "APIConnectionError", "message": "Connection error."}
-    assert completion.request == {"messages": ASK, "model": "m"}
-    assert completion.response is None
-
-
-# --- secrets
-
-
-KEY = "sk-proj-Zq8vT3nXw5Rk1Lm7Yp2Bs9Dc4Fg6Hj0"
-
-
-def everything(recording: Recording) -> str:
-    """All text of our spans and of the trajectories."""
-    texts = [dumps(t.to_dict()) for t in recording.trajectories]
-    for span in recording.spans:
-        if span.instrumentation_scope and span.instrumentation_scope.name == "otel_rollout":
-            events = [[event.name, dict(event.attributes or {})] for event in span.events]
-            texts.append(repr([dict(span.attributes or {}), events, span.status.description]))
-    return "\n".join(texts)
-
-
-def echo(status: int) -> Raw:
-    said = f"Incorrect API key provided: {KEY}. You sent 'Authorization: Bearer {KEY}'."
-    body = {"error": {"message": said, "type": "invalid_request_error", "code": None}}
-    return Raw(status, json.dumps(body).encode())
-
-
-def echo_in_stream() -> Raw:
-    event = f'data: {{"error": {{"message": "You sent Bearer {KEY}", "code": 401}}}}\n\n'
-    return Raw(200, event.encode(), content_type="text/event-stream")
-
-
-SECRETS: dict[str, tuple[Any, Json]] = {
-    "reply": ("Paris", {}),
-    "error": (echo(401), {}),
-    "server error": (echo(500), {}),
-    "error with status 200": (echo(200), {}),
-    "error of a stream": (echo(401), {"stream": True}),
-    "error in a stream": (echo_in_stream(), {"stream": True}),
-}
-
-
-@BOTH
-@pytest.mark.parametrize("case", SECRETS)
-async def test_secrets(configure: Configure, clients: Clients, caller: Caller, case: str) -> None:
-    """The API key is nowhere in what is recorded, also where an error echoes it."""
-    reply, options = SECRETS[case]
-
-    async def script(client: Any) -> Any:
-        return await chat(client, **options)
-
-    recording, server, _ = await as_bare(
-        configure, clients, caller, lambda: reply, script, api_key=KEY
-    )
-    assert server.exchanges[0].request_headers["authorization"] == f"Bearer {KEY}"
-    replayed(recording)
-    found = everything(recording)
-    assert "/chat/completions" in found
-    assert KEY not in found
-    assert re.search("bearer", found.replace("Bearer [redacted]", ""), re.IGNORECASE) is None

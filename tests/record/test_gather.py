@@ -7,7 +7,7 @@ import concurrent.futures
 import functools
 import gc
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import pytest
@@ -25,9 +25,7 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.testing import Reply
-
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 
 async def ask(client: openai.AsyncOpenAI, text: str) -> str:

@@ -13,41 +13,20 @@ from typing import Any
 import openai
 import pytest
 
-from otel_rollout import Completion, Trajectory, TrajectorySpanProcessor, gather_trajectory, rollout
+from otel_rollout import TrajectorySpanProcessor, gather_trajectory, rollout
 from otel_rollout.record.capture import _Call, _Received
 from otel_rollout.testing import Reply
-from tests.conftest import Clients, Recording
-from tests.test_capture import (
-    ASK,
-    BOTH,
-    Caller,
-    Script,
-    attribute,
-    chat,
-    done,
-    entered,
-    exchange_spans,
-    read,
-    replayed,
-    replays,
-)
-
-TEXT = "The capital of France is Paris."
-SLOW = Reply(TEXT, chunk_delay=0.03)
-"""Five events of eight characters or less, so slow that the client has them one by one."""
+from tests.kit.calling import BOTH, Caller, Script, done, entered, read
+from tests.kit.comparing import attribute, exchange_spans, replayed, replays
+from tests.kit.conversations import ASK, chat
+from tests.kit.ending import SLOW, TEXT, collect_garbage, ended, open_stream, said
+from tests.kit.recording import Clients, Recording
 
 
 def processor_of(recording: Recording) -> TrajectorySpanProcessor:
     processors = recording.provider._active_span_processor._span_processors
     (found,) = [p for p in processors if isinstance(p, TrajectorySpanProcessor)]
     return found
-
-
-async def collect_garbage() -> None:
-    """Collect, and let the loop close the async generators that were found."""
-    for _ in range(12):  # there are generators in generators
-        gc.collect()
-        await asyncio.sleep(0)
 
 
 @pytest.fixture(autouse=True)
@@ -62,29 +41,6 @@ async def nothing_leaks(recording: Recording) -> AsyncIterator[None]:
     calls = [o for o in gc.get_objects() if type(o) is _Call]
     assert [c for c in calls if not c.finished or c._body or c._options] == []
     assert [o for o in gc.get_objects() if type(o) is _Received and o._chunks] == []
-
-
-def ended(recording: Recording, status: str) -> tuple[Trajectory, Completion]:
-    """The one completion of the one exchange, which ended with this status."""
-    (span,) = exchange_spans(recording)
-    assert attribute(span, "status") == status
-    assert span.status.is_ok is (status != "error")
-    trajectory = replayed(recording)
-    (completion,) = trajectory.completions
-    assert completion.status == status
-    assert completion.trainable is (status == "complete")
-    return trajectory, completion
-
-
-def said(completion: Completion) -> str:
-    return (completion.message or {}).get("content") or ""
-
-
-async def open_stream(client: Any) -> Any:
-    return await done(client.chat.completions.create(model="m", messages=ASK, stream=True))
-
-
-# --- streams that are not read to their end
 
 
 class ConsumerError(Exception):
@@ -257,9 +213,6 @@ async def test_the_stream_is_let_go(
     assert len(replayed(recording).completions) == 1
 
 
-# --- calls that fail on the way
-
-
 @BOTH
 async def test_a_stream_that_is_cut(clients: Clients, recording: Recording, caller: Caller) -> None:
     """A connection that breaks in a stream: the client's exception, and what had come."""
@@ -394,9 +347,6 @@ async def test_a_call_that_is_cancelled_inside_its_rollout(
     assert trajectory.status == "complete"
 
 
-# --- calls that outlive their rollout
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 async def test_a_call_that_ends_after_its_rollout(
     recording: Recording, clients: Clients, stream: bool
@@ -466,9 +416,6 @@ async def test_a_stream_that_the_rollout_returns(recording: Recording, clients: 
     trajectory = replayed(recording)
     assert trajectory.warnings or [c.status for c in trajectory.completions] == ["abandoned"]
     assert len(exchange_spans(recording)) == 1
-
-
-# --- live
 
 
 @BOTH

@@ -38,13 +38,12 @@ from otel_rollout import (
 )
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.testing import ModelServer
-from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )
 forking = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-
 CHILD = """
     import os, sys
     import openai
@@ -591,7 +590,7 @@ def test_an_exception_passes_through(recording: Recording):
 
 def test_the_docs_of_processes(recording: Recording):
     """Every block of docs/processes.md compiles; the first runs as it stands."""
-    text = (Path(__file__).parents[1] / "docs" / "processes.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "processes.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 3
     for block in blocks:

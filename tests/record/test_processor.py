@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import pytest
@@ -35,9 +35,7 @@ from otel_rollout import (
 )
 from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.testing import Reply
-
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 
 def ask(client: openai.OpenAI, *texts: str) -> Any:

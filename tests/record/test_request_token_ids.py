@@ -10,7 +10,7 @@ import pytest
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, no_capture, request_token_ids, rollout
 from otel_rollout.testing import ModelServer, Raw
-from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 HI: Any = [{"role": "user", "content": "hi"}]
 

@@ -12,18 +12,15 @@ from openai.resources.responses import Responses
 
 from otel_rollout import Trajectory, rollout
 from otel_rollout.testing import Raw, Reply, ToolCall
-from tests.conftest import Clients, Recording
-from tests.test_capture import BOTH, STREAMED, Caller, Configure, as_bare, done, read, replayed
-from tests.test_capture import capture_only as capture_only
-from tests.test_capture import configure as configure
+from tests.kit.calling import BOTH, STREAMED, Caller, Configure, as_bare, done, read
+from tests.kit.comparing import replayed
+from tests.kit.recording import Clients, Recording
 
 Json = dict[str, Any]
 TOOLS: list[Any] = [
     {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}},
     {"type": "custom", "name": "sql"},
 ]
-
-
 NEWER = pytest.mark.skipif(
     "conversation" not in inspect.signature(Responses.create).parameters,
     reason="this openai knows no conversations, templates, background responses, custom tools",

@@ -6,7 +6,7 @@ import copy
 import json
 import pickle
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import pytest
@@ -22,9 +22,7 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.testing import Raw, Reply
-
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 
 def ask(client: openai.OpenAI, text: str, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import pytest
@@ -14,9 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout import NotARolloutError, rollout, tool
 from otel_rollout.testing import Reply, ToolCall
-
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 
 def attributes(recording: Recording) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.spans.record import SpanRecord, as_record, sealed
 from otel_rollout.testing import Raw, Reply
 from otel_rollout.wire.json import dumps
-from tests.conftest import Clients, Recording
-from tests.test_capture import TOOLS
-from tests.test_hard_cases import ask, said, user
+from tests.kit.conversations import TOOLS, ask, said, user
+from tests.kit.recording import Clients, Recording
 
 
 async def record(clients: Clients, recording: Recording) -> list[SpanRecord]:

@@ -6,95 +6,17 @@ import asyncio
 import contextlib
 import copy
 import json
-from collections import Counter
 from typing import Any
 
 import openai
 import pytest
 
-from otel_rollout import (
-    Completion,
-    Trajectory,
-    get_current_trajectory,
-    no_capture,
-    record_reward,
-    rollout,
-)
+from otel_rollout import get_current_trajectory, no_capture, record_reward, rollout
 from otel_rollout.testing import Raw, Reply, ToolCall
-from tests.conftest import Clients, Recording
-from tests.test_capture import (
-    STREAMED,
-    TOOLS,
-    chat,
-    exchange_spans,
-    read,
-    replayed,
-    replays,
-)
-
-Message = dict[str, Any]
-
-
-def user(text: Any) -> Message:
-    return {"role": "user", "content": text}
-
-
-def system(text: str) -> Message:
-    return {"role": "system", "content": text}
-
-
-def said(text: str) -> Message:
-    return {"role": "assistant", "content": text}
-
-
-def _text(message: Message) -> str:
-    content = message.get("content", message.get("output")) or ""
-    if isinstance(content, list):
-        content = "|".join(str(part.get("text")) for part in content)
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    if message.get("type") == "function_call":
-        calls = [message]
-    return " ".join([*([content] if content else []), *(f"{c['name']}()" for c in calls)])
-
-
-def table(trajectory: Trajectory) -> list[str]:
-    """The histories, one line each, of which `docs` is this.
-
-    `user hi` is a message; `0* Paris` what completion 0 sampled, trained here; `0 Paris` the same
-    as context; `0! Paris` the same where its reasoning was dropped. Asserts that each trainable
-    completion is trained exactly once.
-    """
-    number = {(c.span_id, c.choice_index): n for n, c in enumerate(trajectory.completions)}
-    trained: Counter[Completion | None] = Counter()
-    lines: list[str] = []
-    for history in trajectory.histories:
-        cells: list[str] = []
-        for item in history.items:
-            who = item.message.get("role") or item.message["type"]
-            if item.completion is not None:
-                key = item.completion.span_id, item.completion.choice_index
-                who = f"{number[key]}{'*' * item.trainable}{'!' * item.is_break}"
-            cells.append(f"{who} {_text(item.message)}".strip())
-        lines.append(", ".join(cells))
-        # What one reply of the Responses API sampled may be several items.
-        trained.update({item.completion for item in history.items if item.trainable})
-        assert [item.message for item in history.items] == history.messages()
-    assert {c: trained[c] for c in trajectory.completions} == {
-        c: int(c.trainable) for c in trajectory.completions
-    }
-    return lines
-
-
-async def ask(client: Any, *messages: Any, **options: Any) -> Any:
-    """The message that the model says; of several choices all."""
-    reply = await chat(client, messages=list(messages), **options)
-    if options.get("stream"):
-        return said("".join(c.choices[0].delta.content or "" for c in reply if c.choices))
-    replies = [choice.message for choice in reply.choices]
-    return replies[0] if len(replies) == 1 else replies
-
-
-# --- 1: a tool turn, replayed as clients do
+from tests.kit.calling import STREAMED, read
+from tests.kit.comparing import exchange_spans, replayed, replays
+from tests.kit.conversations import TOOLS, ask, chat, said, system, table, user
+from tests.kit.recording import Clients, Recording
 
 
 def _model(message: Any) -> Any:
@@ -251,9 +173,6 @@ async def test_nothing_but_reasoning(recording: Recording, clients: Clients) -> 
     assert [h.completions for h in trajectory.histories] == [[c] for c in trajectory.completions]
 
 
-# --- 2: subagents
-
-
 async def test_interleaved_subagents(recording: Recording, clients: Clients) -> None:
     """Two conversations whose calls take turns are two histories."""
     client = clients.asynchronous(clients.serve(["a1", "b1", "a2", "b2"]))
@@ -269,9 +188,6 @@ async def test_interleaved_subagents(recording: Recording, clients: Clients) -> 
         "system B, user go, 1* b1, user more 1, 3* b2",
     ]
     assert trajectory.warnings == []
-
-
-# --- 3 to 5: samples and forks
 
 
 async def test_an_older_sample_is_continued(recording: Recording, clients: Clients) -> None:
@@ -337,9 +253,6 @@ async def test_a_tree_of_forks(recording: Recording, clients: Clients) -> None:
     ]
 
 
-# --- 6: reasoning
-
-
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
 @STREAMED
 async def test_reasoning(recording: Recording, clients: Clients, kept: bool, stream: bool) -> None:
@@ -355,9 +268,6 @@ async def test_reasoning(recording: Recording, clients: Clients, kept: bool, str
     assert trajectory.completions[0].message is not None
     assert trajectory.completions[0].message["reasoning_content"] == "hm"
     assert trajectory.warnings == []
-
-
-# --- 7: histories that the agent rewrites
 
 
 async def test_compaction(recording: Recording, clients: Clients) -> None:
@@ -400,9 +310,6 @@ async def test_text_that_the_agent_wrote_is_not_trained(
         "user 1 + 1?, assistant 2, user 2 + 2?, 0* a1, user u, "
         "assistant Sorry, I hit a limit., user go, 1* a2"
     ]
-
-
-# --- 8: concurrency
 
 
 @pytest.mark.parametrize("delays", [(0.0, 0.1, 0.2), (0.2, 0.1, 0.0), (0.1, 0.0, 0.2)], ids=str)
@@ -456,9 +363,6 @@ async def test_a_concurrent_sample_is_not_continued_before_it_was_said(
     assert trajectory.warnings == []
 
 
-# --- 9: calls that fail
-
-
 async def test_failed_calls_are_data(recording: Recording, clients: Clients) -> None:
     """Retried, failed, cancelled and abandoned calls are completions; only whole ones train."""
     busy = Raw(500, b'{"error": {"message": "busy"}}', headers={"retry-after-ms": "1"})
@@ -506,9 +410,6 @@ async def test_failed_calls_are_data(recording: Recording, clients: Clients) -> 
     assert len(exchange_spans(recording)) == 6
 
 
-# --- 10: calls that are not the agent's own, and what a reward is for
-
-
 async def test_judges_embeddings_and_nested_rollouts(
     recording: Recording, clients: Clients
 ) -> None:
@@ -542,9 +443,6 @@ async def test_judges_embeddings_and_nested_rollouts(
     assert outer.warnings == []
     assert [table(t) for t in nested] == [["user help, 0* re help"]] * 2
     assert [(t.parent_id, t.reward) for t in nested] == [(outer.id, 0.5)] * 2
-
-
-# --- and the rest
 
 
 async def test_tools_that_change(recording: Recording, clients: Clients) -> None:
@@ -646,9 +544,6 @@ async def test_models_share_histories(recording: Recording, clients: Clients) ->
     trajectory = replayed(recording)
     assert table(trajectory) == ["user u, 0* a1, user u2, 1* a2"]
     assert [c.model for c in trajectory.completions] == ["small", "large"]
-
-
-# --- the Responses API
 
 
 @pytest.mark.parametrize("typed", [False, True], ids=["as sent", "type added"])

@@ -26,7 +26,7 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.testing import Reply
-from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 
 @rollout

@@ -8,7 +8,7 @@ import pytest
 
 from otel_rollout import rollout
 from otel_rollout.wire.messages import media_of
-from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 TEXT = {"type": "text", "text": "an image_url, and a file"}

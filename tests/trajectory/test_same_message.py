@@ -13,9 +13,9 @@ import pytest
 
 from otel_rollout import rollout
 from otel_rollout.testing import Raw, Reply
-from tests.conftest import Clients, Recording
-from tests.test_capture import TOOLS, chat, replayed
-from tests.test_hard_cases import ask, said, system, table, user
+from tests.kit.comparing import replayed
+from tests.kit.conversations import TOOLS, ask, chat, said, system, table, user
+from tests.kit.recording import Clients, Recording
 
 Message = dict[str, Any]
 
@@ -45,7 +45,6 @@ def calling(*calls: tuple[str, Any], **message: Any) -> Message:
 TEXT: Message = {"content": "r"}
 ONE = calling(("1", '{"a": 1, "b": [true, null, "x"]}'))
 DEEP = '{"a": ' * 60 + "1" + "}" * 60
-
 SAME: dict[str, tuple[Message, Message]] = {
     "as it is": (TEXT, TEXT),
     "one text part": (TEXT, {"content": [{"type": "text", "text": "r"}]}),

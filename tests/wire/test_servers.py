@@ -14,7 +14,7 @@ import pytest
 
 from otel_rollout import Completion, request_token_ids, rollout
 from otel_rollout.testing import ModelServer, Raw
-from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 HI: Any = [{"role": "user", "content": "hi"}]
 PROMPT = [101, 7, 102]
@@ -100,10 +100,8 @@ def trained(recording: Recording) -> tuple[list[int], list[int], list[float]]:
 
 
 ROW = (PROMPT + IDS, [0, 0, 0, 1, 1, 1], [0.0, 0.0, 0.0, *LOGPROBS])
-
 SGLANG = {"input_ids": PROMPT, "output_ids": [IDS]}
 TRIPLES = [[logprob, token, "x"] for token, logprob in zip(IDS, LOGPROBS, strict=True)]
-
 WHOLE: dict[str, Any] = {
     "vllm": {**chat(token_ids=IDS, logprobs=entries()), "prompt_token_ids": PROMPT},
     "vllm, tokens written as ids": {
@@ -117,7 +115,6 @@ WHOLE: dict[str, Any] = {
     ),
     "sglang, extension": {**chat(logprobs=entries()), "sglext": SGLANG},
 }
-
 STREAMED: dict[str, list[Any]] = {
     "vllm": [
         chunk({"role": "assistant", "content": ""}, top={"prompt_token_ids": PROMPT}),

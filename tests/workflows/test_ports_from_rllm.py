@@ -26,8 +26,8 @@ from otel_rollout import (
     reconstruct_episodes,
 )
 from otel_rollout.testing import Reply, ToolCall
-from tests.conftest import Clients, Recording
-from tests.test_workflow import Agent, Environment, rebuilt
+from tests.kit.recording import Clients, Recording
+from tests.kit.workflows import Agent, Environment, rebuilt
 
 ENV_DONE, TURNS = TerminationReason.ENV_DONE, TerminationReason.MAX_TURNS_EXCEEDED
 TOO_LONG = TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED

@@ -38,10 +38,10 @@ from otel_rollout import (
     run_workflows,
 )
 from otel_rollout.testing import Raw
-from tests.conftest import Clients, Recording
-from tests.test_workflow import ask, rebuilt
+from tests.kit.recording import Clients, Recording
+from tests.kit.workflows import ask, rebuilt
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ERROR, UNKNOWN = TerminationReason.ERROR, TerminationReason.UNKNOWN
 
 

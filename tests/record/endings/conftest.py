@@ -1,0 +1,33 @@
+"""The breaking server, and the check that a call leaves nothing in memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator
+
+import pytest
+
+import otel_rollout
+from otel_rollout import TrajectorySpanProcessor
+from otel_rollout.record.capture import _Call, _Received
+from otel_rollout.record.running import ActiveRollout
+from tests.kit.ending import collect_garbage
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_left(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+    """After each test no call is open, no span is buffered, and nobody has logged an error."""
+    yield
+    otel_rollout.shutdown()
+    await collect_garbage()
+    objects = gc.get_objects()
+    assert [o for o in objects if type(o) is _Call and not o.finished] == []
+    assert [o for o in objects if type(o) is _Received and o._chunks] == []
+    assert [o for o in objects if type(o) is ActiveRollout and o.streams] == []
+    processors = [o for o in objects if type(o) is TrajectorySpanProcessor]
+    assert [(o._buffers, o._rollouts, o._bytes) for o in processors if o._rollouts] == []
+    for source in ("otel_rollout", "opentelemetry"):
+        errors = [
+            r for r in caplog.get_records("call") if r.name.startswith(source) and r.levelno > 30
+        ]
+        assert [r.getMessage() for r in errors] == []
