@@ -30,7 +30,7 @@ from otel_rollout.testing import ModelServer, Reply
 from tests.kit.scenarios import SCENARIOS, play
 
 if TYPE_CHECKING:
-    from .conftest import Collector, Jaeger, RunCollector
+    from tests.backends.programs import Collector, Jaeger, RunCollector
 
 pytestmark = pytest.mark.backend
 ROOT = Path(__file__).parents[2]
