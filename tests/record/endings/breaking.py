@@ -8,10 +8,8 @@ import socketserver
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import pytest
 
 WAIT = 30.0
 """Seconds for what takes none, on a machine that has other things to do."""
@@ -56,20 +54,6 @@ class BreakingServer:
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-@pytest.fixture
-def breaking() -> Iterator[Callable[..., Any]]:
-    """Start servers that break off; they stop with the test."""
-    servers: list[BreakingServer] = []
-
-    def start(*steps: Step, reset: bool = False) -> BreakingServer:
-        servers.append(BreakingServer(steps, reset=reset))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
 
 
 def event(delta: str, finish_reason: str | None = None) -> bytes:

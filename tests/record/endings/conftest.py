@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from otel_rollout import TrajectorySpanProcessor
 from otel_rollout.record.capture import _Call, _Received
 from otel_rollout.record.running import ActiveRollout
 from tests.kit.ending import collect_garbage
+from tests.record.endings.breaking import BreakingServer, Step
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +33,17 @@ async def nothing_is_left(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Non
             r for r in caplog.get_records("call") if r.name.startswith(source) and r.levelno > 30
         ]
         assert [r.getMessage() for r in errors] == []
+
+
+@pytest.fixture
+def breaking() -> Iterator[Callable[..., Any]]:
+    """Start servers that break off; they stop with the test."""
+    servers: list[BreakingServer] = []
+
+    def start(*steps: Step, reset: bool = False) -> BreakingServer:
+        servers.append(BreakingServer(steps, reset=reset))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
