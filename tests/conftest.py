@@ -1,4 +1,9 @@
-"""What most tests need: the library configured on a provider of the test's own, and a server."""
+"""Fixtures of all tests, and the hook that rebuilds the rollouts of every test from their spans.
+
+The hook needs nothing from a test. It watches each of our span processors while the test runs;
+then every rollout that ended must be equal to the one that its spans give, shuffled and some of
+them twice, over each transport of `tests/kit/transports.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,19 @@ from tests.kit.calling import Configure
 from tests.kit.recording import Clients, Recording
 from tests.kit.witness import Witness
 
-# The machine may be slow; and what CI says should not depend on luck.
+__all__ = [
+    "Clients",
+    "Recording",
+    "capture_only",
+    "clean_environment",
+    "clients",
+    "configure",
+    "frozen_imports",
+    "pytest_runtest_call",
+    "recording",
+]
+
+# The machine may be slow, and CI must not depend on luck.
 hypothesis.settings.register_profile(
     "tests",
     deadline=None,
@@ -43,9 +60,9 @@ def frozen_imports() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Live equals replayed, in every test: what it recorded is the same from its spans.
+    """Run a test; then each rollout that it recorded is rebuilt from its spans and compared.
 
-    A test where that cannot be says why: `@pytest.mark.not_replayed("a span is dropped")`.
+    A test where that cannot hold says why: `@pytest.mark.not_replayed("a span is dropped")`.
     """
     marker = item.get_closest_marker("not_replayed")
     if marker is not None:

@@ -616,6 +616,7 @@ def test_one_failed_batch_is_a_failure_and_the_others_go():
     assert behind.calls == ["force_flush 7", "shutdown"]
 
 
+@pytest.mark.slow
 def test_a_large_trace_arrives_in_parts(
     collector: Collector, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ):

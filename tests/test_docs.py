@@ -31,6 +31,7 @@ def block(text: str) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_the_quickstart_of_the_readme() -> None:
     """The first block runs as it stands and prints a reward, the messages, ids and logprobs."""
     with ModelServer(Reply("It is 4.")) as server:
@@ -69,6 +70,7 @@ def test_inside_a_rollout() -> None:
     assert trajectory.warnings == []
 
 
+@pytest.mark.slow
 def test_by_hand() -> None:
     """The block that sets everything up by hand records a rollout."""
     code = block("capture.instrument()") + (
@@ -97,6 +99,7 @@ def test_every_block_is_run() -> None:
     assert len(BLOCKS) == 5
 
 
+@pytest.mark.slow
 def test_workflows_of_the_readme() -> None:
     """The block about workflows runs the agent of the first one."""
     code = f"""{block("gather_trajectory(solve(")}
@@ -110,6 +113,7 @@ print([row["reward"] for row in rows], {{row["group_id"] for row in rows}} - {{"
     assert printed == f"{[1.0] * 8 + [0.0] * 8} {{'1:solve'}}"
 
 
+@pytest.mark.slow
 async def test_workflows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The blocks of docs/workflows.md are one program; the last reads what the first recorded."""
     document = (ROOT / "docs" / "workflows.md").read_text()
@@ -140,6 +144,7 @@ async def test_workflows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         assert name in document or name in ("timeout", "workflow_args", "kwargs")
 
 
+@pytest.mark.slow
 async def test_training(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,8 @@ import pytest
 from otel_rollout.testing import ModelServer, Reply
 from tests.kit.programs import ROOT, python
 
+pytestmark = pytest.mark.slow
+
 
 async def test_port_from_rllm() -> None:
     """What the ported workflow prints: endings, metrics, and the rows of what is not masked."""

@@ -13,6 +13,8 @@ from examples import train_toy
 from otel_rollout import TrajectoryGroup, request_token_ids, to_token_rows
 from tests.kit.recording import Clients, Recording
 
+pytestmark = pytest.mark.slow
+
 Rows = list[dict[str, Any]]
 
 

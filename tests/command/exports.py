@@ -7,38 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from otel_rollout import (
     JsonlTrajectoryExporter,
     TrajectoryGroup,
-    record_reward,
-    rollout,
     to_token_rows,
 )
 from otel_rollout.command.cli import main
 from otel_rollout.otlp.writing import to_json_line
-from tests.kit.recording import Clients, Recording
+from tests.kit.recording import Recording
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from otel_rollout.cli import main; sys.exit(main())"]
-
-
-@pytest.fixture
-def recorded(recording: Recording, clients: Clients) -> Recording:
-    """Three groups of two, a rollout of no group, and one that failed in the second group."""
-    client = clients.sync(clients.serve())
-    for turn in range(2):
-        for group in ("g0", "g1", "g2"):
-            with rollout("agent", group_id=group, sample_index=turn):
-                message: Any = {"role": "user", "content": f"{group} {turn}"}
-                client.chat.completions.create(model="m", messages=[message])
-                record_reward(turn)
-    with rollout("alone"):
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
-    with pytest.raises(ValueError), rollout("agent", group_id="g1", sample_index=2):
-        raise ValueError("no")
-    return recording
 
 
 def spans_of(recorded: Recording, path: Path) -> str:

@@ -267,6 +267,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what is used of memory is read from /proc")
 @pytest.mark.parametrize("kind", ["trajectories", "spans", "rebuild"])
 def test_memory_is_that_of_one_group(

@@ -32,6 +32,8 @@ from tests.command.exports import (
 )
 from tests.kit.recording import Recording
 
+pytestmark = pytest.mark.slow
+
 
 class Stopped:
     """An exporter that is interrupted before its `at`th group."""

@@ -145,6 +145,7 @@ def test_a_source_that_is_not_there(
     assert len(list(tmp_path.iterdir())) == (1 if before is None else 2)
 
 
+@pytest.mark.slow
 def test_a_failure_while_writing_leaves_what_was_there(recorded: Recording, tmp_path: Path):
     """No half of a file, whatever happens."""
     source = written(tmp_path / "spans.jsonl", lines(recorded.spans))
@@ -245,6 +246,7 @@ def test_whole_texts_are_shown(recording: Recording, clients: Clients, tmp_path:
     assert "a" * 300 not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_colours_on_a_terminal_only(recorded: Recording, tmp_path: Path):
     """A terminal gets colours, unless NO_COLOR is set; a pipe and a file do not."""
     source = written(tmp_path / "spans.jsonl", lines(recorded.spans))
@@ -275,6 +277,7 @@ def on_terminal(arguments: list[str], variables: dict[str, str]) -> bytes:
     return shown
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough(recorded: Recording, tmp_path: Path):
     """`otel-rollout show ... | head -1` ends quietly."""
     source = written(tmp_path / "spans.jsonl", lines(recorded.spans))
@@ -294,6 +297,7 @@ def test_a_reader_that_has_seen_enough(recorded: Recording, tmp_path: Path):
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_any_locale(recorded: Recording, tmp_path: Path):
     """A terminal of ASCII shows escapes instead of failing."""
     source = written(tmp_path / "spans.jsonl", lines(recorded.spans))

@@ -437,6 +437,7 @@ def test_several_threads_write_whole_lines(tmp_path: Path):
     assert sorted(ids(list(JsonlTrajectoryExporter.read(path)))) == sorted(ids(long))
 
 
+@pytest.mark.slow
 def test_a_program_that_just_ends_has_written_all(tmp_path: Path):
     """Without a word about shutdown, what has finished is in the file when the program ends."""
     path = tmp_path / "trajectories.jsonl"

@@ -46,7 +46,9 @@ def _run_at_once(script: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("a script with a sync client waited for something")
 
 
-BOTH = pytest.mark.parametrize("caller", [Caller(True), Caller(False)], ids=["sync", "async"])
+SYNC = pytest.param(Caller(True), id="sync", marks=pytest.mark.slow)
+BOTH = pytest.mark.parametrize("caller", [SYNC, pytest.param(Caller(False), id="async")])
+"""A test for each client; `make quick` runs that of the async one."""
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 
 

@@ -17,7 +17,7 @@ MUCH_TEXT = 30_000_000
 
 
 class Witness:
-    """Sees every span that a processor of ours does, and every trajectory that it hands over."""
+    """Records every span that our processors see, and every trajectory that they hand over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spans: list[ReadableSpan] = []
@@ -38,7 +38,7 @@ class Witness:
         monkeypatch.setattr(TrajectorySpanProcessor, "_hand_over", handed_over)
 
     def check(self) -> None:
-        """Every rollout that ended is the same from its spans, whichever way those took."""
+        """Assert that each rollout that ended is equal when rebuilt, over every transport."""
         ended = {
             id_: trajectory
             for id_, trajectory in self.trajectories.items()

@@ -34,6 +34,8 @@ from tests.look.llm_spans import (
     sse,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_stream_whose_second_choice_comes_first(any_recording: Recording, clients: Clients):
     """A stream with n=2 reaches the agent and the span whole, whichever choice begins."""

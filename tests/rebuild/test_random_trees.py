@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,8 @@ from tests.rebuild.random_agents import (
     trained,
     turn,
 )
+
+pytestmark = pytest.mark.slow
 
 # --- everything is there
 

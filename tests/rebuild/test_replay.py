@@ -20,6 +20,7 @@ from tests.kit.transports import TRANSPORTS
 from tests.kit.witness import Witness
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_each_kind_of_rollout(name: str, transport: Callable[..., Any], recording: Recording):
@@ -49,6 +50,7 @@ def test_all_of_them_through_a_file(tmp_path: Path):
     assert reconstruct(read(path)) == live
 
 
+@pytest.mark.slow
 def test_every_lost_span_is_missed(recording: Recording, clients: Clients):
     """Without any one of its spans a trajectory is not equal, and says what is missing."""
     client = clients.sync(clients.serve())

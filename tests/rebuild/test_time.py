@@ -11,6 +11,8 @@ from otel_rollout import reconstruct
 from otel_rollout.trajectory.histories import link
 from tests.rebuild.random_agents import TOOLS, Rollout, resent, turn
 
+pytestmark = pytest.mark.slow
+
 
 def operations(work: Callable[[], object]) -> int:
     """Function calls, of Python and of C, that the work takes."""

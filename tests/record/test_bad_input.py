@@ -18,6 +18,8 @@ from tests.kit.comparing import attribute, exchange_spans, replayed, sent
 from tests.kit.conversations import ASK, chat
 from tests.kit.recording import Clients, Recording
 
+pytestmark = pytest.mark.slow
+
 DEEP = "[" * 10_000
 BIG = "x" * 5_000_000
 

@@ -217,6 +217,7 @@ WAYS: dict[str, Script] = {
 }
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("way", WAYS)
 async def test_every_way_to_ask(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -134,6 +135,7 @@ async def test_a_provider_that_samples_nothing(clients: Clients, caller: Caller)
     assert span_exporter.get_finished_spans() == ()
 
 
+@pytest.mark.slow
 async def test_concurrent_rollouts_do_not_mix(recording: Recording, clients: Clients) -> None:
     """Calls of rollouts that run at once, over one client, stay with the rollout that made them."""
     server = clients.serve(lambda body: Reply(body["model"], chunk_delay=0.002))

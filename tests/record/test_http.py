@@ -20,6 +20,8 @@ from tests.kit.conversations import ASK
 from tests.kit.recording import Clients, Recording
 from tests.record.openai_ways import CHAT, USAGE, Json, Script, call, same, wire_json
 
+pytestmark = pytest.mark.slow
+
 
 def plain_and_streamed() -> Script:
     """A script that asks once plain, once streamed."""

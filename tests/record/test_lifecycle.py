@@ -102,6 +102,7 @@ ABANDONED: dict[str, Script] = {
 
 @BOTH
 # The instrumentor does not await the response of with_streaming_response.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coroutine '.*.parse' was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("case", ABANDONED)
 async def test_abandoned_streams(
@@ -439,6 +440,7 @@ async def test_the_live_trajectory_has_a_call_as_soon_as_it_has_ended(
     assert replayed(recording).warnings == []
 
 
+@pytest.mark.slow
 async def test_many_concurrent_calls_end_once_each(recording: Recording, clients: Clients) -> None:
     """Calls that end in every way at once leave one exchange span each, with the right status."""
     replies = {

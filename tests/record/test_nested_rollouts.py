@@ -7,6 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from otel_rollout import get_current_trajectory, no_capture, rollout
 from otel_rollout.testing import Reply
 from tests.kit.recording import Clients, Recording
@@ -85,6 +87,7 @@ def check_agents(recording: Recording, ids: dict[str, str]) -> None:
     assert_replays(recording)
 
 
+@pytest.mark.slow
 async def test_many_rollouts_in_one_event_loop(recording: Recording, clients: Clients):
     """200 agents at once, three calls each, and each trajectory has exactly its own messages."""
     client = clients.asynchronous(clients.serve())
@@ -104,6 +107,7 @@ async def test_many_rollouts_in_one_event_loop(recording: Recording, clients: Cl
     check_agents(recording, ids)
 
 
+@pytest.mark.slow
 def test_many_rollouts_in_a_thread_pool(recording: Recording, clients: Clients):
     """200 agents over 32 threads, half of them calling from threads of their own, never mix."""
     client = clients.sync(clients.serve())

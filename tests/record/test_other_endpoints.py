@@ -14,6 +14,8 @@ from tests.kit.comparing import replayed
 from tests.kit.recording import Clients
 from tests.record.openai_ways import Script, call, same
 
+pytestmark = pytest.mark.slow
+
 BINARY = bytes(range(256)) * 8
 ROUTES = {
     "/v1/moderations": Raw(body=b'{"id": "modr-1", "model": "m", "results": []}'),

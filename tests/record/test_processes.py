@@ -40,9 +40,10 @@ from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.testing import ModelServer
 from tests.kit.recording import Clients, Recording
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 forking = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 CHILD = """
     import os, sys

@@ -434,6 +434,7 @@ def test_nothing_is_called_after_shutdown(provider: TracerProvider):
     assert exporter.calls == ["x", "shutdown"]
 
 
+@pytest.mark.slow
 def test_a_stuck_exporter_does_not_keep_the_process(caplog: pytest.LogCaptureFixture):
     """Shutdown ends in its time though an exporter never returns, and counts what is lost."""
     go = threading.Event()
@@ -493,6 +494,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_exports_its_own(tmp_path: Path):
     """A child neither hangs nor exports what is its parent's; its own rollouts it does export."""

@@ -38,6 +38,7 @@ SECRETS: dict[str, tuple[Any, Json]] = {
 }
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("case", SECRETS)
 async def test_secrets(configure: Configure, clients: Clients, caller: Caller, case: str) -> None:

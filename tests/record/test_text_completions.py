@@ -15,6 +15,8 @@ from tests.kit.conversations import ASK
 from tests.kit.recording import Clients, Recording
 from tests.record.openai_ways import CHAT, Json, call, check
 
+pytestmark = pytest.mark.slow
+
 PROMPTS: dict[str, tuple[Any, list[str]]] = {
     "text": ("Once ä", ["Once ä"]),
     "texts": (["Once", "Twice"], ["Once", "Twice"]),

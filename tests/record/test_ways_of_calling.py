@@ -18,6 +18,8 @@ from tests.kit.conversations import ASK
 from tests.kit.recording import Clients, Recording
 from tests.record.openai_ways import CHAT, USAGE, Json, Script, call, check, same
 
+pytestmark = pytest.mark.slow
+
 
 class Capital(pydantic.BaseModel):
     """What `parse` makes of a reply."""

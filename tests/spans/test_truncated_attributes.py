@@ -19,6 +19,8 @@ from otel_rollout.wire.json import dumps
 from tests.kit.conversations import TOOLS, ask, said, user
 from tests.kit.recording import Clients, Recording
 
+pytestmark = pytest.mark.slow
+
 
 async def record(clients: Clients, recording: Recording) -> list[SpanRecord]:
     """The spans of a rollout, and of one inside it, that have every attribute there is."""

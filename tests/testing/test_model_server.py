@@ -33,6 +33,8 @@ from otel_rollout.testing import (
     token_logprob,
 )
 
+pytestmark = pytest.mark.slow
+
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 ADD = ToolCall("add", '{"a":  1, "b": "é"}')
 TOKENIZER = ByteTokenizer()

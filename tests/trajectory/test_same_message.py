@@ -17,6 +17,8 @@ from tests.kit.comparing import replayed
 from tests.kit.conversations import TOOLS, ask, chat, said, system, table, user
 from tests.kit.recording import Clients, Recording
 
+pytestmark = pytest.mark.slow
+
 Message = dict[str, Any]
 
 

@@ -268,6 +268,7 @@ async def test_a_reward_of_the_workflow_itself(recording: Recording, clients: Cl
 # --- many
 
 
+@pytest.mark.slow
 async def test_what_is_held_while_many_run():
     """Of thousands of tasks no more than run are there, nor more workflows."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -335,6 +336,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 async def test_an_interrupt_leaves_what_was_finished(clients: Clients, tmp_path: Path):
     """Ctrl-C ends a run of many at once; the file has what had ended, and the one that ran."""
     server = clients.serve("yes")
@@ -379,6 +381,7 @@ asyncio.run(run_workflows(Scored, range(4), n_parallel=1, progress="solving"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_bar(terminal: bool):
     """On a terminal: how many, how fast, how they ended; elsewhere nothing is written."""

@@ -322,6 +322,7 @@ class Echo(Workflow):
         return None
 
 
+@pytest.mark.slow
 async def test_many_workflows_are_not_mixed(clients: Clients):
     """A thousand runs, a hundred at once: each has its own call, in the order of the tasks."""
     otel_rollout.configure(instrumentor=None)

@@ -55,7 +55,9 @@ class Claude(Caller):
 
 
 _open: list[Any] = []
-BOTH = pytest.mark.parametrize("caller", [Claude(True), Claude(False)], ids=["sync", "async"])
+SYNC = pytest.param(Claude(True), id="sync", marks=pytest.mark.slow)
+BOTH = pytest.mark.parametrize("caller", [SYNC, pytest.param(Claude(False), id="async")])
+"""A test for each client; `make quick` runs that of the async one."""
 
 
 async def ask(client: Any, **request: Any) -> Any:

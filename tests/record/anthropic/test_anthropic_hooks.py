@@ -15,6 +15,8 @@ from tests.kit.comparing import exchange_spans
 from tests.kit.recording import Clients, Recording
 from tests.record.anthropic.claude import Claude, ask
 
+pytestmark = pytest.mark.slow
+
 
 def run_python(code: str) -> str:
     """The output of a program, in an interpreter of its own."""

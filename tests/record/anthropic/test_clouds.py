@@ -31,6 +31,8 @@ from tests.record.anthropic.claude import (
     said,
 )
 
+pytestmark = pytest.mark.slow
+
 VERTEX = "/projects/p/locations/r/publishers/anthropic/models/m:"
 ANSWER = {
     "id": "msg_vrtx_1",

@@ -15,6 +15,8 @@ from tests.kit.comparing import attribute, exchange_spans, replayed, sent
 from tests.kit.recording import Clients, Recording
 from tests.record.anthropic.claude import ASK, BOTH, KEY, Claude, Json, ask, events, said
 
+pytestmark = pytest.mark.slow
+
 
 @BOTH
 @pytest.mark.parametrize("events_read", [0, 1, 4])

@@ -21,6 +21,7 @@ blocks = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(blocks, max_size=4), st.integers(1, 9), st.booleans())
 def test_a_merged_stream_is_the_unstreamed_reply(content: list[Json], size: int, usage: bool):
     """Whatever blocks a message has, its events merge to it."""

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 import otel_rollout
@@ -24,6 +25,8 @@ from otel_rollout.testing import Reply
 from tests.kit.comparing import replayed
 from tests.kit.recording import Clients, Recording
 from tests.record.concurrency.calls import WAIT, acall, ask, by_name, call, heard
+
+pytestmark = pytest.mark.slow
 
 # --- very many
 

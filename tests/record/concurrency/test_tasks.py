@@ -20,6 +20,8 @@ from otel_rollout import rollout
 from tests.kit.recording import Clients, Recording
 from tests.record.concurrency.calls import WAIT, acall, by_name, call
 
+pytestmark = pytest.mark.slow
+
 # --- ways of asyncio
 
 Work = Callable[[], Coroutine[Any, Any, None]]

@@ -21,6 +21,8 @@ from tests.kit.ending import ended, open_stream, said
 from tests.kit.recording import Clients, Recording
 from tests.record.endings.breaking import HEAD, WAIT, event, framed
 
+pytestmark = pytest.mark.slow
+
 BODY = (
     b'{"id":"cut-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,'
     b'"message":{"role":"assistant","content":"Paris"},"finish_reason":"stop"}]}'

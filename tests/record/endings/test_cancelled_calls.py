@@ -20,6 +20,8 @@ from tests.kit.ending import ended, open_stream, said
 from tests.kit.recording import Clients, Recording
 from tests.record.endings.breaking import HEAD, WAIT, event, framed
 
+pytestmark = pytest.mark.slow
+
 
 async def _cancel(step: Any, ready: asyncio.Event) -> None:
     task = asyncio.ensure_future(step)

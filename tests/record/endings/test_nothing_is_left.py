@@ -27,6 +27,8 @@ from tests.kit.conversations import ASK
 from tests.kit.ending import SLOW, TEXT, collect_garbage, said
 from tests.kit.recording import Clients, Recording
 
+pytestmark = pytest.mark.slow
+
 # --- nothing is left
 
 
