@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from otel_rollout import (
-    record_reward,
-    rollout,
-)
+from otel_rollout import record_reward, rollout
 from tests.kit.recording import Clients, Recording
 
 

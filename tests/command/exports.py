@@ -7,11 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from otel_rollout import (
-    JsonlTrajectoryExporter,
-    TrajectoryGroup,
-    to_token_rows,
-)
+from otel_rollout import JsonlTrajectoryExporter, TrajectoryGroup, to_token_rows
 from otel_rollout.command.cli import main
 from otel_rollout.otlp.writing import to_json_line
 from tests.kit.recording import Recording
