@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-versions test-frameworks test-trainers test-backends backends check format bench pins clean
+.PHONY: demo quick test test-versions test-frameworks test-trainers test-backends backends check format bench pins clean
 
 demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -18,9 +18,14 @@ demo: $(READY)  ## the main job: an agent's runs become trajectories
 test: $(READY)  ## everything that needs no foreign program
 	$(BIN)/python -m pytest -n $(JOBS) -m "not backend and not framework and not trainer" $(TESTS)
 
+quick: $(READY)  ## a minute: what most changes need, all but what is marked slow
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not backend and not framework and not trainer" $(TESTS)
+
 # Other versions differ in the clients and the SDK: the tests of what touches those.
-VERSIONED := $(patsubst %,tests/test_%.py,anthropic capture configure endings instrumentors lifecycle \
-	media processor request_token_ids responses_api rollout servers tool ways_of_calling)
+VERSIONED := tests/test_configure.py tests/look tests/record/anthropic tests/record/endings \
+	$(patsubst %,tests/record/test_%.py,capture capture_scope http lifecycle live_trajectory nested_rollouts \
+	other_endpoints processor request_token_ids responses_api retries rollout secrets text_completions tool \
+	ways_of_calling) tests/trajectory/test_media.py tests/wire/test_servers.py
 
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \

@@ -1,62 +1,51 @@
-"""What most tests need: the library configured on a provider of the test's own, and a server."""
+"""Fixtures of all tests, and the hook that rebuilds the rollouts of every test from their spans.
+
+The hook needs nothing from a test. It watches each of our span processors while the test runs;
+then every rollout that ended must be equal to the one that its spans give, shuffled and some of
+them twice, over each transport of `tests/kit/transports.py`.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
 
 import hypothesis
 import openai
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.util._once import Once
 
 import otel_rollout
-from otel_rollout import InMemoryTrajectoryExporter, Trajectory
-from otel_rollout.testing import ModelServer
-from tests.transports import Witness
+from otel_rollout import InMemoryTrajectoryExporter
+from tests.kit.calling import Configure
+from tests.kit.recording import Clients, Recording
+from tests.kit.witness import Witness
 
-# The machine may be slow; and what CI says should not depend on luck.
+__all__ = [
+    "Clients",
+    "Recording",
+    "capture_only",
+    "clean_environment",
+    "clients",
+    "configure",
+    "frozen_imports",
+    "pytest_runtest_call",
+    "recording",
+]
+
+# The machine may be slow, and CI must not depend on luck.
 hypothesis.settings.register_profile(
     "tests",
     deadline=None,
     derandomize="CI" in os.environ,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
+
 hypothesis.settings.load_profile("tests")
-
-
-@dataclass
-class Recording:
-    """A configured provider: its spans and its trajectories."""
-
-    provider: TracerProvider
-    exporter: InMemoryTrajectoryExporter
-    span_exporter: InMemorySpanExporter
-
-    @property
-    def spans(self) -> tuple[ReadableSpan, ...]:
-        """Every span that has ended, sampled ones only."""
-        return self.span_exporter.get_finished_spans()
-
-    @property
-    def trajectories(self) -> tuple[Trajectory, ...]:
-        return self.exporter.get_finished_trajectories()
-
-    @property
-    def trajectory(self) -> Trajectory:
-        """The only trajectory there is."""
-        (trajectory,) = self.trajectories
-        return trajectory
-
-    def spans_named(self, prefix: str) -> list[ReadableSpan]:
-        return [span for span in self.spans if span.name.startswith(prefix)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,9 +60,9 @@ def frozen_imports() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Live equals replayed, in every test: what it recorded is the same from its spans.
+    """Run a test; then each rollout that it recorded is rebuilt from its spans and compared.
 
-    A test where that cannot be says why: `@pytest.mark.not_replayed("a span is dropped")`.
+    A test where that cannot hold says why: `@pytest.mark.not_replayed("a span is dropped")`.
     """
     marker = item.get_closest_marker("not_replayed")
     if marker is not None:
@@ -107,35 +96,6 @@ def recording() -> Recording:
     return Recording(provider, exporter, span_exporter)
 
 
-@dataclass
-class Clients:
-    """A server and the clients that talk to it."""
-
-    servers: list[ModelServer] = field(default_factory=list)
-    closing: list[Any] = field(default_factory=list)
-
-    def serve(self, reply: Any = None, **options: Any) -> ModelServer:
-        """A started server; it stops with the test."""
-        server = ModelServer(reply, **options)
-        server.start()
-        self.servers.append(server)
-        return server
-
-    def sync(self, server: ModelServer, **options: Any) -> openai.OpenAI:
-        """A sync client of the server."""
-        options = {"api_key": "sk-not-a-real-key", "max_retries": 0, **options}
-        client = openai.OpenAI(base_url=server.base_url, **options)
-        self.closing.append(client)
-        return client
-
-    def asynchronous(self, server: ModelServer, **options: Any) -> openai.AsyncOpenAI:
-        """An async client of the server."""
-        options = {"api_key": "sk-not-a-real-key", "max_retries": 0, **options}
-        client = openai.AsyncOpenAI(base_url=server.base_url, **options)
-        self.closing.append(client)
-        return client
-
-
 @pytest.fixture
 async def clients() -> AsyncIterator[Clients]:
     """Servers and clients that are closed at the end of the test."""
@@ -150,4 +110,20 @@ async def clients() -> AsyncIterator[Clients]:
         server.stop()
 
 
-Serve = Callable[..., ModelServer]
+@pytest.fixture
+def configure(request: pytest.FixtureRequest) -> Configure:
+    """Configure the library when called, not before."""
+    return lambda: request.getfixturevalue("recording")
+
+
+@pytest.fixture
+def capture_only() -> Configure:
+    """Configure the library when called, without an instrumentor beside capture."""
+
+    def configure() -> Recording:
+        exporter, span_exporter = InMemoryTrajectoryExporter(), InMemorySpanExporter()
+        provider = otel_rollout.configure(exporters=[exporter], instrumentor=None)
+        provider.add_span_processor(SimpleSpanProcessor(span_exporter))
+        return Recording(provider, exporter, span_exporter)
+
+    return configure

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import openai._base_client
@@ -34,9 +34,7 @@ from otel_rollout import (
 )
 from otel_rollout.otlp import SplittingSpanExporter, read_protobuf
 from otel_rollout.testing import Reply
-
-if TYPE_CHECKING:
-    from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 
 
 def ask(client: openai.OpenAI, text: Any = "hi") -> Any:
@@ -618,6 +616,7 @@ def test_one_failed_batch_is_a_failure_and_the_others_go():
     assert behind.calls == ["force_flush 7", "shutdown"]
 
 
+@pytest.mark.slow
 def test_a_large_trace_arrives_in_parts(
     collector: Collector, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,16 +1,11 @@
-"""What the README and the examples show, run."""
+"""README and docs: their code runs as it stands, their links lead somewhere."""
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import inspect
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +19,8 @@ from otel_rollout import Episode, TerminationReason, TrajectoryGroup, rollout, r
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 from otel_rollout.trajectory import tokens, trajectory
+from tests.kit.programs import ROOT, python
 
-ROOT = Path(__file__).parents[1]
 DOCS = list((ROOT / "docs").glob("*.md"))
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
@@ -36,26 +31,7 @@ def block(text: str) -> str:
     return found
 
 
-def python(
-    *arguments: str, server: ModelServer | None = None, environment: Mapping[str, str] | None = None
-) -> str:
-    """What a Python program prints; it must succeed."""
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "OPENAI_"))}
-    variables |= {"PYTHONPATH": str(ROOT), **(environment or {})}
-    if server is not None:
-        variables |= {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none-needed"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
+@pytest.mark.slow
 def test_the_quickstart_of_the_readme() -> None:
     """The first block runs as it stands and prints a reward, the messages, ids and logprobs."""
     with ModelServer(Reply("It is 4.")) as server:
@@ -94,6 +70,7 @@ def test_inside_a_rollout() -> None:
     assert trajectory.warnings == []
 
 
+@pytest.mark.slow
 def test_by_hand() -> None:
     """The block that sets everything up by hand records a rollout."""
     code = block("capture.instrument()") + (
@@ -122,6 +99,7 @@ def test_every_block_is_run() -> None:
     assert len(BLOCKS) == 5
 
 
+@pytest.mark.slow
 def test_workflows_of_the_readme() -> None:
     """The block about workflows runs the agent of the first one."""
     code = f"""{block("gather_trajectory(solve(")}
@@ -135,6 +113,7 @@ print([row["reward"] for row in rows], {{row["group_id"] for row in rows}} - {{"
     assert printed == f"{[1.0] * 8 + [0.0] * 8} {{'1:solve'}}"
 
 
+@pytest.mark.slow
 async def test_workflows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The blocks of docs/workflows.md are one program; the last reads what the first recorded."""
     document = (ROOT / "docs" / "workflows.md").read_text()
@@ -165,6 +144,7 @@ async def test_workflows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         assert name in document or name in ("timeout", "workflow_args", "kwargs")
 
 
+@pytest.mark.slow
 async def test_training(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,41 +196,6 @@ async def test_training(
         assert name in names["rows"][0]
 
 
-async def test_port_from_rllm() -> None:
-    """What the ported workflow prints: endings, metrics, and the rows of what is not masked."""
-    before, after = re.findall(
-        r"```python\n(.*?)```", (ROOT / "examples" / "port_from_rllm.md").read_text(), re.DOTALL
-    )
-    compile(before, "port_from_rllm.md", "exec")
-    guesser = "class Guesser", "\n\n\nclass GuessWorkflow"
-    bodies = [code[code.index(guesser[0]) : code.index(guesser[1])] for code in (before, after)]
-    assert bodies[0].replace("(BaseAgent)", "") == bodies[1]  # the agent stays as it is
-
-    def guess(request: dict[str, Any]) -> Reply:
-        return Reply(str(2 * sum(m["role"] == "assistant" for m in request["messages"]) + 3))
-
-    with ModelServer(guess) as server:
-        lines = (await asyncio.to_thread(python, "-c", after, server=server)).splitlines()
-    assert lines[0] == "number-3:0 env_done {'guesser_acc': 1.0}"
-    assert [line.split()[0] for line in lines[4:8]] == [f"number-7:{n}" for n in range(4)]
-    assert lines[-1] == "8 rows, 0 masked"
-    with ModelServer("4") as server:
-        lines = (await asyncio.to_thread(python, "-c", after, server=server)).splitlines()
-    assert {line.split()[1] for line in lines[:8]} == {"max_turns_exceeded"}
-    assert lines[-1] == "0 rows, 8 masked"
-
-
-def test_the_solver_judge_example() -> None:
-    """It prints the three trees of an episode, how the four ended, and how many rows there are."""
-    printed = python(str(ROOT / "examples" / "workflow_solver_judge.py"))
-    names = re.findall(r"^(\w+) [0-9a-f]{32}$", printed, re.MULTILINE)
-    assert sorted(names) == ["judge", "solver", "solver"]
-    assert "group sum:judge" in printed
-    assert printed.count("1 of 1 completions train") == 3
-    assert printed.count("env_done correct=") == 4
-    assert printed.endswith("12 rows to train on, 0 trajectories masked\n")
-
-
 def test_training_has_every_reason() -> None:
     """The table of what is dropped in docs/training.md quotes the reasons that there are."""
     document = (ROOT / "docs" / "training.md").read_text()
@@ -296,57 +241,3 @@ def _texts(source: str) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone
     ]
-
-
-def test_the_toy_example(tmp_path: Path) -> None:
-    """It says at each step how well it went, that goes up, and the picture is one."""
-    picture = tmp_path / "reward.png"
-    printed = python(
-        str(ROOT / "examples" / "train_toy.py"), "--steps", "12", "--plot", str(picture)
-    )
-    rewards = [float(value) for value in re.findall(r"^step +\d+  reward (\S+)", printed, re.M)]
-    assert len(rewards) == 12
-    assert rewards[-1] > rewards[0] + 0.5
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_quickstart_example() -> None:
-    """The example prints four trajectories, each with what trains in it."""
-    printed = python(str(ROOT / "examples" / "quickstart.py"))
-    assert len(re.findall(r"^travel_agent [0-9a-f]{32}\n├─ complete", printed, re.MULTILINE)) == 4
-    assert printed.count("4 of 4 completions train") == 3
-    assert printed.count("1 of 1 completions train") == 1
-    assert printed.count("├─ history 2") == 3
-    assert "warning" not in printed
-    assert "trace:" not in printed
-
-
-def test_the_quickstart_example_on_another_endpoint() -> None:
-    """With OPENAI_BASE_URL the example's agent talks to that endpoint."""
-    with ModelServer("I do not know.") as server:
-        printed = python(str(ROOT / "examples" / "quickstart.py"), server=server)
-        assert len(server.exchanges) == 4
-    assert printed.count("I do not know.") == 4
-
-
-def test_the_by_hand_example() -> None:
-    """The example by hand prints the trajectory and the spans."""
-    printed = python(str(ROOT / "examples" / "by_hand.py"))
-    assert "1 of 1 completions train" in printed
-    assert printed.count("span: invoke_agent summarize") == 2
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["overhead.py", "--repetitions", "1", "--messages", "1"],
-        ["rebuild.py", "--repetitions", "1", "--turns", "10"],
-        ["workflows.py", "--repetitions", "1", "--episodes", "2", "--memory", "20"],
-        ["training.py", "--trajectories", "2", "--turns", "3", "--tokens", "20"],
-    ],
-)
-def test_benchmarks_run(arguments: list[str]) -> None:
-    """The benchmarks run, and check that each variant captured what it claims."""
-    name, *options = arguments
-    printed = python(str(ROOT / "benchmarks" / name), *options)
-    assert len(printed.splitlines()) >= 4

@@ -1,124 +1,104 @@
-"""The toy that learns: what the trainer reads is exact, and it is what the learning rests on."""
+"""Every example and benchmark runs and prints what it claims."""
 
 from __future__ import annotations
 
-import copy
-import random
-from collections.abc import Callable, Sequence
+import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples import train_toy
-from otel_rollout import TrajectoryGroup, request_token_ids, to_token_rows
-from tests.conftest import Clients, Recording
+from otel_rollout.testing import ModelServer, Reply
+from tests.kit.programs import ROOT, python
 
-Rows = list[dict[str, Any]]
-
-
-async def train(
-    clients: Clients,
-    steps: int,
-    damage: Callable[[train_toy.Policy, Rows], None] | None = None,
-    samples: int = 8,
-) -> list[float]:
-    """Mean reward of each step, where `damage` may change the rows before they are learned."""
-    policy = train_toy.Policy()
-    client = clients.asynchronous(clients.serve(policy.answer))
-    curve: list[float] = []
-    for _ in range(steps):
-        with request_token_ids():
-            groups = await train_toy.collect(client, policy, samples)
-        rows = [row for group in groups for row in to_token_rows(group)]
-        if damage is not None:
-            damage(policy, rows)
-        policy.learn(rows)
-        curve.append(train_toy.means(groups)["reward"])
-    return curve
+pytestmark = pytest.mark.slow
 
 
-def recomputed(policy: train_toy.Policy, ids: Sequence[int]) -> list[float]:
-    """How probable each of these ids is to the policy, behind those before it."""
-    rows = policy.logprobs(policy.states(ids)[:-1])
-    return [float(row[token_id]) for row, token_id in zip(rows, ids, strict=True)]
+async def test_port_from_rllm() -> None:
+    """What the ported workflow prints: endings, metrics, and the rows of what is not masked."""
+    before, after = re.findall(
+        r"```python\n(.*?)```", (ROOT / "examples" / "port_from_rllm.md").read_text(), re.DOTALL
+    )
+    compile(before, "port_from_rllm.md", "exec")
+    guesser = "class Guesser", "\n\n\nclass GuessWorkflow"
+    bodies = [code[code.index(guesser[0]) : code.index(guesser[1])] for code in (before, after)]
+    assert bodies[0].replace("(BaseAgent)", "") == bodies[1]  # the agent stays as it is
+
+    def guess(request: dict[str, Any]) -> Reply:
+        return Reply(str(2 * sum(m["role"] == "assistant" for m in request["messages"]) + 3))
+
+    with ModelServer(guess) as server:
+        lines = (await asyncio.to_thread(python, "-c", after, server=server)).splitlines()
+    assert lines[0] == "number-3:0 env_done {'guesser_acc': 1.0}"
+    assert [line.split()[0] for line in lines[4:8]] == [f"number-7:{n}" for n in range(4)]
+    assert lines[-1] == "8 rows, 0 masked"
+    with ModelServer("4") as server:
+        lines = (await asyncio.to_thread(python, "-c", after, server=server)).splitlines()
+    assert {line.split()[1] for line in lines[:8]} == {"max_turns_exceeded"}
+    assert lines[-1] == "0 rows, 8 masked"
 
 
-async def test_rows_are_what_the_policy_said(recording: Recording, clients: Clients):
-    """Ids, log-probabilities and versions are the policy's own, and each sampled id trains once."""
-    policy = train_toy.Policy()
-    client = clients.asynchronous(clients.serve(policy.answer))
-    collected: list[tuple[train_toy.Policy, list[TrajectoryGroup]]] = []
-    for _ in range(3):
-        with request_token_ids():
-            groups = await train_toy.collect(client, policy, 4)
-        collected.append((copy.deepcopy(policy), groups))
-        policy.learn([row for group in groups for row in to_token_rows(group)])
-    differ = 0
-    for then, groups in collected:
-        assert len(groups) == len(train_toy.DOORS)
-        for trajectory in (trajectory for group in groups for trajectory in group):
-            assert trajectory.warnings == []
-            sequences = trajectory.token_sequences()
-            assert sequences.dropped == []
-            trained: list[str] = []
-            for row in to_token_rows([trajectory]):
-                assert set(row["policy_versions"]) == {then.version}
-                assert row["loss_mask"] == row["sampled"]
-                exact = recomputed(then, row["input_ids"])
-                later = recomputed(policy, row["input_ids"])
-                for at, mask in enumerate(row["loss_mask"]):
-                    if mask:
-                        assert row["logprobs"][at] == pytest.approx(exact[at], abs=1e-12)
-                        differ += abs(row["logprobs"][at] - later[at]) > 1e-3
-                    else:
-                        assert row["logprobs"][at] == 0.0
-                trained += row["completion_ids"]
-            assert sorted(trained) == sorted(c.id for c in trajectory.completions)
-            sampled = sum(len(completion.token_ids or ()) for completion in trajectory.completions)
-            assert sum(sum(sequence.loss_mask) for sequence in sequences) == sampled > 0
-    assert differ > 100
+def test_the_solver_judge_example() -> None:
+    """It prints the three trees of an episode, how the four ended, and how many rows there are."""
+    printed = python(str(ROOT / "examples" / "workflow_solver_judge.py"))
+    names = re.findall(r"^(\w+) [0-9a-f]{32}$", printed, re.MULTILINE)
+    assert sorted(names) == ["judge", "solver", "solver"]
+    assert "group sum:judge" in printed
+    assert printed.count("1 of 1 completions train") == 3
+    assert printed.count("env_done correct=") == 4
+    assert printed.endswith("12 rows to train on, 0 trajectories masked\n")
 
 
-def imitate_tools(policy: train_toy.Policy, rows: Rows) -> None:
-    """Train on every id, also on what users and tools said."""
-    for row in rows:
-        row["logprobs"] = recomputed(policy, row["input_ids"])
-        row["loss_mask"] = [1] * len(row["input_ids"])
+def test_the_toy_example(tmp_path: Path) -> None:
+    """It says at each step how well it went, that goes up, and the picture is one."""
+    picture = tmp_path / "reward.png"
+    printed = python(
+        str(ROOT / "examples" / "train_toy.py"), "--steps", "12", "--plot", str(picture)
+    )
+    rewards = [float(value) for value in re.findall(r"^step +\d+  reward (\S+)", printed, re.M)]
+    assert len(rewards) == 12
+    assert rewards[-1] > rewards[0] + 0.5
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def one_late(policy: train_toy.Policy, rows: Rows) -> None:
-    """The mask is off by one."""
-    for row in rows:
-        row["logprobs"] = recomputed(policy, row["input_ids"])
-        row["loss_mask"] = [0, *row["loss_mask"][:-1]]
+def test_the_quickstart_example() -> None:
+    """The example prints four trajectories, each with what trains in it."""
+    printed = python(str(ROOT / "examples" / "quickstart.py"))
+    assert len(re.findall(r"^travel_agent [0-9a-f]{32}\n├─ complete", printed, re.MULTILINE)) == 4
+    assert printed.count("4 of 4 completions train") == 3
+    assert printed.count("1 of 1 completions train") == 1
+    assert printed.count("├─ history 2") == 3
+    assert "warning" not in printed
+    assert "trace:" not in printed
 
 
-def shuffle(policy: train_toy.Policy, rows: Rows) -> None:
-    """Every run has the advantage of another one."""
-    advantages = [row["advantage"] for row in rows]
-    random.Random(policy.version).shuffle(advantages)
-    for row, advantage in zip(rows, advantages, strict=True):
-        row["advantage"] = advantage
+def test_the_quickstart_example_on_another_endpoint() -> None:
+    """With OPENAI_BASE_URL the example's agent talks to that endpoint."""
+    with ModelServer("I do not know.") as server:
+        printed = python(str(ROOT / "examples" / "quickstart.py"), server=server)
+        assert len(server.exchanges) == 4
+    assert printed.count("I do not know.") == 4
 
 
-async def test_it_learns(recording: Recording, clients: Clients):
-    """The reward rises from chance to most of what there is."""
-    curve = await train(clients, 14)
-    assert curve[0] < 0.15
-    assert sum(curve[-3:]) / 3 > 0.7
+def test_the_by_hand_example() -> None:
+    """The example by hand prints the trajectory and the spans."""
+    printed = python(str(ROOT / "examples" / "by_hand.py"))
+    assert "1 of 1 completions train" in printed
+    assert printed.count("span: invoke_agent summarize") == 2
 
 
-@pytest.mark.parametrize("damage", [imitate_tools, one_late, shuffle])
-async def test_it_does_not_learn_from_damaged_rows(
-    recording: Recording,
-    clients: Clients,
-    damage: Callable[[train_toy.Policy, Rows], None],
-):
-    """What the rows say is needed: with a wrong mask or another's rewards it fails."""
-    curve = await train(clients, 14, damage)
-    assert sum(curve[-3:]) / 3 < 0.6
-
-
-async def test_the_same_seed_gives_the_same_numbers(recording: Recording, clients: Clients):
-    """However the threads of the server take turns."""
-    assert await train(clients, 3, samples=4) == await train(clients, 3, samples=4)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["overhead.py", "--repetitions", "1", "--messages", "1"],
+        ["rebuild.py", "--repetitions", "1", "--turns", "10"],
+        ["workflows.py", "--repetitions", "1", "--episodes", "2", "--memory", "20"],
+        ["training.py", "--trajectories", "2", "--turns", "3", "--tokens", "20"],
+    ],
+)
+def test_benchmarks_run(arguments: list[str]) -> None:
+    """The benchmarks run, and check that each variant captured what it claims."""
+    name, *options = arguments
+    printed = python(str(ROOT / "benchmarks" / name), *options)
+    assert len(printed.splitlines()) >= 4

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 if TYPE_CHECKING:
-    from tests.backends.conftest import Collector, Jaeger, RunCollector
+    from tests.backends.programs import Collector, Jaeger, RunCollector
 
 pytestmark = pytest.mark.backend
 

@@ -27,13 +27,12 @@ from otel_rollout.command.cli import main
 from otel_rollout.otlp import find_jaeger, read, read_jaeger, read_json_lines
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.testing import ModelServer, Reply
-from tests.scenarios import SCENARIOS, play
+from tests.kit.scenarios import SCENARIOS, play
 
 if TYPE_CHECKING:
-    from .conftest import Collector, Jaeger, RunCollector
+    from tests.backends.programs import Collector, Jaeger, RunCollector
 
 pytestmark = pytest.mark.backend
-
 ROOT = Path(__file__).parents[2]
 COLLECTOR_CONFIG = ROOT / "collector-config.yaml"
 T = TypeVar("T")

@@ -22,6 +22,8 @@ from otel_rollout.otlp import read_json, read_protobuf
 from otel_rollout.spans.record import SpanRecord, as_record
 from tests.dialects.compare import NAMES, spans_of
 
+pytestmark = pytest.mark.slow
+
 every_dialect = pytest.mark.parametrize("name", NAMES)
 JUNK = [
     *(

@@ -15,7 +15,6 @@ from otel_rollout import Trajectory, gather_trajectory, reconstruct, rollout
 from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact, dialect_of
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.wire.messages import visible_key
-from tests.conftest import Clients, Recording
 from tests.dialects.compare import (
     LIMITED,
     NAMES,
@@ -27,6 +26,7 @@ from tests.dialects.compare import (
     trajectories_of,
     wire_of,
 )
+from tests.kit.recording import Clients, Recording
 
 every_dialect = pytest.mark.parametrize("name", NAMES)
 DOCS = Path(__file__).parents[2] / "docs" / "dialects.md"
@@ -225,6 +225,7 @@ def test_a_failed_call_is_an_error(name: str):
     assert (fine.status, fine.trainable) == ("complete", True)
 
 
+@pytest.mark.slow
 @every_dialect
 @pytest.mark.parametrize("scenario", ["cut", "abandoned"])
 def test_a_reply_that_broke_off_is_not_trained_on(name: str, scenario: str):
@@ -275,6 +276,7 @@ def test_a_conversation_with_evicted_attributes_is_damaged(name: str):
     assert trajectories_of(name)["long"].histories == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n for n in NAMES if n not in ("openinference", "openllmetry-flat")]
 )
@@ -284,6 +286,7 @@ def test_a_long_conversation_in_one_attribute_is_whole(name: str):
     assert len(history.messages()) == 75
 
 
+@pytest.mark.slow
 @every_dialect
 def test_texts_that_a_limit_cut_are_damage(name: str):
     """Whatever a limit on the length of values cut is not trained on."""
@@ -370,6 +373,7 @@ def test_nothing_is_inferred_unasked(name: str):
     assert reconstruct(spans_of(name)) == []
 
 
+@pytest.mark.slow
 @every_dialect
 def test_the_order_of_spans_is_no_matter(name: str):
     """Any order of the same spans, with duplicates, gives the same trajectories."""
@@ -448,6 +452,7 @@ def nested(outer: str, inner: str, scenario: str) -> list[SpanRecord]:
 INSIDE = ("openinference", "openllmetry", "genai", "openai-v2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outer", "inner"), [(one, two) for one in NAMES for two in INSIDE if one != two]
 )
@@ -790,6 +795,7 @@ def test_what_logfire_scrubbed_is_damage():
 # --- stores that keep only text
 
 
+@pytest.mark.slow
 @every_dialect
 def test_a_store_that_keeps_only_text_gives_the_same(name: str):
     """Booleans, numbers and lists that a store made text of are read as what they were."""

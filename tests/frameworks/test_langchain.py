@@ -19,12 +19,11 @@ from opentelemetry.instrumentation.langchain import LangchainInstrumentor as Ope
 
 from otel_rollout import rollout
 from otel_rollout.testing import ModelServer, Reply, ToolCall
-from tests.conftest import Clients, Recording
 from tests.frameworks.wire import ADD, TOOL_LOOP, checked
-from tests.test_hard_cases import table
+from tests.kit.conversations import table
+from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.framework
-
 ASYNC = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 STREAMED = pytest.mark.parametrize("streaming", [False, True], ids=["plain", "stream"])
 HISTORY = ["user 2 + 3?, 0* add(), tool 5, 1* It is 5."]

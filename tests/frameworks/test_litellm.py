@@ -26,13 +26,13 @@ import otel_rollout
 from otel_rollout import History, rollout
 from otel_rollout.record import capture
 from otel_rollout.testing import ModelServer, Raw, Reply
-from tests.conftest import Clients, Recording
 from tests.frameworks.wire import ADD, TOOL_LOOP, checked, continues_on_tokens, until
-from tests.test_capture import STREAMED, TOOLS, attribute, done, exchange_spans, replayed
-from tests.test_hard_cases import table
+from tests.kit.calling import STREAMED, done
+from tests.kit.comparing import attribute, exchange_spans, replayed
+from tests.kit.conversations import TOOLS, table
+from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.framework
-
 httpx: Any = importlib.import_module("httpx")  # which LiteLLM brings
 QUESTION = {"role": "user", "content": "2 + 3?"}
 KEY = "sk-not-a-real-key"

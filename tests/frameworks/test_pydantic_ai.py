@@ -15,12 +15,11 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from otel_rollout import rollout
 from otel_rollout.testing import Reply, ToolCall
-from tests.conftest import Clients, Recording
 from tests.frameworks.wire import ADD, TOOL_LOOP, checked
-from tests.test_hard_cases import table
+from tests.kit.conversations import table
+from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.framework
-
 APIS = pytest.mark.parametrize("api", ["chat", "responses"])
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from otel_rollout import Completion, Trajectory
 from otel_rollout.testing import ModelServer, Reply, ToolCall
-from tests.conftest import Recording
-from tests.test_capture import exchange_spans, replayed
+from tests.kit.comparing import exchange_spans, replayed
+from tests.kit.recording import Recording
 
 ADD = ToolCall("add", ' {"b": 3, "a": 2} ')
 """Arguments as models write them: nobody's `json.dumps` gives this text."""

@@ -1,0 +1,233 @@
+"""Rows for trainers: nothing but other names for what token sequences hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_rollout import (
+    ConfigurationError,
+    Episode,
+    RowExporter,
+    TerminationEvent,
+    TerminationReason,
+    TrajectoryGroup,
+    Workflow,
+    gather_group,
+    gather_trajectory,
+    record_reward,
+    rollout,
+    run_workflows,
+    to_token_rows,
+)
+from otel_rollout.export.rows import row_exporter
+from tests.kit.recording import Clients, Recording
+
+
+async def play(clients: Clients, rewards: list[float | None]) -> TrajectoryGroup:
+    """A group of agents that each have two conversations."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def agent(reward: float | None) -> None:
+        for text in ("one", "two"):
+            message: Any = {"role": "user", "content": text}
+            await client.chat.completions.create(model="m", messages=[message])
+        if reward is not None:
+            record_reward(reward)
+
+    return await gather_group([agent(r) for r in rewards], group_id="g", policy_version=3)
+
+
+async def test_a_row_is_a_token_sequence(recording: Recording, clients: Clients):
+    """Its lists are those of the sequence, and it says which trajectory it is of."""
+    group = await play(clients, [1.0])
+    (trajectory,) = group.trajectories
+    rows = to_token_rows([trajectory])
+    sequences = trajectory.token_sequences()
+    assert len(rows) == len(sequences) == 2
+    for number, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
+        assert row["input_ids"] == sequence.token_ids
+        assert row["loss_mask"] == sequence.loss_mask
+        assert row["logprobs"] == sequence.logprobs
+        assert row["sampled"] == sequence.sampled
+        assert row["prompt_length"] == sequence.prompt_length
+        assert row["completion_ids"] == sequence.completion_ids
+        assert row["policy_versions"] == [3]
+        assert (row["row"], row["rows"]) == (number, 2)
+        assert (row["trajectory_id"], row["group_id"]) == (trajectory.id, "g")
+        assert row["advantage"] is None
+
+
+@pytest.mark.parametrize(
+    ("credit", "rewards", "advantages"),
+    [
+        ("broadcast", [1.0, 1.0, 0.0, 0.0], [0.5, 0.5, -0.5, -0.5]),
+        ("split", [0.5, 0.5, 0.0, 0.0], [0.25, 0.25, -0.25, -0.25]),
+        ("last", [0.0, 1.0, 0.0, 0.0], [0.0, 0.5, 0.0, -0.5]),
+    ],
+)
+async def test_what_each_row_of_a_trajectory_gets(
+    recording: Recording, clients: Clients, credit: Any, rewards: Any, advantages: Any
+):
+    """Advantages are relative to trajectories, never to rows."""
+    rows = to_token_rows(await play(clients, [1.0, 0.0]), credit=credit)
+    assert [row["reward"] for row in rows] == rewards
+    assert [row["advantage"] for row in rows] == advantages
+
+
+async def play_episodes(clients: Clients) -> list[Episode]:
+    """Two tasks, two samples each: a solver and a judge with rewards, one run out of its turns."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    async def say(text: str) -> None:
+        message: Any = {"role": "user", "content": text}
+        await client.chat.completions.create(model="m", messages=[message])
+
+    @rollout
+    async def solver(reward: float) -> None:
+        await say("solve")
+        record_reward(reward)
+
+    @rollout
+    async def judge(reward: float) -> None:
+        await say("judge")
+        record_reward(reward)
+
+    rewards = iter([(1.0, 3.0), (0.0, 1.0), (5.0, 0.0), (2.0, 2.0)])
+
+    class SolverJudge(Workflow):
+        async def run(self, task: Any, uid: str, **kwargs: Any) -> None:
+            of_solver, of_judge = next(rewards)
+            await solver(of_solver)
+            await judge(of_judge)
+            if uid == "a:1":
+                raise TerminationEvent(TerminationReason.MAX_TURNS_EXCEEDED)
+            raise TerminationEvent(TerminationReason.ENV_DONE)
+
+    tasks = [{"id": "a"}, {"id": "b"}]
+    return await run_workflows(SolverJudge, tasks, n_samples=2, n_parallel=1)
+
+
+GROUPS = ["a:solver", "a:judge"] * 2 + ["b:solver", "b:judge"] * 2
+ADVANTAGES = [0.5, 1.0, -0.5, -1.0, 1.5, -1.0, -1.5, 1.0]
+"""By hand: solvers of a have 1 and 0, its judges 3 and 1, solvers of b 5 and 2, judges 0 and 2."""
+
+
+async def test_rows_of_episodes(recording: Recording, clients: Clients):
+    """Compared are the trajectories of one task and one name."""
+    episodes = await play_episodes(clients)
+    rows = to_token_rows(episodes)
+    assert [row["group_id"] for row in rows] == GROUPS
+    assert [row["advantage"] for row in rows] == ADVANTAGES
+    assert rows.masked == []
+    scaled = to_token_rows(iter(episodes), scale_advantages=True)
+    assert [row["advantage"] for row in scaled] == [1, 1, -1, -1, 1, -1, -1, 1]
+    trajectories = recording.trajectories
+    assert [t.group_id for t in trajectories] == GROUPS
+    assert [t.sample_index for t in trajectories] == [0, 0, 1, 1] * 2
+    groups = TrajectoryGroup.by_id(trajectories)
+    assert [group.advantages() for group in groups] == [[0.5, -0.5], [1, -1], [1.5, -1.5], [-1, 1]]
+    (first, second) = to_token_rows(episodes[0])
+    assert (first["advantage"], second["advantage"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("reason", [TerminationReason.MAX_TURNS_EXCEEDED, "max_turns_exceeded"])
+async def test_episodes_that_are_masked(recording: Recording, clients: Clients, reason: Any):
+    """They give no rows and are named; what they got still counts in the mean of their group."""
+    episodes = await play_episodes(clients)
+    rows = to_token_rows(episodes, mask_reasons={reason, TerminationReason.TIMEOUT})
+    assert rows.masked == episodes[1].trajectories
+    left = [0, 1, 4, 5, 6, 7]
+    assert [row["group_id"] for row in rows] == [GROUPS[number] for number in left]
+    assert [row["advantage"] for row in rows] == [ADVANTAGES[number] for number in left]
+    assert to_token_rows(episodes, mask_reasons=list(TerminationReason)) == []
+
+
+async def test_trajectories_that_are_masked(recording: Recording, clients: Clients):
+    """Of a group those that themselves ended so."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def agent(reward: float) -> None:
+        message: Any = {"role": "user", "content": "hi"}
+        await client.chat.completions.create(model="m", messages=[message])
+        record_reward(reward)
+        if not reward:
+            raise TimeoutError
+
+    group = await gather_group([agent(reward) for reward in (4.0, 0.0)])
+    assert [row["advantage"] for row in to_token_rows(group)] == [2.0, -2.0]
+    rows = to_token_rows(group, mask_reasons=["timeout"])
+    assert [row["advantage"] for row in rows] == [2.0]
+    assert rows.masked == [group[1]]
+
+
+def test_a_wrong_reason_is_named():
+    """What there is is said."""
+    with pytest.raises(ConfigurationError, match=r"expected some of .*timeout.*, got 'late'"):
+        to_token_rows([], mask_reasons=["late"])
+
+
+async def test_unknown_rewards_stay_unknown(recording: Recording, clients: Clients):
+    """A trajectory that nobody scored has neither reward nor advantage."""
+    rows = to_token_rows(await play(clients, [None, 2.0]))
+    assert [row["reward"] for row in rows] == [None, None, 2.0, 2.0]
+    assert [row["advantage"] for row in rows] == [None, None, 0.0, 0.0]
+
+
+def test_a_wrong_credit_is_named():
+    """What was expected is said."""
+    wrong: Any = "all"
+    with pytest.raises(ConfigurationError, match="expected 'broadcast', 'split' or 'last'"):
+        to_token_rows([], credit=wrong)
+
+
+async def test_the_exporter_that_is_always_there(
+    recording: Recording, clients: Clients, tmp_path: Path
+):
+    """`tokens` is found by its name, and writes the same rows."""
+    exporter = row_exporter("tokens", credit="split", max_length="4")
+    assert isinstance(exporter, RowExporter)
+    group = await play(clients, [1.0])
+    rows = list(exporter.rows(group))
+    assert rows == to_token_rows(group, credit="split", max_length=4)
+    lines = tmp_path / "rows.part"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    exporter.finish(lines, tmp_path / "rows.jsonl")
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
+    assert not lines.exists()
+
+
+async def test_failed_rollouts_only_if_asked_for(recording: Recording, clients: Clients):
+    """`on_failure=keep` gives the rows of rollouts that failed without a reward."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def agent() -> None:
+        message: Any = {"role": "user", "content": "hi"}
+        await client.chat.completions.create(model="m", messages=[message])
+        raise ValueError("no")
+
+    failed = TrajectoryGroup.of([await gather_trajectory(agent(), raise_errors=False)])
+    assert list(row_exporter("tokens").rows(failed)) == []
+    (row,) = row_exporter("tokens", on_failure="keep").rows(failed)
+    assert row["reward"] is None
+    assert not any(math.isnan(value) for value in row["logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nothing", {}, "there is no exporter 'nothing': installed are .*tokens"),
+        ("tokens", {"colour": "red"}, "exporter 'tokens': .*colour"),
+    ],
+)
+def test_what_is_not_there_is_named(name: str, options: dict[str, Any], message: str):
+    """An unknown exporter lists those that are installed; an unknown option is said."""
+    with pytest.raises(ConfigurationError, match=message):
+        row_exporter(name, **options)

@@ -1,0 +1,65 @@
+"""Spans written as OTLP/JSON lines, as the collector writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+import otel_rollout
+from otel_rollout import ConfigurationError, reconstruct, rollout
+from otel_rollout.otlp import JsonLinesSpanExporter, read
+from otel_rollout.otlp.writing import to_json_line
+from tests.kit.recording import Clients
+
+
+def test_spans_are_written_as_the_collector_does(clients: Clients, tmp_path: Path):
+    """Lines of a run without a collector rebuild its trajectories."""
+    path = tmp_path / "spans.jsonl"
+    memory = otel_rollout.InMemoryTrajectoryExporter()
+    otel_rollout.configure(
+        service_name="writer",
+        exporters=[memory],
+        span_exporters=[JsonLinesSpanExporter(path)],
+    )
+    client = clients.sync(clients.serve())
+    with rollout("r"):
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "é"}])
+    otel_rollout.shutdown()
+    assert reconstruct(read(path)) == list(memory.get_finished_trajectories())
+    (resource,) = json.loads(path.read_text())["resourceSpans"]
+    assert {"key": "service.name", "value": {"stringValue": "writer"}} in resource["resource"][
+        "attributes"
+    ]
+
+
+def test_links_are_written_with_their_ids(spans: Any):
+    """A link's ids are in hex too."""
+    scopes = json.loads(to_json_line(spans))["resourceSpans"][0]["scopeSpans"]
+    (link,) = next(s for s in scopes[0]["spans"] if s["name"] == "inner")["links"]
+    assert (link["traceId"], link["spanId"]) == (f"{5:032x}", f"{6:016x}")
+
+
+def test_batches_are_appended(spans: Any, tmp_path: Path):
+    """Each batch is a line behind what is there, also of an exporter before it."""
+    path = tmp_path / "spans.jsonl"
+    for _ in range(2):
+        exporter = JsonLinesSpanExporter(path)
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+        assert exporter.force_flush()
+        exporter.shutdown()
+    assert path.read_bytes().count(b"\n") == 2
+
+
+def test_a_file_that_cannot_be_written(
+    spans: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """A missing folder is said at once; a failure later is logged and does not raise."""
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        JsonLinesSpanExporter(tmp_path / "no" / "spans.jsonl")
+    exporter = JsonLinesSpanExporter(tmp_path)
+    assert exporter.export(spans) is SpanExportResult.FAILURE
+    assert "2 spans were not written" in caplog.text

@@ -1,0 +1,69 @@
+"""Tests share code through `tests/kit`, or through a helper module of their own folder, alone."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PATHS = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py"))
+
+
+def shared(path: str, source: str) -> list[str]:
+    """The modules below `tests` that the file at this path imports and may not import."""
+    folder = ["tests", *path.split("/")[:-1]]
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+            if names == ["tests"]:
+                names = [f"tests.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." * node.level + (node.module or "")]
+        else:
+            continue
+        found += [name for name in names if not _may_import(folder, name.split("."))]
+    return found
+
+
+def _may_import(folder: list[str], module: list[str]) -> bool:
+    if module[0] not in ("tests", ""):
+        return True
+    if module[:2] == ["tests", "kit"]:
+        return True
+    helper = module[-1] != "conftest" and not module[-1].startswith("test_")
+    return module[0] == "tests" and module[:-1] == folder and len(folder) > 1 and helper
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_tests_import_the_kit_and_helpers_of_their_folder(path: str) -> None:
+    """No test module imports another test module, a conftest, or a helper of another folder."""
+    assert shared(path, (TESTS / path).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("record/test_tool.py", "from tests.record.test_rollout import ask"),
+        ("record/test_tool.py", "from tests.conftest import Recording"),
+        ("record/test_tool.py", "def f():\n    from tests import conftest"),
+        ("record/test_tool.py", "import tests.look.llm_spans"),
+        ("record/test_tool.py", "from .rollouts import ask"),
+        ("test_docs.py", "from tests.test_examples import python"),
+        ("kit/calling.py", "from tests.record.rollouts import ask"),
+    ],
+)
+def test_any_other_import_is_found(path: str, source: str) -> None:
+    """Test modules, conftests, other folders and relative imports are each reported."""
+    assert len(shared(path, source)) == 1
+
+
+def test_the_kit_and_the_own_folder_are_fine() -> None:
+    """What a test may import is not reported."""
+    assert shared("record/test_tool.py", "from tests.kit.recording import Clients") == []
+    assert shared("record/test_tool.py", "from tests.record.rollouts import ask") == []
+    assert shared("record/test_tool.py", "import json") == []
