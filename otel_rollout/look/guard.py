@@ -1,9 +1,9 @@
 """A guard between an instrumentor of the OpenAI client and its user.
 
-The one idea: an instrumentor only watches. Its wrappers are given copies of what the caller passed
-and of what came back, and what they raise or return goes nowhere; the caller gets the client's own
-result or exception. The invariant: with an instrumentor or without one a call does the same, its
-arguments are as they were, and no secret of the request is on a span.
+The one idea: an instrumentor only watches. Its wrappers get copies of the caller's arguments and
+of the client's result, and whatever they raise or return is dropped; the caller gets the client's
+own result or exception. The invariant: a call does the same with an instrumentor and without one,
+its arguments are not changed, and no secret of the request is on a span.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _UNSEEN = {"logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "rout
     "meta_info",
     "sglext",
 }
-"""Parts of a reply that it does not read."""
+"""Parts of a reply that the instrumentor does not read; they are large."""
 _UNSET = tuple(kind for name in ("NotGiven", "Omit") if (kind := getattr(openai, name, None)))
 _ROOM = 1024
-"""Choices, or tool calls of a choice, that a stream is expected to have at most."""
+"""The most choices, or tool calls of a choice, that are shown of a stream."""
 
 
 def log_swallowed(error: BaseException) -> None:
@@ -50,12 +50,12 @@ def log_swallowed(error: BaseException) -> None:
 
 
 class Guard:
-    """Stands where the instrumentor's wrapper stood."""
+    """Takes the place of the instrumentor's wrapper around a method, and calls it with copies."""
 
     def __init__(self, owner: type, guarded: Any, *, reads_dicts: bool) -> None:
         self.guarded = guarded
         self.over = False
-        """Taken out, but a client keeps `with_raw_response` with what was wrapped at its time."""
+        """Whether it was taken out. A client's `with_raw_response` still calls it then."""
         self._wrapper = guarded._self_wrapper
         self._asynchronous = owner.__name__.startswith("Async")
         self._reads_dicts = reads_dicts
@@ -172,10 +172,9 @@ class _Call:
         raise self._told from None
 
     def _without_secrets(self, error: BaseException) -> BaseException:
-        """The exception, or one of its name that does not say what the request was signed with."""
+        """The exception, or one of the same name without the keys that signed the request."""
         if not isinstance(error, Exception):
             return error
-        kind: Any = type(error)
         try:
             secrets = self._secrets(error)
             text = "".join(traceback.format_exception(error))
@@ -184,10 +183,7 @@ class _Call:
             text = _scrub(str(error), secrets)
         except Exception:
             text = "(no text)"
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        public: Exception = type(kind.__name__, (Exception,), names)(text)
-        public.__suppress_context__ = True
-        return public
+        return _public_error(type(error), text)
 
     def _secrets(self, error: BaseException | None = None) -> set[str]:
         client = self.instance._client
@@ -200,7 +196,7 @@ class _Call:
         return secrets
 
     def _view(self) -> Any:
-        """What the instrumentor may see of the result."""
+        """The copy of the result that the instrumentor sees."""
         try:
             seen = self._result
             if isinstance(seen, LegacyAPIResponse):
@@ -268,6 +264,20 @@ def _end_span(span: Any, error: BaseException | None, *, recorded: bool = False)
             span.record_exception(error)
         span.set_status(trace.StatusCode.ERROR, str(error))
     span.end()
+
+
+def _public_error(kind: type[Exception], text: str) -> Exception:
+    """An exception with this text, which spans show under the name of `kind`."""
+
+    class PublicError(Exception):
+        pass
+
+    PublicError.__name__ = kind.__name__
+    PublicError.__qualname__ = kind.__qualname__
+    PublicError.__module__ = kind.__module__
+    public = PublicError(text)
+    public.__suppress_context__ = True
+    return public
 
 
 class _PublicClient(wrapt.ObjectProxy):  # type: ignore[type-arg]
@@ -404,7 +414,7 @@ class _Watcher:
 
 
 def _is_absurd(item: Any) -> bool:
-    """Whether an index in it would have its reader fill the memory."""
+    """Whether an index in it is so large that the instrumentor would fill the memory."""
     choices = getattr(item, "choices", None)
     entries = list(choices) if isinstance(choices, list) else []
     for choice in choices or ():
@@ -462,7 +472,7 @@ def _scrub(text: str, secrets: set[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A copy, in JSON's types, of what the caller passed; nothing of it is used up."""
+    """A copy, in JSON's types, of a caller's argument; iterators in it are not consumed."""
     if value is None or isinstance(value, str | int | float | type):
         return value
     if isinstance(value, Mapping):
@@ -485,7 +495,7 @@ def _dumped(reply: Any) -> dict[str, Any]:
 
 
 def _visible(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with all that it says in `content` and `tool_calls`, as functions."""
+    """The message with all its parts in `content` and `tool_calls`, where they are looked for."""
     message = dict(message)
     content = message.get("content")
     blocks = content if isinstance(content, list) else [content] if content else []

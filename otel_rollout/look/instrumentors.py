@@ -1,7 +1,7 @@
 """The instrumentors that draw LLM spans: put in with a guard around them, and taken out again.
 
 The one idea: whoever instruments, each call is drawn once and behind a guard (`guard.py`). The
-invariant: what is put into another package here is as it was after the undoing.
+invariant: after the undoing, every package that was changed here is as it was before.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check(name: str | None) -> None:
 
 
 def instrument(name: str | None, provider: TracerProvider) -> Undo:
-    """Let the instrumentor `name` draw LLM spans on `provider`; the result takes it out again.
+    """Let the instrumentor `name` draw LLM spans on `provider`; returns a function that undoes it.
 
     One that instruments already is left as it is, and no second one is added. The default one is
     guarded, also where it is the user's, and whoever calls its `instrument` from now on.
@@ -114,7 +114,7 @@ def _instrument_openai(provider: TracerProvider) -> Undo:
 
 
 def _mend(kind: Any, undo: list[Undo]) -> None:
-    """Mend what no wrapper can."""
+    """Replace functions of the instrumentor whose faults no wrapper can hide."""
 
     def replace(owner: Any, name: str, new: Callable[[Any], Any]) -> None:
         if name in vars(owner):
@@ -139,7 +139,7 @@ def _mend(kind: Any, undo: list[Undo]) -> None:
 
 
 def _run(step: Coroutine[Any, Any, None]) -> None:
-    """Do what awaits nothing here and now; `asyncio.run` would take the thread's loop away."""
+    """Run a coroutine that awaits nothing; `asyncio.run` would take the thread's loop away."""
     if Config.upload_base64_image is None:
         try:
             step.send(None)
@@ -156,7 +156,7 @@ _MOST_PENDING = 1000
 
 
 class _Pending(dict[str, Any]):
-    """Responses that somebody may come back for; its own dict keeps all of them for ever."""
+    """Responses that may still be retrieved; the instrumentor's dict keeps all of them for ever."""
 
     def __setitem__(self, key: str, data: Any) -> None:
         self.pop(key, None)
@@ -170,7 +170,7 @@ class _Pending(dict[str, Any]):
 
 
 def _wrapped_methods() -> Iterator[tuple[type, str, Any]]:
-    """Every method of the client with a wrapper of the instrumentor's, or a guard, around it."""
+    """Each method of the client that has an instrumentor's wrapper, or a guard, around it."""
     for name, module in list(sys.modules.items()):
         if not name.startswith("openai.resources."):
             continue

@@ -1,9 +1,8 @@
 """The train lane: a span processor that turns the spans of a rollout into its trajectory.
 
-It keeps the exchange spans of the rollouts that are running, by the rollout id that capture wrote
-on them. When a rollout's span ends it rebuilds the trajectory, hands it to the exporters and
-forgets the spans. It sees every recorded span, sampled or not, and nothing of it passes through a
-batch processor.
+It keeps the exchange spans of running rollouts, by the rollout id that is written on them. When a
+rollout's span ends it rebuilds the trajectory, hands it to the exporters and forgets the spans. It
+sees every recorded span, sampled or not; nothing that trains passes through a batch processor.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.rebuild import Assembly
+from otel_rollout.record.boundary import guarded
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.running import ActiveRollout, Key
@@ -42,13 +42,17 @@ class _Buffer:
     active: ActiveRollout
     span: ReadableSpan
     assembly: Assembly
+    """The part of the rollout that is rebuilt already."""
     ended: list[SpanRecord] = field(default_factory=list)
     """Exchange spans that the assembly has not taken in yet."""
     open: dict[int, ReadableSpan] = field(default_factory=dict)
+    """Exchange spans that have not ended, by span id."""
     size: int = 0
+    """Characters of span text that it holds."""
     refused: int = 0
+    """Exchange spans that were not kept, because `max_bytes` was reached."""
     cut_off: bool = False
-    """It was handed over as it was at shutdown, and only its own object is completed."""
+    """Its trajectory is not exported (any more), and takes in no further calls."""
 
 
 class TrajectorySpanProcessor(SpanProcessor):
@@ -56,11 +60,14 @@ class TrajectorySpanProcessor(SpanProcessor):
 
         provider.add_span_processor(TrajectorySpanProcessor(InMemoryTrajectoryExporter()))
 
-    `on_start` and `on_end` do no I/O and never raise. What is held is bounded: `max_bytes` of
-    span text over all running rollouts, and `max_queue_size` finished trajectories that wait for
-    exporters which block. A call that a bound keeps out is a sentence in the trajectory's
-    `warnings`; a trajectory that finds the queue full is counted in `dropped`, and logged.
-    ConfigurationError for what is no exporter.
+    exporters: objects with the methods of `TrajectoryExporter`.
+    max_bytes: int, bound on the span text that all running rollouts hold together. A call beyond
+        it is not kept, and the trajectory has a warning.
+    max_queue_size: int, bound on finished trajectories that wait for exporters which block. One
+        beyond it is not exported: it is counted in `dropped`, and logged.
+
+    `on_start` and `on_end` do no I/O and never raise. ConfigurationError for what is no exporter,
+    and for a bound below 1.
     """
 
     def __init__(
@@ -79,12 +86,12 @@ class TrajectorySpanProcessor(SpanProcessor):
                 )
         self.exporters = list(exporters)
         self.dropped = 0
-        """Trajectories that did not reach the exporters."""
+        """Number of trajectories that did not reach the exporters."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._buffers: dict[Key, _Buffer] = {}
         self._rollouts: dict[str, Key] = {}
-        """The rollout of each open rollout span, by span id: a limit may cut its attributes."""
+        """The rollout of each open rollout span, by span id: a limit may drop its attributes."""
         self._lock = threading.RLock()
         self._exporting = threading.RLock()
         """Held during `export` of an exporter that does not block: calls never overlap."""
@@ -98,52 +105,48 @@ class TrajectorySpanProcessor(SpanProcessor):
 
     # --- spans
 
+    @guarded("a span was not recorded for its trajectory")
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Begin to collect for a rollout span; remember an exchange span that is under way."""
-        try:
-            scope = span.instrumentation_scope
-            if scope is None or scope.name != sc.SCOPE or self._closed:
-                return
-            active = rollout_of(parent_context)
-            if active is None or span.context is None:
-                return
-            if not active.begun:  # its own span
-                assembly = Assembly(active.id)
-                assembly.trainable = active.trajectory.trainable
-                assembly.rewards = active.trajectory.all_rewards
-                active.recorder = active.recorder or self
-                with self._lock:
-                    self._buffers[active.key] = _Buffer(active, span, assembly)
-                    self._rollouts[f"{span.context.span_id:016x}"] = active.key
-            elif sc.EXCHANGE_VERSION in (span.attributes or {}):
-                buffer = self._buffers.get(active.key)
-                if buffer is not None:
-                    buffer.open[span.context.span_id] = span
-        except Exception:
-            logger.exception("a span was not recorded for its trajectory")
+        """Begin to collect for a rollout span; remember an exchange span until it ends."""
+        scope = span.instrumentation_scope
+        if scope is None or scope.name != sc.SCOPE or self._closed:
+            return
+        active = rollout_of(parent_context)
+        if active is None or span.context is None:
+            return
+        if not active.begun:  # its own span
+            assembly = Assembly(active.id)
+            assembly.trainable = active.trajectory.trainable
+            assembly.rewards = active.trajectory.all_rewards
+            active.recorder = active.recorder or self
+            with self._lock:
+                self._buffers[active.key] = _Buffer(active, span, assembly)
+                self._rollouts[f"{span.context.span_id:016x}"] = active.key
+        elif sc.EXCHANGE_VERSION in (span.attributes or {}):
+            buffer = self._buffers.get(active.key)
+            if buffer is not None:
+                buffer.open[span.context.span_id] = span
 
+    @guarded("a span was not recorded for its trajectory")
     def on_end(self, span: ReadableSpan) -> None:
         """Keep an exchange span; complete the trajectory of a rollout span."""
-        try:
-            scope = span.instrumentation_scope
-            if scope is None or scope.name != sc.SCOPE:
-                return
-            record = unchecked_record(span)  # what was cut of an exchange is found when it is read
-            key = self._rollouts.pop(record.span_id, None)
-            if key is not None:
-                self._finish(key, as_record(record))
-            elif sc.EXCHANGE_VERSION in record.attributes:
-                rollout_id, process = record.text(sc.ROLLOUT_ID), record.text(sc.EXCHANGE_PROCESS)
-                self._keep((rollout_id or "", process or ""), record)
-        except Exception:
-            logger.exception("a span was not recorded for its trajectory")
+        scope = span.instrumentation_scope
+        if scope is None or scope.name != sc.SCOPE:
+            return
+        record = unchecked_record(span)  # truncation is looked for when the record is read
+        key = self._rollouts.pop(record.span_id, None)
+        if key is not None:
+            self._finish(key, as_record(record))
+        elif sc.EXCHANGE_VERSION in record.attributes:
+            rollout_id, process = record.text(sc.ROLLOUT_ID), record.text(sc.EXCHANGE_PROCESS)
+            self._keep((rollout_id or "", process or ""), record)
 
     def _keep(self, key: Key, record: SpanRecord) -> None:
         size = sum(len(value) for value in record.attributes.values() if isinstance(value, str))
         with self._lock:
             buffer = self._buffers.get(key)
             if buffer is None:
-                return  # capture said on the trajectory that this one came too late
+                return  # it came after the rollout's end, and the trajectory has a warning
             buffer.open.pop(int(record.span_id, 16), None)
             if buffer.cut_off:
                 return
@@ -157,10 +160,7 @@ class TrajectorySpanProcessor(SpanProcessor):
                 buffer.active.records.append(record)
 
     def withhold(self, rollout_id: str) -> None:
-        """Complete the trajectory of this running rollout, but hand it to no exporter.
-
-        Its calls from now on are not part of it.
-        """
+        """Export no trajectory of this running rollout, and keep none of its further calls."""
         with self._lock:
             for key, buffer in self._buffers.items():
                 if rollout_id in key:
@@ -176,7 +176,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             return buffer.assembly.conversations()
 
     def add_spans(self, key: Key, records: Sequence[SpanRecord]) -> None:
-        """Take in what other processes recorded of a running rollout."""
+        """Take in spans that other processes recorded of a running rollout."""
         for record in records:
             if sc.EXCHANGE_VERSION in record.attributes:
                 self._keep(key, record)
@@ -194,7 +194,8 @@ class TrajectorySpanProcessor(SpanProcessor):
             buffer.assembly.notes.append(
                 "a limit on the number of attributes cut this rollout's spans: calls may be missing"
             )
-        with self._lock:  # who asks for the trajectory meanwhile finds it here, or filled
+        # Hold the lock, so that readers see either the buffer or the filled trajectory.
+        with self._lock:
             trajectory = self._trajectory(buffer, record)
             del self._buffers[key]
             self._bytes -= buffer.size
@@ -256,7 +257,7 @@ class TrajectorySpanProcessor(SpanProcessor):
                     self._worker = threading.Thread(
                         target=self._work, name="otel-rollout-export", daemon=True
                     )
-                    # It works for all rollouts: the one that is current here is not its own.
+                    # It works for all rollouts, so the context of this one must not go with it.
                     token = otel_context.attach(Context())
                     try:
                         self._worker.start()
@@ -283,14 +284,13 @@ class TrajectorySpanProcessor(SpanProcessor):
                 self._queue.task_done()
 
     def _export(self, exporter: TrajectoryExporter, trajectory: Trajectory) -> None:
-        try:
+        with guarded("%s did not export trajectory %s", exporter, trajectory.id):
             exporter.export([trajectory])
-        except Exception:
-            self.dropped += 1
-            logger.exception("%s did not export trajectory %s", exporter, trajectory.id)
+            return
+        self.dropped += 1
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Wait until what has finished is exported; False if that takes longer."""
+        """Wait until every finished trajectory is exported; False if that takes longer."""
         settle()
         deadline = time.monotonic() + timeout_millis / 1000
         with self._queue.all_tasks_done:
@@ -306,9 +306,10 @@ class TrajectorySpanProcessor(SpanProcessor):
         return done
 
     def shutdown(self, timeout_millis: int = 30_000) -> None:
-        """Export what has finished, and what still runs as far as it has come; then stop.
+        """Export the finished trajectories, and the running ones as far as they have come.
 
-        What is not exported in time is counted in `dropped`, and logged.
+        Nothing is recorded afterwards. Trajectories that are not exported in time are counted in
+        `dropped`, and logged.
         """
         if self._closed:
             return
@@ -325,12 +326,10 @@ class TrajectorySpanProcessor(SpanProcessor):
             buffer.cut_off = True
             if buffer.active.is_part:
                 continue
-            try:
+            with guarded("a running rollout was not exported at shutdown"):
                 _take_in(buffer)
                 buffer.assembly.add(as_record(buffer.span))
                 self._hand_over(buffer.assembly.trajectory())
-            except Exception:
-                logger.exception("a running rollout was not exported at shutdown")
         if not self.force_flush(timeout_millis):
             self._drop_waiting()
         if self._worker is not None:
@@ -371,20 +370,20 @@ def check_exporter(exporter: object) -> None:
 
 
 def _take_in(buffer: _Buffer) -> None:
+    """Rebuild from the exchange spans that have ended since the last time."""
     ended, buffer.ended = buffer.ended, []
     buffer.assembly.add_later(ended)
 
 
 def _try(exporter: object, call: Callable[[], object]) -> object:
-    try:
+    """The result of this call of an exporter; False if it raised."""
+    with guarded("%s failed", exporter):
         return call()
-    except Exception:
-        logger.exception("%s failed", exporter)
-        return False
+    return False
 
 
 def _forget_parent(processor: TrajectorySpanProcessor | None) -> None:
-    """In a forked child: the parent's rollouts and its worker are not ours."""
+    """Empty the processor in a forked child: rollouts and worker are the parent's."""
     if processor is not None:
         processor._lock = threading.RLock()
         processor._exporting = threading.RLock()
