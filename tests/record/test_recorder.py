@@ -17,7 +17,7 @@ from otel_rollout.record.current import current_rollout
 from otel_rollout.record.encoding import decoded
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.testing import ModelServer, Raw, Reply, WireExchange
-from tests.conftest import Clients, Recording
+from tests.kit.recording import Clients, Recording
 from tests.test_capture import ASK, attribute, exchange_spans
 
 JSON = {"content-type": "application/json"}
