@@ -25,8 +25,8 @@ import otel_rollout
 from otel_rollout import Trajectory, get_current_trajectory, rollout
 from otel_rollout.record import capture
 from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall
+from otel_rollout.wire import events_of_frames, merge
 from otel_rollout.wire.messages import visible_key
-from otel_rollout.wire.streams import events_of_frames, merge
 from tests.conftest import Clients, Recording
 from tests.test_capture import (
     STREAMED,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans import writer as exchange
+from otel_rollout.spans import exchange
 from otel_rollout.spans.record import SpanRecord, sealed
 from otel_rollout.spans.writer import ExchangeWriter
 from otel_rollout.trajectory.tokens import TokenSequence
