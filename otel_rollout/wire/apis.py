@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events, ModelApi
@@ -30,8 +31,13 @@ class Merged:
 
 def api_of(path: str) -> ModelApi | None:
     """The API that is asked at a path (its query is ignored); None where no model generates."""
+    return _api_of(path, APIS)
+
+
+@lru_cache(maxsize=256)
+def _api_of(path: str, apis: tuple[ModelApi, ...]) -> ModelApi | None:
     path = path.partition("?")[0]
-    return next((api for api in APIS if api.path_of(path) is not None), None)
+    return next((api for api in apis if api.path_of(path) is not None), None)
 
 
 def apis_of(path: str) -> tuple[ModelApi, ...]:
@@ -42,18 +48,31 @@ def apis_of(path: str) -> tuple[ModelApi, ...]:
 
 def conversation_members() -> frozenset[str]:
     """The members of requests that may hold the conversation."""
-    return frozenset(api.conversation for api in APIS)
+    return _conversation_members(APIS)
+
+
+@lru_cache
+def _conversation_members(apis: tuple[ModelApi, ...]) -> frozenset[str]:
+    return frozenset(api.conversation for api in apis)
 
 
 def context_members() -> tuple[str, ...]:
     """The members of requests that the model sees before the conversation, each once."""
-    return tuple(dict.fromkeys(name for api in APIS for name in api.context))
+    return _context_members(APIS)
+
+
+@lru_cache
+def _context_members(apis: tuple[ModelApi, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for api in apis for name in api.context))
 
 
 def retrieval_of(path: str) -> tuple[ModelApi, str] | None:
     """The API, and the id of the reply, that a request to `path` retrieves; None if it is none."""
-    found = ((api, api.retrieved_id(path)) for api in APIS)
-    return next(((api, reply_id) for api, reply_id in found if reply_id is not None), None)
+    for api in APIS:
+        reply_id = api.retrieved_id(path)
+        if reply_id is not None:
+            return api, reply_id
+    return None
 
 
 def merge(events: str, choices: int = 1, path: str = "") -> Merged:

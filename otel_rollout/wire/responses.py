@@ -81,7 +81,7 @@ class Responses(ModelApi):
         return _STATUSES.get(str(status), "complete")
 
     def retrieved_id(self, path: str) -> str | None:
-        found = _retrieval(path)
+        found = _retrieval(path) if "responses/" in path else None
         return found[1] if found else None
 
     def is_unfinished(self, reply: Reply) -> bool:
