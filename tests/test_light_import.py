@@ -45,7 +45,6 @@ def recorded(recording: Recording, clients: Clients, path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="otel_rollout.otlp imports the SDK, to write spans")
 def test_reading_a_file_imports_no_client_and_no_sdk(
     recording: Recording, clients: Clients, tmp_path: Path
 ) -> None:

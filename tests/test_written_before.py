@@ -104,7 +104,6 @@ def test_a_history() -> None:
     } == EXPECTED["history"]
 
 
-@pytest.mark.xfail(strict=True, reason="the door of otel_rollout.trajectory has no Rewards")
 def test_rewards() -> None:
     """Pickled rewards have their names and values."""
     assert dict(unpickled("rewards")) == EXPECTED["rewards"]

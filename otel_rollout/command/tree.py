@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from otel_rollout.trajectory import Completion, History, HistoryItem, Trajectory
-from otel_rollout.wire import Json, dumps, reasoning_of
+from otel_rollout.wire import Json, dumps, reasoning_of, shown_calls, shown_part, tool_name
 
 _SHORTEST = 20
 _controls = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -112,14 +112,10 @@ def _content(message: Json) -> str:
     if reasoning := reasoning_of({**message, "content": None}):
         parts.append(f"({reasoning})")
     if isinstance(content, list):
-        parts += map(_part, content)  # where the Messages API has the reasoning
+        parts += map(_part, content)
     elif content:
         parts.append(str(content))
-    if message.get("refusal"):
-        parts.append(f"refusal: {message['refusal']}")
-    for call in message.get("tool_calls") or ():
-        body = call.get(call.get("type") or "function") or {}
-        parts.append(f"→ {body.get('name')}({body.get('arguments', body.get('input', ''))})")
+    parts += shown_calls(message)
     if not parts:
         parts.append(dumps({k: v for k, v in message.items() if k != "role" and v is not None}))
     return " ".join(parts)
@@ -128,17 +124,11 @@ def _content(message: Json) -> str:
 def _part(part: Json) -> str:
     if not isinstance(part, dict):
         return str(part)
-    if part.get("type") == "tool_use":
-        return f"→ {part.get('name')}({dumps(part.get('input'))})"
-    if part.get("type") == "tool_result":
-        return _content({"content": part.get("content")})
-    if "thinking" in part:
-        return f"({part['thinking']})"
-    return str(part.get("text", f"<{part.get('type')}>"))
+    shown = shown_part(part)
+    if shown is None:
+        return str(part.get("text", f"<{part.get('type')}>"))
+    return shown if isinstance(shown, str) else _content(shown)
 
 
 def _tool_name(tool: Json) -> str:
-    if not isinstance(tool, dict):
-        return str(tool)
-    body = tool.get(tool.get("type", "function"))
-    return str((body if isinstance(body, dict) else tool).get("name", tool.get("type")))
+    return tool_name(tool) if isinstance(tool, dict) else str(tool)

@@ -11,12 +11,12 @@ from otel_rollout import semconv as sc
 from otel_rollout.rebuild.warnings import after_sentence, damage_of, late_sentence, uncertain
 from otel_rollout.spans import Exchange, ExchangeReader, SpanRecord, as_record, united
 from otel_rollout.trajectory import (
+    AllRewards,
     Completion,
     Contents,
     Conversations,
     Recorded,
     Reward,
-    Rewards,
     Source,
     Step,
     Trajectory,
@@ -37,7 +37,7 @@ class Assembly:
     rollout_id: str
     trainable: bool = True
     """Whether the rollout is to be learned from, as far as its spans tell."""
-    rewards: Rewards = field(default_factory=Rewards)
+    rewards: AllRewards = field(default_factory=AllRewards)
     """The trajectory's rewards; the live trajectory's own while the rollout runs."""
     refused: int = 0
     """Exchanges that whoever collected the spans did not keep; a note says why."""
@@ -186,7 +186,7 @@ class Assembly:
     def claim(
         self,
         span_ids: Iterable[str],
-        rewards: Rewards,
+        rewards: AllRewards,
         *,
         trainable: bool,
         own: Assembly | None = None,
@@ -218,7 +218,7 @@ class Assembly:
     def join_parts(self, trajectory: Trajectory) -> None:
         """Add what other processes set on the rollout; what it set itself stays."""
         for record in sorted(self._parts.values(), key=lambda r: (r.start_time_ns, r.span_id)):
-            trajectory.join(_read_rollout(record, Rewards(), None))
+            trajectory.join(_read_rollout(record, AllRewards(), None))
 
     def _warnings(self, exchanges: Sequence[Exchange], conversations: Conversations) -> list[str]:
         """A short sentence for whatever is missing or uncertain."""
@@ -333,7 +333,7 @@ class _Claimed:
 
     around: Assembly
     span_ids: frozenset[str]
-    rewards: Rewards
+    rewards: AllRewards
     trainable: bool
     own: Assembly | None
 
@@ -364,7 +364,7 @@ def _may_change(exchange: Exchange) -> bool:
 _WORKFLOW = f"{sc.OPERATION_INVOKE_WORKFLOW} "
 
 
-def _read_rollout(record: SpanRecord, rewards: Rewards, source: Source | None) -> Trajectory:
+def _read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None) -> Trajectory:
     warnings = [f"its {key} was cut, or did not come" for key in sorted(record.cut)]
 
     def json(key: str) -> Json:
@@ -441,7 +441,7 @@ def _is_unreadable(record: SpanRecord) -> bool:
     return not record.cut.isdisjoint((sc.REWARD, sc.REWARD_NUMBER))
 
 
-def _apply_reward(record: SpanRecord, rewards: Rewards) -> None:
+def _apply_reward(record: SpanRecord, rewards: AllRewards) -> None:
     if _is_unreadable(record):  # the span's name says which rewards it may have replaced
         for key in [key for key in rewards if record.name == evaluation_name(key[0])]:
             rewards.remove(key)

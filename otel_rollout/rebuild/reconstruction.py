@@ -17,7 +17,7 @@ from otel_rollout.rebuild.assembly import Assembly
 from otel_rollout.rebuild.dialects import error_of, read_trace
 from otel_rollout.rebuild.warnings import damage_of, repeated_ids
 from otel_rollout.spans import Exchange, SpanRecord, as_record, united
-from otel_rollout.trajectory import Contents, Recorded, Rewards, Trajectory
+from otel_rollout.trajectory import AllRewards, Contents, Recorded, Trajectory
 
 logger = logging.getLogger("otel_rollout")
 
@@ -131,7 +131,7 @@ class _Inferred:
             )
         if not self.is_whole:
             warnings.append("inferred: its root span did not come: how it ended is not known")
-        conversations = Recorded(self.exchanges, Rewards()).read().conversations
+        conversations = Recorded(self.exchanges, AllRewards()).read().conversations
         warnings += damage_of(self.exchanges)
         warnings += [*repeated_ids(conversations.completions), *conversations.ambiguities]
         return Contents(conversations, self.exchanges, warnings)

@@ -1,4 +1,4 @@
-"""Rewards that are set after their rollout's end: each is a span of its own."""
+"""AllRewards that are set after their rollout's end: each is a span of its own."""
 
 from __future__ import annotations
 

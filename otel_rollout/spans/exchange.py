@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from otel_rollout.wire import (
     Json,
     MessagePath,
+    Params,
+    context_members,
     copy_json,
     dumps,
     loads,
@@ -212,19 +214,15 @@ class Exchange:
         text = whole(self._text())
         if self.events is None:
             return loads(text)
-        merged = merge(text)
+        merged = merge(text, path=self.path)
         if merged.body is None:
             raise ValueError("events of an unknown shape")
         return merged.body
 
 
-CONTEXT = ("tools", "instructions", "system")
-"""Parameters that the model sees in front of the conversation."""
-
-
-def context_key(params: Mapping[str, Json]) -> bytes:
+def context_key(params: Params) -> bytes:
     """Bytes that are equal for requests that may continue one another."""
-    relevant = [visible_content(params.get(key)) for key in CONTEXT]
+    relevant = [visible_content(params.get(key)) for key in context_members()]
     return visible_key(relevant) if any(relevant) else b""
 
 

@@ -7,7 +7,6 @@ from typing import Generic, TypeVar
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans.exchange import (
-    CONTEXT,
     LARGE,
     Exchange,
     TokenPath,
@@ -19,6 +18,7 @@ from otel_rollout.spans.record import SpanRecord, united
 from otel_rollout.wire import (
     Json,
     MessagePath,
+    context_members,
     dumps,
     elements,
     extend,
@@ -162,7 +162,9 @@ class ExchangeReader:
         digest = span.text(sc.REQUEST_DIGEST) or ""
         # A conversation is known only if all that decides about it is.
         prompt_is_known = (
-            digest in self._messages and span.cut <= _UNDECISIVE and missing.isdisjoint(CONTEXT)
+            digest in self._messages
+            and span.cut <= _UNDECISIVE
+            and missing.isdisjoint(context_members())
         )
         prompt = self._messages.get(digest) if prompt_is_known else None
         if digest not in self._messages:
@@ -202,9 +204,10 @@ class ExchangeReader:
         )
 
     def _context_key(self, params: dict[str, Json], shared: dict[str, str]) -> bytes:
-        if shared.keys().isdisjoint(CONTEXT):
+        context = context_members()
+        if shared.keys().isdisjoint(context):
             return context_key(params)
-        name = tuple(shared.get(key) or dumps(params.get(key)) for key in CONTEXT)
+        name = tuple(shared.get(key) or dumps(params.get(key)) for key in context)
         if name not in self._context_keys:
             self._context_keys[name] = context_key(params)
         return self._context_keys[name]

@@ -27,6 +27,7 @@ from operator import attrgetter
 from otel_rollout import semconv as sc
 from otel_rollout.spans.exchange import LARGE, digest_of
 from otel_rollout.wire import (
+    conversation_members,
     dumps,
     elements,
     expect,
@@ -43,8 +44,6 @@ SHARED_LENGTH = 256
 """Parameters (tools, instructions, ...) with more JSON text than this are named by digest."""
 
 _ROOT = b""
-
-_MESSAGE_KEYS = ("messages", "input", "prompt")
 
 
 _Attributes = dict[str, "str | int | float | bool"]
@@ -128,10 +127,11 @@ class ExchangeWriter:
         body.decode()  # a body that is no UTF-8 is kept raw
         text, view = body.decode("latin-1"), memoryview(body)
         messages: _Messages | None = None
+        conversation = conversation_members()
 
         def ends(key: str, start: int) -> int | None:
             nonlocal messages
-            if messages is None and key in _MESSAGE_KEYS and is_list_of_objects(text, start):
+            if messages is None and key in conversation and is_list_of_objects(text, start):
                 messages = self._find_messages(key, text, view, start + 1)
                 return messages.end
             for length, digest in self._shared.get(key, ()):

@@ -11,7 +11,7 @@ from otel_rollout.trajectory.episode import Episode, TerminationEvent, Terminati
 from otel_rollout.trajectory.groups import TrajectoryGroup
 from otel_rollout.trajectory.histories import in_order
 from otel_rollout.trajectory.history import History, HistoryItem
-from otel_rollout.trajectory.reward import Reward, RewardKey, Rewards
+from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
 from otel_rollout.trajectory.source import Contents, Recorded, Source
 from otel_rollout.trajectory.steps import Action, Step, call_key, json_of, tie
 from otel_rollout.trajectory.tokens import Dropped, TokenSequence, TokenSequences, token_sequences
@@ -19,6 +19,7 @@ from otel_rollout.trajectory.trajectory import Trajectory
 
 __all__ = [
     "Action",
+    "AllRewards",
     "Completion",
     "Contents",
     "Conversations",

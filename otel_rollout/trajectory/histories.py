@@ -51,23 +51,15 @@ def listed(completions: list[Completion]) -> str:
 
 
 def names_previous(completion: Completion) -> str | None:
-    """The response or conversation that it continues, where the request names it by its id."""
-    conversation = completion.exchange.params.get("conversation")
-    if isinstance(conversation, Mapping):
-        conversation = conversation.get("id")
-    name = previous_reply(completion) or conversation
+    """Id of the reply or conversation that the request continues; None if it names none."""
+    api, params = completion.api, completion.exchange.params
+    name = api.previous_reply(params) or api.conversation_id(params)
     return name if isinstance(name, str) else None
 
 
 def previous_reply(completion: Completion) -> Json:
-    params = completion.exchange.params
-    return params.get("previous_response_id") or _previous_of_thread(completion)
-
-
-def _previous_of_thread(completion: Completion) -> Json:
-    """The reply that a thread of the Messages API goes on from: with its tools, too."""
-    thread = completion.exchange.params.get("thread")
-    return thread.get("previous_message_id") if isinstance(thread, Mapping) else None
+    """Id of the reply that the request continues; None or empty if it names none."""
+    return completion.api.previous_reply(completion.exchange.params)
 
 
 def previous_named(
@@ -201,7 +193,9 @@ def history_of(
         for message in appended.get((completion.id, completion.choice_index), ())
     ]
     asked = completion
-    while asked.tools is None and _previous_of_thread(asked) and asked in parents:
+    while asked.tools is None and asked.api.keeps_tools and asked in parents:
+        if not previous_reply(asked):
+            break
         asked = parents[asked]
     return History(items, copy_json(asked.tools))
 

@@ -1,6 +1,6 @@
-"""Rewards: how well something went, kept in one place for each trajectory.
+"""AllRewards: how well something went, kept in one place for each trajectory.
 
-Every reward of a trajectory, those of single completions included, is in its `Rewards`.
+Every reward of a trajectory, those of single completions included, is in its `AllRewards`.
 Completions, steps and the named view read and write there; nobody keeps a copy.
 """
 
@@ -108,7 +108,7 @@ OnChange = Callable[[RewardKey, "Reward | None"], None]
 """Called with each reward that is set; with None for one that was removed."""
 
 
-class Rewards(Mapping[RewardKey, Reward]):
+class AllRewards(Mapping[RewardKey, Reward]):
     """All rewards of one trajectory by key, in the order in which they were set.
 
     Any thread may set one; iteration is over a copy.
@@ -145,7 +145,7 @@ class Rewards(Mapping[RewardKey, Reward]):
                 del self._of_completions[key[1:]][key]  # type: ignore[index]
         self._changed(key)
 
-    def join(self, rewards: Rewards) -> None:
+    def join(self, rewards: AllRewards) -> None:
         """Add rewards that another process recorded; those that are set here stay."""
         added = [reward for reward in rewards.all() if reward.key not in self]
         on_change, self.on_change = self.on_change, None  # they are on the trace already
@@ -197,9 +197,9 @@ class Rewards(Mapping[RewardKey, Reward]):
         with self._lock:
             return list(self._by_key.values())
 
-    def __reduce__(self) -> tuple[type[Rewards], tuple[dict[RewardKey, Reward]]]:
+    def __reduce__(self) -> tuple[type[AllRewards], tuple[dict[RewardKey, Reward]]]:
         """Copies and pickles are on no trace."""
-        return Rewards, (dict(self),)
+        return AllRewards, (dict(self),)
 
     def __getitem__(self, key: RewardKey) -> Reward:
         return self._by_key[key]
@@ -212,13 +212,19 @@ class Rewards(Mapping[RewardKey, Reward]):
         return len(self._by_key)
 
 
-class NamedRewards(MutableMapping[str, Reward]):
-    """The named rewards of a trajectory, by name; a view of its `Rewards`."""
+class Rewards(MutableMapping[str, Reward]):
+    """The named rewards of a trajectory, by name; a view of its `AllRewards`."""
 
     __slots__ = ("_rewards",)
 
-    def __init__(self, rewards: Rewards) -> None:
+    def __init__(self, rewards: AllRewards) -> None:
         self._rewards = rewards
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Also of pickles of earlier versions, which hold the trajectory."""
+        fields = state[1]
+        held = fields.get("_trajectory")
+        self._rewards = fields["_rewards"] if held is None else held.all_rewards
 
     def __getitem__(self, name: str) -> Reward:
         return self._rewards[name, None, 0]

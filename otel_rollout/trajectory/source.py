@@ -12,7 +12,7 @@ from typing import Protocol
 from otel_rollout.spans import Exchange, SpanRecord
 from otel_rollout.trajectory.completion import completions_of, with_retrieved
 from otel_rollout.trajectory.conversations import Conversations
-from otel_rollout.trajectory.reward import Rewards
+from otel_rollout.trajectory.reward import AllRewards
 from otel_rollout.trajectory.steps import Step
 
 
@@ -46,7 +46,7 @@ class Recorded:
     """Contents that are known already: the exchanges of a file, or none."""
 
     def __init__(
-        self, exchanges: Sequence[Exchange], rewards: Rewards, *, trainable: bool = True
+        self, exchanges: Sequence[Exchange], rewards: AllRewards, *, trainable: bool = True
     ) -> None:
         self._exchanges = exchanges
         self._rewards = rewards

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout.trajectory.completion import Completion
-from otel_rollout.trajectory.reward import Reward, Rewards
+from otel_rollout.trajectory.reward import AllRewards, Reward
 from otel_rollout.wire import Json, MessagePath, dumps, extend, loads
 
 
@@ -51,7 +51,7 @@ class Step:
         # An agent goes on with its list, and changes its messages.
         self._conversation = [copy.copy(message) for message in chat_completions]
         self._reward, self._scored = reward, scored
-        self._rewards: Rewards | None = None
+        self._rewards: AllRewards | None = None
         """Where its reward is kept; None: in the step itself."""
         self.completion = completion
         """The captured call; None where none was found."""

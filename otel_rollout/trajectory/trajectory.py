@@ -23,7 +23,7 @@ from otel_rollout.trajectory.as_json import (
 )
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.history import History
-from otel_rollout.trajectory.reward import NamedRewards, OnChange, Reward, RewardKey, Rewards
+from otel_rollout.trajectory.reward import AllRewards, OnChange, Reward, RewardKey, Rewards
 from otel_rollout.trajectory.source import Built, Contents, Recorded, Source
 from otel_rollout.trajectory.steps import CallKey, Step, call_key
 from otel_rollout.trajectory.tokens import Dropped, TokenSequences, token_sequences
@@ -88,7 +88,7 @@ class Trajectory:
         """Whether a trainer should learn from any of it."""
         self.appended = {key: list(messages) for key, messages in (appended or {}).items()}
         """Messages that the agent appended after a completion (id, choice index)."""
-        self.all_rewards = rewards if isinstance(rewards, Rewards) else Rewards(rewards)
+        self.all_rewards = rewards if isinstance(rewards, AllRewards) else AllRewards(rewards)
         """Every reward by key, those of single completions included, in the order they were set."""
         self._built = list(steps or ()) if by_hand else None
         """Steps that were built by hand; None for a captured trajectory."""
@@ -325,9 +325,9 @@ class Trajectory:
             self.all_rewards.put(Reward(value, explanation=getattr(value, "explanation", None)))
 
     @property
-    def rewards(self) -> NamedRewards:
+    def rewards(self) -> Rewards:
         """Named rewards of the trajectory; may be set after the rollout too."""
-        return NamedRewards(self.all_rewards)
+        return Rewards(self.all_rewards)
 
     @rewards.setter
     def rewards(self, values: Mapping[str, float]) -> None:

@@ -1,7 +1,26 @@
-"""What model servers and clients say on the wire: JSON, messages, streams, token ids. Pure."""
+"""What model servers and clients say on the wire: JSON, messages, streams, model APIs. Pure.
 
+`ModelApi` is the contract of an API. Each API has a module of its own; `wire.apis` lists them.
+"""
+
+from otel_rollout.wire.api import TAIL, ModelApi, Sampled
+from otel_rollout.wire.apis import (
+    api_of,
+    apis_of,
+    context_members,
+    conversation_members,
+    merge,
+    retrieval_of,
+    shown_calls,
+    shown_part,
+    tool_name,
+)
 from otel_rollout.wire.json import (
+    Choice,
     Json,
+    Message,
+    Params,
+    Reply,
     checked_json,
     copy_json,
     dumps,
@@ -10,7 +29,6 @@ from otel_rollout.wire.json import (
     is_list_of_objects,
     loads,
     members,
-    scan,
 )
 from otel_rollout.wire.messages import (
     MessagePath,
@@ -22,6 +40,7 @@ from otel_rollout.wire.messages import (
     visible_content,
     visible_key,
 )
+from otel_rollout.wire.params import length_limit, sampling_params
 from otel_rollout.wire.servers import (
     asked_ids,
     logprobs_mode,
@@ -31,13 +50,24 @@ from otel_rollout.wire.servers import (
     usage,
     weight_version,
 )
-from otel_rollout.wire.streams import events_of_frames, merge, pack_events, unpack_events
+from otel_rollout.wire.sse import events_of_frames, pack_events, unpack_events
 
 __all__ = [
+    "TAIL",
+    "Choice",
     "Json",
+    "Message",
     "MessagePath",
+    "ModelApi",
+    "Params",
+    "Reply",
+    "Sampled",
+    "api_of",
+    "apis_of",
     "asked_ids",
     "checked_json",
+    "context_members",
+    "conversation_members",
     "copy_json",
     "dumps",
     "elements",
@@ -46,6 +76,7 @@ __all__ = [
     "extend",
     "is_list_of_objects",
     "is_reasoning",
+    "length_limit",
     "loads",
     "logprobs_mode",
     "media_of",
@@ -55,9 +86,13 @@ __all__ = [
     "path_messages",
     "prompt_ids",
     "reasoning_of",
+    "retrieval_of",
     "sampled_ids",
     "sampled_logprobs",
-    "scan",
+    "sampling_params",
+    "shown_calls",
+    "shown_part",
+    "tool_name",
     "unpack_events",
     "usage",
     "visible_content",

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 Json = Any
 """A JSON value: None, bool, int, float, str, list or dict with string keys."""
+Params: TypeAlias = Mapping[str, Json]
+"""The members of a request, such as `model` and `temperature`."""
+Message: TypeAlias = dict[str, Json]
+"""A message of a conversation in wire form, such as `{"role": "user", "content": "Hi"}`."""
+Reply: TypeAlias = Mapping[str, Json]
+"""The body of a response, a stream in unstreamed shape."""
+Choice: TypeAlias = Mapping[str, Json]
+"""One sampled choice as the server sent it; the reply itself where an API has only one."""
+Chunk: TypeAlias = dict[str, Json]
+"""The JSON of one event of a stream."""
 
 
 _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -18,7 +18,7 @@ from otel_rollout.otlp import read_json_lines
 from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact
 from otel_rollout.spans.exchange import Exchange
 from otel_rollout.spans.record import SpanRecord
-from otel_rollout.wire.streams import merge
+from otel_rollout.wire import merge
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = [dialect.name for dialect in DIALECTS]

@@ -17,8 +17,9 @@ from otel_rollout.record.current import current_rollout
 from otel_rollout.record.encoding import decoded
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.testing import ModelServer, Raw, Reply, WireExchange
+from tests.kit.comparing import attribute, exchange_spans
+from tests.kit.conversations import ASK
 from tests.kit.recording import Clients, Recording
-from tests.test_capture import ASK, attribute, exchange_spans
 
 JSON = {"content-type": "application/json"}
 EVENTS = {"content-type": "text/event-stream"}

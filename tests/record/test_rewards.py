@@ -1,4 +1,4 @@
-"""Rewards: set at any time, unknown until then, and on a span whichever way they are set."""
+"""AllRewards: set at any time, unknown until then, and on a span whichever way they are set."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout.wire.streams import merge, pack_events, unpack_events
+from otel_rollout.wire.apis import merge
+from otel_rollout.wire.sse import pack_events, unpack_events
 
 texts = st.text(max_size=6)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout.testing import Reply, ToolCall
-from otel_rollout.wire.streams import merge
+from otel_rollout.wire import merge
 from tests.kit.recording import Clients, Recording
 from tests.record.anthropic.claude import ASK, BLOCKS, BOTH, Claude, Json, events, played
 

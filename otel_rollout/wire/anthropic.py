@@ -1,0 +1,127 @@
+"""Anthropic's Messages API: messages of content blocks, the system prompt beside them.
+
+A stream opens each block, sends its deltas by index, and at last the stop reason and usage. The
+input of a tool comes as pieces of JSON text; truncated input stays the text that it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from otel_rollout.wire.api import Events, ModelApi, Sampled
+from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps
+from otel_rollout.wire.messages import MessagePath
+from otel_rollout.wire.sse import try_loads
+
+_ends_with_stop = re.compile(rb'\ndata: ?\{\s*"type":\s*"message_stop"\s*\}').search
+
+
+class Messages(ModelApi):
+    """`/v1/messages`, as Anthropic serves it, and vLLM, SGLang and llama.cpp beside their own."""
+
+    paths = ("/v1/messages",)  # with the version: OpenAI's `/threads/{id}/messages` is no call
+    context = ("tools", "system")
+    finish_names = ("stop_reason",)
+    stop_names = ("stop_sequence", "stopping_word")
+    keeps_tools = True
+
+    def choices_asked(self, params: Params) -> int:
+        return 1
+
+    def previous_reply(self, params: Params) -> Json:
+        thread = params.get("thread")
+        return thread.get("previous_message_id") if isinstance(thread, Mapping) else None
+
+    def is_last(self, tail: bytes) -> bool:
+        if b"message_stop" in tail and _ends_with_stop(tail):
+            return True
+        return super().is_last(tail)  # proxies send OpenAI's last event
+
+    def recognises(self, chunks: Sequence[Chunk]) -> bool:
+        return any(chunk.get("type") == "message_start" for chunk in chunks)
+
+    def merge(self, chunks: Sequence[Chunk]) -> Json:
+        return _merge_message(chunks)
+
+    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
+        return events.error is None and any(map(_ends_message, events.chunks))
+
+    def sampled(
+        self, params: Params, prompt: MessagePath | None, reply: Reply
+    ) -> Iterator[Sampled]:
+        content = reply.get("content")
+        if isinstance(content, list):
+            message = {"role": reply.get("role") or "assistant", "content": content}
+            yield Sampled(0, reply, (message,), prompt)
+
+    def shown_part(self, part: Message) -> str | Message | None:
+        if part.get("type") == "tool_result":
+            return {"content": part.get("content")}
+        if part.get("type") == "tool_use":
+            return f"→ {part.get('name')}({dumps(part.get('input'))})"
+        return f"({part['thinking']})" if "thinking" in part else None
+
+
+def _ends_message(chunk: Chunk) -> bool:
+    """True if the message is over; some clients read no further than the stop reason."""
+    delta = chunk.get("delta") if chunk.get("type") == "message_delta" else None
+    reason = delta.get("stop_reason") if isinstance(delta, dict) else None
+    return chunk.get("type") == "message_stop" or reason is not None
+
+
+def _merge_message(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    message: dict[str, Any] = {}
+    blocks: dict[int, dict[str, Any]] = {}
+    texts: dict[tuple[int, str], list[str]] = {}
+    for chunk in chunks:
+        kind = chunk.get("type")
+        if kind == "message_start":
+            message = chunk["message"]
+        elif kind == "content_block_start":
+            blocks[chunk["index"]] = chunk["content_block"]
+        elif kind == "content_block_delta":
+            block = blocks.setdefault(chunk["index"], {})
+            _merge_delta(block, chunk["index"], chunk["delta"], texts)
+        elif kind == "message_delta":
+            said = {key: value for key, value in chunk.items() if key not in ("type", "delta")}
+            if isinstance(said.get("usage"), dict):
+                said["usage"] = _known(message.get("usage") or {}, said["usage"])
+            message = _known(message, said, chunk.get("delta") or {})
+    for (index, key), pieces in texts.items():
+        text = "".join(pieces)
+        if key != "input":
+            blocks[index][key] = text
+        elif text:
+            parsed = try_loads(text)
+            blocks[index][key] = text if parsed is None else parsed
+    if blocks:
+        message["content"] = [blocks[index] for index in sorted(blocks)]
+    return message
+
+
+def _merge_delta(
+    block: dict[str, Any],
+    index: int,
+    delta: dict[str, Json],
+    texts: dict[tuple[int, str], list[str]],
+) -> None:
+    """Add a delta to its block; `texts` has the pieces of texts by block index and member."""
+    for key, value in delta.items():
+        if key == "partial_json":
+            texts.setdefault((index, "input"), []).append(value)
+        elif key in ("text", "thinking"):
+            texts.setdefault((index, key), [block.get(key) or ""]).append(value)
+        elif key == "citation":
+            block["citations"] = [*(block.get("citations") or ()), value]
+        elif key != "type" and value is not None:
+            block[key] = value
+
+
+def _known(first: dict[str, Any], *later: dict[str, Any]) -> dict[str, Any]:
+    """All members in one object: later ones win, except with None."""
+    known = dict(first)
+    for fields in later:
+        known |= {k: v for k, v in fields.items() if v is not None or k not in known}
+    return known

@@ -1,0 +1,189 @@
+"""The contract of a model API: how its requests, replies and streams are read.
+
+One subclass of `ModelApi` for each API, in a module of its own; `otel_rollout.wire.apis` lists
+them. The defaults are OpenAI's, so an API overrides only what it does in another way. Every
+method is pure and takes wire JSON as it came, unchecked: a request or reply of another shape than
+expected gives None or nothing, `merge` alone may raise. `is_last` and `choices_asked` are called
+on the agent's thread while it makes its calls; the rest when a rollout is rebuilt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from otel_rollout.wire.choices import samples_per_prompt
+from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply
+from otel_rollout.wire.messages import MessagePath, extend
+
+TAIL = 128
+"""How many of the last bytes of a stream `ModelApi.is_last` is given."""
+
+_TRUNCATED = ("length", "limit", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
+"""Finish reasons of replies that a length limit ended; proxies pass on those of other APIs."""
+
+_ends_with_done = re.compile(rb"\ndata: ?\[DONE\]").search
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One sampled choice of a reply, with the conversation that it answers."""
+
+    index: int
+    """Index of the choice in its reply, from 0."""
+    choice: Choice
+    """The choice as the server sent it, without a prompt that it echoes."""
+    items: tuple[Json, ...]
+    """What was sampled, in wire form: one message, or output items; () if nothing was."""
+    prompt: MessagePath | None
+    """The conversation that was asked with; None where it is empty or not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The events of one stream, parsed."""
+
+    chunks: list[Chunk]
+    """The JSON objects of the events, in order."""
+    done: bool
+    """True if `[DONE]` came."""
+    error: Json
+    """The error that the server reported inside the stream; None if it reported none."""
+
+
+class ModelApi:
+    """How one model API is read. Stateless; one instance serves all threads."""
+
+    paths: tuple[str, ...] = ()
+    """Ends of the paths at which it is asked, such as `/chat/completions`."""
+    conversation: str = "messages"
+    """The member of a request that holds the conversation as a list of messages."""
+    text: str = "prompt"
+    """The member of a request that may hold a text or token ids instead."""
+    context: tuple[str, ...] = ("tools",)
+    """Members of a request that the model sees before the conversation."""
+    finish_names: tuple[str, ...] = ("finish_reason",)
+    """Members of a choice that may say why it ended, the best first."""
+    stop_names: tuple[str, ...] = ("stop_reason", "matched_stop")
+    """Members of a choice that may hold the stop string or token id that ended it."""
+    keeps_tools: bool = False
+    """True if a request that continues a reply by id has the tools of that reply's request."""
+
+    # --- requests
+
+    def path_of(self, path: str) -> str | None:
+        """The end of `path` (without its query) by which the API is recognised; None if by none."""
+        return next((end for end in self.paths if path.endswith(end)), None)
+
+    def choices_asked(self, params: Params) -> int:
+        """Number of choices that a request asks for."""
+        return samples_per_prompt(params)
+
+    def token_id_params(self, path: str) -> Params | None:
+        """Members that ask for token ids and log-probabilities; None if nothing does at `path`."""
+        return None
+
+    def asked(self, params: Params, prompt: MessagePath | None) -> MessagePath | None:
+        """The conversation of a request, given its list of messages if it has one.
+
+        A text stands for the message of a user.
+        """
+        text = params.get(self.text) if prompt is None else None
+        return extend(None, {"role": "user", "content": text}) if text else prompt
+
+    def previous_reply(self, params: Params) -> Json:
+        """Id of the reply that a request continues, where it names one; else None."""
+        return params.get("previous_response_id")
+
+    def conversation_id(self, params: Params) -> Json:
+        """Id of the conversation on the server that a request continues; None if of none."""
+        conversation = params.get("conversation")
+        return conversation.get("id") if isinstance(conversation, Mapping) else conversation
+
+    # --- streams
+
+    def is_last(self, tail: bytes) -> bool:
+        """True if the last event of a whole stream is in its last `TAIL` bytes.
+
+        Asked for every chunk that the agent reads, so look for a mark with `in` first. An event
+        follows a line break, also the first one: a stream shorter than `TAIL` is given with one
+        before it. An API whose last event is too long for that is known by `is_whole` alone.
+        """
+        return b"[DONE]" in tail and _ends_with_done(tail) is not None
+
+    def recognises(self, chunks: Sequence[Chunk]) -> bool:
+        """True if these are events of this API. Exclusive among the APIs, as far as possible."""
+        return False
+
+    def merge(self, chunks: Sequence[Chunk]) -> Json:
+        """The reply that the server would have sent unstreamed; it may change the chunks.
+
+        It may raise AttributeError, KeyError, TypeError and ValueError for chunks that only
+        seemed to be of this API.
+        """
+        raise TypeError(f"{type(self).__name__} has no streams")
+
+    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
+        """True if the server said all it had to say of `choices` choices.
+
+        `body` is the merged reply; None if it could not be merged.
+        """
+        return events.done and events.error is None
+
+    # --- replies
+
+    def sampled(
+        self, params: Params, prompt: MessagePath | None, reply: Reply
+    ) -> Iterator[Sampled]:
+        """The choices of a reply, in its order; `prompt` is the request's list of messages."""
+        return iter(())
+
+    def finish_reason(self, choice: Choice) -> str | None:
+        """Why sampling ended, as the server said it; None where it did not."""
+        reason = next(filter(None, map(choice.get, self.finish_names)), None)
+        return reason if isinstance(reason, str) else None
+
+    def stop_reason(self, choice: Choice) -> str | int | None:
+        """The stop string or token id that ended it; None where the server did not say."""
+        reasons = map(choice.get, self.stop_names)
+        return next((r for r in reasons if isinstance(r, str | int) and r != ""), None)
+
+    def is_truncated(self, choice: Choice, reply: Reply) -> bool:
+        """True if the server says that a length limit ended it."""
+        details = reply.get("incomplete_details")
+        reason = details.get("reason") if isinstance(details, Mapping) else None
+        return (
+            reason if isinstance(details, Mapping) else self.finish_reason(choice)
+        ) in _TRUNCATED
+
+    def outcome(self, reply: Json) -> str | None:
+        """How the call ended by its reply's own account, as `Completion.status`; None: not told."""
+        return None
+
+    # --- replies that are made in the background
+
+    def retrieved_id(self, path: str) -> str | None:
+        """Id of the reply that a request to `path` retrieves; None if it retrieves none."""
+        return None
+
+    def is_unfinished(self, reply: Reply) -> bool:
+        """True if the reply only says that it is still being made."""
+        return False
+
+    # --- people
+
+    def shown_part(self, part: Message) -> str | Message | None:
+        """A part of a message's content as text, or as a message where it has content of its own.
+
+        None for a part of another API, and for one that is plain text.
+        """
+        return None
+
+    def shown_calls(self, message: Message) -> list[str]:
+        """A text for each refusal and tool call that a message has outside of its content."""
+        return []
+
+    def tool_name(self, tool: Message) -> str | None:
+        """The name inside a tool definition; None where it is simply the member `name`."""
+        return None

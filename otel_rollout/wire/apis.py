@@ -1,0 +1,120 @@
+"""Every model API, listed once, and what is asked of all of them where the path tells nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from otel_rollout.wire.anthropic import Messages
+from otel_rollout.wire.api import Events, ModelApi
+from otel_rollout.wire.chat import ChatCompletions
+from otel_rollout.wire.json import Json, Message
+from otel_rollout.wire.responses import Responses
+from otel_rollout.wire.sse import parse_events
+from otel_rollout.wire.text import TextCompletions
+
+APIS: tuple[ModelApi, ...] = (Responses(), Messages(), ChatCompletions(), TextCompletions())
+"""All APIs. Where several would take a path or a stream, the first of them does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A stream as one reply."""
+
+    body: Json
+    """The reply in unstreamed shape; None where no API recognises the events."""
+    complete: bool
+    """True if the server said all it had to say, not merely that reading ended."""
+    error: Json
+    """The error that the server reported inside the stream, or None."""
+
+
+def api_of(path: str) -> ModelApi | None:
+    """The API that is asked at a path (its query is ignored); None where no model generates."""
+    return _api_of(path, APIS)
+
+
+@lru_cache(maxsize=256)
+def _api_of(path: str, apis: tuple[ModelApi, ...]) -> ModelApi | None:
+    path = path.partition("?")[0]
+    return next((api for api in apis if api.path_of(path) is not None), None)
+
+
+def apis_of(path: str) -> tuple[ModelApi, ...]:
+    """The API at a path, alone; all of them where the path tells nothing."""
+    api = api_of(path)
+    return APIS if api is None else (api,)
+
+
+def conversation_members() -> frozenset[str]:
+    """The members of requests that may hold the conversation."""
+    return _conversation_members(APIS)
+
+
+@lru_cache
+def _conversation_members(apis: tuple[ModelApi, ...]) -> frozenset[str]:
+    return frozenset(api.conversation for api in apis)
+
+
+def context_members() -> tuple[str, ...]:
+    """The members of requests that the model sees before the conversation, each once."""
+    return _context_members(APIS)
+
+
+@lru_cache
+def _context_members(apis: tuple[ModelApi, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for api in apis for name in api.context))
+
+
+def retrieval_of(path: str) -> tuple[ModelApi, str] | None:
+    """The API, and the id of the reply, that a request to `path` retrieves; None if it is none."""
+    for api in APIS:
+        reply_id = api.retrieved_id(path)
+        if reply_id is not None:
+            return api, reply_id
+    return None
+
+
+def merge(events: str, choices: int = 1, path: str = "") -> Merged:
+    """Merge the server-sent events of one response to a request for `choices` choices.
+
+    The API at `path` is asked first whether it recognises the events, then all.
+    """
+    chunks, done = parse_events(events)
+    if None in (chunks if done else chunks[:-1]):
+        return Merged(None, False, None)  # not truncated: the client gave up on the stream
+    chunks = [chunk for chunk in chunks if isinstance(chunk, dict)]
+    error = next(filter(None, map(_error_of, reversed(chunks))), None)
+    asked = apis_of(path) + APIS if path else APIS
+    api = next((api for api in asked if api.recognises(chunks)), None)
+    if api is None:
+        return Merged(None, done and error is None, error)
+    parsed = Events(chunks, done, error)
+    try:
+        body = api.merge(chunks)
+    except (AttributeError, KeyError, TypeError, ValueError):  # of another shape than it seemed
+        body = None
+    return Merged(body, api.is_whole(parsed, body, choices), error)
+
+
+def _error_of(chunk: dict[str, Json]) -> Json:
+    """The error that an event reports; one of the Responses API is the error itself."""
+    return chunk.get("error") or (chunk if chunk.get("type") == "error" else None)
+
+
+def shown_part(part: Message) -> str | Message | None:
+    """A part of a message's content as some API shows it: see `ModelApi.shown_part`."""
+    shown = (api.shown_part(part) for api in APIS)
+    return next((text for text in shown if text is not None), None)
+
+
+def shown_calls(message: Message) -> list[str]:
+    """A text for each refusal and tool call that a message has outside of its content."""
+    return [text for api in APIS for text in api.shown_calls(message)]
+
+
+def tool_name(tool: Message) -> str:
+    """The name in a tool definition, or its type where it has no name."""
+    names = (api.tool_name(tool) for api in APIS)
+    found = next((name for name in names if name is not None), None)
+    return str(tool.get("name", tool.get("type"))) if found is None else found

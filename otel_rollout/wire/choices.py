@@ -1,0 +1,106 @@
+"""Replies with `choices`, OpenAI's: chat completions and text completions have them in common.
+
+Pure. Every field that a server puts on a chunk survives: texts, token ids and log-probabilities
+are chained, of other fields the last value wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
+from otel_rollout.wire.merging import finish, merge_field
+
+_EXTENSION = "sglext"
+"""SGLang's own fields of a reply, sent in one chunk or in two."""
+_PADDING = "obfuscation"
+"""Noise on the chunks of a stream, so that their lengths tell nothing."""
+
+
+def indexed_choices(reply: Reply) -> Iterator[tuple[int, Choice]]:
+    """`(index, choice)` of each choice; its position where the server gave no index."""
+    choices = reply.get("choices")
+    for position, choice in enumerate(choices if isinstance(choices, list) else ()):
+        if isinstance(choice, Mapping):
+            index = choice.get("index")
+            yield index if isinstance(index, int) else position, choice
+
+
+def samples_per_prompt(params: Params) -> int:
+    """The request's `n`; 1 where it has none."""
+    n = params.get("n")
+    return n if isinstance(n, int) else 1
+
+
+def has_choices(chunks: Sequence[Chunk]) -> bool:
+    """True if any chunk of a stream has a list of choices."""
+    return any(isinstance(chunk.get("choices"), list) for chunk in chunks)
+
+
+def finished_choices(body: Reply) -> int:
+    """Number of choices that have a finish reason."""
+    return sum(choice.get("finish_reason") is not None for choice in body["choices"])
+
+
+def merge_choices(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """The reply that a stream of chunks with choices amounts to."""
+    body: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for key, value in chunk.items():
+            if key == "choices":
+                for choice in value or ():
+                    _merge_choice(choices, choice)
+            elif key == _EXTENSION and isinstance(value, dict) and isinstance(body.get(key), dict):
+                body[key] = {**body[key], **value}
+            elif (value is not None or key not in body) and key != _PADDING:
+                body[key] = value
+    if body.get("object") == "chat.completion.chunk":
+        body["object"] = "chat.completion"
+    body["choices"] = [finish(choices[index]) for index in sorted(choices)]
+    return body
+
+
+def _merge_choice(choices: dict[int, dict[str, Any]], choice: dict[str, Any]) -> None:
+    index = choice.get("index") or 0
+    merged = choices.get(index)
+    if merged is None:
+        merged = choices[index] = {"index": index}
+    for key, value in choice.items():
+        if key == "delta":
+            _merge_delta(merged, value or {})
+        elif key == "text" or isinstance(value, list | dict):
+            merge_field(merged, key, value)
+        elif value is not None or key not in merged:
+            merged[key] = value
+
+
+def _merge_delta(choice: dict[str, Any], delta: dict[str, Any]) -> None:
+    message = choice.get("message")
+    if message is None:
+        message = choice["message"] = {"role": "assistant", "content": None}
+    for name, part in delta.items():
+        if name == "tool_calls":
+            _merge_tool_calls(message, part or [])
+        else:
+            merge_field(message, name, part)
+
+
+def _merge_tool_calls(message: dict[str, Any], deltas: list[dict[str, Json]]) -> None:
+    calls = message.setdefault("tool_calls", {})
+    for position, delta in enumerate(deltas):
+        index = delta.get("index", position)
+        call = calls.setdefault(index, {})
+        again = bool(call.get("id")) and delta.get("id") == call.get("id")
+        for key, value in delta.items():
+            if key == "index":
+                continue
+            if key in ("id", "type"):
+                if value:
+                    call[key] = value
+            elif key == "function" and again and "name" in (value or {}):
+                # Some servers repeat the function's name on every delta.
+                merge_field(call, key, {k: v for k, v in value.items() if k != "name"})
+            else:
+                merge_field(call, key, value)

@@ -1,0 +1,60 @@
+"""Merging the pieces of a stream: texts are joined, lists chained, objects merged.
+
+Pure. While a stream is merged a text is a list of `Text` pieces, joined once at the end by
+`finish`: to join at every piece would cost the square of the text's length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from otel_rollout.wire.json import Json
+
+_WHOLE = ("role", "id", "type")
+"""Texts that a server may repeat, but never sends in pieces."""
+
+
+class Text(str):
+    """A piece of a text that is still growing."""
+
+    __slots__ = ()
+
+
+def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
+    """Add a value to a member: texts and lists grow, objects are merged, the rest is replaced."""
+    old = target.get(key)
+    if old is None:
+        if isinstance(value, str) and key not in _WHOLE:
+            value = [Text(value)]
+        elif isinstance(value, dict):
+            target[key] = {}
+            for name, part in value.items():
+                merge_field(target[key], name, part)
+            return
+        elif isinstance(value, list):
+            value = list(value)
+        if value is not None or key not in target:
+            target[key] = value
+    elif isinstance(value, str) and isinstance(old, list) and old and isinstance(old[0], Text):
+        old.append(Text(value))
+    elif isinstance(value, list) and isinstance(old, list):
+        old.extend(value)
+    elif isinstance(value, dict) and isinstance(old, dict):
+        for name, part in value.items():
+            merge_field(old, name, part)
+    elif value is not None:
+        target[key] = value
+
+
+def finish(value: Json) -> Json:
+    """The merged value with its texts joined and its tool calls in a list, by index."""
+    if isinstance(value, dict):
+        return {
+            key: [finish(part[index]) for index in sorted(part)]
+            if key == "tool_calls" and isinstance(part, dict)
+            else finish(part)
+            for key, part in value.items()
+        }
+    if isinstance(value, list) and value and isinstance(value[0], Text):
+        return "".join(value)
+    return value

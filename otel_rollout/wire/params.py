@@ -1,0 +1,84 @@
+"""Parameters of requests that steer sampling, by the names that model servers give them."""
+
+from __future__ import annotations
+
+from otel_rollout.wire.json import Json, Params
+
+_LENGTH_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+
+_SAMPLING = frozenset(
+    (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "n",
+        "seed",
+        "stop",
+        "stop_sequences",
+        "stop_token_ids",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "n_predict",
+        "min_tokens",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "repetition_detection",
+        "repeat_penalty",
+        "repeat_last_n",
+        "typical_p",
+        "top_n_sigma",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+        "samplers",
+        "logit_bias",
+        "bad_words",
+        "allowed_token_ids",
+        "ignore_eos",
+        "stop_regex",
+        "truncate_prompt_tokens",
+        "best_of",
+        "length_penalty",
+        "thinking_token_budget",
+        "reasoning_effort",
+        "reasoning",
+        "thinking",
+        "output_config",
+        "response_format",
+        "tool_choice",
+        "parallel_tool_calls",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "add_generation_prompt",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "structural_tag",
+        "json_schema",
+        "regex",
+        "ebnf",
+        "grammar",
+        "logits_processors",
+        "custom_logit_processor",
+        "custom_params",
+        "vllm_xargs",
+        "post_sampling_probs",
+        "logprobs_mode",
+    )
+)
+
+
+def sampling_params(params: Params) -> dict[str, Json]:
+    """The sampling parameters among the members of a request."""
+    return {key: value for key, value in params.items() if key in _SAMPLING}
+
+
+def length_limit(params: Params) -> int | None:
+    """The most tokens that a request allows a choice to have; None where it sets no limit."""
+    limits = (params.get(name) for name in _LENGTH_LIMITS)
+    return min((n for n in limits if isinstance(n, int) and n > 0), default=None)

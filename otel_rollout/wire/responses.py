@@ -1,0 +1,136 @@
+"""OpenAI's Responses API: items are asked with, items are sampled; the server may keep them.
+
+A stream tells of every change of an item, and its last event holds the whole response. A request
+may continue an earlier response by id, and a response may be made in the background: then the
+reply has only a status, and the content comes to whoever retrieves it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from otel_rollout.wire.api import Events, ModelApi, Sampled
+from otel_rollout.wire.json import Chunk, Json, Params, Reply
+from otel_rollout.wire.merging import Text, finish, merge_field
+from otel_rollout.wire.messages import MessagePath
+
+_LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+
+_FINAL = ("completed", "incomplete", "failed", "cancelled")
+
+_STATUSES = {
+    "queued": "abandoned",
+    "in_progress": "abandoned",
+    "cancelled": "cancelled",
+    "failed": "error",
+}
+"""`Completion.status` of a response with this `status`; `complete` for any other."""
+
+_PARTS = {"content": "content_index", "summary": "summary_index"}
+"""Members of an item that are lists of parts, and the member of an event that is an index there."""
+_DELTAS = {
+    "output_text": "text",
+    "refusal": "refusal",
+    "reasoning_text": "text",
+    "reasoning_summary_text": "text",
+    "function_call_arguments": "arguments",
+    "custom_tool_call_input": "input",
+    "mcp_call_arguments": "arguments",
+    "code_interpreter_call_code": "code",
+}
+"""The member that the deltas of a kind of event are pieces of."""
+
+_retrieval = re.compile(r"(?:.*/)?responses/([^/?]+)(?:/cancel)?(?:\?.*)?$").match
+
+
+class Responses(ModelApi):
+    """`/responses`, as OpenAI and vLLM serve it."""
+
+    paths = ("/responses",)
+    conversation = "input"
+    text = "input"  # its `prompt` is the name of a template
+    context = ("tools", "instructions")
+    finish_names = ("status",)
+
+    def choices_asked(self, params: Params) -> int:
+        return 1
+
+    def recognises(self, chunks: Sequence[Chunk]) -> bool:
+        return _last_event(chunks) is not None or any(
+            isinstance(chunk.get("response"), dict) for chunk in chunks
+        )
+
+    def merge(self, chunks: Sequence[Chunk]) -> Json:
+        last = _last_event(chunks)
+        return _merge_items(chunks) if last is None else last.get("response")
+
+    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
+        return _last_event(events.chunks) is not None
+
+    def sampled(
+        self, params: Params, prompt: MessagePath | None, reply: Reply
+    ) -> Iterator[Sampled]:
+        output = reply.get("output")
+        if isinstance(output, list):
+            yield Sampled(0, reply, tuple(output), self.asked(params, prompt))
+
+    def outcome(self, reply: Json) -> str | None:
+        status = reply.get("status") if isinstance(reply, Mapping) else None
+        return _STATUSES.get(str(status), "complete")
+
+    def retrieved_id(self, path: str) -> str | None:
+        found = _retrieval(path) if "responses/" in path else None
+        return found[1] if found else None
+
+    def is_unfinished(self, reply: Reply) -> bool:
+        return reply.get("status") not in _FINAL
+
+
+def _last_event(chunks: Sequence[Chunk]) -> Chunk | None:
+    return next((chunk for chunk in reversed(chunks) if chunk.get("type") in _LAST_EVENTS), None)
+
+
+def _merge_items(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """The response as far as it was told, of a stream that did not end."""
+    response: dict[str, Any] = {}
+    items: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        if isinstance(chunk.get("response"), dict):
+            response = chunk["response"]
+        index = chunk.get("output_index")
+        if not isinstance(index, int):
+            continue
+        if isinstance(chunk.get("item"), dict):
+            items[index] = chunk["item"]
+        elif index in items:
+            _merge_part(items[index], chunk)
+    for item in items.values():
+        for key in _PARTS:
+            if isinstance(item.get(key), list):
+                item[key] = [finish(part) for part in item[key]]
+    output = [finish(items[index]) for index in sorted(items)]
+    return {**response, "output": output or response.get("output")}
+
+
+def _merge_part(item: dict[str, Any], event: Chunk) -> None:
+    """Add what an event says about a part of an output item, or about the item itself."""
+    target = item
+    for key, position in _PARTS.items():
+        place = event.get(position)
+        if isinstance(place, int):
+            parts = item.get(key)
+            if not isinstance(parts, list):
+                parts = item[key] = []
+            if isinstance(event.get("part"), dict):
+                parts[place : place + 1] = [event["part"]]
+            elif place >= len(parts):
+                parts.append({})
+            target = parts[min(place, len(parts) - 1)]
+    kind, _, verb = str(event.get("type")).removeprefix("response.").rpartition(".")
+    name, text = _DELTAS.get(kind), event.get("delta")
+    if name is not None and verb == "delta" and isinstance(text, str):
+        if isinstance(target.get(name), str):
+            target[name] = [Text(target[name])]
+        merge_field(target, name, text)

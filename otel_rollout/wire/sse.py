@@ -1,0 +1,126 @@
+"""Streamed replies as bytes: server-sent events parsed, AWS frames opened, events packed for spans.
+
+Pure. Parsing never fails: an event that is no JSON is None in the list of chunks.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import reduce
+
+from otel_rollout.wire.json import Json, dumps, loads
+
+_FRAME = struct.Struct(">III")
+"""Head of an AWS frame: length of the frame, length of its headers, checksum of the two."""
+
+
+def parse_events(events: str) -> tuple[list[Json], bool]:
+    """The JSON of each event, None for one that is no JSON; and True if `[DONE]` came."""
+    datas: list[str] = []
+    done = False
+    for data in _datas(events):
+        if data.startswith("[DONE]"):
+            done = True
+            break
+        datas.append(data)
+    try:
+        chunks = loads("[" + ",".join(datas) + "]")
+    except (ValueError, RecursionError):  # such as the last event of a truncated stream
+        chunks = list(map(try_loads, datas))
+    return chunks, done
+
+
+def _datas(events: str) -> Iterator[str]:
+    """The data of each event that has any."""
+    for event in _with_newlines(events).split("\n\n"):
+        if event.startswith("data: {") and "\n" not in event:
+            yield event[6:]  # nearly every event is like this
+            continue
+        lines = [line for line in event.split("\n") if line.startswith("data:")]
+        data = "\n".join(line[5:].removeprefix(" ") for line in lines)
+        if data:
+            yield data
+
+
+def _with_newlines(events: str) -> str:
+    return events.replace("\r\n", "\n").replace("\r", "\n") if "\r" in events else events
+
+
+def try_loads(text: str) -> Json:
+    """The JSON value of a text; None where it is no JSON."""
+    try:
+        return loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def events_of_frames(frames: bytes) -> bytes:
+    """The server-sent events inside the frames that AWS (Bedrock) puts around them.
+
+    A truncated last frame is left out. ValueError for bytes that are no such frames.
+    """
+    events: list[bytes] = []
+    position = 0
+    while position + _FRAME.size <= len(frames):
+        length, headers, checksum = _FRAME.unpack_from(frames, position)
+        if zlib.crc32(frames[position : position + 8]) != checksum:
+            raise ValueError(f"not a frame at byte {position}")
+        start, position = position + _FRAME.size + headers, position + length
+        if position > len(frames):
+            break
+        payload = loads(frames[start : position - 4])  # a checksum follows the payload
+        if isinstance(payload.get("bytes"), str):
+            event = base64.b64decode(payload["bytes"])
+        else:
+            event = dumps({"type": "error", "error": payload}).encode()
+        events.append(b"data: %b\n\n" % event)
+    return b"".join(events)
+
+
+def pack_events(events: str) -> str:
+    """The events in less space: the prefix and suffix that nearly all share are written once.
+
+    The first two lines are that prefix and suffix; then `+` and the rest of an event, or `=` and
+    a whole one. Lines are separated by an empty one, as events are.
+    """
+    lines = _with_newlines(events).split("\n\n")
+    # The first event is often special; a few different ones after it show what is common.
+    some = list(dict.fromkeys(lines[1:7]))
+    begin = end = ""
+    if len(some) > 1 and len(lines) > 4:
+        begin = reduce(_common, some)
+        end = reduce(_common, [line[len(begin) :][::-1] for line in some])[::-1]
+    first, least = len(begin), len(begin) + len(end)
+    last = -len(end) or None
+    return "\n\n".join(
+        [
+            begin,
+            end,
+            *(
+                "+" + line[first:last]
+                if line.startswith(begin) and line.endswith(end) and len(line) >= least
+                else "=" + line
+                for line in lines
+            ),
+        ]
+    )
+
+
+def _common(first: str, second: str) -> str:
+    """The longest common prefix."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
+
+
+def unpack_events(text: str) -> str:
+    """The inverse of `pack_events`, line ends apart. ValueError for anything else."""
+    lines = text.split("\n\n")
+    if len(lines) < 3 or any(line[:1] not in ("+", "=") for line in lines[2:]):
+        raise ValueError("not events that pack_events wrote")
+    begin, end = lines[:2]
+    return "\n\n".join(
+        line[1:] if line[0] == "=" else f"{begin}{line[1:]}{end}" for line in lines[2:]
+    )
