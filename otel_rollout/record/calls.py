@@ -16,7 +16,6 @@ from typing import Any
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
-from otel_rollout.record import apis
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.context import TOKEN_FIELDS, detach
 from otel_rollout.record.current import current_rollout
@@ -25,7 +24,7 @@ from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.record.tee import tee
-from otel_rollout.wire import Json
+from otel_rollout.wire import Json, api_of
 
 _current: ContextVar[weakref.ref[ExchangeRecorder] | None] = ContextVar(
     "otel-rollout-call", default=None
@@ -60,7 +59,7 @@ class Call:
             body = None if self.recorder.attempts else self.asked()
             if body is not None:
                 self.recorder.unsent(body)
-        self.recorder.end(error)
+        self.recorder.end(error=error)
 
 
 def recording_rollout() -> ActiveRollout | None:
@@ -81,7 +80,10 @@ def asked_fields(path: str) -> dict[str, Json]:
     fields = otel_context.get_value(TOKEN_FIELDS)
     if fields is None:
         fields = process_state.request_fields
-    return apis.token_id_fields(path, fields) if isinstance(fields, Mapping) else {}
+    path = "/" + path.lstrip("/")
+    api = api_of(path)
+    own = api.token_id_params(path.partition("?")[0]) if api is not None else None
+    return {**own, **fields} if own is not None and isinstance(fields, Mapping) else {}
 
 
 def make(call: Call | None, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:

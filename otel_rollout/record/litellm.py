@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from otel_rollout.record import apis
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     Call,
@@ -26,12 +26,27 @@ from otel_rollout.record.calls import (
 )
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.wire import Json, loads
+from otel_rollout.wire import Json, api_of, loads
 
 MODULE = "litellm.llms.custom_httpx.http_handler"
 _POSITIONS = ("url", "data", "json", "params", "headers")
 """The arguments of `post` that the sync and the async client have at the same place."""
 _BODIES = ("json", "content", "data")
+
+
+_EMBEDDINGS = "/embeddings"
+"""Path of an API that asks a model, but not to generate."""
+_before_query = re.compile(r"[^?#]*").match
+
+
+def _endpoint(url: str) -> str | None:
+    """The path at which this address asks a model, such as `/chat/completions`; None: at none."""
+    found = _before_query(url)
+    path = found[0].removesuffix("/") if found else ""
+    api = api_of(path)
+    if api is not None:
+        return api.path_of(path)
+    return _EMBEDDINGS if path.endswith(_EMBEDDINGS) else None
 
 
 class Post:
@@ -46,7 +61,7 @@ class Post:
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Post | None:
         """The post that a call with these arguments makes. None: it asks no model."""
         arguments = {**dict(zip(_POSITIONS, args, strict=False)), **kwargs}
-        path = apis.endpoint(str(arguments.get("url")))
+        path = _endpoint(str(arguments.get("url")))
         return None if path is None else cls(path, arguments)
 
     @functools.cached_property

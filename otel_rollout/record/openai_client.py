@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from otel_rollout.record import apis
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     Call,
@@ -27,6 +26,7 @@ from otel_rollout.record.calls import (
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
+from otel_rollout.wire import retrieval_of
 
 MODULE = "openai._base_client"
 ALIKE = (
@@ -51,7 +51,9 @@ def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
 @guarded("a model call is not captured")
 def _begin_in(active: ActiveRollout, options: Any) -> Call | None:
     path = str(options.url)
-    if not apis.is_call(str(options.method), path):
+    method = str(options.method).lower()
+    # The reply to a request in the background has to be asked for.
+    if method != "post" and not (method == "get" and retrieval_of(path)):
         return None
     _ask_for_token_ids(options, path)
     return Call(ExchangeRecorder(active, path), partial(_asked, options))

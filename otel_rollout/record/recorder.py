@@ -19,14 +19,13 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.record import apis
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.deferred import later
 from otel_rollout.record.encoding import decoded
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.secrets import scrub_reply, secrets_in
 from otel_rollout.spans import label, sealed
-from otel_rollout.wire import dumps, events_of_frames, loads, merge
+from otel_rollout.wire import TAIL, apis_of, dumps, events_of_frames, loads, merge
 
 _ERROR_TAIL = 1 << 16
 """Bytes at the end of a stream in which an error that ended it is looked for."""
@@ -47,7 +46,7 @@ class ExchangeRecorder:
         call.response(200, headers)
         for chunk in reply:
             call.chunk(chunk)
-        call.end()                       # or call.end(error), or call.leave()
+        call.end()                       # or call.end(error=...), or call.leave()
 
     path: the path that the model is asked at, which names the span.
     Headers are mappings whose names are in lower case, or do not depend on it.
@@ -61,6 +60,10 @@ class ExchangeRecorder:
         self.responses = 0
         """Responses that have begun: of two, only the last one counts."""
         self._rollout = rollout
+        # Clients take `chat/completions` too.
+        self._path = path if "://" in path else "/" + path.lstrip("/")
+        self._apis = apis_of(self._path)
+        """The API that is asked; all of them where the path tells nothing."""
         self._lock = threading.Lock()
         self._last_status: int | None = None
         self._request: bytes | None = None
@@ -76,6 +79,8 @@ class ExchangeRecorder:
         self._encoding: str | None = None
         self._chunks: list[bytes] | None = None
         """The reply as it comes, encoded. None: it is not streamed, or not recorded."""
+        self._tail = b"\n"
+        """The last bytes of the reply so far, after a line break."""
         self._body: bytes | None = None
         """The whole reply, decoded. None: it has not come, or is not recorded."""
         self._last = 0
@@ -85,13 +90,13 @@ class ExchangeRecorder:
         began = rollout.begin_call()
         self._late = not rollout.running
         """Whether the rollout had ended before."""
-        self._written = _start_attributes(rollout, path, began)
+        self._written = _start_attributes(rollout, self._path, began)
         """Attributes that the span has so far."""
         context = otel_context.get_current()
         if not trace.get_current_span(context).get_span_context().is_valid:
             context = trace.set_span_in_context(rollout.span, context)
         self.span = rollout.tracer.start_span(
-            f"{sc.OPERATION_EXCHANGE} {self._written[sc.REQUEST_PATH].split('?')[0]}",
+            f"{sc.OPERATION_EXCHANGE} {self._path.split('?')[0]}",
             context=context,
             attributes=self._written,
         )
@@ -148,6 +153,7 @@ class ExchangeRecorder:
         self._encoding = headers.get("content-encoding")
         self._last = self._rollout.clock
         self._chunks = self._body = self._left_ns = None
+        self._tail = b"\n"
         self.responses += 1
         if _is_binary(content_type):
             return False
@@ -170,10 +176,17 @@ class ExchangeRecorder:
             return
         chunks.append(chunk)
         self._last = self._rollout.clock
-        if self._is_events and apis.may_be_last(chunk):
-            tail = b"".join(chunks[-2:])
-            if apis.ends_reply_in(tail) if len(chunks) > 2 else apis.ends_reply(tail):
+        if self._is_events:
+            self._tail = (self._tail + chunk[-TAIL:])[-TAIL:]
+            if self._is_last(self._tail):
                 self.end()  # nothing comes after it
+
+    def _is_last(self, tail: bytes) -> bool:
+        """Whether the last event of a whole reply is in its last `TAIL` bytes."""
+        for api in self._apis:
+            if api.is_last(tail):
+                return True
+        return False
 
     @guarded(INCOMPLETE)
     def refused(self, status: int, text: str | None) -> None:
@@ -188,13 +201,18 @@ class ExchangeRecorder:
     # --- the end
 
     @guarded(INCOMPLETE)
-    def end(self, error: BaseException | None = None) -> None:
+    def end(self, status: str | None = None, error: BaseException | None = None) -> None:
         """The whole reply has come, or the call failed. Only the first end counts.
 
+        status: `complete`, `error`, `cancelled` or `abandoned`, from a caller that knows how the
+        call ended. None: the reply and the error tell.
         error: the exception that the call, or the reading of its reply, ended with. None: none; an
         error that the server answered with is found in the reply.
         """
-        if error is None and (self._status_code or 0) >= 400:
+        if status is not None:
+            self._body = self._received() if self.is_streaming else self._body
+            self._finish(status, error)
+        elif error is None and (self._status_code or 0) >= 400:
             self._end_refused(self._status_code or 0)
         elif self.is_streaming:
             self._end_stream(error, ended=error is None)
@@ -247,10 +265,12 @@ class ExchangeRecorder:
         complete, reported = ended, None
         with guarded("a streamed reply was not understood; it is kept as it came"):
             # Parse the stream now only if it ended abnormally.
-            said_done = self._is_events and apis.ends_reply(body)
+            tail = body[-TAIL:] if len(body) > TAIL else b"\n" + body
+            said_done = self._is_events and self._is_last(tail)
             complete = ended or said_done
             if self._is_events and (not said_done or b'"error"' in body[-_ERROR_TAIL:]):
-                merged = merge(body.decode("utf-8", "replace"), self._choices())
+                text = body.decode("utf-8", "replace")
+                merged = merge(text, self._choices(), self._path)
                 complete, reported = merged.complete, merged.error
         status, error = _ending(error, reported, complete=complete, ended=ended)
         self._body = body or None
@@ -258,9 +278,12 @@ class ExchangeRecorder:
 
     def _choices(self) -> int:
         try:
-            return apis.choices_asked(loads(self._request or b"{}"))
+            params = loads(self._request or b"{}")
         except (ValueError, RecursionError):
             return 1
+        if not isinstance(params, dict):
+            return 1
+        return max(api.choices_asked(params) for api in self._apis)
 
     def _finish(self, status: str, error: BaseException | None) -> None:
         """End the exchange span."""
@@ -327,8 +350,6 @@ class ExchangeRecorder:
 
 
 def _start_attributes(rollout: ActiveRollout, path: str, began: int) -> dict[str, Any]:
-    if "://" not in path:
-        path = "/" + path.lstrip("/")  # clients take `chat/completions` too
     attributes: dict[str, Any] = {
         sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION,
         sc.ROLLOUT_ID: rollout.id,

@@ -43,7 +43,7 @@ class _Reading:
 
     def end(self, error: BaseException | None = None) -> None:
         if self._is_current:
-            self._recorder.end(error)
+            self._recorder.end(error=error)
 
     def dropped(self) -> None:
         if self._is_current:

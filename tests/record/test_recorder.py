@@ -199,7 +199,7 @@ def test_an_exception_of_the_reader(recording: Recording) -> None:
         call = recorder()
         call.request(b'{"messages": []}', {})
         call.response(200, EVENTS)
-        call.end(ConnectionResetError("gone"))
+        call.end(error=ConnectionResetError("gone"))
         call.end()
     (completion,) = recording.trajectory.completions
     assert completion.error == {"type": "ConnectionResetError", "message": "gone"}
