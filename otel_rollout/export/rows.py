@@ -21,6 +21,7 @@ from otel_rollout.trajectory import (
     TokenSequence,
     Trajectory,
     TrajectoryGroup,
+    group_in_workflow,
 )
 from otel_rollout.wire import Json
 
@@ -103,8 +104,8 @@ def to_token_rows(
     of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
     others have 0.0).
     advantage: for a group, relative to the group (`TrajectoryGroup.advantages`), shared likewise;
-    for episodes, relative to the trajectories of the same task and name, whose `group_id` is
-    `{task id}:{name}`; else None.
+    for episodes, relative to the trajectories of the same `group_id`, which inside a workflow are
+    those of the same group and name; else None.
     mask_reasons: trajectories that ended so, or whose episode did, give no rows. Their rewards
     count in the mean of their group all the same. They are in `masked` of what is returned.
     trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
@@ -169,10 +170,12 @@ def _samples(
             samples.append(_Sample(item, item.termination_reason, item.group_id))
             continue
         for trajectory in item.trajectories:
-            name = f"{item.task_id}:{trajectory.name}"
+            group_id = trajectory.group_id
+            if group_id is None:  # recorded before workflow runs had a group of their own
+                group_id = group_in_workflow(item.task_id, trajectory.name)
             reason = item.termination_reason
-            samples.append(_Sample(trajectory, getattr(reason, "value", reason), name))
-            groups.setdefault(name, []).append(samples[-1])
+            samples.append(_Sample(trajectory, getattr(reason, "value", reason), group_id))
+            groups.setdefault(group_id, []).append(samples[-1])
     compared = [samples] if isinstance(source, TrajectoryGroup) else groups.values()
     for members in compared:
         group = TrajectoryGroup([member.trajectory for member in members])

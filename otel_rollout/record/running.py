@@ -29,7 +29,13 @@ from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.rebuild import after_sentence, evaluation_name
 from otel_rollout.spans import ExchangeWriter, SpanRecord, carried, label, sealed
-from otel_rollout.trajectory import Completion, Reward, RewardKey, Trajectory
+from otel_rollout.trajectory import (
+    Completion,
+    Reward,
+    RewardKey,
+    Trajectory,
+    group_in_workflow,
+)
 from otel_rollout.wire import Json, checked_json, dumps, loads
 
 logger = logging.getLogger("otel_rollout")
@@ -448,12 +454,13 @@ def adopt(workflow: ActiveRollout, trajectory: Trajectory) -> None:
 
 
 def _place(trajectory: Trajectory, workflow: Trajectory) -> None:
-    """What a trajectory inside a workflow is compared with: those of its name, of the same task."""
+    """Give a trajectory inside a workflow the task of the workflow, and the group of its name."""
     if trajectory.task_id is None:
         trajectory.task_id = workflow.task_id
     if trajectory.group_id is None and workflow.group_id is not None:
-        trajectory.group_id = f"{workflow.group_id}:{trajectory.name}"
-        trajectory.sample_index = workflow.sample_index
+        trajectory.group_id = group_in_workflow(workflow.group_id, trajectory.name)
+        if workflow.sample_index is not None:
+            trajectory.sample_index = workflow.sample_index
 
 
 def _record_built(workflow: ActiveRollout) -> None:

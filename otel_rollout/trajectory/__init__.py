@@ -1,8 +1,13 @@
 """What users hold: trajectories, their completions, histories, rewards, token sequences. Pure."""
 
 from otel_rollout.trajectory.completion import Completion, completions_of, with_retrieved
-from otel_rollout.trajectory.episode import Episode, TerminationEvent, TerminationReason
-from otel_rollout.trajectory.groups import TrajectoryGroup
+from otel_rollout.trajectory.episode import (
+    Episode,
+    TerminationEvent,
+    TerminationReason,
+    task_of,
+)
+from otel_rollout.trajectory.groups import TrajectoryGroup, group_in_workflow
 from otel_rollout.trajectory.histories import build_histories, in_order, link
 from otel_rollout.trajectory.history import History, HistoryItem
 from otel_rollout.trajectory.reward import Reward, RewardKey
@@ -29,9 +34,11 @@ __all__ = [
     "TrajectoryGroup",
     "build_histories",
     "completions_of",
+    "group_in_workflow",
     "in_order",
     "json_of",
     "link",
+    "task_of",
     "tie",
     "token_sequences",
     "with_retrieved",
