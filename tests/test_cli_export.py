@@ -28,8 +28,8 @@ from otel_rollout import (
     to_token_rows,
 )
 from otel_rollout.command.cli import main
+from otel_rollout.export import TokenRows
 from otel_rollout.export import partitions as partitions_module
-from otel_rollout.export.rows import TokenRows
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.testing import Raw
 from tests.conftest import Clients, Recording
@@ -192,6 +192,30 @@ def test_spans_of_others_alone(recorded: Recording, tmp_path: Path, capsys: Any)
     said = capsys.readouterr().err
     assert "7 groups, 7 trajectories -> no rows, no file" in said
     assert "7 completions in no row" in said
+
+
+REPORTING = """
+from otel_rollout.export import Dropped, JsonRows
+
+class OtherRows(JsonRows):
+    def rows(self, group):
+        return [{"id": trajectory.id} for trajectory in group]
+
+    def dropped(self, group):
+        return [Dropped(c, f"only {len(group)} came") for t in group for c in t.completions]
+"""
+
+
+def test_an_exporter_says_what_it_drops(
+    recorded: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """The optional method `dropped` is asked once for each group."""
+    monkeypatch.syspath_prepend(str(plugin(tmp_path / "site", REPORTING)))
+    monkeypatch.delitem(sys.modules, "other_rows", raising=False)
+    source = trajectories_of(recorded.trajectories, tmp_path / "t")
+    assert main(["export", "--to", "other", source, "-o", str(tmp_path / "rows")]) == 0
+    said = capsys.readouterr().err
+    assert "  7 completions in no row:\n       7 x only N came" in said
 
 
 # --- interruptions

@@ -267,7 +267,7 @@ async def test_the_exporter_that_is_always_there(
     recording: Recording, clients: Clients, tmp_path: Path
 ):
     """`tokens` is found by its name, and writes the same rows."""
-    exporter = row_exporter("tokens", credit="split", max_length="4")
+    exporter = row_exporter("tokens", credit="split", max_length=4)
     assert isinstance(exporter, RowExporter)
     group = await play(clients, [1.0])
     rows = list(exporter.rows(group))

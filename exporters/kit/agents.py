@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from exporters.kit.recording import Clients
 from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
@@ -19,7 +20,6 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.testing import Reply, ToolCall
-from tests.conftest import Clients
 
 Agent = Callable[[openai.AsyncOpenAI], Awaitable[None]]
 TOOLS: list[Any] = [
@@ -178,5 +178,5 @@ def run_readme(exporter: Path, clients: Clients, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OPENAI_API_KEY", "sk-not-a-real-key")
     code = (exporter / "README.md").read_text().split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(code, "README.md", "exec"), names)  # noqa: S102
+    exec(compile(code, "README.md", "exec"), names)
     return names

@@ -80,8 +80,8 @@ def _renew(exporter: JsonlTrajectoryExporter) -> None:
     exporter._lock = threading.Lock()
 
 
-BEGINNING = b'{"schema_version":'
-"""What every line begins with."""
+LINE_PREFIX = b'{"schema_version":'
+"""Prefix of every line that is written."""
 
 
 def read_lines(lines: Iterable[bytes], name: str) -> Iterator[Trajectory]:
@@ -92,7 +92,7 @@ def read_lines(lines: Iterable[bytes], name: str) -> Iterator[Trajectory]:
         try:
             data = loads(line)
         except ValueError:
-            if line.startswith(BEGINNING) or BEGINNING.startswith(line.rstrip()):
+            if line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line.rstrip()):
                 continue  # cut while it was written
             raise SpanFormatError(
                 f"{name}, line {number}: not a Trajectory: is this a file that "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from otel_rollout import (
     Completion,
@@ -18,7 +18,8 @@ from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout_trl.options import check, named
+from otel_rollout.export import check_choice
+from otel_rollout_trl.names import named
 
 if TYPE_CHECKING:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -52,8 +53,8 @@ def to_trl_rollout(
 
     ExportError names a trajectory that has no row, or several, and says why.
     """
-    check("choose", choose, get_args(Choose))
-    check("on_failure", on_failure, get_args(OnFailure))
+    check_choice("choose", choose, Choose)
+    check_choice("on_failure", on_failure, OnFailure)
     if max_completion_length is not None and max_completion_length < 1:
         raise ConfigurationError(
             f"to_trl_rollout(max_completion_length=...): expected a number from 1 on, got "

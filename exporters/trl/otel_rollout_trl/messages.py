@@ -9,11 +9,11 @@ since that is what chat templates render; on the wire they are text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from otel_rollout import Completion, ExportError, History, HistoryItem, Trajectory, TrajectoryGroup
-from otel_rollout.wire.json import Json, loads
-from otel_rollout_trl.options import check, named
+from otel_rollout.export import Json, check_choice, loads
+from otel_rollout_trl.names import named
 
 Per = Literal["history", "completion"]
 Context = Literal["error", "keep"]
@@ -36,7 +36,7 @@ def to_trl_sft(
     min_reward: leave out what is scored lower or not at all. A rollout that failed without being
     scored is always left out. Messages after the last reply are not handed over.
     """
-    check("per", per, get_args(Per))
+    check_choice("per", per, Per)
     rows: list[dict[str, Json]] = []
     for trajectory in trajectories:
         if not _wanted(trajectory, min_reward):
@@ -75,8 +75,8 @@ def to_trl_preferences(
     ExportError also where trajectories do not begin with the same prompt and tools, or have
     several histories.
     """
-    check("pairs", pairs, get_args(Pairs))
-    check("context", context, get_args(Context))
+    check_choice("pairs", pairs, Pairs)
+    check_choice("context", context, Context)
     if not isinstance(group, TrajectoryGroup):
         group = TrajectoryGroup.of(group)
     scored = [(trajectory.reward, trajectory) for trajectory in group]
@@ -112,7 +112,7 @@ def to_trl_kto(
 
     label: whether its reward is at least `threshold`. The rest is as in `to_trl_preferences`.
     """
-    check("context", context, get_args(Context))
+    check_choice("context", context, Context)
     rows: list[dict[str, Json]] = []
     for trajectory in trajectories:
         reward = trajectory.reward

@@ -13,8 +13,7 @@ import math
 from dataclasses import dataclass, field
 
 from otel_rollout import Completion, ExportError, TokenSequence
-from otel_rollout.wire.json import Json
-from otel_rollout.wire.messages import MessagePath
+from otel_rollout.export import Json, MessagePath
 from otel_rollout_verifiers.messages import message_of, tools_of
 
 Key = tuple[str, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_rollout import Completion, ExportError, Trajectory
-from otel_rollout.wire.json import Json, copy_json
+from otel_rollout.export import Json, copy_json
 from otel_rollout_verifiers.graph import Graph, build, key
 from otel_rollout_verifiers.messages import tools_of
 

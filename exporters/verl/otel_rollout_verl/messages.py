@@ -8,19 +8,17 @@ is left out. Anything else has to be asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from otel_rollout import (
     Completion,
-    ConfigurationError,
     ExportError,
     History,
+    HistoryItem,
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.trajectory.history import HistoryItem
-from otel_rollout.wire.json import Json, dumps, loads
-from otel_rollout.wire.messages import visible_content
+from otel_rollout.export import Json, check_choice, dumps, loads, visible_content
 
 Untrained = Literal["error", "skip", "train"]
 
@@ -46,10 +44,7 @@ def to_verl_sft(
 
     ExportError names what a conversation of verl cannot hold.
     """
-    if untrained not in get_args(Untrained):
-        raise ConfigurationError(
-            f"untrained: expected 'error', 'skip' or 'train', got {untrained!r}"
-        )
+    check_choice("untrained", untrained, Untrained)
     return [
         row
         for trajectory in trajectories

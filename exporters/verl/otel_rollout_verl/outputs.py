@@ -12,8 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from otel_rollout import Completion, ConfigurationError, ExportError, TokenSequence, Trajectory
-from otel_rollout.wire.json import Json
-from otel_rollout.wire.messages import path_messages
+from otel_rollout.export import Json, path_messages
 
 if TYPE_CHECKING:
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
