@@ -7,12 +7,13 @@ messages: `Json`, `loads`, `dumps`, `copy_json`, `json_of`, `MessagePath`, `path
 `visible_content`.
 """
 
+from otel_rollout.export.apart import reconstruct_apart
 from otel_rollout.export.contract import TrajectoryExporter
 from otel_rollout.export.group_rows import Tally, item_of, item_of_trajectory, rows_of
 from otel_rollout.export.jsonl import LINE_PREFIX, JsonlTrajectoryExporter, read_lines
 from otel_rollout.export.memory import InMemoryTrajectoryExporter
 from otel_rollout.export.options import CheckedOptions, Positive, check_choice
-from otel_rollout.export.partitions import parts_for, reconstruct_apart
+from otel_rollout.export.partitions import parts_for
 from otel_rollout.export.row_exporter import (
     JsonRows,
     RowExporter,
@@ -22,7 +23,7 @@ from otel_rollout.export.row_exporter import (
     row_exporters,
 )
 from otel_rollout.export.rowfile import RowFile
-from otel_rollout.export.rows import TokenRows, to_token_rows
+from otel_rollout.export.rows import Rows, TokenRows, to_token_rows
 from otel_rollout.trajectory import Dropped, json_of
 from otel_rollout.wire import (
     Json,
@@ -46,6 +47,7 @@ __all__ = [
     "Positive",
     "RowExporter",
     "RowFile",
+    "Rows",
     "Tally",
     "TokenRows",
     "TrajectoryExporter",

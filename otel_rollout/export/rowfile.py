@@ -27,11 +27,13 @@ except ImportError:  # Windows
 
 
 class RowFile:
-    """FILE while it is made. `tally` is of all its groups, of an earlier process too."""
+    """A file of rows while it is made; it is written by one process at a time."""
 
     def __init__(self, output: Path, plan: Mapping[str, Json], *, restart: bool = False) -> None:
         self.output = output
+        """The file that is made."""
         self.tally = Tally()
+        """Counts of all its groups, those of an earlier process included."""
         self.collected: int | None = None
         """Trajectories that were brought together; None while they are not."""
         self.is_complete = False
@@ -39,7 +41,7 @@ class RowFile:
         self._part = output.with_name(output.name + ".part")
         self._journal = output.with_name(output.name + ".journal")
         self.folder = output.with_name(output.name + ".groups")
-        """What is in it is gone when FILE is finished, or begun anew."""
+        """Folder for temporary files; it is removed when FILE is finished, or started anew."""
         self._parts = 1
         self._done = -1, -1
         self._at = self._done
@@ -55,7 +57,7 @@ class RowFile:
             raise
 
     def _lock(self) -> None:
-        """Two processes would spoil the file; they are kept apart where files have locks."""
+        """ConfigurationError if another process writes the file, where there are file locks."""
         if fcntl is not None:
             try:
                 fcntl.flock(self._steps, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,7 +109,7 @@ class RowFile:
     def collect(
         self, items: Iterable[tuple[str, bytes]], parts: int, unreadable: Callable[[], int]
     ) -> None:
-        """Bring items together by key. `unreadable` counts what was no item, in the end."""
+        """Bring items together by key. `unreadable` gives the number of lines that were no item."""
         groups = Partitions(self.folder, parts)
         count = 0
         for key, item in items:
@@ -140,7 +142,7 @@ class RowFile:
         self.tally.add(tally)
 
     def finish(self, exporter: RowExporter) -> None:
-        """Make FILE of the rows; what stood beside it is gone then."""
+        """Make FILE of the rows, and remove the files beside it."""
         if self._rows is not None:
             self._rows.close()
         if not self.is_complete:
@@ -153,7 +155,7 @@ class RowFile:
         self.close()
 
     def close(self) -> None:
-        """Close what is open; the next process goes on."""
+        """Close the files; another process can go on after that."""
         if self._rows is not None:
             self._rows.close()
         self._steps.close()
