@@ -34,7 +34,7 @@ def without_ids(text: str) -> str:
 
 
 def has_colours() -> bool:
-    """Whether stdout is a terminal that shows colours, and nobody has asked for none."""
+    """True if stdout is a terminal that shows colours, and nobody has asked for none."""
     return (
         sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )

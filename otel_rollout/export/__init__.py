@@ -1,4 +1,4 @@
-"""Where finished trajectories go: exporters in this process, and the rows of a trainer's file.
+"""Finished trajectories on their way out: exporters in this process, rows of a trainer's file.
 
 Exporters in separate distributions import `otel_rollout` and this module only. For them are
 `RowExporter` (the contract), `JsonRows` (base of exporters to JSON lines), `CheckedOptions` and

@@ -59,7 +59,7 @@ class _Links:
         self._above: dict[int, int] = {}
         """A smaller key that has to be read together with this one."""
         self._others = False
-        """Whether there are spans of other libraries that are to be read."""
+        """True if there are spans of other libraries that are to be read."""
 
     def add(self, record: SpanRecord, *, infer_rollouts: bool) -> str | None:
         """The key of a span; None for a span that `reconstruct` does not read."""
@@ -83,7 +83,7 @@ class _Links:
         return record.trace_id if infer_rollouts else None
 
     def close(self) -> bool:
-        """Whether spans of several keys have to be read together, or some are not to be read."""
+        """True if spans of several keys have to be read together, or some are not to be read."""
         for rollout, trace in self._trace_of.items():
             if trace in self._truncated:
                 self._link(rollout, trace)

@@ -45,7 +45,7 @@ class InMemoryTrajectoryExporter:
                 f"or 'block', got {on_full!r}"
             )
         self.blocking = on_full == "block"
-        """Whether `export` may wait; see `TrajectoryExporter.blocking`."""
+        """True if `export` may wait; see `TrajectoryExporter.blocking`."""
         self.dropped = 0
         """Trajectories that were dropped because the exporter was full."""
         self._limit = max_trajectories

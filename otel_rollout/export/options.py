@@ -57,7 +57,7 @@ class Option:
         raise ValueError(f"expected {self.expected}, got {text!r}")
 
     def accepts(self, value: object) -> bool:
-        """Whether the value has the declared type."""
+        """True if the value has the declared type."""
         return any(_is(kind, value) for kind in _alternatives(self.annotation))
 
 

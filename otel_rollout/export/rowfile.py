@@ -37,7 +37,7 @@ class RowFile:
         self.collected: int | None = None
         """Trajectories that were brought together; None while they are not."""
         self.is_complete = False
-        """Whether all its rows were written."""
+        """True once all its rows were written."""
         self._part = output.with_name(output.name + ".part")
         self._journal = output.with_name(output.name + ".journal")
         self.folder = output.with_name(output.name + ".groups")

@@ -98,7 +98,7 @@ def to_token_rows(
 class _Sample:
     trajectory: Trajectory
     reason: str | None
-    """Why its episode ended, or the trajectory itself outside of an episode."""
+    """Termination reason of its episode, of the trajectory itself outside of an episode."""
     group_id: str | None
     """The group that it is compared in; None for a trajectory without a group."""
     advantage: float | None = None

@@ -141,7 +141,7 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
     entries: list[dict[str, Json]] = [{} for _ in ids]
     wire = completion.choice.get("logprobs")
     if isinstance(wire, dict):
-        # ART reads the bytes of the first token as text, to see whether it begins to think.
+        # ART reads the bytes of the first token as text, to see whether it starts to think.
         found = [*(wire.get("content") or ()), *(wire.get("refusal") or ())]
         entries = found if len(found) == len(ids) else entries
     content: list[dict[str, Json]] = [
@@ -201,7 +201,7 @@ def _conversations(
 
 
 def _inexact(trajectory: Trajectory, rows: list[TokenSequence]) -> str | None:
-    """Why conversations would not come out of ART as the model saw them; None if they would."""
+    """The reason why ART would tokenise conversations otherwise than the model saw; None: exact."""
     in_rows = {tuple(map(_key, row.completions)) for row in rows}
     for history in trajectory.histories:
         completions = history.completions

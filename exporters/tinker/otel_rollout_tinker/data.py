@@ -185,7 +185,7 @@ def _rows(
 
 
 def scored(group: TrajectoryGroup, unscored: Unscored) -> list[Trajectory]:
-    """Those of the group that have a reward; ExportError for another, unless it may be dropped."""
+    """The scored trajectories of a group; ExportError for another, unless it may be dropped."""
     for trajectory in group:
         if trajectory.reward is None and unscored == "error":
             raise ExportError(

@@ -2,7 +2,7 @@
 
 A conversation is handed over only if the trainer learns from it exactly what the model sampled:
 it has no way to be told of a message that is not to be learned from. Where that does not fit, each
-reply can be a row of its own, behind what the model was asked with. Tool arguments are objects,
+reply can be a row of its own, after what the model was asked with. Tool arguments are objects,
 since that is what chat templates render; on the wire they are text.
 """
 
@@ -156,7 +156,7 @@ def _whole(trajectory: Trajectory, history: History) -> list[Json]:
 def _prompt_and_rest(
     trajectory: Trajectory, context: Context
 ) -> tuple[list[Json], list[Json], list[Json] | None]:
-    """What the first call was asked with, all that came after it, and the tools."""
+    """The messages of the first request, those that came after them, and the tools."""
     histories = trajectory.histories
     if len(histories) != 1:
         raise ExportError(
@@ -175,7 +175,7 @@ def _prompt_and_rest(
         if item.completion is not None or context == "error":
             why = _untrained(item)
             raise ExportError(
-                f"{named(trajectory)}: behind the prompt is a message that is not to be trained, "
+                f"{named(trajectory)}: after the prompt is a message that is not to be trained, "
                 f"{_short(item.message)}: {why}; the trainer would learn from it. "
                 + ("Leave it out" if item.completion else "Leave it out, or take context='keep'")
             )

@@ -30,7 +30,7 @@ def to_trl_sft_tokens(
     """Rows for SFTTrainer: {"input_ids", "labels"} of each token sequence, as sampled.
 
     labels: the ids where they train here, else -100. min_reward: leave out what is scored lower or
-    not at all. max_length: longer rows are cut at their end.
+    not at all. max_length: longer rows are truncated.
     """
     return [
         {

@@ -143,7 +143,7 @@ def _error(error: dict[str, str], status_code: int | None = None) -> dict[str, J
 
 
 def _rest(trajectory: Trajectory) -> dict[str, Json]:
-    """What a trace has no place for; only what there is."""
+    """The fields that a trace has no place for, those that are set."""
     fields = {
         "group_id": trajectory.group_id,
         "sample_index": trajectory.sample_index,

@@ -154,7 +154,7 @@ class VerlRows(CheckedOptions):
 
 
 class _Same:
-    """What all rows of a file have to have in common."""
+    """A value that has to be equal in all rows of a file."""
 
     def __init__(self, name: str, advice: str) -> None:
         self._name, self._advice = name, advice

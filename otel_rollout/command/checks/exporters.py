@@ -103,7 +103,7 @@ def _queue_size(processor: Any) -> int | None:
 
 
 def _unreachable(address: str) -> str | None:
-    """Why nobody answers at this address; None if somebody does."""
+    """The error of a connection to this address; None if it can be reached."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         port = parts.port or (443 if parts.scheme == "https" else 80)

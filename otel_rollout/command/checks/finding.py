@@ -1,4 +1,4 @@
-"""A finding: one sentence about a set-up, and how bad it is."""
+"""A finding: one statement about a set-up, and how bad it is."""
 
 from __future__ import annotations
 

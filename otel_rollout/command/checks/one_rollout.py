@@ -75,8 +75,8 @@ def _judge(trajectory: Trajectory, rebuilt: list[Trajectory]) -> Iterator[Findin
         wrong.append("the token ids that the server sent are not in the trajectory")
     if trajectory.warnings:
         wrong.append(f"the trajectory says: {'; '.join(trajectory.warnings)}")
-    for sentence in wrong:
-        yield Finding("problem", "self-test", sentence)
+    for problem in wrong:
+        yield Finding("problem", "self-test", problem)
     if rebuilt != [trajectory]:
         yield Finding(
             "warning" if rebuilt else "problem",

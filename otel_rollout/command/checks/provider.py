@@ -98,10 +98,10 @@ def processors(provider: TracerProvider) -> Iterator[Finding]:
 
 def limits(provider: TracerProvider) -> Iterator[Finding]:
     """Span limits that would truncate or drop attributes."""
-    cut = list(cutting_limits(provider))
-    for sentence in cut:
-        yield Finding("problem", "span limits", sentence)
-    if not cut:
+    warnings = list(cutting_limits(provider))
+    for warning in warnings:
+        yield Finding("problem", "span limits", warning)
+    if not warnings:
         yield Finding("ok", "span limits", "none that cuts")
 
 
