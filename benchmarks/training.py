@@ -23,7 +23,7 @@ from typing import Any
 
 from otel_rollout import ExportError, Trajectory, TrajectoryGroup, reconstruct, to_token_rows
 from otel_rollout import semconv as sc
-from otel_rollout.export.rows import RowExporter, row_exporter, row_exporters
+from otel_rollout.export import RowExporter, row_exporter, row_exporters
 from otel_rollout.spans.record import SpanRecord, sealed
 from otel_rollout.spans.writer import ExchangeWriter
 

@@ -1,14 +1,9 @@
-"""What the tests of the library have, for those of the exporters: a recording, a server, replay."""
+"""Fixtures and the replay check, for the tests of every exporter."""
 
 import os
 
-from tests.conftest import (
-    clean_environment,
-    clients,
-    frozen_imports,
-    pytest_runtest_call,
-    recording,
-)
+from exporters.kit.recording import clean_environment, clients, frozen_imports, recording
+from exporters.kit.replay import pytest_runtest_call
 
 __all__ = ["clean_environment", "clients", "frozen_imports", "pytest_runtest_call", "recording"]
 

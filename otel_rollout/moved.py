@@ -34,7 +34,7 @@ _MOVED: dict[str, tuple[str, ...]] = {
     "histories": ("trajectory",),
     "instrumentors": ("look.instrumentors",),
     "messages": ("wire",),
-    "partitions": ("export.partitions",),
+    "partitions": ("export.partitions", "export"),
     "processes": ("record",),
     "processor": ("record",),
     "rowfile": ("export",),

@@ -137,6 +137,50 @@ def test_a_circle_is_found():
     assert circles(texts) == ["wire.a", "wire.b", "wire.c"]
 
 
+EXPORTERS = PACKAGE.parent / "exporters"
+EXPORTER_PATHS = sorted(
+    path.relative_to(EXPORTERS).as_posix() for path in EXPORTERS.glob("*/otel_rollout_*/**/*.py")
+)
+
+
+def private_imports(source: str) -> list[str]:
+    """Imports of this library that are not `otel_rollout` or `otel_rollout.export`."""
+    public = ("otel_rollout", "otel_rollout.export")
+    return [
+        name
+        for name in imported(ast.parse(source))
+        if name.split(":")[0].split(".")[0] == "otel_rollout"
+        and (name.split(":")[0] not in public or name == "otel_rollout:export")
+    ]
+
+
+@pytest.mark.parametrize("path", EXPORTER_PATHS)
+def test_exporters_import_one_door(path: str):
+    """An exporter in a distribution of its own uses what is public, and public for it."""
+    assert private_imports((EXPORTERS / path).read_text()) == []
+
+
+def test_a_private_import_of_an_exporter_is_caught():
+    """Past the door, or another door."""
+    assert private_imports("from otel_rollout.wire import loads")
+    assert private_imports("import otel_rollout.export.rows")
+    assert not private_imports("from otel_rollout.export import loads\nimport otel_rollout_trl")
+
+
+@pytest.mark.parametrize(
+    "path", [*EXPORTER_PATHS, "../otel_rollout/export/rows.py"], ids=lambda path: path
+)
+def test_every_option_of_an_exporter_is_described(path: str):
+    """In the docstring of its class, which the command and editors show."""
+    for node in ast.parse((EXPORTERS / path).read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Rows") and node.decorator_list:
+            lines = (ast.get_docstring(node) or "").splitlines()
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign):
+                    start = f"{ast.unparse(field.target)}: "
+                    assert any(line.startswith(start) for line in lines), (node.name, start)
+
+
 @pytest.mark.parametrize("path", [path for path in PATHS if path.endswith("/__init__.py")])
 def test_a_door_only_names_what_is_behind_it(path: str):
     """A room's `__init__` has imports and `__all__`, and no code but for names that load later."""

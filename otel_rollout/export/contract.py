@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from otel_rollout.trajectory import Trajectory
 
@@ -33,19 +31,3 @@ class TrajectoryExporter(Protocol):
 
     def shutdown(self) -> None:
         """Flush and release what is held."""
-
-
-Exporter = TypeVar("Exporter")
-
-
-def renew_after_fork(exporter: Exporter, renew: Callable[[Exporter], None]) -> None:
-    """Give the exporter new locks in a forked child: one that was held would never be released."""
-    if hasattr(os, "register_at_fork"):
-        itself = weakref.ref(exporter)
-
-        def renew_copy() -> None:
-            copy = itself()
-            if copy is not None:
-                renew(copy)
-
-        os.register_at_fork(after_in_child=renew_copy)

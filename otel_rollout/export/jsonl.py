@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from otel_rollout.errors import ConfigurationError, SpanFormatError
-from otel_rollout.export.contract import renew_after_fork
+from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import dumps, loads
 
@@ -17,14 +17,17 @@ from otel_rollout.wire import dumps, loads
 class JsonlTrajectoryExporter:
     """Appends finished trajectories to a file, one JSON object a line; `read` gives them back.
 
-    Each line is one write: after a crash at most the last line is cut, and the next run begins a
-    new one. `fsync=True` also survives the loss of power, at the cost of a disk flush each.
+    Each line is one write: after a crash at most the last line is truncated, and the next run
+    starts a new one. `fsync=True` also survives the loss of power, at the cost of a disk flush for
+    each line.
     """
 
     blocking = True
+    """It writes to a file, so it is called on the processor's thread."""
 
     def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
         self.path = Path(path)
+        """The file, which is opened at the first trajectory."""
         self._fsync = fsync
         self._lock = threading.Lock()
         self._file: io.FileIO | None = None
@@ -68,9 +71,9 @@ class JsonlTrajectoryExporter:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
-        """The trajectories of a file, one at a time. A line that was cut by a crash is passed over.
+        """The trajectories of a file, one at a time. A line that a crash truncated is left out.
 
-        SpanFormatError, with the line's number, for any other line that is no trajectory.
+        SpanFormatError, with the line's number, for any other line that is not a trajectory.
         """
         with open(path, "rb") as file:
             yield from read_lines(file, str(path))
@@ -80,20 +83,20 @@ def _renew(exporter: JsonlTrajectoryExporter) -> None:
     exporter._lock = threading.Lock()
 
 
-BEGINNING = b'{"schema_version":'
-"""What every line begins with."""
+LINE_PREFIX = b'{"schema_version":'
+"""Prefix of every line that is written."""
 
 
 def read_lines(lines: Iterable[bytes], name: str) -> Iterator[Trajectory]:
-    """The trajectories of JSON lines; `name` says in an error where they are from."""
+    """The trajectories of JSON lines; `name` is the name of their file in an error."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             data = loads(line)
         except ValueError:
-            if line.startswith(BEGINNING) or BEGINNING.startswith(line.rstrip()):
-                continue  # cut while it was written
+            if line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line.rstrip()):
+                continue  # truncated while it was written
             raise SpanFormatError(
                 f"{name}, line {number}: not a Trajectory: is this a file that "
                 f"JsonlTrajectoryExporter wrote?"

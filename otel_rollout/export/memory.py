@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Literal
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.export.contract import renew_after_fork
+from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.trajectory import Episode, Trajectory, TrajectoryGroup
 
 OnFull = Literal["drop_oldest", "drop_newest", "block"]
@@ -45,6 +45,7 @@ class InMemoryTrajectoryExporter:
                 f"or 'block', got {on_full!r}"
             )
         self.blocking = on_full == "block"
+        """True if `export` may wait; see `TrajectoryExporter.blocking`."""
         self.dropped = 0
         """Trajectories that were dropped because the exporter was full."""
         self._limit = max_trajectories
@@ -133,7 +134,7 @@ class InMemoryTrajectoryExporter:
                 try:
                     await asyncio.wait_for(event.wait(), left)
                 except asyncio.TimeoutError:
-                    pass  # said by _remove, with how many there are
+                    pass  # _remove raises, with the number that is held
         finally:
             self._waiters.discard((loop, event))
 

@@ -1,90 +1,38 @@
-"""Trajectories as rows: what trainers read, one pure step from groups of trajectories to JSON.
+"""Trajectories as plain rows: one pure step from trajectories to what most trainers read.
 
-`to_token_rows` is the row that most trainers take under other names. Formats that need more are
-exporters of their own, separately installed and found by the entry point group
-`otel_rollout_exporter`; each is a `RowExporter`.
+Formats that need more are exporters of their own, separately installed (`row_exporter.py`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.export.options import Positive, check_choice
+from otel_rollout.export.row_exporter import JsonRows, dropped_completions
 from otel_rollout.trajectory import (
+    Dropped,
     Episode,
     TerminationReason,
     TokenSequence,
     Trajectory,
     TrajectoryGroup,
+    group_in_workflow,
 )
 from otel_rollout.wire import Json
 
-ENTRY_POINTS = "otel_rollout_exporter"
 Credit = Literal["broadcast", "split", "last"]
 
 
-@runtime_checkable
-class RowExporter(Protocol):
-    """Turns groups of trajectories into the rows of a file that a trainer reads.
-
-    The entry point names a class; its keyword arguments are the exporter's options (strings where
-    they come from a command line), a wrong one is a ConfigurationError. It is used from one thread.
-    """
-
-    def rows(self, group: TrajectoryGroup) -> Iterable[dict[str, Json]]:
-        """The rows of a group, JSON each; a trajectory without a group comes as a group of one.
-
-        Nothing is kept between calls, and nothing is written: that is the caller's. Raises
-        ExportError for what the format cannot carry, rather than damaging it.
-        """
-
-    def finish(self, rows: Path, output: Path) -> None:
-        """Make `output` of a file with all rows as JSON lines, in constant memory.
-
-        `rows` may be renamed: for JSON lines that is all there is to do. Called once, at the end.
-        """
-
-
-def row_exporters() -> list[EntryPoint]:
-    """The installed exporters, by name."""
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    return [found[name] for name in sorted(found)]
-
-
-def row_exporter(name: str, **options: Any) -> RowExporter:
-    """The installed exporter of this name. ConfigurationError that lists those there are."""
-    found = {entry.name: entry for entry in row_exporters()}
-    if name not in found:
-        there = f"installed are {', '.join(sorted(found))}" if found else "none is installed"
-        raise ConfigurationError(
-            f"there is no exporter {name!r}: {there}; install otel-rollout-exporter-{name}"
-        )
-    made = found[name].load()
-    try:
-        exporter = made(**options)
-    except ConfigurationError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"exporter {name!r}: {error}") from None
-    if not isinstance(exporter, RowExporter):
-        raise ConfigurationError(
-            f"exporter {name!r}: expected a class with rows() and finish(), got {made!r}"
-        )
-    return exporter
-
-
 class Rows(list[dict[str, Any]]):
-    """Rows, in order, and what gave none on purpose."""
+    """Rows, in order, and the trajectories that were left out on purpose."""
 
     def __init__(self) -> None:
         super().__init__()
         self.masked: list[Trajectory] = []
-        """Trajectories that are left out for how they ended (`mask_reasons`)."""
+        """Trajectories that gave no rows because of how they ended (`mask_reasons`)."""
 
 
 def to_token_rows(
@@ -95,7 +43,7 @@ def to_token_rows(
     mask_reasons: Collection[TerminationReason | str] = (),
     **options: Any,
 ) -> Rows:
-    """One plain row for each token sequence, in order; what trainers read under other names.
+    """One plain row for each token sequence, in order.
 
     input_ids, loss_mask, logprobs, sampled: (T), as in `TokenSequence` (NaN: unknown).
     prompt_length, truncated, completion_ids, spans, policy_versions (of its completions).
@@ -103,17 +51,14 @@ def to_token_rows(
     of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
     others have 0.0).
     advantage: for a group, relative to the group (`TrajectoryGroup.advantages`), shared likewise;
-    for episodes, relative to the trajectories of the same task and name, whose `group_id` is
-    `{task id}:{name}`; else None.
+    for episodes, relative to the trajectories of the same `group_id`, which inside a workflow are
+    those of the same group and name; else None.
     mask_reasons: trajectories that ended so, or whose episode did, give no rows. Their rewards
     count in the mean of their group all the same. They are in `masked` of what is returned.
     trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
     trajectory. `options` are those of `Trajectory.token_sequences`.
     """
-    if credit not in ("broadcast", "split", "last"):
-        raise ConfigurationError(
-            f"to_token_rows(credit=...): expected 'broadcast', 'split' or 'last', got {credit!r}"
-        )
+    check_choice("to_token_rows(credit=...)", credit, Credit)
     masked = _reasons(mask_reasons)
     rows = Rows()
     for sample in _samples(trajectories, scale_advantages):
@@ -153,15 +98,17 @@ def to_token_rows(
 class _Sample:
     trajectory: Trajectory
     reason: str | None
-    """Why it ended, or its episode did."""
+    """Termination reason of its episode, of the trajectory itself outside of an episode."""
     group_id: str | None
+    """The group that it is compared in; None for a trajectory without a group."""
     advantage: float | None = None
+    """Reward relative to the group; None where it is not scored, or not compared."""
 
 
 def _samples(
     source: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode, scale: bool
 ) -> list[_Sample]:
-    """The trajectories in order, each with its advantage where it has others to compare with."""
+    """The trajectories in order, with advantages for the members of a group and of episodes."""
     samples: list[_Sample] = []
     groups: dict[str, list[_Sample]] = {}
     for item in [source] if isinstance(source, Episode) else source:
@@ -169,10 +116,12 @@ def _samples(
             samples.append(_Sample(item, item.termination_reason, item.group_id))
             continue
         for trajectory in item.trajectories:
-            name = f"{item.task_id}:{trajectory.name}"
+            group_id = trajectory.group_id
+            if group_id is None:  # recorded before workflow runs had a group of their own
+                group_id = group_in_workflow(item.task_id, trajectory.name)
             reason = item.termination_reason
-            samples.append(_Sample(trajectory, getattr(reason, "value", reason), name))
-            groups.setdefault(name, []).append(samples[-1])
+            samples.append(_Sample(trajectory, getattr(reason, "value", reason), group_id))
+            groups.setdefault(group_id, []).append(samples[-1])
     compared = [samples] if isinstance(source, TrajectoryGroup) else groups.values()
     for members in compared:
         group = TrajectoryGroup([member.trajectory for member in members])
@@ -203,41 +152,37 @@ def _versions(sequence: TokenSequence) -> list[str | int | None]:
     return [completion.policy_version for completion in sequence.completions]
 
 
-class JsonRows:
-    """What exporters whose file is JSON lines inherit: finishing is renaming."""
-
-    def finish(self, rows: Path, output: Path) -> None:
-        """Rename the rows."""
-        os.replace(rows, output)
-
-
+@dataclass(frozen=True)
 class TokenRows(JsonRows):
-    """The exporter `tokens`, which is always there: the rows of `to_token_rows`."""
+    """The rows of `to_token_rows`; this exporter is always installed.
 
-    def __init__(
-        self,
-        credit: Credit = "broadcast",
-        on_failure: Literal["drop", "keep"] = "drop",
-        max_length: int | str | None = None,
-        mask_truncated: bool | str = False,
-    ) -> None:
-        if on_failure not in ("drop", "keep"):
-            raise ConfigurationError(f"on_failure: expected 'drop' or 'keep', got {on_failure!r}")
-        if str(mask_truncated).lower() not in ("true", "false"):
-            raise ConfigurationError(
-                f"mask_truncated: expected 'true' or 'false', got {mask_truncated!r}"
-            )
-        self._options: dict[str, Any] = {
-            "credit": credit,
-            "on_failure": on_failure,
-            "max_length": None if max_length is None else int(max_length),
-            "mask_truncated": str(mask_truncated).lower() == "true",
-        }
-        to_token_rows((), credit=credit)
+    credit: the share of its reward and advantage that each row of a trajectory gets, "broadcast"
+    (all of it), "split" (equal parts) or "last" (the last row has all of it).
+    on_failure: "keep" gives the rows of rollouts that failed without a reward, "drop" leaves them
+    out.
+    max_length: longer rows are truncated to so many tokens; not set: no limit.
+    mask_truncated: replies that a length limit truncated stay as context and are not trained.
+    """
+
+    credit: Credit = "broadcast"
+    on_failure: Literal["drop", "keep"] = "drop"
+    max_length: Positive | None = None
+    mask_truncated: bool = False
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """A row for each token sequence; failures with `on_failure="keep"` only."""
-        keep = self._options["on_failure"] == "keep"
-        yield from to_token_rows(group, **self._options)
-        if keep:
-            yield from to_token_rows(group.failures, **self._options)
+        yield from to_token_rows(group, credit=self.credit, **self._options())
+        if self.on_failure == "keep":
+            yield from to_token_rows(group.failures, credit=self.credit, **self._options())
+
+    def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
+        """The completions that no row trains."""
+        failures = group.failures if self.on_failure == "keep" else []
+        return dropped_completions([*group, *failures], **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "on_failure": self.on_failure,
+            "max_length": self.max_length,
+            "mask_truncated": self.mask_truncated,
+        }

@@ -183,10 +183,7 @@ class ExchangeRecorder:
 
     def _is_last(self, tail: bytes) -> bool:
         """Whether the last event of a whole reply is in its last `TAIL` bytes."""
-        for api in self._apis:
-            if api.is_last(tail):
-                return True
-        return False
+        return any(api.is_last(tail) for api in self._apis)
 
     @guarded(INCOMPLETE)
     def refused(self, status: int, text: str | None) -> None:

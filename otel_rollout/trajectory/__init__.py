@@ -7,8 +7,13 @@ from otel_rollout.trajectory.completion import (
     with_retrieved,
 )
 from otel_rollout.trajectory.conversations import Conversations
-from otel_rollout.trajectory.episode import Episode, TerminationEvent, TerminationReason
-from otel_rollout.trajectory.groups import TrajectoryGroup
+from otel_rollout.trajectory.episode import (
+    Episode,
+    TerminationEvent,
+    TerminationReason,
+    task_of,
+)
+from otel_rollout.trajectory.groups import TrajectoryGroup, group_in_workflow
 from otel_rollout.trajectory.histories import in_order
 from otel_rollout.trajectory.history import History, HistoryItem
 from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
@@ -41,9 +46,11 @@ __all__ = [
     "TrajectoryGroup",
     "call_key",
     "completions_of",
+    "group_in_workflow",
     "in_order",
     "is_in_background",
     "json_of",
+    "task_of",
     "tie",
     "token_sequences",
     "with_retrieved",

@@ -43,6 +43,11 @@ class TerminationEvent(Exception):  # noqa: N818 - it ends a run as it should en
         self.reason: TerminationReason = TerminationReason.of(reason)
 
 
+def task_of(uid: str) -> str:
+    """The task's part of the id of a run, `{task}:{sample}`: all before the last colon."""
+    return uid.rpartition(":")[0] or uid
+
+
 @dataclass
 class Episode:
     """The trajectories of one task run by a workflow."""
@@ -60,7 +65,7 @@ class Episode:
     @property
     def task_id(self) -> str:
         """The task's part of `id`, before the last colon."""
-        return self.id.rpartition(":")[0] or self.id
+        return task_of(self.id)
 
     @property
     def reward(self) -> float | None:

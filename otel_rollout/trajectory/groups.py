@@ -15,6 +15,15 @@ from otel_rollout.trajectory.trajectory import Trajectory
 from otel_rollout.wire import Json
 
 
+def group_in_workflow(group: str, name: str) -> str:
+    """The `group_id` of a trajectory inside a workflow run: `{group}:{name}`.
+
+    Trajectories are compared with those of the same name in runs of the same group.
+    group: the run's `group_id`, which is its task where none was given.
+    """
+    return f"{group}:{name}"
+
+
 @dataclass(eq=True)
 class TrajectoryGroup:
     """The trajectories of one task, in order of their sample index.

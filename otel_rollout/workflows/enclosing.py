@@ -8,7 +8,7 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.record import ActiveRollout, end_attributes, identity, late_reward, present
 from otel_rollout.spans import sealed
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.trajectory import Trajectory, group_in_workflow
 from otel_rollout.wire import Json, dumps
 
 
@@ -39,8 +39,9 @@ class WorkflowRun:
         if trajectory.task_id is None:
             trajectory.task_id = own.task_id
         if trajectory.group_id is None and own.group_id is not None:
-            trajectory.group_id = f"{own.group_id}:{trajectory.name}"
-            trajectory.sample_index = own.sample_index
+            trajectory.group_id = group_in_workflow(own.group_id, trajectory.name)
+            if own.sample_index is not None:
+                trajectory.sample_index = own.sample_index
 
     def adopt(self, trajectory: Trajectory) -> None:
         """Make a trajectory that was built by hand one of the run's."""

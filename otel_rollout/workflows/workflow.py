@@ -40,6 +40,7 @@ from otel_rollout.trajectory import (
     TerminationEvent,
     TerminationReason,
     Trajectory,
+    task_of,
     tie,
 )
 from otel_rollout.workflows.enclosing import WorkflowRun
@@ -106,16 +107,13 @@ class Workflow(ABC):
 
         An exception of `run` is in `episode.info["error"]`; only a cancellation from outside
         propagates, and the episode as far as it came still reaches the exporters. `timeout=`
-        overrides the workflow's; `options` are those of `rollout`, such as `group_id`.
+        overrides the workflow's; `options` are those of `rollout`. Without a `group_id` the run's
+        group is its task: the `task_id`, else the part of `uid` before the last colon.
         """
         timeout = kwargs.pop("timeout", self.timeout)
         self.uid, self.task, self._committed = uid, task, []
         own = self._run = WorkflowRun()
-        run = begin(
-            Options.of({"name": type(self).__name__, "task_id": uid, **(options or {})}),
-            sc.OPERATION_INVOKE_WORKFLOW,
-            own,
-        )
+        run = begin(self._options(uid, options or {}), sc.OPERATION_INVOKE_WORKFLOW, own)
         own.active = run.active if run is not None else None
         recorder = run.active.recorder if run is not None else None
         episode = Episode(id=uid, task=task)
@@ -169,6 +167,16 @@ class Workflow(ABC):
             end(run, error=failure)
             if recorder is not None:
                 recorder.export_episode(episode)
+
+    def _options(self, uid: str, options: Mapping[str, Any]) -> Options:
+        """The options of the run; its group is the task where no group is given."""
+        group = options.get("group_id")
+        if group is None:
+            group = options.get("task_id")
+        if group is None:
+            group = task_of(str(uid))
+        name = type(self).__name__
+        return Options.of({"name": name, "task_id": uid, **options, "group_id": group})
 
     async def _within(self, timeout: float, task: Any, uid: str, **kwargs: Any) -> Episode | None:
         """`run`, or `WorkflowTimeoutError`, which nothing that `run` raises can be taken for."""

@@ -23,8 +23,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRat
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, TrajectorySpanProcessor
+from otel_rollout.command.checks import Finding, check
 from otel_rollout.command.cli import main
-from otel_rollout.command.doctor import Finding, check, run_setup
+from otel_rollout.command.doctor import run_setup
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.otlp import SplittingSpanExporter
 from otel_rollout.record import capture

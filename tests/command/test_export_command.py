@@ -135,6 +135,30 @@ def test_spans_of_others_alone(recorded: Recording, tmp_path: Path, capsys: Any)
     assert "7 completions in no row" in said
 
 
+REPORTING = """
+from otel_rollout.export import Dropped, JsonRows
+
+class OtherRows(JsonRows):
+    def rows(self, group):
+        return [{"id": trajectory.id} for trajectory in group]
+
+    def dropped(self, group):
+        return [Dropped(c, f"only {len(group)} came") for t in group for c in t.completions]
+"""
+
+
+def test_an_exporter_says_what_it_drops(
+    recorded: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """The optional method `dropped` is asked once for each group."""
+    monkeypatch.syspath_prepend(str(plugin(tmp_path / "site", REPORTING)))
+    monkeypatch.delitem(sys.modules, "other_rows", raising=False)
+    source = trajectories_of(recorded.trajectories, tmp_path / "t")
+    assert main(["export", "--to", "other", source, "-o", str(tmp_path / "rows")]) == 0
+    said = capsys.readouterr().err
+    assert "  7 completions in no row:\n       7 x only N came" in said
+
+
 # --- what a format cannot carry
 
 

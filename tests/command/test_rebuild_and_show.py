@@ -343,3 +343,16 @@ def test_a_wrong_command_line(arguments: list[str], capsys: Any):
         main(arguments)
     assert raised.value.code == 2
     assert re.match("usage: otel-rollout", capsys.readouterr().err)
+
+
+def test_help_imports_no_client_and_no_sdk():
+    """`--help` and `--version` answer at once."""
+    code = (
+        "import sys; from otel_rollout.command import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: print([m for m in sys.modules if m in ('openai', 'opentelemetry')])"
+    )
+    for argument in ("--help", "--version"):
+        run = [sys.executable, "-c", code, argument]
+        said = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+        assert said.splitlines()[-1] == "[]"

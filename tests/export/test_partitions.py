@@ -14,8 +14,8 @@ from opentelemetry import trace
 
 from otel_rollout import Trajectory, Workflow, reconstruct, record_reward, rollout
 from otel_rollout import semconv as sc
-from otel_rollout.export import partitions
-from otel_rollout.export.partitions import Partitions, parts_for, reconstruct_apart
+from otel_rollout.export import apart, partitions, reconstruct_apart
+from otel_rollout.export.partitions import Partitions, parts_for
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.trajectory.episode import Episode
 from otel_rollout.trajectory.steps import Step
@@ -125,7 +125,7 @@ async def test_only_what_belongs_together_is_held(
         held.append({record.text(sc.ROLLOUT_ID) for record in records})
         return reconstruct(records, infer_rollouts)
 
-    monkeypatch.setattr(partitions, "reconstruct", watched)
+    monkeypatch.setattr(apart, "reconstruct", watched)
     records = [as_record(span) for span in recorded.spans]
     assert len(list(reconstruct_apart(records, tmp_path / "x", 3))) == 7
     # The workflow is read with the trajectory that claims its call.

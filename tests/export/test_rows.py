@@ -13,18 +13,24 @@ from otel_rollout import (
     ConfigurationError,
     Episode,
     RowExporter,
+    Step,
     TerminationEvent,
     TerminationReason,
+    Trajectory,
     TrajectoryGroup,
     Workflow,
     gather_group,
     gather_trajectory,
+    reconstruct,
+    reconstruct_episodes,
     record_reward,
     rollout,
     run_workflows,
     to_token_rows,
 )
-from otel_rollout.export.rows import row_exporter
+from otel_rollout.command import main
+from otel_rollout.export import row_exporter
+from otel_rollout.otlp.writing import to_json_line
 from tests.kit.recording import Clients, Recording
 
 
@@ -136,6 +142,76 @@ async def test_rows_of_episodes(recording: Recording, clients: Clients):
     assert (first["advantage"], second["advantage"]) == (0.0, 0.0)
 
 
+async def grouped(clients: Clients, options: dict[str, Any]) -> list[Episode]:
+    """Two runs of one task: a solver, a judge with a group of its own, and one built by hand."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    async def agent(name: str, reward: float, group_id: str | None = None) -> None:
+        async with rollout(name, group_id=group_id):
+            message: Any = {"role": "user", "content": "hi"}
+            await client.chat.completions.create(model="m", messages=[message])
+            record_reward(reward)
+
+    class Mixed(Workflow):
+        async def run(self, task: Any, uid: str, **kwargs: Any) -> None:
+            await agent("solver", task)
+            await agent("judge", 2 * task, "judges")
+            messages: Any = [{"role": "user", "content": "by hand"}]
+            reply = await client.chat.completions.create(model="m", messages=messages)
+            messages.append(reply.choices[0].message.model_dump(exclude_none=True))
+            built = Trajectory(name="built", steps=[Step(chat_completions=messages, reward=task)])
+            self.commit(trajectory=built)
+
+    return [
+        await Mixed().run_with_termination_handling(n, f"task:{n}", options=options)
+        for n in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "group"), [({}, "task"), ({"task_id": "t:9"}, "t:9"), ({"group_id": "g1"}, "g1")]
+)
+async def test_a_group_has_one_name_everywhere(
+    recording: Recording, clients: Clients, tmp_path: Path, options: dict[str, Any], group: str
+):
+    """Live, rebuilt from spans, in rows of episodes and in exported rows; and equal advantages."""
+    episodes = await grouped(clients, options)
+    named = {"solver": f"{group}:solver", "judge": "judges", "built": f"{group}:built"}
+    advantages = {"solver": [-0.5, 0.5], "judge": [-1.0, 1.0], "built": [-0.5, 0.5]}
+
+    def check(rows: Any) -> None:
+        assert {row["name"]: row["group_id"] for row in rows} == named
+        for name, expected in advantages.items():
+            found = sorted(row["advantage"] for row in rows if row["name"] == name)
+            assert found == expected
+
+    rebuilt = [t for t in reconstruct(recording.spans) if t.name in named]
+    for trajectories in ([t for e in episodes for t in e.trajectories], rebuilt):
+        assert {t.name: t.group_id for t in trajectories} == named
+        groups = TrajectoryGroup.by_id(trajectories)
+        assert sorted((len(g), g.id) for g in groups) == sorted((2, id_) for id_ in named.values())
+        check([row for g in groups for row in to_token_rows(g)])
+    check(to_token_rows(episodes))
+    check(to_token_rows(reconstruct_episodes(recording.spans)))
+    check(to_token_rows([Episode.from_dict(episode.to_dict()) for episode in episodes]))
+    spans = tmp_path / "spans.jsonl"
+    spans.write_text("".join(to_json_line([span]) for span in recording.spans))
+    assert main(["export", "--to", "tokens", str(spans), "-o", str(tmp_path / "rows")]) == 0
+    exported = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    check([row for row in exported if row["name"] in named])
+
+
+async def test_episodes_whose_trajectories_have_no_group(recording: Recording, clients: Clients):
+    """Those that were recorded before runs had a group are grouped by task and name."""
+    written = [episode.to_dict() for episode in await play_episodes(clients)]
+    for trajectory in (t for episode in written for t in episode["contents"]):
+        trajectory["group_id"] = None
+    episodes = [Episode.from_dict(episode) for episode in written]
+    rows = to_token_rows(episodes)
+    assert [row["group_id"] for row in rows] == GROUPS
+    assert [row["advantage"] for row in rows] == ADVANTAGES
+
+
 @pytest.mark.parametrize("reason", [TerminationReason.MAX_TURNS_EXCEEDED, "max_turns_exceeded"])
 async def test_episodes_that_are_masked(recording: Recording, clients: Clients, reason: Any):
     """They give no rows and are named; what they got still counts in the mean of their group."""
@@ -191,7 +267,7 @@ async def test_the_exporter_that_is_always_there(
     recording: Recording, clients: Clients, tmp_path: Path
 ):
     """`tokens` is found by its name, and writes the same rows."""
-    exporter = row_exporter("tokens", credit="split", max_length="4")
+    exporter = row_exporter("tokens", credit="split", max_length=4)
     assert isinstance(exporter, RowExporter)
     group = await play(clients, [1.0])
     rows = list(exporter.rows(group))

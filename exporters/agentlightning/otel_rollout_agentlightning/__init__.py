@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from otel_rollout import Completion, ExportError, Trajectory, TrajectoryGroup
-from otel_rollout.export.rows import JsonRows
-from otel_rollout.wire.json import Json, copy_json
+from otel_rollout.export import Dropped, Json, JsonRows, copy_json, dropped_completions
 
 if TYPE_CHECKING:
     from agentlightning import Triplet
@@ -127,8 +126,13 @@ def _image_urls(messages: list[Json]) -> Iterator[str]:
 class AgentlightningRows(JsonRows):
     """The exporter `agentlightning`: a row for each rollout that trains, with its triplets.
 
-    Its fields are those of `agentlightning.RolloutLegacy`, which the trainer's daemon reads.
+    Its fields are those of `agentlightning.RolloutLegacy`, which the trainer's daemon reads. It has
+    no options.
     """
+
+    def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
+        """The completions that no triplet trains."""
+        return dropped_completions(group)
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """`rollout_id`, `final_reward` (None: not scored), `triplets`, `logs`, `metadata`."""

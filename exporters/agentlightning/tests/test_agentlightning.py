@@ -13,7 +13,7 @@ import torch
 from agentlightning import RolloutLegacy, Triplet
 from otel_rollout_agentlightning import AgentlightningRows, to_triplet_rows, to_triplets
 
-from exporters.agents import (
+from exporters.kit.agents import (
     AGENTS,
     Agent,
     ask,
@@ -25,6 +25,7 @@ from exporters.agents import (
     tool_loop,
     user,
 )
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ExportError,
     Reward,
@@ -33,8 +34,7 @@ from otel_rollout import (
     gather_trajectory,
     rollout,
 )
-from otel_rollout.export.rows import row_exporter
-from tests.conftest import Clients, Recording
+from otel_rollout.export import row_exporter
 
 pytestmark = pytest.mark.trainer
 

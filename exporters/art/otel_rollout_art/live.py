@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from otel_rollout import ExportError, Trajectory, TrajectoryGroup
-from otel_rollout_art.rows import Mode, art_group, art_trajectory
+from otel_rollout_art.rows import Mode, Unscored, art_group, art_trajectory
 
 if TYPE_CHECKING:
     import art
@@ -16,7 +16,7 @@ def to_art_group(
     group: TrajectoryGroup,
     *,
     mode: Mode = "auto",
-    unscored: Literal["error", "drop"] = "error",
+    unscored: Unscored = "error",
 ) -> art.TrajectoryGroup:
     """The group with its scored trajectories; rollouts that failed without a reward are exceptions.
 

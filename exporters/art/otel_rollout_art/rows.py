@@ -10,20 +10,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 from otel_rollout import (
     Completion,
-    ConfigurationError,
     ExportError,
     TokenSequence,
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.export.rows import JsonRows
-from otel_rollout.wire.json import Json, copy_json
+from otel_rollout.export import (
+    Dropped,
+    Json,
+    JsonRows,
+    check_choice,
+    copy_json,
+    dropped_completions,
+)
 
 Mode = Literal["auto", "per_call", "conversation"]
+Unscored = Literal["error", "drop"]
 _Key = tuple[str, int]
 
 
@@ -31,7 +38,7 @@ def to_art_row(
     group: TrajectoryGroup,
     *,
     mode: Mode = "auto",
-    unscored: Literal["error", "drop"] = "error",
+    unscored: Unscored = "error",
 ) -> dict[str, Json]:
     """The group as JSON, from which `from_art_row` makes the live one.
 
@@ -47,9 +54,9 @@ def to_art_row(
     return art_group(group, mode=mode, unscored=unscored)
 
 
-def art_group(group: TrajectoryGroup, *, mode: Mode, unscored: str) -> dict[str, Json]:
-    _check("mode", mode, get_args(Mode))
-    _check("unscored", unscored, ("error", "drop"))
+def art_group(group: TrajectoryGroup, *, mode: Mode, unscored: Unscored) -> dict[str, Json]:
+    check_choice("mode", mode, Mode)
+    check_choice("unscored", unscored, Unscored)
     failures = list(group.failures)
     trajectories: list[dict[str, Json]] = []
     for trajectory in group:
@@ -67,7 +74,7 @@ def art_group(group: TrajectoryGroup, *, mode: Mode, unscored: str) -> dict[str,
 
 
 def art_trajectory(trajectory: Trajectory, *, mode: Mode) -> dict[str, Json]:
-    _check("mode", mode, get_args(Mode))
+    check_choice("mode", mode, Mode)
     if trajectory.reward is None:
         raise ExportError(
             f"{_named(trajectory)} has no reward, and ART has no unknown one: set "
@@ -134,7 +141,7 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
     entries: list[dict[str, Json]] = [{} for _ in ids]
     wire = completion.choice.get("logprobs")
     if isinstance(wire, dict):
-        # ART reads the bytes of the first token as text, to see whether it begins to think.
+        # ART reads the bytes of the first token as text, to see whether it starts to think.
         found = [*(wire.get("content") or ()), *(wire.get("refusal") or ())]
         entries = found if len(found) == len(ids) else entries
     content: list[dict[str, Json]] = [
@@ -194,7 +201,7 @@ def _conversations(
 
 
 def _inexact(trajectory: Trajectory, rows: list[TokenSequence]) -> str | None:
-    """Why conversations would not come out of ART as the model saw them; None if they would."""
+    """The reason why ART would tokenise conversations otherwise than the model saw; None: exact."""
     in_rows = {tuple(map(_key, row.completions)) for row in rows}
     for history in trajectory.histories:
         completions = history.completions
@@ -241,22 +248,30 @@ def _named(trajectory: Trajectory) -> str:
     return f"trajectory {trajectory.id} ({trajectory.name!r})"
 
 
-def _check(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigurationError(f"{name}: expected {' or '.join(map(repr, known))}, got {value!r}")
-
-
+@dataclass(frozen=True)
 class ArtRows(JsonRows):
-    """The exporter `art`: a row for each group that has something, as of `to_art_row`."""
+    """The exporter `art`: a row for each group that has something, as of `to_art_row`.
 
-    def __init__(self, mode: Mode = "auto", unscored: Literal["error", "drop"] = "error") -> None:
-        _check("mode", mode, get_args(Mode))
-        _check("unscored", unscored, ("error", "drop"))
-        self._mode: Mode = mode
-        self._unscored: Literal["error", "drop"] = unscored
+    mode: "per_call" makes a history for each completion, "conversation" one for each conversation
+    and refuses what ART would tokenise wrongly, "auto" takes conversations where that is exact.
+    unscored: "error" refuses a trajectory without a reward, "drop" leaves it out.
+    """
+
+    mode: Mode = "auto"
+    unscored: Unscored = "error"
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """One row; none for a group that has neither trajectories nor failures."""
-        row = to_art_row(group, mode=self._mode, unscored=self._unscored)
+        row = to_art_row(group, mode=self.mode, unscored=self.unscored)
         if row["trajectories"] or row["exceptions"]:
             yield row
+
+    def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
+        """The completions of its trajectories that no choice trains."""
+        return dropped_completions(filter(_is_scored, group))
+
+
+def _is_scored(trajectory: Trajectory) -> bool:
+    return (
+        trajectory.trainable and trajectory.status != "cancelled" and trajectory.reward is not None
+    )

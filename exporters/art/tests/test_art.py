@@ -15,7 +15,7 @@ from otel_rollout_art import ArtRows, from_art_row, to_art_group, to_art_row, to
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from exporters.agents import (
+from exporters.kit.agents import (
     AGENTS,
     Agent,
     ask,
@@ -31,6 +31,7 @@ from exporters.agents import (
     truncated,
     user,
 )
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ConfigurationError,
     ExportError,
@@ -39,9 +40,8 @@ from otel_rollout import (
     gather_trajectory,
     rollout,
 )
-from otel_rollout.export.rows import row_exporter
+from otel_rollout.export import row_exporter
 from otel_rollout.testing import ByteTokenizer, Reply
-from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer
 
@@ -339,7 +339,7 @@ async def test_custom_tools_are_refused(recording: Recording, clients: Clients):
 
 def test_wrong_options_are_named():
     """At start-up, with what was expected."""
-    with pytest.raises(ConfigurationError, match="mode: expected 'auto' or 'per_call' or"):
+    with pytest.raises(ConfigurationError, match="expected 'auto', 'per_call' or 'conv"):
         row_exporter("art", mode="all")
     with pytest.raises(ConfigurationError, match="unscored: expected"):
         to_art_row(TrajectoryGroup([]), unscored="zero")  # type: ignore[arg-type]

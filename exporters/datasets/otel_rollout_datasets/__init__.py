@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, Json, List, Value
 
 from otel_rollout import SpanFormatError, Trajectory, TrajectoryGroup
-from otel_rollout.wire import messages as wire
+from otel_rollout.export import Dropped, dropped_completions, dumps, loads
+from otel_rollout.export import Json as AnyJson
 
 __all__ = ["FEATURES", "DatasetRows", "from_dataset", "to_dataset"]
 
@@ -79,12 +80,16 @@ def from_dataset(dataset: Iterable[Mapping[str, Any]]) -> list[Trajectory]:
 class DatasetRows:
     """The exporter `datasets`: Parquet where the output's name ends so, JSON lines elsewhere.
 
-    Both load with `datasets.load_dataset`; JSON lines need `features=FEATURES`.
+    Both load with `datasets.load_dataset`; JSON lines need `features=FEATURES`. It has no options.
     """
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Any]]:
         """A row for each trajectory, those that failed included."""
         return map(_row, _members(group))
+
+    def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
+        """The completions that no token sequence trains."""
+        return dropped_completions(_members(group))
 
     def finish(self, rows: Path, output: Path) -> None:
         """Write the Parquet file, some rows at a time, or rename the JSON lines."""
@@ -130,7 +135,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
             for sequence in sequences
         ],
         "warnings": list(trajectory.warnings),
-        "trajectory": wire.dumps(trajectory.to_dict()),
+        "trajectory": dumps(trajectory.to_dict()),
     }
 
 
@@ -152,11 +157,11 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _text(value: wire.Json) -> str | None:
-    return None if value is None else wire.dumps(value)
+def _text(value: AnyJson) -> str | None:
+    return None if value is None else dumps(value)
 
 
-def _view(value: wire.Json) -> wire.Json:
+def _view(value: AnyJson) -> AnyJson:
     """The value, or None where readers cannot have it: half a character, 65 bits of an integer."""
     try:
         text = json.dumps(value, ensure_ascii=False)
@@ -173,7 +178,7 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
             f"from_dataset: expected rows with the column 'trajectory' that to_dataset writes, got "
             f"the columns {', '.join(row)}"
         )
-    return Trajectory.from_dict(wire.loads(text))
+    return Trajectory.from_dict(loads(text))
 
 
 def _batches(rows: Path) -> Iterator[list[dict[str, Any]]]:
@@ -181,7 +186,7 @@ def _batches(rows: Path) -> Iterator[list[dict[str, Any]]]:
     size = 0
     with rows.open(encoding="utf-8") as lines:
         for line in lines:
-            batch.append(wire.loads(line))
+            batch.append(loads(line))
             size += len(line)
             if size >= _BATCH_BYTES:
                 yield batch

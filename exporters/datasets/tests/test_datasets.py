@@ -13,7 +13,8 @@ import pytest
 from datasets import Dataset, load_dataset
 from otel_rollout_datasets import FEATURES, DatasetRows, from_dataset, to_dataset
 
-from exporters import agents
+from exporters.kit import agents
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     SpanFormatError,
     Trajectory,
@@ -23,9 +24,8 @@ from otel_rollout import (
     record_reward,
     rollout,
 )
-from otel_rollout.export.rows import row_exporter
+from otel_rollout.export import row_exporter
 from otel_rollout.testing import Reply, ToolCall
-from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer
 

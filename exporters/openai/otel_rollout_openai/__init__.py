@@ -8,7 +8,8 @@ format has no place for is an ExportError; nothing is left out without being ask
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from otel_rollout import (
     ConfigurationError,
@@ -18,8 +19,7 @@ from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.export.rows import JsonRows
-from otel_rollout.wire.json import Json, copy_json
+from otel_rollout.export import Json, JsonRows, check_choice, copy_json
 
 __all__ = ["OpenaiRows", "to_openai_dpo", "to_openai_rft", "to_openai_sft"]
 
@@ -50,7 +50,7 @@ def to_openai_sft(
     scored is always left out.
     reasoning: the format has no place for it; "drop" leaves it out of what the model said.
     """
-    _check("reasoning", reasoning, get_args(Reasoning))
+    check_choice("reasoning", reasoning, Reasoning)
     rows: list[dict[str, Json]] = []
     for trajectory in trajectories:
         if not _wanted(trajectory, min_reward):
@@ -76,7 +76,7 @@ def to_openai_dpo(
     several are as good; none where all are equally good. ExportError where they are not single
     replies to one conversation, which is all that the format takes.
     """
-    _check("reasoning", reasoning, get_args(Reasoning))
+    check_choice("reasoning", reasoning, Reasoning)
     if not isinstance(group, TrajectoryGroup):
         group = TrajectoryGroup.of(group)
     scored = [(t.reward, t) for t in group if t.reward is not None]
@@ -134,38 +134,40 @@ def to_openai_rft(
     return rows
 
 
+@dataclass(frozen=True)
 class OpenaiRows(JsonRows):
     """The exporter `openai`: JSON lines to upload for fine-tuning.
 
-    format: sft (`to_openai_sft`), dpo (`to_openai_dpo`) or rft (`to_openai_rft`). The other options
-    are those of that function; `fields` has commas between its names.
+    format: "sft" (`to_openai_sft`), "dpo" (`to_openai_dpo`) or "rft" (`to_openai_rft`). The other
+    options are those of that function; one of another function is an error.
+    min_reward: "sft" leaves out what is scored lower, or not at all; not set: nothing.
+    reasoning: "error" (the default) refuses reasoning in "sft" and "dpo", for which the format has
+    no place; "drop" leaves it out.
+    fields: names of the metadata that "rft" hands to the grader; not set: all there are.
     """
 
-    def __init__(self, format: Format = "sft", **options: Any) -> None:  # noqa: A002
-        _check("format", format, get_args(Format))
-        for name in options:
-            if name not in _OPTIONS[format]:
+    format: Format = "sft"
+    min_reward: float | None = None
+    reasoning: Reasoning | None = None
+    fields: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self._options():
+            if name not in _OPTIONS[self.format]:
                 raise ConfigurationError(
-                    f"exporter 'openai', format {format!r}: expected the options "
-                    f"{', '.join(_OPTIONS[format])}, got {name!r}"
+                    f"exporter 'openai', format {self.format!r}: expected the options "
+                    f"{', '.join(_OPTIONS[self.format])}, got {name!r}"
                 )
-        if isinstance(options.get("fields"), str):
-            options["fields"] = options["fields"].split(",")
-        if options.get("min_reward") is not None:
-            try:
-                options["min_reward"] = float(options["min_reward"])
-            except ValueError:
-                raise ConfigurationError(
-                    f"exporter 'openai': min_reward: expected a number, got "
-                    f"{options['min_reward']!r}"
-                ) from None
-        self._function = _FUNCTIONS[format]
-        self._options = options
-        self._function(TrajectoryGroup([]), **options)  # a wrong choice is said at once
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """The rows of a group. ExportError for what the format cannot carry."""
-        yield from self._function(group, **self._options)
+        yield from _FUNCTIONS[self.format](group, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        """The options that were set; the others have the defaults of the format's function."""
+        names = dict.fromkeys(name for names in _OPTIONS.values() for name in names)
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 _FUNCTIONS: dict[str, Callable[..., list[dict[str, Json]]]] = {
@@ -286,10 +288,3 @@ def _named(trajectory: Trajectory) -> str:
 def _short(value: Json) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _check(name: str, value: Any, expected: tuple[str, ...]) -> None:
-    if value not in expected:
-        raise ConfigurationError(
-            f"{name}: expected one of {', '.join(map(repr, expected))}, got {value!r}"
-        )

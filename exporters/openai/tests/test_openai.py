@@ -12,7 +12,8 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
 from otel_rollout_openai import OpenaiRows, to_openai_dpo, to_openai_rft, to_openai_sft
 
-from exporters import agents
+from exporters.kit import agents
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ConfigurationError,
     ExportError,
@@ -24,9 +25,8 @@ from otel_rollout import (
     record_reward,
     rollout,
 )
-from otel_rollout.export.rows import row_exporter
+from otel_rollout.export import row_exporter_from_texts
 from otel_rollout.testing import Reply, ToolCall
-from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer
 
@@ -324,7 +324,7 @@ async def test_the_exporter_writes_each_format(
         ({"format": "dpo", "reasoning": "drop"}, check_dpo, 1),
         ({"format": "rft", "fields": "answer"}, lambda row: check_rft(row, {"answer"}), 1),
     ):
-        exporter = row_exporter("openai", **options)
+        exporter = row_exporter_from_texts("openai", options)
         assert isinstance(exporter, OpenaiRows)
         part, output = tmp_path / "rows.part", tmp_path / "rows.jsonl"
         part.write_text("".join(json.dumps(row) + "\n" for row in exporter.rows(group)))
@@ -338,16 +338,16 @@ async def test_the_exporter_writes_each_format(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "ppo"}, "format: expected one of 'sft', 'dpo', 'rft', got 'ppo'"),
+        ({"format": "ppo"}, "format: expected 'sft', 'dpo' or 'rft', got 'ppo'"),
         ({"format": "dpo", "fields": "a"}, "expected the options reasoning, got 'fields'"),
-        ({"reasoning": "keep"}, "reasoning: expected one of 'error', 'drop'"),
-        ({"min_reward": "high"}, "min_reward: expected a number, got 'high'"),
+        ({"reasoning": "keep"}, "reasoning: expected 'error' or 'drop'"),
+        ({"min_reward": "high"}, "min_reward: expected a number or none, got 'high'"),
     ],
 )
 def test_wrong_options_are_named_before_anything_is_read(options: dict[str, str], message: str):
     """With what was expected."""
     with pytest.raises(ConfigurationError, match=message):
-        row_exporter("openai", **options)
+        row_exporter_from_texts("openai", options)
 
 
 def test_the_readme_runs(clients: Clients, monkeypatch: pytest.MonkeyPatch):

@@ -12,11 +12,11 @@ to_rllm_row         the same as JSON, without rLLM: what `rllm.types.Episode.fro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-from otel_rollout import ConfigurationError, Episode, Trajectory, TrajectoryGroup
-from otel_rollout.export.rows import JsonRows
-from otel_rollout.wire.json import Json
+from otel_rollout import Episode, Trajectory, TrajectoryGroup
+from otel_rollout.export import Dropped, Json, JsonRows, dropped_completions
 from otel_rollout_rllm.row import Unscored, to_rllm_row
 
 __all__ = ["RllmRows", "to_rllm_episode", "to_rllm_row"]
@@ -37,35 +37,30 @@ def to_rllm_episode(
     return episode
 
 
+@dataclass(frozen=True)
 class RllmRows(JsonRows):
-    """The exporter `rllm`: an episode for each trajectory that has something, and each failure."""
+    """The exporter `rllm`: an episode for each trajectory that has something, and each failure.
 
-    def __init__(
-        self,
-        unscored: Literal["error", "drop"] = "error",
-        correct_from: float | str | None = None,
-    ) -> None:
-        if unscored not in ("error", "drop"):
-            raise ConfigurationError(f"unscored: expected 'error' or 'drop', got {unscored!r}")
-        try:
-            self._correct_from = None if correct_from is None else float(correct_from)
-        except ValueError:
-            raise ConfigurationError(
-                f"correct_from: expected the lowest reward of a correct episode, got "
-                f"{correct_from!r}"
-            ) from None
-        self._unscored: Unscored = unscored
+    unscored: "error" refuses a trajectory without a reward, "drop" leaves it out.
+    correct_from: lowest reward of a correct episode; not set: no episode is correct, which is
+    rLLM's own default.
+    """
+
+    unscored: Unscored = "error"
+    correct_from: float | None = None
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
-        """In order of the samples; an episode is correct whose reward is at least `correct_from`.
-
-        Without that none is: rLLM's own default.
-        """
+        """The episodes, in order of the samples."""
         members = [*group.trajectories, *group.failures]
         members.sort(key=lambda t: (t.sample_index is None, t.sample_index or 0))
         for index, trajectory in enumerate(members):
-            row = to_rllm_row(trajectory, index=index, unscored=self._unscored)
-            if trajectory.reward is not None and self._correct_from is not None:
-                row["is_correct"] = trajectory.reward >= self._correct_from
+            row = to_rllm_row(trajectory, index=index, unscored=self.unscored)
+            if trajectory.reward is not None and self.correct_from is not None:
+                row["is_correct"] = trajectory.reward >= self.correct_from
             if row["trajectories"] or row["termination_reason"] in ("error", "timeout"):
                 yield row
+
+    def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
+        """The completions that no step trains."""
+        members = [*group.trajectories, *group.failures]
+        return dropped_completions(member for member in members if member.trainable)

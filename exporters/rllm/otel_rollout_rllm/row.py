@@ -10,8 +10,7 @@ import math
 from typing import Any, Literal
 
 from otel_rollout import Completion, Episode, ExportError, Step, TokenSequence, Trajectory
-from otel_rollout.trajectory.steps import json_of
-from otel_rollout.wire.json import Json, copy_json
+from otel_rollout.export import Json, copy_json, json_of
 
 Unscored = Literal["error", "drop"]
 _REASONS = {"error": "error", "timeout": "timeout", None: "env_done"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from otel_rollout_rllm import RllmRows, to_rllm_episode, to_rllm_row
 
-from exporters.agents import (
+from exporters.kit.agents import (
     AGENTS,
     Agent,
     ask,
@@ -22,6 +22,7 @@ from exporters.agents import (
     tool_loop,
     user,
 )
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ConfigurationError,
     Episode,
@@ -32,8 +33,7 @@ from otel_rollout import (
     gather_trajectory,
     rollout,
 )
-from otel_rollout.export.rows import row_exporter
-from tests.conftest import Clients, Recording
+from otel_rollout.export import row_exporter, row_exporter_from_texts
 
 pytestmark = pytest.mark.trainer
 
@@ -168,7 +168,7 @@ async def test_an_episode_with_its_trajectories(recording: Recording, clients: C
 async def test_a_group_with_failures(recording: Recording, clients: Clients, tmp_path: Path):
     """One that failed is an episode without trajectories, in its place."""
     group = await play_group(clients, [1.0, None, 0.0])
-    exporter = row_exporter("rllm", correct_from="0.5")
+    exporter = row_exporter("rllm", correct_from=0.5)
     (tmp_path / "part").write_text("".join(json.dumps(r) + "\n" for r in exporter.rows(group)))
     exporter.finish(tmp_path / "part", tmp_path / "rows.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -226,9 +226,9 @@ async def test_images_are_refused(recording: Recording, clients: Clients):
 def test_wrong_options_are_named():
     """At start-up, with what was expected."""
     with pytest.raises(ConfigurationError, match="unscored: expected"):
-        row_exporter("rllm", unscored="zero")
+        row_exporter_from_texts("rllm", {"unscored": "zero"})
     with pytest.raises(ConfigurationError, match="correct_from: expected"):
-        row_exporter("rllm", correct_from="high")
+        row_exporter_from_texts("rllm", {"correct_from": "high"})
 
 
 async def test_live_episodes(recording: Recording, clients: Clients):

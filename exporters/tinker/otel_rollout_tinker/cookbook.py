@@ -1,7 +1,7 @@
 """Trajectories of the cookbook: what the policy saw, what it did, and what it was worth.
 
 The cookbook makes datums of transitions by one rule: a transition whose observation goes on from
-the one before is in the same datum, any other begins a new one. So transitions come row by row,
+the one before is in the same datum, any other starts a new one. So transitions come row by row,
 not in order of time: the datums are then our token sequences, also where sub-agents took turns.
 A reply that another row trains is part of the observation.
 """
@@ -46,7 +46,7 @@ def to_tinker_trajectory(
     for row, actions in trained_rows(trajectory, unknown_logprobs, **options):
         for action in actions:
             completion, start, end = action.completion, action.start, action.end
-            cut = completion.truncated or end - start < len(completion.token_ids or ())
+            truncated = completion.truncated or end - start < len(completion.token_ids or ())
             step = completion.reward
             transitions.append(
                 Transition(
@@ -54,7 +54,7 @@ def to_tinker_trajectory(
                     ac=TokensWithLogprobs(
                         tokens=row.token_ids[start:end],
                         maybe_logprobs=row.logprobs[start:end],
-                        stop_reason="length" if cut else "stop",
+                        stop_reason="length" if truncated else "stop",
                     ),
                     reward=0.0,
                     episode_done=False,

@@ -9,17 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from otel_rollout import (
     Completion,
-    ConfigurationError,
     ExportError,
     TokenSequence,
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.export.rows import JsonRows
+from otel_rollout.export import (
+    Dropped,
+    JsonRows,
+    Positive,
+    check_choice,
+    dropped_completions,
+)
 
 if TYPE_CHECKING:
     import tinker
@@ -90,35 +95,46 @@ def to_datum(row: Mapping[str, Any]) -> tinker.Datum:
     )
 
 
+@dataclass(frozen=True)
 class TinkerRows(JsonRows):
     """The exporter `tinker`: JSON lines of datums, which `to_datum` reads.
 
-    model_input, loss_fn_inputs: those of `to_tinker_data`, as lists. trajectory_id, group_id,
-    task_id, completion_ids, reward, policy_versions: where they are from. Options are those of
-    `to_tinker_data`. A trajectory without a group is compared with none: its advantage is 0.
+    A row has model_input and loss_fn_inputs (those of `to_tinker_data`, as lists), and where they
+    are from: trajectory_id, group_id, task_id, completion_ids, reward, policy_versions. A
+    trajectory without a group is compared with none: its advantage is 0.
+
+    unscored: "error" refuses a trajectory without a reward, "drop" leaves it out.
+    unknown_logprobs: "error" refuses a reply whose log-probabilities are not all known, "mask"
+    keeps it as context.
+    scale_advantages: divide advantages by the standard deviation of the rewards of the group.
+    mask_truncated: replies that a length limit truncated stay as context and are not trained.
+    max_length: longer rows are truncated to so many tokens; not set: no limit.
     """
 
-    def __init__(
-        self,
-        unscored: Unscored = "error",
-        unknown_logprobs: UnknownLogprobs = "error",
-        scale_advantages: bool | str = False,
-        mask_truncated: bool | str = False,
-        max_length: int | str | None = None,
-    ) -> None:
-        _check("unscored", unscored, get_args(Unscored))
-        _check("unknown_logprobs", unknown_logprobs, get_args(UnknownLogprobs))
-        self._options: dict[str, Any] = {
-            "unscored": unscored,
-            "unknown_logprobs": unknown_logprobs,
-            "scale_advantages": scale_advantages in (True, "true", "1"),
-            "mask_truncated": mask_truncated in (True, "true", "1"),
-            "max_length": None if max_length is None else int(max_length),
-        }
+    unscored: Unscored = "error"
+    unknown_logprobs: UnknownLogprobs = "error"
+    scale_advantages: bool = False
+    mask_truncated: bool = False
+    max_length: Positive | None = None
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Any]]:
         """A row for each token sequence of each scored trajectory."""
-        return _rows(group, **self._options)
+        return _rows(
+            group,
+            scale_advantages=self.scale_advantages,
+            unscored=self.unscored,
+            unknown_logprobs=self.unknown_logprobs,
+            mask_truncated=self.mask_truncated,
+            max_length=self.max_length,
+        )
+
+    def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
+        """The completions of scored trajectories that no datum trains."""
+        return dropped_completions(
+            scored(group, self.unscored),
+            mask_truncated=self.mask_truncated,
+            max_length=self.max_length,
+        )
 
 
 def _rows(
@@ -130,7 +146,7 @@ def _rows(
     unknown_logprobs: UnknownLogprobs = "error",
     **options: Any,
 ) -> Iterator[dict[str, Any]]:
-    _check("unscored", unscored, get_args(Unscored))
+    check_choice("unscored", unscored, Unscored)
     if advantages is None:
         own = group.advantages(scale=scale_advantages)
         pairs = list(zip(scored(group, unscored), (a for a in own if a is not None), strict=True))
@@ -169,7 +185,7 @@ def _rows(
 
 
 def scored(group: TrajectoryGroup, unscored: Unscored) -> list[Trajectory]:
-    """Those of the group that have a reward; ExportError for another, unless it may be dropped."""
+    """The scored trajectories of a group; ExportError for another, unless it may be dropped."""
     for trajectory in group:
         if trajectory.reward is None and unscored == "error":
             raise ExportError(
@@ -187,7 +203,7 @@ def trained_rows(
     ExportError for a reply without its log-probabilities, unless it may be masked, and for a
     conversation that is not only text.
     """
-    _check("unknown_logprobs", unknown_logprobs, get_args(UnknownLogprobs))
+    check_choice("unknown_logprobs", unknown_logprobs, UnknownLogprobs)
     rows: list[tuple[TokenSequence, list[Action]]] = []
     for row in trajectory.token_sequences(**options):
         if media := row.completions[-1].media:
@@ -212,10 +228,3 @@ def trained_rows(
         if actions:
             rows.append((row, actions))
     return rows
-
-
-def _check(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(
-            f"{name}: expected {' or '.join(map(repr, allowed))}, got {value!r}"
-        )

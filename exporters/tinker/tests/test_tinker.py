@@ -29,7 +29,8 @@ from tinker_cookbook.rl.data_processing import (
     trajectory_to_data,
 )
 
-from exporters import agents
+from exporters.kit import agents
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ConfigurationError,
     ExportError,
@@ -41,9 +42,8 @@ from otel_rollout import (
     record_reward,
     rollout,
 )
-from otel_rollout.export.rows import row_exporter
+from otel_rollout.export import row_exporter, row_exporter_from_texts
 from otel_rollout.testing import ModelServer, Reply, ToolCall
-from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer
 
@@ -406,7 +406,7 @@ async def test_pictures_are_refused(recording: Recording, clients: Clients):
 async def test_the_file_exporter(recording: Recording, clients: Clients, tmp_path: Path):
     """Rows survive JSON, and are the same datums again."""
     group = await run_group(clients, forked, [1.0, 0.0, None])
-    exporter = row_exporter("tinker", unscored="drop", scale_advantages="true")
+    exporter = row_exporter_from_texts("tinker", {"unscored": "drop", "scale_advantages": "True"})
     lines = tmp_path / "rows.part"
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in exporter.rows(group))
     lines.write_text(text)
@@ -424,9 +424,9 @@ async def test_the_file_exporter(recording: Recording, clients: Clients, tmp_pat
 def test_wrong_options_are_named():
     """What was expected is said."""
     with pytest.raises(ConfigurationError, match="unscored: expected 'error' or 'drop', got 'no'"):
-        row_exporter("tinker", unscored="no")
+        row_exporter_from_texts("tinker", {"unscored": "no"})
     with pytest.raises(ConfigurationError, match="unknown_logprobs: expected 'error' or 'mask'"):
-        row_exporter("tinker", unknown_logprobs="zero")
+        row_exporter_from_texts("tinker", {"unknown_logprobs": "zero"})
     with pytest.raises(ConfigurationError, match="colour"):
         row_exporter("tinker", colour="red")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from otel_rollout import (
     Completion,
@@ -18,7 +18,8 @@ from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout_trl.options import check, named
+from otel_rollout.export import check_choice
+from otel_rollout_trl.names import named
 
 if TYPE_CHECKING:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -35,7 +36,7 @@ def to_trl_rollout(
     on_failure: OnFailure = "error",
     max_completion_length: int | None = None,
 ) -> dict[str, Any]:
-    """What a `rollout_func` of GRPOTrainer returns: lists of N, one item per trajectory, in order.
+    """The return value of a `rollout_func` of GRPOTrainer: lists of N, one item per trajectory.
 
     prompt_ids: up to the first sampled token. completion_ids: all that follows, also what tools
     and users said. env_mask: 1 on what the model sampled, else 0. logprobs: of the sampled tokens,
@@ -48,12 +49,12 @@ def to_trl_rollout(
     "error" refuses; "longest", "last" (of its last call) or "main" (of the main history) keeps
     one, and what is in the others is not trained.
     on_failure: "keep" takes what a failed, unscored rollout said, without a reward.
-    max_completion_length: longer completions are cut at their end; TRL does not do it.
+    max_completion_length: longer completions are truncated; TRL does not do it.
 
     ExportError names a trajectory that has no row, or several, and says why.
     """
-    check("choose", choose, get_args(Choose))
-    check("on_failure", on_failure, get_args(OnFailure))
+    check_choice("choose", choose, Choose)
+    check_choice("on_failure", on_failure, OnFailure)
     if max_completion_length is not None and max_completion_length < 1:
         raise ConfigurationError(
             f"to_trl_rollout(max_completion_length=...): expected a number from 1 on, got "
@@ -71,7 +72,7 @@ def to_trl_rollout(
     for trajectory in members:
         row = _only_row(trajectory, choose, failed)
         end = None if max_completion_length is None else row.prompt_length + max_completion_length
-        start, cut = row.prompt_length, end is not None and len(row) > end
+        start, truncated = row.prompt_length, end is not None and len(row) > end
         columns["prompt_ids"].append(row.token_ids[:start])
         columns["completion_ids"].append(row.token_ids[start:end])
         # Not the loss mask: a token that trains in a row that is left out has to train in this.
@@ -84,7 +85,7 @@ def to_trl_rollout(
             {name: float(reward) for name, reward in trajectory.rewards.items()}
         )
         columns["rollout_metrics"].append(dict(trajectory.metrics))
-        columns["rollout_truncated"].append(row.truncated or cut)
+        columns["rollout_truncated"].append(row.truncated or truncated)
         columns["rollout_id"].append(trajectory.id)
         columns["rollout_name"].append(trajectory.name)
     known = any(

@@ -2,18 +2,18 @@
 
 A conversation is handed over only if the trainer learns from it exactly what the model sampled:
 it has no way to be told of a message that is not to be learned from. Where that does not fit, each
-reply can be a row of its own, behind what the model was asked with. Tool arguments are objects,
+reply can be a row of its own, after what the model was asked with. Tool arguments are objects,
 since that is what chat templates render; on the wire they are text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from otel_rollout import Completion, ExportError, History, HistoryItem, Trajectory, TrajectoryGroup
-from otel_rollout.wire.json import Json, loads
-from otel_rollout_trl.options import check, named
+from otel_rollout.export import Json, check_choice, loads
+from otel_rollout_trl.names import named
 
 Per = Literal["history", "completion"]
 Context = Literal["error", "keep"]
@@ -36,7 +36,7 @@ def to_trl_sft(
     min_reward: leave out what is scored lower or not at all. A rollout that failed without being
     scored is always left out. Messages after the last reply are not handed over.
     """
-    check("per", per, get_args(Per))
+    check_choice("per", per, Per)
     rows: list[dict[str, Json]] = []
     for trajectory in trajectories:
         if not _wanted(trajectory, min_reward):
@@ -75,8 +75,8 @@ def to_trl_preferences(
     ExportError also where trajectories do not begin with the same prompt and tools, or have
     several histories.
     """
-    check("pairs", pairs, get_args(Pairs))
-    check("context", context, get_args(Context))
+    check_choice("pairs", pairs, Pairs)
+    check_choice("context", context, Context)
     if not isinstance(group, TrajectoryGroup):
         group = TrajectoryGroup.of(group)
     scored = [(trajectory.reward, trajectory) for trajectory in group]
@@ -112,7 +112,7 @@ def to_trl_kto(
 
     label: whether its reward is at least `threshold`. The rest is as in `to_trl_preferences`.
     """
-    check("context", context, get_args(Context))
+    check_choice("context", context, Context)
     rows: list[dict[str, Json]] = []
     for trajectory in trajectories:
         reward = trajectory.reward
@@ -156,7 +156,7 @@ def _whole(trajectory: Trajectory, history: History) -> list[Json]:
 def _prompt_and_rest(
     trajectory: Trajectory, context: Context
 ) -> tuple[list[Json], list[Json], list[Json] | None]:
-    """What the first call was asked with, all that came after it, and the tools."""
+    """The messages of the first request, those that came after them, and the tools."""
     histories = trajectory.histories
     if len(histories) != 1:
         raise ExportError(
@@ -175,7 +175,7 @@ def _prompt_and_rest(
         if item.completion is not None or context == "error":
             why = _untrained(item)
             raise ExportError(
-                f"{named(trajectory)}: behind the prompt is a message that is not to be trained, "
+                f"{named(trajectory)}: after the prompt is a message that is not to be trained, "
                 f"{_short(item.message)}: {why}; the trainer would learn from it. "
                 + ("Leave it out" if item.completion else "Leave it out, or take context='keep'")
             )

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from otel_rollout import ConfigurationError, Trajectory, TrajectoryGroup
-from otel_rollout.export.rows import JsonRows
-from otel_rollout.wire.json import Json
-from otel_rollout_trl.grpo import to_trl_rollout
-from otel_rollout_trl.messages import to_trl_kto, to_trl_preferences, to_trl_sft
-from otel_rollout_trl.options import check
+from otel_rollout.export import Dropped, Json, JsonRows, Positive, dropped_completions
+from otel_rollout_trl.grpo import Choose, OnFailure, to_trl_rollout
+from otel_rollout_trl.messages import (
+    Context,
+    Pairs,
+    Per,
+    to_trl_kto,
+    to_trl_preferences,
+    to_trl_sft,
+)
 
 Format = Literal["sft", "sft-tokens", "dpo", "kto", "grpo"]
 
@@ -24,7 +30,7 @@ def to_trl_sft_tokens(
     """Rows for SFTTrainer: {"input_ids", "labels"} of each token sequence, as sampled.
 
     labels: the ids where they train here, else -100. min_reward: leave out what is scored lower or
-    not at all. max_length: longer rows are cut at their end.
+    not at all. max_length: longer rows are truncated.
     """
     return [
         {
@@ -35,48 +41,94 @@ def to_trl_sft_tokens(
             ],
         }
         for trajectory in trajectories
-        if min_reward is None or (trajectory.reward is not None and trajectory.reward >= min_reward)
+        if _is_good(trajectory, min_reward)
         for row in trajectory.token_sequences(max_length=max_length)
     ]
 
 
+def _is_good(trajectory: Trajectory, min_reward: float | None) -> bool:
+    if min_reward is None:
+        return True
+    return trajectory.reward is not None and trajectory.reward >= min_reward
+
+
+@dataclass(frozen=True)
 class TrlRows(JsonRows):
     """The exporter `trl`: JSON lines of one of the formats.
 
-    format: sft (`to_trl_sft`), sft-tokens (`to_trl_sft_tokens`), dpo (`to_trl_preferences`), kto
-    (`to_trl_kto`) or grpo (a row of `to_trl_rollout`). The other options are those of that
-    function. A rollout that failed without being scored has no row.
+    A rollout that failed without being scored has no row. Each option belongs to some formats; one
+    that the chosen format does not have is an error.
+
+    format: "sft" (`to_trl_sft`), "sft-tokens" (`to_trl_sft_tokens`), "dpo" (`to_trl_preferences`),
+    "kto" (`to_trl_kto`) or "grpo" (a row of `to_trl_rollout`).
+    per: of sft, a row for each "history" (the default) or each "completion".
+    min_reward: sft and sft-tokens leave out what is scored lower, or not at all; not set: nothing.
+    max_length: of sft-tokens, longer rows are truncated to so many tokens; not set: no limit.
+    pairs: of dpo, "extremes" (the default) or "all".
+    context: of dpo and kto, "keep" lets messages in that the model did not sample, "error" (the
+    default) refuses them.
+    threshold: of kto, lowest reward of a good completion; has to be set.
+    choose: of grpo, the row of a trajectory with several, "longest", "last" or "main"; "error"
+    (the default) refuses it.
+    on_failure: of grpo, "keep" takes failed, unscored rollouts without a reward, "error" (the
+    default) leaves them out.
+    max_completion_length: of grpo, longer completions are truncated to so many tokens; not set: no
+    limit.
     """
 
-    def __init__(self, format: Format = "sft", **options: Any) -> None:  # noqa: A002
-        check("format", format, get_args(Format))
-        known = _OPTIONS[format]
-        for name in options:
+    format: Format = "sft"
+    per: Per | None = None
+    min_reward: float | None = None
+    max_length: Positive | None = None
+    pairs: Pairs | None = None
+    context: Context | None = None
+    threshold: float | None = None
+    choose: Choose | None = None
+    on_failure: OnFailure | None = None
+    max_completion_length: Positive | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = _OPTIONS[self.format]
+        for name in self._options():
             if name not in known:
                 raise ConfigurationError(
-                    f"exporter 'trl', format {format!r}: expected the options "
+                    f"exporter 'trl', format {self.format!r}: expected the options "
                     f"{', '.join(known)}, got {name!r}"
                 )
-        if format == "kto" and "threshold" not in options:
+        if self.format == "kto" and self.threshold is None:
             raise ConfigurationError("exporter 'trl', format 'kto': threshold is missing")
-        self._format = format
-        self._options = {name: _value(name, value) for name, value in options.items()}
-        list(self.rows(TrajectoryGroup([])))  # a wrong choice is said before anything is read
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """The rows of a group. ExportError for what the format cannot carry."""
-        if self._format == "grpo":
-            keep = self._options.get("on_failure") == "keep"
-            # In a file no row stands for a prompt: a failure is left out, rather than an error.
-            failures = [t for t in group.failures if keep and t.status != "cancelled"]
-            columns = to_trl_rollout([*group, *failures], **self._options)
+        if self.format == "grpo":
+            columns = to_trl_rollout(self._members(group), **self._options())
             for number in range(len(columns["completion_ids"])):
                 yield {
                     name: None if column is None else column[number]
                     for name, column in columns.items()
                 }
         else:
-            yield from _FUNCTIONS[self._format](group, **self._options)
+            yield from _FUNCTIONS[self.format](group, **self._options())
+
+    def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
+        """The completions that no row of token ids trains; none of the formats of messages."""
+        if self.format == "grpo":
+            on_failure: Literal["drop", "keep"] = "keep" if self.on_failure == "keep" else "drop"
+            yield from dropped_completions(self._members(group), on_failure=on_failure)
+        elif self.format == "sft-tokens":
+            good = (t for t in group if _is_good(t, self.min_reward))
+            yield from dropped_completions(good, max_length=self.max_length)
+
+    def _members(self, group: TrajectoryGroup) -> list[Trajectory]:
+        """The trajectories of grpo: in a file no row stands for a prompt, so failures may lack."""
+        keep = self.on_failure == "keep"
+        return [*group, *(t for t in group.failures if keep and t.status != "cancelled")]
+
+    def _options(self) -> dict[str, Any]:
+        """The options that were set; the others have the defaults of the format's function."""
+        names = dict.fromkeys(name for names in _OPTIONS.values() for name in names)
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 _FUNCTIONS: dict[str, Callable[..., list[dict[str, Json]]]] = {
@@ -92,19 +144,3 @@ _OPTIONS = {
     "kto": ("threshold", "context"),
     "grpo": ("choose", "on_failure", "max_completion_length"),
 }
-
-
-def _value(name: str, value: Any) -> Any:
-    """An option as its function takes it: on a command line it is text."""
-    kind = {
-        "min_reward": float,
-        "threshold": float,
-        "max_length": int,
-        "max_completion_length": int,
-    }
-    try:
-        return kind[name](value) if name in kind and value is not None else value
-    except ValueError:
-        raise ConfigurationError(
-            f"exporter 'trl': {name}: expected a number, got {value!r}"
-        ) from None

@@ -19,7 +19,8 @@ from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from trl.experimental.async_grpo.packing import TreeRow
 
-from exporters import agents
+from exporters.kit import agents
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ConfigurationError,
     ExportError,
@@ -29,8 +30,7 @@ from otel_rollout import (
     record_reward,
     rollout,
 )
-from otel_rollout.export.rows import row_exporter
-from tests.conftest import Clients, Recording
+from otel_rollout.export import row_exporter
 
 pytestmark = pytest.mark.trainer
 
@@ -268,7 +268,7 @@ def test_a_wrong_option_is_named(options: dict[str, Any]):
 async def test_the_file_has_the_same_rows(recording: Recording, clients: Clients):
     """The exporter `trl` gives them one by one, as JSON."""
     group = await agents.play_group(clients, [1.0, 0.0])
-    exporter = row_exporter("trl", format="grpo", max_completion_length="9")
+    exporter = row_exporter("trl", format="grpo", max_completion_length=9)
     assert isinstance(exporter, TrlRows)
     rows = json.loads(json.dumps(list(exporter.rows(group)), allow_nan=False))
     columns = to_trl_rollout(group, max_completion_length=9)

@@ -21,7 +21,8 @@ from trl import (
     SFTTrainer,
 )
 
-from exporters import agents
+from exporters.kit import agents
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ConfigurationError,
     ExportError,
@@ -33,9 +34,8 @@ from otel_rollout import (
     request_token_ids,
     rollout,
 )
-from otel_rollout.export.rows import row_exporter
+from otel_rollout.export import row_exporter_from_texts
 from otel_rollout.testing import Reply, ToolCall
-from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer
 
@@ -420,7 +420,9 @@ async def test_the_exporter_has_a_format_for_each(
     recording: Recording, clients: Clients, options: dict[str, str], columns: set[str]
 ):
     """With options as texts, since they come from a command line; its rows are JSON."""
-    rows = list(row_exporter("trl", **options).rows(await agents.play_group(clients, [1.0, 0.0])))
+    rows = list(
+        row_exporter_from_texts("trl", options).rows(await agents.play_group(clients, [1.0, 0.0]))
+    )
     assert rows
     assert {frozenset(row) for row in json.loads(json.dumps(rows, allow_nan=False))} == {
         frozenset(columns)
@@ -430,15 +432,18 @@ async def test_the_exporter_has_a_format_for_each(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "ppo"}, "format: expected one of 'sft'"),
+        ({"format": "ppo"}, "format: expected 'sft', 'sft-tokens'"),
         ({"format": "kto"}, "threshold is missing"),
-        ({"format": "kto", "threshold": "high"}, "threshold: expected a number, got 'high'"),
+        (
+            {"format": "kto", "threshold": "high"},
+            "threshold: expected a number or none, got",
+        ),
         ({"format": "dpo", "per": "history"}, "expected the options pairs, context, got 'per'"),
-        ({"per": "token"}, "per: expected one of"),
-        ({"format": "grpo", "choose": "best"}, "choose: expected one of"),
+        ({"per": "token"}, "per: expected 'history' or 'completion'"),
+        ({"format": "grpo", "choose": "best"}, "choose: expected 'error', 'longest'"),
     ],
 )
 def test_wrong_options_are_named_before_anything_is_read(options: dict[str, str], message: str):
     """With what was expected."""
     with pytest.raises(ConfigurationError, match=message):
-        row_exporter("trl", **options)
+        row_exporter_from_texts("trl", options)

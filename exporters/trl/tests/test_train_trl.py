@@ -19,9 +19,9 @@ import torch
 from otel_rollout_trl import to_trl_rollout
 
 from examples import train_trl
+from exporters.kit.recording import Recording
 from otel_rollout import ExportError, TooManyExceptionsError, Trajectory, TrajectoryGroup
 from otel_rollout.testing import ModelServer
-from tests.conftest import Recording
 
 pytestmark = pytest.mark.trainer
 ROOT = Path(__file__).parents[3]

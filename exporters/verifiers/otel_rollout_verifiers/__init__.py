@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from otel_rollout import Trajectory, TrajectoryGroup
-from otel_rollout.export.rows import JsonRows
-from otel_rollout.wire.json import Json
+from otel_rollout.export import Dropped, Json, JsonRows, dropped_completions
 from otel_rollout_verifiers.record import to_trace_record
 
 if TYPE_CHECKING:
@@ -30,8 +29,13 @@ def to_trace(trajectory: Trajectory) -> WireTrace:
 class VerifiersRows(JsonRows):
     """The exporter `verifiers`: a trace for each trajectory, those that failed included.
 
-    Log-probabilities have all their digits, of which verifiers' own records keep four.
+    Log-probabilities have all their digits, of which verifiers' own records keep four. It has no
+    options.
     """
+
+    def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
+        """The completions that no branch trains."""
+        return dropped_completions([*group.trajectories, *group.failures])
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """In order of the samples; a failed rollout has its errors, and nothing that trains."""

@@ -2,8 +2,8 @@
 
 Invariant: the tokens of the nodes from a root to a reply are the ids that the model was asked with
 and those that it said. A call shares the nodes of earlier ones as far as both messages and tokens
-agree, so branches fork where token sequences do. Where a message begins in a prompt is nothing that
-a server tells: what a prompt adds stands on the reply that answers it, masked, as verifiers does it
+agree, so branches fork where token sequences do. No server tells where in a prompt a message
+starts: what a prompt adds stands on the reply that answers it, masked, as verifiers does it
 for such servers.
 """
 
@@ -13,8 +13,7 @@ import math
 from dataclasses import dataclass, field
 
 from otel_rollout import Completion, ExportError, TokenSequence
-from otel_rollout.wire.json import Json
-from otel_rollout.wire.messages import MessagePath
+from otel_rollout.export import Json, MessagePath
 from otel_rollout_verifiers.messages import message_of, tools_of
 
 Key = tuple[str, int]
@@ -22,7 +21,7 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class _Tokens:
-    """What a completion that trains was asked with and said."""
+    """The token ids of a completion that trains, and of its prompt."""
 
     prompt: list[int]
     ids: list[int]
@@ -41,7 +40,7 @@ class Graph:
     _by_path: dict[tuple[Json, ...], list[int]] = field(default_factory=dict)
 
     def add(self, completion: Completion, tokens: _Tokens | None) -> None:
-        """Add a reply and what is new of its prompt, behind those that it goes on from."""
+        """Add a reply and what is new of its prompt, after those that it goes on from."""
         messages = list(completion.prompt or ())[::-1]
         before = {self.node_of[key(c)] for c in (tokens.before if tokens else ())}
         parent, length = None, 0
@@ -75,7 +74,7 @@ class Graph:
             }
 
     def _fits(self, number: int, prompt: list[int], start: int) -> bool:
-        """Whether the prompt has the tokens of this node at `start`."""
+        """True if the prompt has the tokens of this node at `start`."""
         ids = self.nodes[number]["token_ids"]
         return bool(prompt[start : start + len(ids)] == ids)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from otel_rollout import Completion, ExportError
-from otel_rollout.wire.json import Json, copy_json
+from otel_rollout.export import Json, copy_json
 
 
 def message_of(message: Json, completion: Completion) -> dict[str, Json]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_rollout import Completion, ExportError, Trajectory
-from otel_rollout.wire.json import Json, copy_json
+from otel_rollout.export import Json, copy_json
 from otel_rollout_verifiers.graph import Graph, build, key
 from otel_rollout_verifiers.messages import tools_of
 
@@ -143,7 +143,7 @@ def _error(error: dict[str, str], status_code: int | None = None) -> dict[str, J
 
 
 def _rest(trajectory: Trajectory) -> dict[str, Json]:
-    """What a trace has no place for; only what there is."""
+    """The fields that a trace has no place for, those that are set."""
     fields = {
         "group_id": trajectory.group_id,
         "sample_index": trajectory.sample_index,

@@ -16,7 +16,7 @@ from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import AgentInfo, Trace, TraceTask, WireTrace
 from verifiers.v1.types import Response, TurnTokens
 
-from exporters.agents import (
+from exporters.kit.agents import (
     AGENTS,
     TOOLS,
     Agent,
@@ -33,10 +33,10 @@ from exporters.agents import (
     truncated,
     user,
 )
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import ExportError, Reward, Trajectory, gather_trajectory, rollout
-from otel_rollout.export.rows import row_exporter
+from otel_rollout.export import row_exporter
 from otel_rollout.testing import Reply
-from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer
 

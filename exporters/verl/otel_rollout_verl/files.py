@@ -11,14 +11,15 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from otel_rollout import ConfigurationError, ExportError, TrajectoryGroup
-from otel_rollout.wire.json import Json, dumps
+from otel_rollout import ExportError, TrajectoryGroup
+from otel_rollout.export import CheckedOptions, Json, dumps
 from otel_rollout_verl.messages import Untrained, to_verl_prompts, to_verl_sft, with_objects
 
 _BATCH = 16 * 2**20
@@ -42,58 +43,58 @@ _RL = {
 }
 
 
-class VerlRows:
+@dataclass(frozen=True)
+class VerlRows(CheckedOptions):
     """The exporter `verl`: a parquet file for one of verl's datasets.
 
-    format: "rl" is the prompts of tasks, for RLHFDataset (`to_verl_prompts`): data_source,
-    ability, split, ground_truth, style, and agent_name, the agent loop that runs them.
-    "sft" is conversations, for MultiTurnSFTDataset (`to_verl_sft`): min_reward, untrained, and
-    columns: "arrow", or "json" for `otel_rollout_verl.dataset.TrajectorySFTDataset`.
+    format: "rl" is the prompts of tasks, for RLHFDataset (`to_verl_prompts`); "sft" is
+    conversations, for MultiTurnSFTDataset (`to_verl_sft`).
+    data_source: of rl, the column of that name; not set: the name of the rollout.
+    ability: of rl, the column of that name.
+    split: of rl, `extra_info.split`.
+    ground_truth: of rl, the name of the metadata that holds `reward_model.ground_truth`.
+    style: of rl, `reward_model.style`.
+    agent_name: of rl, the agent loop that runs the prompts; not set: no such column.
+    min_reward: of sft, leave out what is scored lower, or not at all; not set: nothing.
+    untrained: of sft, what to do with a conversation that has replies which must not be trained,
+    "error", "skip" or "train".
+    columns: of sft, "arrow", or "json" for `otel_rollout_verl.dataset.TrajectorySFTDataset`.
     """
 
-    def __init__(
-        self,
-        format: Literal["rl", "sft"] = "rl",  # noqa: A002 - as the command line has it
-        data_source: str | None = None,
-        ability: str = "",
-        split: str = "train",
-        ground_truth: str = "ground_truth",
-        style: str = "rule",
-        agent_name: str | None = None,
-        min_reward: float | str | None = None,
-        untrained: Untrained = "error",
-        columns: Literal["arrow", "json"] = "arrow",
-    ) -> None:
-        for name, value, allowed in (
-            ("format", format, ("rl", "sft")),
-            ("columns", columns, ("arrow", "json")),
-            ("untrained", untrained, get_args(Untrained)),
-        ):
-            if value not in allowed:
-                raise ConfigurationError(
-                    f"exporter 'verl', {name}: expected one of {allowed}, got {value!r}"
-                )
-        self._is_rl, self._is_json = format == "rl", columns == "json"
-        self._prompts: dict[str, Any] = {
-            "data_source": data_source,
-            "ability": ability,
-            "split": split,
-            "ground_truth": ground_truth,
-            "style": style,
-        }
-        self._agent_name = agent_name
-        self._sft: dict[str, Any] = {
-            "min_reward": None if min_reward is None else float(min_reward),
-            "untrained": untrained,
-        }
+    format: Literal["rl", "sft"] = "rl"
+    data_source: str | None = None
+    ability: str = ""
+    split: str = "train"
+    ground_truth: str = "ground_truth"
+    style: str = "rule"
+    agent_name: str | None = None
+    min_reward: float | None = None
+    untrained: Untrained = "error"
+    columns: Literal["arrow", "json"] = "arrow"
+
+    @property
+    def _is_rl(self) -> bool:
+        return self.format == "rl"
+
+    @property
+    def _is_json(self) -> bool:
+        return self.columns == "json"
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """A row for each prompt of the task, or for each conversation."""
         if self._is_rl:
-            agent = {} if self._agent_name is None else {"agent_name": self._agent_name}
-            yield from ({**row, **agent} for row in to_verl_prompts(group, **self._prompts))
+            agent = {} if self.agent_name is None else {"agent_name": self.agent_name}
+            prompts = to_verl_prompts(
+                group,
+                data_source=self.data_source,
+                ability=self.ability,
+                split=self.split,
+                ground_truth=self.ground_truth,
+                style=self.style,
+            )
+            yield from ({**row, **agent} for row in prompts)
             return
-        for row in to_verl_sft(group, **self._sft):
+        for row in to_verl_sft(group, min_reward=self.min_reward, untrained=self.untrained):
             if self._is_json:
                 where = f"trajectory {row['trajectory_id']!r}"
                 row["messages"] = [with_objects(message, where) for message in row["messages"]]
@@ -112,7 +113,7 @@ class VerlRows:
             part.unlink(missing_ok=True)
 
     def _rl_schema(self) -> dict[str, pa.DataType]:
-        agent = {} if self._agent_name is None else {"agent_name": pa.string()}
+        agent = {} if self.agent_name is None else {"agent_name": pa.string()}
         return {**_RL, **agent}
 
     def _sft_schema(self, rows: Path) -> dict[str, pa.DataType]:
@@ -153,7 +154,7 @@ class VerlRows:
 
 
 class _Same:
-    """What all rows of a file have to have in common."""
+    """A value that has to be equal in all rows of a file."""
 
     def __init__(self, name: str, advice: str) -> None:
         self._name, self._advice = name, advice

@@ -1,26 +1,24 @@
 """Conversations in the shape that verl renders: texts, and calls of tools with their arguments.
 
 verl trains every reply of a conversation, to its end of turn. So a conversation is a row only if
-every reply in it was sampled there, trains there, and was not cut; what follows the last of those
-is left out. Anything else has to be asked for.
+every reply in it was sampled there, trains there, and was not truncated; messages after the last of
+those are left out. Anything else has to be asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from otel_rollout import (
     Completion,
-    ConfigurationError,
     ExportError,
     History,
+    HistoryItem,
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.trajectory.history import HistoryItem
-from otel_rollout.wire.json import Json, dumps, loads
-from otel_rollout.wire.messages import visible_content
+from otel_rollout.export import Json, check_choice, dumps, loads, visible_content
 
 Untrained = Literal["error", "skip", "train"]
 
@@ -40,16 +38,13 @@ def to_verl_sft(
 
     min_reward: only trajectories that have a reward of at least that.
     untrained: what to do with a history in which verl would train a reply that is not to be
-    trained there: one that another history trains, that was cut at a length limit, that was
+    trained there: one that another history trains, that a length limit truncated, that was
     written or edited by the agent, or was replayed without its reasoning. "error" refuses, "skip"
     leaves the history out, "train" trains it.
 
     ExportError names what a conversation of verl cannot hold.
     """
-    if untrained not in get_args(Untrained):
-        raise ConfigurationError(
-            f"untrained: expected 'error', 'skip' or 'train', got {untrained!r}"
-        )
+    check_choice("untrained", untrained, Untrained)
     return [
         row
         for trajectory in trajectories
@@ -105,7 +100,7 @@ def _last(items: Sequence[HistoryItem]) -> Completion:
 
 
 def _fault(item: HistoryItem) -> str | None:
-    """Why a reply must not be trained where it stands; None if it may, or is none."""
+    """The reason why a reply must not be trained here; None if it may, or is no reply."""
     completion = item.completion
     if completion is None:
         is_reply = isinstance(item.message, dict) and item.message.get("role") == "assistant"
@@ -173,7 +168,7 @@ def _check_chat(completion: Completion, where: str) -> None:
 
 
 def _message(message: Json, where: str, *, only_text: bool = False) -> dict[str, Json]:
-    """The message with a text as content, and without what says nothing."""
+    """The message with a text as content, and without fields that are not set."""
     content = visible_content(message.get("content"))
     if not isinstance(content, str):
         kinds = [part.get("type") if isinstance(part, dict) else "text" for part in content]

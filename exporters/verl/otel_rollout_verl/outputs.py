@@ -1,7 +1,7 @@
 """Token sequences as agent loop outputs: a prompt, and a response with a mask.
 
-An agent loop of verl may return several outputs for one prompt; each is a token sequence, cut in
-two at its first sampled token. All that tools and users said later is part of the response, masked.
+An agent loop of verl may return several outputs for one prompt; each is a token sequence, split at
+its first sampled token. All that tools and users said later is part of the response, masked.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from otel_rollout import Completion, ConfigurationError, ExportError, TokenSequence, Trajectory
-from otel_rollout.wire.json import Json
-from otel_rollout.wire.messages import path_messages
+from otel_rollout.export import Json, path_messages
 
 if TYPE_CHECKING:
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
@@ -26,7 +25,7 @@ def to_verl_outputs(
     response_length: int | None = None,
     **options: Any,
 ) -> list[AgentLoopOutput]:
-    """What `AgentLoopBase.run` returns: an AgentLoopOutput for each token sequence, in order.
+    """The return value of `AgentLoopBase.run`: an AgentLoopOutput for each token sequence.
 
     prompt_ids: up to the first sampled token. response_ids, response_mask, response_logprobs: all
     that follows; the mask is 1 on what trains in this row, the others have log-probability 0.0.
@@ -39,7 +38,7 @@ def to_verl_outputs(
 
     A rollout that failed and is not scored has none: verl leaves an empty list out.
     logprobs: False leaves them out of all outputs, and verl computes them itself.
-    response_length: longer responses are cut at their end (`rollout.response_length` of verl).
+    response_length: longer responses are truncated (`rollout.response_length` of verl).
     options: those of `Trajectory.token_sequences`.
 
     ExportError for a log-probability that is not known and a conversation that is not only text.

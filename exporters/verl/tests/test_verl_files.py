@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from exporters.agents import (
+from exporters.kit.agents import (
     TOOLS,
     ask,
     chain,
@@ -32,6 +32,7 @@ from exporters.agents import (
     truncated,
     user,
 )
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ConfigurationError,
     ExportError,
@@ -41,9 +42,8 @@ from otel_rollout import (
     get_current_trajectory,
     rollout,
 )
-from otel_rollout.export.rows import row_exporter
+from otel_rollout.export import row_exporter, row_exporter_from_texts
 from otel_rollout.testing import Reply, ToolCall
-from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer
 
@@ -472,11 +472,11 @@ def test_many_rows_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 async def test_options_of_the_command_line(recording: Recording, clients: Clients):
     """They come as texts; a wrong one is named with what was expected."""
     group = TrajectoryGroup([await play(clients, chain, reward=0.5)])
-    assert len(list(row_exporter("verl", format="sft", min_reward="0.5").rows(group))) == 1
-    assert list(row_exporter("verl", format="sft", min_reward="0.6").rows(group)) == []
+    assert len(list(row_exporter("verl", format="sft", min_reward=0.5).rows(group))) == 1
+    assert list(row_exporter("verl", format="sft", min_reward=0.6).rows(group)) == []
     for name in ("format", "columns", "untrained"):
-        with pytest.raises(ConfigurationError, match=f"{name}: expected one of .* got 'x'"):
-            row_exporter("verl", **{name: "x"})
+        with pytest.raises(ConfigurationError, match=f"{name}: expected .* got 'x'"):
+            row_exporter_from_texts("verl", {name: "x"})
     with pytest.raises(ConfigurationError, match="untrained: expected"):
         to_verl_sft([], untrained="x")  # type: ignore[arg-type]
 

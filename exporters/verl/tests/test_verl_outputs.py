@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker
 
-from exporters.agents import AGENTS, Agent, ask, chain, fork, play, run_readme, tool_loop, user
+from exporters.kit.agents import AGENTS, Agent, ask, chain, fork, play, run_readme, tool_loop, user
+from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ConfigurationError,
     ExportError,
@@ -25,7 +26,6 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.testing import Reply
-from tests.conftest import Clients, Recording
 
 pytestmark = pytest.mark.trainer
 

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from exporters.kit.recording import Clients
 from otel_rollout import (
     Trajectory,
     TrajectoryGroup,
@@ -19,7 +20,6 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.testing import Reply, ToolCall
-from tests.conftest import Clients
 
 Agent = Callable[[openai.AsyncOpenAI], Awaitable[None]]
 TOOLS: list[Any] = [
@@ -89,7 +89,7 @@ async def forgetful(client: openai.AsyncOpenAI) -> None:
 
 
 async def truncated(client: openai.AsyncOpenAI) -> None:
-    """Both replies are cut at their length, and end without an end token."""
+    """A length limit truncates both replies, so they have no end token."""
     messages = [user("cut")]
     await ask(client, messages)
     messages.append(user("cut"))
@@ -158,7 +158,7 @@ async def play(
 
 
 async def play_group(clients: Clients, rewards: list[float | None]) -> TrajectoryGroup:
-    """A group of `chain`; None is a rollout that fails behind its calls."""
+    """A group of `chain`; None is a rollout that fails after its calls."""
     client = clients.asynchronous(clients.serve(_reply))
 
     @rollout(name="chain")
@@ -173,10 +173,10 @@ async def play_group(clients: Clients, rewards: list[float | None]) -> Trajector
 
 
 def run_readme(exporter: Path, clients: Clients, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that the first example of an exporter's README leaves behind."""
+    """The names that the first example of an exporter's README defines."""
     monkeypatch.setenv("OPENAI_BASE_URL", clients.serve(_reply).base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-not-a-real-key")
     code = (exporter / "README.md").read_text().split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(code, "README.md", "exec"), names)  # noqa: S102
+    exec(compile(code, "README.md", "exec"), names)
     return names

@@ -1,0 +1,40 @@
+"""The check as a whole: what of a rollout would be lost in this process, and what to do about it.
+
+It looks at the process as it is: a program calls `check()` after its own set-up. What cannot be
+seen it tries: a rollout with one call, through the provider that is there, to a model server of
+its own.
+"""
+
+from __future__ import annotations
+
+from otel_rollout.command.checks.exporters import span_exporters
+from otel_rollout.command.checks.finding import Finding
+from otel_rollout.command.checks.hooks import capture_hooks, instrumentors
+from otel_rollout.command.checks.one_rollout import one_rollout
+from otel_rollout.command.checks.provider import (
+    limits,
+    processors,
+    sampler,
+    sdk_provider,
+    tracer_provider,
+)
+from otel_rollout.command.checks.versions import environment, versions
+from otel_rollout.record import rollout_provider
+
+
+def check(*, self_test: bool = True) -> list[Finding]:
+    """The findings about this process as it is; nothing but a `problem` costs training data.
+
+    `self_test`: also run a rollout with one call to a model server on this host. Its spans go
+    where all spans go, its trajectory to no exporter.
+    """
+    findings = [*versions(), *environment()]
+    provider = rollout_provider()
+    findings += tracer_provider(provider)
+    sdk = sdk_provider(provider)
+    if sdk is not None:
+        findings += [*processors(sdk), *span_exporters(sdk), *limits(sdk), *sampler(sdk)]
+    findings += [*instrumentors(), *capture_hooks()]
+    if self_test and sdk is not None:
+        findings += one_rollout(sdk)
+    return findings

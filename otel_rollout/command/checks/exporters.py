@@ -1,0 +1,113 @@
+"""The exporters of spans: their queues, the size of their batches, and their addresses."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
+
+from otel_rollout.command.checks.finding import Finding
+from otel_rollout.command.checks.provider import flat
+from otel_rollout.otlp import SplittingSpanExporter
+
+_SMALL_QUEUE = 2048
+_CONNECT_SECONDS = 2.0
+
+
+def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
+    """The exporters of spans for people, and whether they keep up and can be reached."""
+    found = [
+        (processor, exporter)
+        for processor in flat(provider._active_span_processor)
+        if (exporter := _exporter(processor)) is not None
+    ]
+    if not found:
+        yield Finding(
+            "warning",
+            "span exporters",
+            "there are none: no trace to look at, and nothing to rebuild from later. Set "
+            "OTEL_EXPORTER_OTLP_ENDPOINT, or pass configure(span_exporters=[...])",
+        )
+    for processor, exporter in found:
+        inner = getattr(exporter, "_exporter", exporter)
+        name, address = type(inner).__name__, getattr(inner, "_endpoint", None)
+        if not isinstance(address, str):
+            address = None
+        yield Finding("ok", "span exporter", name if address is None else f"{name} {address}")
+        yield from _queue(processor, name, is_network=address is not None)
+        if address is not None:
+            yield from _network(exporter, name, address)
+
+
+def _queue(processor: SpanProcessor, name: str, *, is_network: bool) -> Iterator[Finding]:
+    size = _queue_size(processor)
+    if size is not None and size < _SMALL_QUEUE:
+        yield Finding(
+            "warning",
+            "span queue",
+            f"the queue to {name} holds {size} spans; when more come, the oldest are "
+            f"dropped from traces (not from trajectories). Raise max_queue_size or "
+            f"OTEL_BSP_MAX_QUEUE_SIZE to {_SMALL_QUEUE} or more",
+        )
+    if size is None and is_network:
+        yield Finding(
+            "warning",
+            "span exporter",
+            f"{name} is on a {type(processor).__name__}: each span that ends waits for the "
+            f"network. Use a BatchSpanProcessor",
+        )
+
+
+def _network(exporter: SpanExporter, name: str, address: str) -> Iterator[Finding]:
+    if not isinstance(exporter, SplittingSpanExporter):
+        yield Finding(
+            "warning",
+            "size of batches",
+            f"{name} sends a batch whatever its size, and receivers refuse it above 4 MiB "
+            f"(gRPC) or 20 MiB (HTTP) with all that is in it. Wrap it: "
+            f"otel_rollout.otlp.SplittingSpanExporter",
+        )
+    if error := _unreachable(address):
+        yield Finding(
+            "warning",
+            "span exporter",
+            f"{address} cannot be reached ({error}): spans will be dropped. Start the "
+            f"collector, or correct OTEL_EXPORTER_OTLP_ENDPOINT",
+        )
+
+
+def _exporter(processor: Any) -> SpanExporter | None:
+    """The exporter of a batch or simple processor of any version of the SDK."""
+    for owner in (processor, getattr(processor, "_batch_processor", None)):
+        for name in ("span_exporter", "_exporter"):
+            exporter = getattr(owner, name, None)
+            if isinstance(exporter, SpanExporter):
+                return exporter
+    return None
+
+
+def _queue_size(processor: Any) -> int | None:
+    for owner in (processor, getattr(processor, "_batch_processor", None)):
+        for name in ("max_queue_size", "_max_queue_size"):
+            size = getattr(owner, name, None)
+            if isinstance(size, int):
+                return size
+        size = getattr(getattr(owner, "_queue", None), "maxlen", None)
+        if isinstance(size, int):
+            return size
+    return None
+
+
+def _unreachable(address: str) -> str | None:
+    """The error of a connection to this address; None if it can be reached."""
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS):
+            return None
+    except (OSError, ValueError) as error:
+        return str(error)

@@ -1,0 +1,90 @@
+"""Hooks into clients: instrumentations that draw spans, and our own capture of model calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
+    BaseInstrumentor,
+)
+
+from otel_rollout.command.checks.finding import Finding
+from otel_rollout.record import capture
+
+
+def instrumentors() -> Iterator[Finding]:
+    """The instrumentations that draw spans of model calls, and that of threads."""
+    active = {
+        kind.__module__
+        for kind in _subclasses(BaseInstrumentor)
+        if getattr(getattr(kind, "_instance", None), "_is_instrumented_by_opentelemetry", False)
+    }
+    drawing = [
+        name
+        for name in sorted(active)
+        if "openai" in name
+        and "agents" not in name
+        and not any(name.startswith(f"{other}.") for other in active)  # a part of the other one
+    ]
+    if len(drawing) > 1:
+        yield Finding(
+            "warning",
+            "LLM spans",
+            f"{len(drawing)} instrumentations are active: {', '.join(drawing)}. Each call has a "
+            f"span of each in traces (once in trajectories). Use one: configure(instrumentor=None) "
+            f"adds none",
+        )
+    elif drawing:
+        yield Finding("ok", "LLM spans", drawing[0])
+    else:
+        yield Finding(
+            "warning",
+            "LLM spans",
+            "no instrumentation of OpenAI is active: traces show no prompts or replies to "
+            "people. Use configure(instrumentor='openai')",
+        )
+    genai = [name for name in drawing if "genai" in name or "openai_v2" in name]
+    content = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+    if genai and not os.environ.get(content):
+        yield Finding(
+            "warning",
+            content,
+            f"it is not set, and {genai[0]} records texts only if it is: nobody can read them in "
+            f"a trace backend. Trajectories have them. Set it to SPAN_ONLY",
+        )
+    for name in sorted(active):
+        if ".httpx" in name:
+            yield Finding(
+                "warning", "HTTP spans", f"{name} is active: each call has a further span in traces"
+            )
+    if any(name.endswith(".threading") for name in active):
+        yield Finding("ok", "threads", "work that is given to threads and pools keeps its rollout")
+    else:
+        yield Finding(
+            "problem",
+            "threads",
+            "opentelemetry-instrumentation-threading is not active: calls from threads and pools "
+            "are in no rollout. ThreadingInstrumentor().instrument(), or configure()",
+        )
+
+
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for each in type.__subclasses__(kind):
+        yield each
+        yield from _subclasses(each)
+
+
+def capture_hooks() -> Iterator[Finding]:
+    """The hooks on clients, without which model calls are not captured."""
+    missing = capture.not_hooked()
+    if missing:
+        yield Finding(
+            "problem",
+            "capture",
+            f"model calls are not captured: {', '.join(missing)} is not hooked. Call "
+            f"otel_rollout.configure(), after whatever replaces the client's methods",
+        )
+    else:
+        yield Finding("ok", "capture", "the methods of the OpenAI client are hooked")

@@ -1,0 +1,161 @@
+"""The verb `export`: trajectories become a trainer's file, and the exporters are listed."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import itertools
+import os
+import textwrap
+from collections import Counter
+from importlib.metadata import EntryPoint, version
+from pathlib import Path
+
+from tqdm import tqdm
+
+from otel_rollout.command.sources import ERRORS_SHOWN, Sources
+from otel_rollout.command.text import number_of, say, say_above
+from otel_rollout.export import (
+    RowExporter,
+    RowFile,
+    Tally,
+    parts_for,
+    row_exporter_from_texts,
+    row_exporters,
+    rows_of,
+)
+from otel_rollout.wire import Json
+
+_REASONS_SHOWN = 20
+
+
+def export(options: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    if options.list:
+        for entry in row_exporters():
+            print(f"{entry.name:<14} {_about(entry)}")
+        return 0
+    output = _checked_output(options)
+    exporter = row_exporter_from_texts(options.to, dict(options.option))
+    sources = Sources(options.sources)
+    file = RowFile(output, _plan(options), restart=options.restart)
+    try:
+        _collect(file, sources, infer_rollouts=options.infer_rollouts)
+        _write(file, exporter, strict=options.strict)
+    except KeyboardInterrupt:
+        say("interrupted: the same command goes on from here")
+        raise
+    finally:
+        file.close()
+    status = _say_tally(file.tally, options.output)
+    if not file.tally.trajectories and sources.foreign and not options.infer_rollouts:
+        say("  spans of other instrumentations alone: try --infer-rollouts")
+    return status
+
+
+def _checked_output(options: argparse.Namespace) -> Path:
+    """The file to write; SystemExit where an argument is missing, or it is no file."""
+    required = {
+        "--to": options.to,
+        "-o/--output": options.output,
+        "SOURCE": options.sources,
+    }
+    missing = [name for name, value in required.items() if not value]
+    if missing:
+        options.wrong(f"the following arguments are required: {', '.join(missing)}")
+    output = Path(os.path.realpath(options.output))
+    if options.output == "-" or (output.exists() and not output.is_file()):
+        options.wrong(f"-o: expected a file, got {options.output!r}")
+    return output
+
+
+def _collect(file: RowFile, sources: Sources, *, infer_rollouts: bool) -> None:
+    """Bring the trajectories together by group, unless an interrupted export has done it."""
+    if file.collected is None:
+        items = sources.items(file.folder / "spans", infer_rollouts=infer_rollouts)
+        file.collect(items, parts_for(sources.size), lambda: sources.errors)
+    elif not file.is_complete:
+        say(f"going on with {file.output.name}: {number_of(file.tally.groups, 'group')} are done")
+
+
+def _write(file: RowFile, exporter: RowExporter, *, strict: bool) -> None:
+    """Write the rows of each group, and finish the file."""
+    reported = itertools.count()
+
+    def report(text: str) -> None:
+        if next(reported) < ERRORS_SHOWN:
+            say_above(text)
+
+    with tqdm(
+        total=file.collected,
+        initial=file.tally.trajectories,
+        unit=" trajectories",
+        disable=None,
+        leave=False,
+    ) as bar:
+        for group in file.groups():
+            tally = Tally()
+            rows = rows_of(group, exporter, tally, report, strict=strict)
+            file.write(rows, tally)
+            bar.update(len(group))
+    file.finish(exporter)
+
+
+def _plan(options: argparse.Namespace) -> dict[str, Json]:
+    """The arguments that have to be the same for an interrupted export to go on."""
+    sources: list[Json] = []
+    for source in options.sources:
+        if os.path.isfile(source):
+            found = os.stat(source)
+            sources.append([os.path.realpath(source), found.st_size, found.st_mtime_ns])
+        else:
+            sources.append([source])
+    return {
+        "exporter": options.to,
+        "options": dict(sorted(options.option)),
+        "sources": sources,
+        "infer_rollouts": options.infer_rollouts,
+        "version": version("otel-rollout"),
+    }
+
+
+def _about(entry: EntryPoint) -> str:
+    """Package, and the docstring of the exporter, which describes its options."""
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+    try:
+        text = inspect.cleandoc(entry.load().__doc__ or "")
+    except Exception as error:  # whatever another package does when it is imported
+        text = f"cannot be loaded: {type(error).__name__}: {error}"
+    if not text:
+        return package
+    summary, _, options = text.partition("\n")
+    return f"{package}: {summary}" + textwrap.indent(
+        f"\n{options.strip()}" if options else "", "    "
+    )
+
+
+def _say_tally(tally: Tally, output: str) -> int:
+    """Say what came of the export; the exit status."""
+    say(
+        f"{number_of(tally.groups, 'group')}, {number_of(tally.trajectories, 'trajectory')} -> "
+        + (f"{number_of(tally.rows, 'row')} in {output}" if tally.rows else "no rows, no file")
+    )
+    if tally.failures:
+        say(f"  {tally.failures} failed without a reward")
+    if tally.repeated:
+        say(f"  {tally.repeated} came again; the last of each counts")
+    _say_reasons("completion", "in no row", tally.dropped)
+    _say_reasons("trajectory", "refused", tally.refused)
+    if tally.unreadable:
+        say(f"{number_of(tally.unreadable, 'place')} could not be read and was left out")
+    return int(tally.unreadable > 0 or not tally.rows)
+
+
+def _say_reasons(what: str, verb: str, reasons: Counter[str]) -> None:
+    if not reasons:
+        return
+    say(f"  {number_of(sum(reasons.values()), what)} {verb}:")
+    for reason, count in reasons.most_common(_REASONS_SHOWN):
+        say(f"  {count:>6} x {reason}")
+    if len(reasons) > _REASONS_SHOWN:
+        say(f"         and {len(reasons) - _REASONS_SHOWN} other reasons")

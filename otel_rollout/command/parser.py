@@ -1,0 +1,110 @@
+"""The command line: verbs, their options, and their help."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import version
+
+_SOURCES = """\
+A source is a file (- for stdin) of
+  OTLP/JSON lines, such as the collector's file exporter writes
+  OTLP/protobuf, one message or the collector's `format: proto`
+  rows of ClickHouse's otel_traces (FORMAT JSONEachRow, JSON, JSONCompact)
+  an answer of Jaeger's API v3
+or the address of a trace in Jaeger, such as
+  http://127.0.0.1:16686/trace/6f2a...
+What a file is, its content says; it may be gzipped."""
+_REBUILD = """\
+Rebuild trajectories from recorded spans, one JSON object a line, as
+JsonlTrajectoryExporter writes them. The spans of a rollout may be spread over
+sources, in any order and more than once. They are brought together in files
+beside the output: memory holds those of one rollout. What cannot be read is
+reported and left out; the output is written whole, or not."""
+_SHOW = """\
+Show trajectories as trees: who said what, what of it trains, how it went.
+A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+_EXPORT = """\
+Write trajectories as the rows that a trainer reads. Trajectories of one group
+are brought together wherever they stand; memory holds one group at a time.
+A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too.
+Beside FILE stand FILE.part, FILE.journal and FILE.groups until it is finished:
+the same command, given again after it was interrupted, goes on from there."""
+_DOCTOR = """\
+Check a set-up and say what would be lost: versions, provider, span limits,
+processors, instrumentations, environment. Then run a rollout with one call
+through it, to a server of this process, and compare its trajectory with the
+one that is rebuilt from its spans."""
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command; it sets `verb` to the name of the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="otel-rollout",
+        description="Trajectories for training from OpenTelemetry spans.",
+    )
+    parser.add_argument("--version", action="version", version=version("otel-rollout"))
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(
+        name: str, summary: str, description: str, after: str | None
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name,
+            help=summary,
+            description=description,
+            epilog=after,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.set_defaults(verb=name)
+        return made
+
+    rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _SOURCES)
+    show = command("show", "look at trajectories", _SHOW, _SOURCES)
+    export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
+    doctor = command("doctor", "check a set-up", _DOCTOR, None)
+    for each in (rebuild, show, export):
+        many = "*" if each is export else "+"
+        each.add_argument("sources", nargs=many, metavar="SOURCE", help="see below")
+        each.add_argument(
+            "--infer-rollouts",
+            action="store_true",
+            help="also make a trajectory of each trace that has model calls, but no rollout",
+        )
+    rebuild.add_argument(
+        "-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"
+    )
+    export.add_argument("--to", metavar="NAME", help="the trainer's format; see --list")
+    export.add_argument("-o", "--output", metavar="FILE", help="where to write")
+    export.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_option,
+        metavar="KEY=VALUE",
+        help="an option of the exporter; may be given several times",
+    )
+    export.add_argument("--restart", action="store_true", help="begin anew")
+    export.add_argument(
+        "--strict",
+        action="store_true",
+        help="end at the first trajectory that the format cannot carry",
+    )
+    export.add_argument("--list", action="store_true", help="list the exporters that are installed")
+    export.set_defaults(wrong=export.error)
+    show.add_argument("--id", metavar="ID", help="only those whose id or trace id begins with this")
+    show.add_argument("--full", action="store_true", help="do not cut texts")
+    doctor.add_argument(
+        "setup",
+        nargs="?",
+        metavar="MODULE[:FUNCTION]|SCRIPT",
+        help="what sets your program up: a module to import, a function in it to call, or a "
+        "Python file to run; default: otel_rollout.configure()",
+    )
+    return parser
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, is_there, value = text.partition("=")
+    if not name or not is_there:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
+    return name, value

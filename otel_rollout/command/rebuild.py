@@ -1,0 +1,113 @@
+"""The verb `rebuild`: spans become trajectories, one JSON object a line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from otel_rollout.command.sources import Sources, say_unreadable
+from otel_rollout.command.text import number_of, say, without_ids
+from otel_rollout.export import parts_for, reconstruct_apart
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.wire import dumps
+
+
+def rebuild(options: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    sources = Sources(options.sources)
+    rebuilt = _Rebuilt()
+    with _whole_file(options.output) as file, _folder_beside(options.output) as folder:
+        found = reconstruct_apart(
+            sources.records(),
+            folder / "spans",
+            parts_for(sources.size),
+            infer_rollouts=options.infer_rollouts,
+        )
+        with open(folder / "trajectories", "w+b") as lines:
+            for trajectory in found:
+                rebuilt.add(trajectory, lines)
+            for _, _, place, size in sorted(rebuilt.places):
+                lines.seek(place)
+                file.write(lines.read(size))
+    _say_rebuilt(rebuilt, sources, options)
+    return say_unreadable(sources)
+
+
+@dataclass
+class _Rebuilt:
+    """The trajectories that were written to a file in any order, and how they ended."""
+
+    places: list[tuple[int, str, int, int]] = field(default_factory=list)
+    """Start and id of each trajectory, by which they are sorted; position and size of its line."""
+    statuses: Counter[str] = field(default_factory=Counter)
+    """Trajectories by status."""
+    warned: int = 0
+    """Trajectories that have warnings."""
+    warnings: Counter[str] = field(default_factory=Counter)
+    """Trajectories by warning, without ids."""
+
+    def add(self, trajectory: Trajectory, lines: BinaryIO) -> None:
+        """Write the trajectory and count it."""
+        line = dumps(trajectory.to_dict()).encode() + b"\n"
+        self.places.append((trajectory.start_time_ns, trajectory.id, lines.tell(), len(line)))
+        lines.write(line)
+        self.statuses[trajectory.status] += 1
+        self.warned += bool(trajectory.warnings)
+        self.warnings.update({without_ids(warning) for warning in trajectory.warnings})
+
+
+def _say_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespace) -> None:
+    total = sum(rebuilt.statuses.values())
+    say(
+        f"{number_of(total, 'rollout')} from {number_of(sources.spans, 'span')}"
+        + (f" ({sources.foreign} of other libraries)" if sources.foreign else "")
+        + ("" if options.output == "-" else f" -> {options.output}")
+    )
+    if total:
+        by_status = rebuilt.statuses.most_common()
+        say("  " + ", ".join(f"{count} {status}" for status, count in by_status))
+    elif sources.foreign and not options.infer_rollouts:
+        say("  spans of other instrumentations alone: try --infer-rollouts")
+    if rebuilt.warned:
+        say(f"  {rebuilt.warned} with warnings:")
+    for warning, count in rebuilt.warnings.most_common():
+        say(f"  {count:>6} x {warning}")
+
+
+@contextmanager
+def _whole_file(name: str) -> Iterator[BinaryIO]:
+    """A file that is replaced when all of it is written; after a failure the former one stays."""
+    if name == "-":
+        yield sys.stdout.buffer
+        return
+    path = Path(os.path.realpath(name))
+    if path.exists() and not path.is_file():  # a device, a named pipe
+        with open(path, "wb") as file:
+            yield file
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _folder_beside(name: str) -> Iterator[Path]:
+    """A folder for temporary files, beside the output: there is room for them."""
+    path = Path(os.path.realpath(name))
+    beside = path.parent if name != "-" and path.parent.is_dir() else None
+    if path.exists() and not path.is_file():
+        beside = None
+    with tempfile.TemporaryDirectory(prefix=".otel-rollout-", dir=beside) as folder:
+        yield Path(folder)

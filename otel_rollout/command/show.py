@@ -1,0 +1,51 @@
+"""The verb `show`: trajectories as trees, coloured on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+from collections.abc import Callable
+
+from otel_rollout.command.sources import Sources, say_unreadable
+from otel_rollout.command.text import has_colours, say
+from otel_rollout.command.tree import format_trajectory
+
+
+def show(options: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    sources = Sources(options.sources)
+    wanted = (options.id or "").lower()
+    coloured = _coloured() if has_colours() else str
+    width = None if options.full else shutil.get_terminal_size((80, 24)).columns
+    shown = 0
+    for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
+        if not (trajectory.id.startswith(wanted) or trajectory.trace_id.startswith(wanted)):
+            continue
+        if shown:
+            print()
+        shown += 1
+        for line in format_trajectory(trajectory, width=width).splitlines():
+            print(coloured(line))
+    if not shown:
+        say(f"no trajectory whose id begins with {wanted!r}" if wanted else "no trajectories")
+    return max(say_unreadable(sources), int(bool(wanted) and not shown))
+
+
+_STYLES = (
+    (re.compile(r"^(?![│├└ ])(.*)$"), "1"),
+    (re.compile(r"^([├└]─ (?:error|cancelled|call ).*)$"), "31"),
+    (re.compile(r"^(├─ warning: .*)$"), "33"),
+    (re.compile(r"^(│ +●.*)$"), "32"),
+    (re.compile(r"^(│ +○.*)$"), "2"),
+)
+
+
+def _coloured() -> Callable[[str], str]:
+    def colour(line: str) -> str:
+        for pattern, code in _STYLES:
+            if pattern.match(line):
+                return f"\x1b[{code}m{line}\x1b[0m"
+        return line
+
+    return colour

@@ -1,0 +1,158 @@
+"""The sources of a command: files, stdin and addresses, read as spans or as trajectories."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from tqdm import tqdm
+
+from otel_rollout import semconv as sc
+from otel_rollout.command.text import number_of, say, say_above
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.export import (
+    LINE_PREFIX,
+    item_of,
+    item_of_trajectory,
+    parts_for,
+    read_lines,
+    reconstruct_apart,
+)
+from otel_rollout.otlp import joined, read
+from otel_rollout.rebuild import reconstruct
+from otel_rollout.spans import SpanRecord
+from otel_rollout.trajectory import Trajectory
+
+ERRORS_SHOWN = 10
+"""Errors that are printed; the others are counted."""
+
+
+class Sources:
+    """The sources of one command: reads them, and counts what was read and what could not be."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        self.spans = 0
+        """Spans that were read."""
+        self.foreign = 0
+        """Spans among them that other libraries wrote."""
+        self.errors = 0
+        """Places that could not be read."""
+        self._sources = sources
+        for source in sources:
+            if not _is_address(source) and source != "-":
+                open(source, "rb").close()  # fails now, not after hours of reading others
+        files = [source for source in sources if os.path.isfile(source)]
+        self.size = sum(map(os.path.getsize, files)) if len(files) == len(sources) else None
+        """Bytes of all sources; None where that is not known."""
+        self._bar = tqdm(
+            total=self.size, unit="B", unit_scale=True, disable=None, delay=1, leave=False
+        )
+
+    def records(self) -> Iterator[SpanRecord]:
+        """The spans of all sources."""
+        for source in self._sources:
+            if _is_address(source):
+                yield from self._counted(read(source))
+            else:
+                with self._open(source) as file:
+                    yield from self._counted(read(file, on_error=self.report))
+        self._bar.close()
+
+    def trajectories(self, *, infer_rollouts: bool) -> Iterator[Trajectory]:
+        """The trajectories of all sources: first those of files, then those rebuilt from spans."""
+        with ExitStack() as opened:
+            spans: list[Iterator[SpanRecord]] = []
+            for file, source in self._of_trajectories(opened, spans):
+                yield from read_lines(file, source)
+            records = self._counted(itertools.chain.from_iterable(spans))
+            found = reconstruct(records, infer_rollouts=infer_rollouts)
+            self._bar.close()
+            yield from _one_by_one(found)
+
+    def items(self, folder: Path, *, infer_rollouts: bool) -> Iterator[tuple[str, bytes]]:
+        """The trajectories of all sources as `item_of` has them; the folder is for their spans."""
+        with ExitStack() as opened:
+            spans: list[Iterator[SpanRecord]] = []
+            for file, source in self._of_trajectories(opened, spans):
+                yield from self._lines(file, source)
+            records = self._counted(itertools.chain.from_iterable(spans))
+            yield from map(
+                item_of_trajectory,
+                reconstruct_apart(
+                    records, folder, parts_for(self.size), infer_rollouts=infer_rollouts
+                ),
+            )
+            self._bar.close()
+
+    def _of_trajectories(
+        self, opened: ExitStack, spans: list[Iterator[SpanRecord]]
+    ) -> Iterator[tuple[BinaryIO, str]]:
+        """The sources that hold trajectories; those of the others are added to `spans`."""
+        for source in self._sources:
+            if _is_address(source):
+                spans.append(read(source))
+                continue
+            file = opened.enter_context(self._open(source))
+            start = file.read(len(LINE_PREFIX))
+            file = joined(start, file, source)
+            if start == LINE_PREFIX:
+                yield file, source
+            else:
+                spans.append(read(file, on_error=self.report))
+
+    def _lines(self, file: Iterable[bytes], source: str) -> Iterator[tuple[str, bytes]]:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{source}, line {number}"
+            try:
+                yield item_of(line, where)
+            except SpanFormatError as error:
+                self.report(error)
+            except (ValueError, RecursionError):
+                # A line that was truncated while it was written is passed over.
+                if not (line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line.rstrip())):
+                    self.report(SpanFormatError(f"{where}: not JSON: {line[:80]!r}"))
+
+    def report(self, error: SpanFormatError) -> None:
+        """Say what could not be read; reading goes on."""
+        self.errors += 1
+        if self.errors <= ERRORS_SHOWN:
+            say_above(str(error))
+
+    @contextmanager
+    def _open(self, source: str) -> Iterator[BinaryIO]:
+        if source == "-":
+            yield joined(b"", sys.stdin.buffer, "stdin")
+            return
+        with open(source, "rb", buffering=0) as file:
+            yield joined(b"", file, source, self._bar.update)
+
+    def _counted(self, records: Iterable[SpanRecord]) -> Iterator[SpanRecord]:
+        for record in records:
+            self.spans += 1
+            self.foreign += sc.ROLLOUT_ID not in record.attributes
+            yield record
+
+
+def _is_address(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def _one_by_one(trajectories: list[Trajectory]) -> Iterator[Trajectory]:
+    """The trajectories in order; the list holds none that was given."""
+    trajectories.reverse()
+    while trajectories:
+        yield trajectories.pop()
+
+
+def say_unreadable(sources: Sources) -> int:
+    """Say how much could not be read; the exit status."""
+    if sources.errors:
+        say(f"{number_of(sources.errors, 'place')} could not be read and was left out")
+    return 1 if sources.errors else 0

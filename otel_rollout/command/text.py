@@ -1,0 +1,40 @@
+"""Text for people: sentences to stderr, numbers with their nouns, colours on terminals."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+from tqdm import tqdm
+
+_id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b")
+
+
+def say(text: str) -> None:
+    """Print to stderr: stdout is for what was asked for."""
+    print(text, file=sys.stderr)
+
+
+def say_above(text: str) -> None:
+    """Print to stderr, above the progress bar."""
+    with tqdm.external_write_mode(file=sys.stderr):
+        say(text)
+
+
+def number_of(number: int, what: str) -> str:
+    """The number with its noun, which is in the plural where it has to be."""
+    many = what.removesuffix("y") + "ies" if what.endswith("y") else what + "s"
+    return f"{number} {what if number == 1 else many}"
+
+
+def without_ids(text: str) -> str:
+    """The text with `...` for each id, so that equal sentences can be counted."""
+    return _id.sub("...", text)
+
+
+def has_colours() -> bool:
+    """True if stdout is a terminal that shows colours, and nobody has asked for none."""
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
