@@ -27,20 +27,14 @@ from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.instrumentation.openai.shared.config import Config
 
 from otel_rollout import semconv as sc
-from otel_rollout.record import secrets_in
+from otel_rollout.look.shapes import UNSET, as_function_call, dumped, plain, shown_message
+from otel_rollout.record import scrub, secrets_in
 
 logger = logging.getLogger("otel_rollout")
 
 _NO_CALLBACK = inspect.signature(OpenAIInstrumentor).parameters["upload_base64_image"].default
 _UNREAD = ("extra_headers", "extra_body", "extra_query", "timeout")
 """Arguments that the instrumentor does not read, or should not."""
-_UNSEEN = {"logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "routed_experts"} | {
-    "response_token_ids",
-    "meta_info",
-    "sglext",
-}
-"""Parts of a reply that the instrumentor does not read; they are large."""
-_UNSET = tuple(kind for name in ("NotGiven", "Omit") if (kind := getattr(openai, name, None)))
 _ROOM = 1024
 """The most choices, or tool calls of a choice, that are shown of a stream."""
 
@@ -123,9 +117,9 @@ class _Call:
         if "@" in url or "?" in url:
             self.instance = SimpleNamespace(_client=_PublicClient(client))
         self.shown = {
-            name: _plain(value)
+            name: plain(value)
             for name, value in self.kwargs.items()
-            if value is not None and not isinstance(value, _UNSET) and name not in _UNREAD
+            if value is not None and not isinstance(value, UNSET) and name not in _UNREAD
         }
         for name in ("prompt", "input"):
             tokens = self.shown.get(name)
@@ -133,7 +127,9 @@ class _Call:
                 self.shown[name] = f"({len(tokens)} token ids)"
         if isinstance(self.shown.get("messages"), list):
             self.shown["messages"] = [
-                _visible(message) for message in self.shown["messages"] if isinstance(message, dict)
+                shown_message(message)
+                for message in self.shown["messages"]
+                if isinstance(message, dict)
             ]
         self.shown["extra_headers"] = {}  # where it puts `traceparent`; no other is for spans
 
@@ -180,7 +176,7 @@ class _Call:
             text = "".join(traceback.format_exception(error))
             if not any(secret in text for secret in secrets):
                 return error
-            text = _scrub(str(error), secrets)
+            text = scrub(str(error), secrets)
         except Exception:
             text = "(no text)"
         return _public_error(type(error), text)
@@ -217,12 +213,12 @@ class _Call:
     def _reply(self, reply: Any) -> Any:
         if not Config.use_legacy_attributes:
             return reply  # it makes log records, from objects
-        data = _dumped(reply)
+        data = dumped(reply)
         for choice in data.get("choices") or ():
             if isinstance(choice.get("message"), dict):
-                choice["message"] = _visible(choice["message"])
+                choice["message"] = shown_message(choice["message"])
         if data.get("error"):
-            data["error"] = json.loads(_scrub(json.dumps(data["error"]), self._secrets()))
+            data["error"] = json.loads(scrub(json.dumps(data["error"]), self._secrets()))
         return data
 
     def swallow(self, error: BaseException) -> None:
@@ -381,7 +377,7 @@ class _Watcher:
 
     def _chunk(self, item: Any) -> dict[str, Any]:
         """The chunk as it can be read: its lists grow in order, and one entry at a time."""
-        chunk = _dumped(item)
+        chunk = dumped(item)
         self._last |= {name: chunk[name] for name in ("id", "model") if chunk.get(name)}
         choices: list[dict[str, Any]] = []
         for choice in chunk.get("choices") or ():
@@ -404,7 +400,7 @@ class _Watcher:
             calls += [{"index": missing} for missing in range(known, min(index, _ROOM))]
             self._tool_calls[choice] = max(known, min(index + 1, _ROOM))
             if index < _ROOM:
-                calls.append({**_function_call(call), "index": index})
+                calls.append({**as_function_call(call), "index": index})
         return {
             **delta,
             "content": delta.get("content") or delta.get("refusal"),
@@ -460,80 +456,3 @@ class _AsyncTee:
             raise
         self._watcher.show(item)
         return item
-
-
-# --- shapes that the instrumentor can read
-
-
-def _scrub(text: str, secrets: set[str]) -> str:
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "[redacted]")
-    return text
-
-
-def _plain(value: Any) -> Any:
-    """A copy, in JSON's types, of a caller's argument; iterators in it are not consumed."""
-    if value is None or isinstance(value, str | int | float | type):
-        return value
-    if isinstance(value, Mapping):
-        return {
-            str(name): _plain(item) for name, item in value.items() if not isinstance(item, _UNSET)
-        }
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json", exclude_none=True, warnings=False)
-    return str(value)
-
-
-def _dumped(reply: Any) -> dict[str, Any]:
-    exclude: dict[str, Any] = dict.fromkeys(_UNSEEN, True)
-    if isinstance(getattr(reply, "choices", None), list):
-        exclude["choices"] = {"__all__": _UNSEEN}
-    data = reply.model_dump(mode="json", exclude_none=True, warnings=False, exclude=exclude)
-    return data if isinstance(data, dict) else {}
-
-
-def _visible(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with all its parts in `content` and `tool_calls`, where they are looked for."""
-    message = dict(message)
-    content = message.get("content")
-    blocks = content if isinstance(content, list) else [content] if content else []
-    blocks = [
-        _block(block) if isinstance(block, dict) else {"type": "text", "text": str(block)}
-        for block in blocks
-    ]
-    reasoning = message.pop("reasoning_content", None) or message.pop("reasoning", None)
-    for kind, said in (("reasoning", reasoning), ("refusal", message.pop("refusal", None))):
-        if said:
-            blocks.append({"type": kind, "content": said})
-    audio = message.pop("audio", None)
-    if isinstance(audio, dict):
-        blocks.append({"type": "audio", "id": audio.get("id"), "content": audio.get("transcript")})
-    name, call = message.get("name"), message.pop("function_call", None)
-    calls = message.get("tool_calls") or []
-    if isinstance(call, dict):
-        calls = [*calls, {"id": call.get("name"), "function": call}]
-    message["tool_calls"] = [_function_call(call) for call in calls if isinstance(call, dict)]
-    if message.get("role") == "function":
-        message |= {"role": "tool", "tool_call_id": name}
-    plain = isinstance(content, str) and len(blocks) == 1
-    message["content"] = content if plain or message.get("role") == "tool" else blocks
-    return message
-
-
-def _block(block: dict[str, Any]) -> dict[str, Any]:
-    image = block.get("image_url")
-    if block.get("type") == "image_url" and not (
-        isinstance(image, dict) and isinstance(image.get("url"), str)
-    ):
-        return {**block, "image_url": {"url": image if isinstance(image, str) else ""}}
-    return block
-
-
-def _function_call(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call of any kind as that of a function."""
-    body = call.get("function") or call.get("custom") or {}
-    arguments = body.get("arguments", body.get("input"))
-    function = {"name": body.get("name"), "arguments": arguments}
-    return {**call, "id": call.get("id"), "function": function}

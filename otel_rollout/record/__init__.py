@@ -31,7 +31,7 @@ from otel_rollout.record.progress import RolloutProgress
 from otel_rollout.record.provider import rollout_provider
 from otel_rollout.record.rollouts import rollout
 from otel_rollout.record.running import ActiveRollout, Enclosing
-from otel_rollout.record.secrets import secrets_in
+from otel_rollout.record.secrets import scrub, secrets_in
 from otel_rollout.record.state import process_state
 from otel_rollout.record.tools import tool
 
@@ -67,6 +67,7 @@ __all__ = [
     "rollout",
     "rollout_provider",
     "run_bounded",
+    "scrub",
     "secrets_in",
     "tool",
 ]

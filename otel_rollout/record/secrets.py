@@ -33,7 +33,7 @@ def scrub(text: str, secrets: Iterable[str]) -> str:
 
     Lone surrogates are escaped: one would cost the whole batch that its span is exported in.
     """
-    for secret in secrets:
+    for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "[redacted]")
     return text.encode("utf-8", "backslashreplace").decode()
 

@@ -17,8 +17,7 @@ import logging
 import traceback
 import uuid
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Executor
 from statistics import fmean
 from typing import Any, TypeVar
@@ -27,11 +26,9 @@ from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record import (
     Options,
-    RolloutProgress,
     begin,
     end,
     guarded,
-    run_bounded,
 )
 from otel_rollout.trajectory import (
     Episode,
@@ -486,103 +483,3 @@ def _copied(step: Step) -> Step:
         except Exception:
             logger.debug("a step's %s cannot be copied; it is kept as it is", name)
     return copied
-
-
-# --- many
-
-
-async def run_workflows(
-    workflow: type[Workflow] | Callable[[], Workflow],
-    tasks: Iterable[Any],
-    *,
-    n_parallel: int = 128,
-    n_samples: int = 1,
-    retry_limit: int = 1,
-    timeout: float | None = None,
-    max_exceptions: int | None = None,
-    progress: bool | str = False,
-    on_episode: Callable[[Episode], object] | None = None,
-    keep_episodes: bool = True,
-    workflow_args: Mapping[str, Any] | None = None,
-    **kwargs: Any,
-) -> list[Episode]:
-    """Run a workflow on many tasks; the episodes in the order of the tasks.
-
-        episodes = await run_workflows(lambda: Solve(client), tasks, n_samples=8)
-
-    workflow: the class, made with `workflow_args`, or a function that makes one. At most
-    `n_parallel` exist; each runs one task at a time and is reset before it.
-    tasks: taken as there is room for them. A task that is a mapping may have an `id`; else its
-    number is its id. Each runs `n_samples` times as `{id}:{sample}`, in one group; tasks with one
-    id are samples of one task.
-    retry_limit: how often a run is tried whose reason is ERROR; failed attempts stay on the trace.
-    timeout: seconds for each attempt, instead of the workflow's.
-    max_exceptions: how many runs may end with ERROR; one more cancels the rest and raises
-    TooManyExceptionsError. None for any number.
-    on_episode: called with each episode as it ends. Without `keep_episodes` none is returned.
-    kwargs: those of `run`.
-    """
-    for name, value in (
-        ("n_parallel", n_parallel),
-        ("n_samples", n_samples),
-        ("retry_limit", retry_limit),
-    ):
-        if not isinstance(value, int) or value < 1:
-            raise ConfigurationError(
-                f"run_workflows({name}=...): expected a number from 1 on, got {value!r}"
-            )
-    idle: list[Workflow] = []
-    if timeout is not None:
-        kwargs["timeout"] = timeout
-
-    async def run(_: int, item: tuple[Any, str, int]) -> Episode:
-        task, task_id, sample = item
-        made = idle.pop() if idle else workflow(**(workflow_args or {}))
-        try:
-            uid = f"{task_id}:{sample}"
-            options = {"task_id": task_id, "group_id": task_id, "sample_index": sample}
-            for attempt in range(1, retry_limit + 1):
-                made._is_due = True  # within the run: a reset that fails is an ending like another
-                episode = await made.run_with_termination_handling(
-                    task, uid, options={**options, "metadata": {"attempt": attempt}}, **kwargs
-                )
-                if episode.termination_reason is not TerminationReason.ERROR:
-                    break
-            return episode
-        finally:
-            idle.append(made)
-
-    def failure(episode: Episode) -> object:
-        if episode.termination_reason is not TerminationReason.ERROR:
-            return None
-        return episode.info.get("error", {}).get("error_message") or "an error"
-
-    total = len(tasks) * n_samples if isinstance(tasks, Sized) else None
-    with RolloutProgress(progress, total, "episodes") as bar:
-
-        def ended(episode: Episode) -> None:
-            reason = episode.termination_reason
-            bar.add(episode.reward, getattr(reason, "value", reason))
-            if on_episode is not None:
-                on_episode(episode)
-
-        return await run_bounded(
-            _samples(tasks, n_samples),
-            run,
-            ended,
-            failure,
-            max_concurrency=n_parallel,
-            max_exceptions=max_exceptions,
-            keep=keep_episodes,
-        )
-
-
-def _samples(tasks: Iterable[Any], count: int) -> Iterator[tuple[Any, str, int]]:
-    seen: Counter[str] = Counter()
-    for number, task in enumerate(tasks):
-        named = task.get("id") if isinstance(task, Mapping) else None
-        task_id = str(number if named is None else named)
-        for sample in range(seen[task_id], seen[task_id] + count):
-            yield task, task_id, sample
-        if named is not None:
-            seen[task_id] += count
