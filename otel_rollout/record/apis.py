@@ -27,7 +27,7 @@ _FIELDS_OF_ENDPOINT: tuple[tuple[str, dict[str, Json]], ...] = (
 
 
 def is_call(method: str, path: str) -> bool:
-    """Whether a client's request is recorded.
+    """True if a client's request is recorded.
 
     Every POST is, and the retrieval of a background response, whose reply has to be asked for.
     """
@@ -61,16 +61,16 @@ def token_id_fields(path: str, fields: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def may_be_last(chunk: bytes) -> bool:
-    """Whether these bytes may end the last event of a reply; cheap, `ends_reply` makes sure."""
+    """True if these bytes may end the last event of a reply; cheap, `ends_reply` makes sure."""
     end = chunk[-_TAIL:]
     return b"[DONE]" in end or b"message_stop" in end
 
 
 def ends_reply(events: bytes) -> bool:
-    """Whether these server-sent events, from their first byte on, end with the last of a reply."""
+    """True if these server-sent events, from their first byte on, end with the last of a reply."""
     return _LAST_EVENT(events, max(0, len(events) - _TAIL)) is not None
 
 
 def ends_reply_in(tail: bytes) -> bool:
-    """Whether the last event of a reply begins in these bytes, which others came before."""
+    """True if the last event of a reply begins in these bytes, which others came before."""
     return _LAST_EVENT(tail, 1) is not None  # from 1 on, `^` does not match
