@@ -49,7 +49,7 @@ class Guard:
     def __init__(self, owner: type, guarded: Any, *, reads_dicts: bool) -> None:
         self.guarded = guarded
         self.over = False
-        """Whether it was taken out. A client's `with_raw_response` still calls it then."""
+        """True if it was taken out. A client's `with_raw_response` still calls it then."""
         self._wrapper = guarded._self_wrapper
         self._asynchronous = owner.__name__.startswith("Async")
         self._reads_dicts = reads_dicts
@@ -410,7 +410,7 @@ class _Watcher:
 
 
 def _is_absurd(item: Any) -> bool:
-    """Whether an index in it is so large that the instrumentor would fill the memory."""
+    """True if an index in it is so large that the instrumentor would fill the memory."""
     choices = getattr(item, "choices", None)
     entries = list(choices) if isinstance(choices, list) else []
     for choice in choices or ():

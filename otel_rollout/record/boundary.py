@@ -12,7 +12,7 @@ INCOMPLETE = "a model call was not captured completely"
 
 
 class guarded(ContextDecorator):  # noqa: N801 - used as `with guarded(...)` and `@guarded(...)`
-    """Log an exception that is raised inside, with this message, and go on behind the block.
+    """Log an exception that is raised inside, with this message, and go on after the block.
 
     A decorated function gives None then. What ends a program or a task (CancelledError,
     KeyboardInterrupt) passes.

@@ -41,7 +41,7 @@ class Call:
     asked: Callable[[], object]
     """The body that the client was asked to send, should it fail to build a request."""
     gives_response: bool = False
-    """Whether the call's result is the HTTP response."""
+    """True if the call's result is the HTTP response."""
 
     def ended(self, result: Any) -> None:
         """The client gave its caller this result."""

@@ -1,4 +1,4 @@
-"""What travels in the OpenTelemetry context, and so follows tasks by itself.
+"""Keys of what recording keeps in the OpenTelemetry context, which follows tasks by itself.
 
 Threads get it from `opentelemetry-instrumentation-threading`.
 """

@@ -59,7 +59,7 @@ def _end_fork(part: ActiveRollout) -> None:
 
 
 def _is_pool_worker() -> bool:
-    """Whether this process works for a pool, whose tasks may come from any rollout."""
+    """True if this process works for a pool, whose tasks may come from any rollout."""
     process = getattr(sys.modules.get("multiprocessing.process"), "current_process", None)
     target = getattr(process() if process else None, "_target", None)
     if getattr(target, "__module__", None) not in _POOLS:

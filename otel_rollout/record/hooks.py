@@ -31,7 +31,7 @@ class Hook:
     method: str
     wrapper: Callable[..., Any]
     required: bool = True
-    """Whether calls cannot be recorded where the library lacks the method."""
+    """False if calls are recorded also where the library lacks the method."""
 
     @property
     def name(self) -> str:
@@ -39,11 +39,11 @@ class Hook:
         return f"{self.owner}.{self.method}"
 
     def is_missing(self, module: ModuleType) -> bool:
-        """Whether this version of the library lacks a method that is required."""
+        """True if this version of the library lacks a method that is required."""
         return self.required and not hasattr(getattr(module, self.owner, None), self.method)
 
     def is_in_place(self, module: ModuleType) -> bool:
-        """Whether the wrapper is on the method, also under those of others."""
+        """True if the wrapper is on the method, also under those of others."""
         method = vars(getattr(module, self.owner)).get(self.method)
         while method is not None and getattr(method, "_self_wrapper", None) is not self.wrapper:
             method = getattr(method, "__wrapped__", None)
@@ -57,7 +57,7 @@ class Hooks:
         self.installed: list[tuple[type, str, Any]] = []
         """Class, name of the method, and the method as it was."""
         self._wanted = False
-        """Whether libraries that are imported from now on are hooked."""
+        """True if libraries that are imported from now on are hooked."""
         self._awaited: set[str] = set()
         """Modules whose import is waited for; wrapt keeps such a hook for good."""
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
 """One model call as an exchange span, recorded from the bytes that were sent and received.
 
-The recorder knows no client: a hook of a client library feeds it, or whatever else sees the bytes
-pass. The span ends once, however the call ends, and nothing in here raises: a step that fails
-costs the span a part, never the user's call anything.
+The recorder knows no client: a hook of a client library feeds it, or anything else that sees the
+bytes, such as a gateway. The span ends once, however the call ends, and nothing in here raises: a
+step that fails costs the span a part, never the user's call anything.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ExchangeRecorder:
 
     def __init__(self, rollout: ActiveRollout, path: str) -> None:
         self.finished = False
-        """Whether the span has ended."""
+        """True if the span has ended."""
         self.attempts = 0
         """HTTP requests that were sent."""
         self.responses = 0
@@ -73,9 +73,9 @@ class ExchangeRecorder:
         """The `Authorization` of the first attempt; credentials in an address replace it later."""
         self._status_code: int | None = None
         self._is_events = False
-        """Whether the reply is a stream of server-sent events."""
+        """True if the reply is a stream of server-sent events."""
         self._is_framed = False
-        """Whether the events are in frames, as Amazon's Bedrock sends them."""
+        """True if the events are in frames, as Amazon's Bedrock sends them."""
         self._encoding: str | None = None
         self._chunks: list[bytes] | None = None
         """The reply as it comes, encoded. None: it is not streamed, or not recorded."""
@@ -89,7 +89,7 @@ class ExchangeRecorder:
         """When a stream was read no further, if its end has to wait. None: it has not to."""
         began = rollout.begin_call()
         self._late = not rollout.running
-        """Whether the rollout had ended before."""
+        """True if the rollout had ended before the call began."""
         self._written = _start_attributes(rollout, self._path, began)
         """Attributes that the span has so far."""
         context = otel_context.get_current()
@@ -166,7 +166,7 @@ class ExchangeRecorder:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether bytes of the reply are still to come."""
+        """True if bytes of the reply are still to come."""
         return self._chunks is not None
 
     def chunk(self, chunk: bytes) -> None:
@@ -229,7 +229,7 @@ class ExchangeRecorder:
             self._end_stream(None, ended=False)
 
     def dropped(self) -> None:
-        """The reply is read no further; that may be the garbage collector who says so."""
+        """The reply is read no further. May be called by the garbage collector: the end waits."""
         if self.is_streaming and self._left_ns is None:
             self._left_ns = time.time_ns()
             number = self.responses
@@ -258,7 +258,7 @@ class ExchangeRecorder:
         return body
 
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
-        """End a reply whose text says whether it is complete, if it is a stream of events."""
+        """End a reply; of a stream of events, the text tells if it is complete."""
         complete, reported = ended, None
         with guarded("a streamed reply was not understood; it is kept as it came"):
             # Parse the stream now only if it ended abnormally.

@@ -232,5 +232,5 @@ _ROLLOUT_CODE = frozenset(
 
 
 def is_rollout(coroutine: object) -> bool:
-    """Whether a coroutine runs as a rollout from its first step on."""
+    """True if a coroutine runs as a rollout from its first step on."""
     return getattr(coroutine, "cr_code", None) in _ROLLOUT_CODE

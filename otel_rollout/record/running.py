@@ -100,7 +100,7 @@ class ActiveRollout:
         self.pid = os.getpid()
         """The process that it was opened in."""
         self.is_part = part_of is not None
-        """Whether the rollout itself runs in another process."""
+        """True if the rollout itself runs in another process."""
         self.lock = threading.RLock()
         """Held while the clock, the counts or the writer are used."""
         self.writer = ExchangeWriter()
@@ -120,15 +120,15 @@ class ActiveRollout:
         self.began_late = 0
         """Calls that began after it had ended."""
         self.running = True
-        """Whether it has not ended."""
+        """True if it has not ended."""
         self.recorder: Recorder | None = None
         """The span processor that collects its spans. None: none does."""
         self.begun = False
-        """Whether its span has been started."""
+        """True if its span has been started."""
         self.recording = False
-        """Whether its span is recorded at all: not without an SDK."""
+        """True if its span is recorded at all: not without an SDK."""
         self.recorded = False
-        """Whether a processor took the finished rollout."""
+        """True if a processor took the finished rollout."""
         self.secrets: set[str] = set()
         """Keys that its clients signed requests with, as far as an error made them known."""
         self.span: trace.Span = trace.INVALID_SPAN

@@ -20,10 +20,10 @@ from otel_rollout.record.hooks import Hooks
 
 
 class ProcessState:
-    """What recording knows of the process that it runs in.
+    """All that recording keeps of the process that it runs in.
 
-    It stands below the classes whose objects it keeps: those are `object` here, and whoever takes
-    one out says of which class it is.
+    This module is imported by those of the classes whose objects it keeps. Such an object is an
+    `object` here; its reader checks the class.
     """
 
     def __init__(self) -> None:

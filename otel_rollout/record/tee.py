@@ -1,4 +1,4 @@
-"""A byte stream that shows the recorder what passes through it, and is otherwise the stream.
+"""A byte stream that shows the recorder its bytes, and is otherwise the stream that it wraps.
 
 httpx, and httpx2, check that a stream is of their own class: there is a tee for each library.
 """
