@@ -1,4 +1,4 @@
-"""A trajectory as text that a person reads: who said what, what of it trains, how it went."""
+"""A trajectory as text for people: its messages, which of them train, rewards and warnings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def format_trajectory(trajectory: Trajectory, *, width: int | None = 80) -> str:
     """The trajectory as a tree of its histories.
 
     `●` is a completion that trains here, `○` one that does not (it trains in another history, or
-    is not whole). Lines are cut at `width` characters; None cuts nothing and keeps line breaks.
-    What would command a terminal is shown as an escape.
+    is not whole). Lines are truncated at `width` characters; None truncates nothing and keeps line
+    breaks. Control characters are shown as escapes.
     """
     return "\n".join(_lines(trajectory, width))
 
@@ -57,15 +57,15 @@ def _lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
     yield f"└─ {len(trained)} of {len(trajectory.completions)} completions train{count}"
 
 
-def _line(before: str, text: str, width: int | None, behind: str = "") -> str:
-    """One line; its text is cut so that all of it fits, or goes on below where it begins."""
+def _line(before: str, text: str, width: int | None, after: str = "") -> str:
+    """One line; its text is truncated to `width`, or wrapped below its start without one."""
     text = _controls.sub(lambda match: repr(match[0])[1:-1], text)
     if width is None:
         below = "\n│".ljust(len(before) + 1)
-        return before + below.join(text.splitlines() or [""]) + behind
+        return before + below.join(text.splitlines() or [""]) + after
     text = " ".join(text.split())
-    room = max(width - len(before) - len(behind), _SHORTEST)
-    return before + (text if len(text) <= room else text[: room - 1] + "…") + behind
+    room = max(width - len(before) - len(after), _SHORTEST)
+    return before + (text if len(text) <= room else text[: room - 1] + "…") + after
 
 
 def _status(trajectory: Trajectory) -> str:

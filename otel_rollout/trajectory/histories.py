@@ -1,7 +1,7 @@
-"""Histories: which completions belong to one conversation, decided from what was sent.
+"""Histories: completions linked into conversations by what was sent.
 
 A request continues the completion whose path (its prompt, then what it sampled) is the longest
-beginning of the request's messages, in visible form and with the same tools, among those that had
+prefix of the request's messages, normalised and with the same tools, among those that had
 ended before the request began. Everything else is a fork. So completions form a forest, each leaf
 is one history, and each sampled completion is trainable in exactly one of them. The result depends
 on the set of completions alone, not on the order in which they are given.
@@ -25,7 +25,7 @@ from otel_rollout.wire import (
 )
 
 Appended = Mapping[tuple[str, int], Sequence[Json]]
-"""Messages that the agent appended behind a completion (id, choice index)."""
+"""Messages that the agent appended after a completion, by its id and choice index."""
 
 
 def in_order(completions: Iterable[Completion]) -> list[Completion]:
@@ -45,7 +45,7 @@ def _tie(completion: Completion) -> tuple[int, int, str, int]:
 
 
 def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion], list[str]]:
-    """What each completion continues, and a sentence wherever that is ambiguous."""
+    """The completion that each one continues, and a warning wherever that is ambiguous."""
     by_path: dict[tuple[bytes, bytes], list[Completion]] = {}
     by_name: dict[str, list[Completion]] = {}
     for completion in completions:
@@ -60,7 +60,7 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
                 by_name.setdefault(previous, []).append(completion)
     for named in by_name.values():
         named.sort(key=_sampled)
-    # Where the longest beginning that was sampled is, so that a prompt is walked only once.
+    # The longest sampled prefix of each node, so that a prompt is walked only once.
     nearest: dict[tuple[bytes, int], MessagePath | None] = {}
 
     def longest_sampled(node: MessagePath | None, context: bytes) -> MessagePath | None:
@@ -75,7 +75,7 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
         return node
 
     parents: dict[Completion, Completion] = {}
-    doubts: dict[str, str] = {}
+    warnings: dict[str, str] = {}
     for completion in completions:
         previous = _names_previous(completion)
         if previous is not None:
@@ -83,7 +83,7 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
             if parent is not None:
                 parents[completion] = parent
             elif _previous_reply(completion):
-                doubts[completion.id] = (
+                warnings[completion.id] = (
                     f"completion {completion.id!r} continues the response {previous!r}, which is "
                     f"not here: what was said before its own request is not known"
                 )
@@ -98,14 +98,14 @@ def link(completions: Sequence[Completion]) -> tuple[dict[Completion, Completion
                 parent, equal = _choose(candidates, node)
                 parents[completion] = parent
                 if len(equal) > 1:
-                    doubts[completion.id] = (
+                    warnings[completion.id] = (
                         f"completion {completion.id!r} continues a reply that was sampled "
                         f"identically as {_listed(equal)}; it is taken to continue {parent.id!r} "
                         f"(choice {parent.choice_index})"
                     )
                 break
             node = longest_sampled(node.parent, context)
-    return parents, list(doubts.values())
+    return parents, list(warnings.values())
 
 
 def _listed(completions: list[Completion]) -> str:
@@ -131,9 +131,10 @@ def _named(
     completion: Completion,
     parents: Mapping[Completion, Completion],
 ) -> Completion | None:
-    """The one of these, in order of their end, that the completion continues: the last before it.
+    """The last of the candidates that ended before the completion began.
 
-    An id that is not unique is most likely one of the same process.
+    The candidates are in order of their end. Of those with the same id one of the same process is
+    preferred.
     """
     own = completion.exchange.process
     for position in range(bisect_left(candidates, _began(completion), key=_ended), 0, -1):
@@ -163,24 +164,24 @@ def _ended(completion: Completion) -> int:
 
 
 def _sampled(completion: Completion) -> tuple[int, int, int, str, int]:
-    """Order of sampling; of several choices of one response, the first is the last."""
+    """Sort key by time of sampling; among choices of one response, choice 0 wins."""
     return _ended(completion), *_tie(completion)[:3], -completion.choice_index
 
 
 def ended_before(first: Completion, second: Completion) -> bool:
-    """Whether `second` can have gone on from `first`."""
+    """True if `second` can continue `first`."""
     a, b = first.exchange, second.exchange
     if a is b:
         return False
     if a.process != b.process:
-        return True  # to replay what was sampled is evidence enough, clocks of two hosts are none
+        return True  # the replayed message is evidence; the clocks of two hosts are not
     if a.process:
         return a.ended < b.started
     return a.end_time_ns is not None and a.end_time_ns <= b.start_time_ns
 
 
 def _choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, list[Completion]]:
-    """The candidate that was continued, and all that nothing tells apart from it."""
+    """The candidate that was continued, and all candidates that are equal to it."""
     equal = [
         c
         for c in candidates
@@ -194,7 +195,7 @@ def _key(path: MessagePath | None) -> bytes:
 
 
 def _replayed(completion: Completion, end: MessagePath | None) -> list[MessagePath]:
-    """What stands for the completion's items on a path that replays them and ends with `end`."""
+    """The nodes that replay the completion's items, on a path that ends with `end`."""
     start = _key(completion.prompt)
     found: list[MessagePath] = []
     while end is not None and (end.key != start or is_reasoning(end.message)):
@@ -213,9 +214,9 @@ def history_of(
     appended: Appended,
     owned: set[Completion] | None = None,
 ) -> History:
-    """The conversation that ends in `completion`, and what was appended behind it.
+    """The conversation that ends in `completion`, and the messages appended after it.
 
-    `owned`: completions that are trained elsewhere; those of this history are added to it.
+    `owned`: completions that train in another history; those of this history are added to it.
     """
     # A request that names the response it continues carries only what is new: a new segment.
     segments = [[completion]]
@@ -231,7 +232,7 @@ def history_of(
         start, last = len(messages), segment[0]
         messages += [*path_messages(last.prompt), *last.items]
         sampled |= dict.fromkeys(range(len(messages) - len(last.items), len(messages)), last)
-        # The first node with a key is the visible one: reasoning behind it has the same.
+        # Reasoning items have the key of the node before them, which replaces them here.
         ends = {node.key: node for node in last.prompt or ()}
         for member in segment[1:]:
             replayed = _replayed(member, ends[_key(member.path)])
@@ -267,8 +268,8 @@ def history_of(
 def build_histories(
     completions: Sequence[Completion], appended: Appended
 ) -> tuple[list[History], list[str]]:
-    """All histories, in order of their beginning, and sentences about what is ambiguous."""
-    # Of a completion whose conversation is not known no history can be told.
+    """All histories, by the start of their first completion, and warnings."""
+    # A completion whose conversation is not known continues nothing, so it is in no history.
     completions = [c for c in in_order(completions) if c.items and c.exchange.prompt_is_known]
     parents, warnings = link(completions)
     children: dict[Completion | None, list[Completion]] = {}
