@@ -44,7 +44,16 @@ from otel_rollout.record.running import (
     settle,
 )
 from otel_rollout.spans import label, sealed
-from otel_rollout.wire import dumps, events_of_frames, loads, merge
+from otel_rollout.wire import (
+    TAIL,
+    api_of,
+    apis_of,
+    dumps,
+    events_of_frames,
+    loads,
+    merge,
+    retrieval_of,
+)
 
 logger = logging.getLogger("otel_rollout")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,9 +65,6 @@ _SECRET_HEADER = re.compile(r"auth|key|token|cookie|secret|password|credential",
 _SHORTEST_SECRET = 8
 _ERROR_TAIL = 1 << 16
 """Bytes at the end of a stream in which an error that ended it is looked for."""
-_DONE = re.compile(rb'(?:^|\n)data: ?(?:\[DONE\]|\{\s*"type":\s*"message_stop"\s*\})').search
-"""The last event of a complete reply, OpenAI's or Anthropic's; in the last `_END` bytes."""
-_END = 64
 _ID = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
 _OPENAI = "openai._base_client"
 _OTHERS = (
@@ -130,6 +136,9 @@ class _Call:
         path = str(options.url)
         if "://" not in path:
             path = "/" + path.lstrip("/")  # the client takes `chat/completions` too
+        self._path = path
+        self.apis = apis_of(path)
+        """The API that is asked; all of them where the path tells nothing."""
         attributes: dict[str, Any] = {
             sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION,
             sc.ROLLOUT_ID: active.id,
@@ -174,7 +183,8 @@ class _Call:
     def _write_request(self, body: bytes) -> None:
         for options in (self._options.json_data, getattr(self._options, "extra_json", None)):
             if isinstance(options, dict):
-                self._choices = max(self._choices, _choices(options))
+                asked = (api.choices_asked(options) for api in self.apis)
+                self._choices = max(self._choices, *asked)
         with self._active.lock:
             self._set(self._active.writer.request(body))
 
@@ -312,10 +322,12 @@ class _Call:
         complete, reported = ended, None
         try:
             # Only what does not end as it should has to be understood here and now.
-            said_done = self.is_events and bool(_DONE(body, max(0, len(body) - _END)))
+            tail = body[-TAIL:] if len(body) > TAIL else b"\n" + body
+            said_done = self.is_events and any(api.is_last(tail) for api in self.apis)
             complete = ended or said_done
             if self.is_events and (not said_done or b'"error"' in body[-_ERROR_TAIL:]):
-                merged = merge(body.decode("utf-8", "replace"), self._choices)
+                text = body.decode("utf-8", "replace")
+                merged = merge(text, self._choices, self._path)
                 complete, reported = merged.complete, merged.error
         except Exception:
             logger.exception("a streamed reply was not understood; it is kept as it came")
@@ -342,6 +354,8 @@ class _Received:
     def __init__(self, call: _Call, response: Any) -> None:
         self._call = call
         self._chunks: list[bytes] = []
+        self._tail = b"\n"
+        """The last bytes of the stream so far, after a line break."""
         self._over = False
         self._response_class = type(response)
         self._encoding = response.headers.get("content-encoding")
@@ -365,14 +379,12 @@ class _Received:
             return
         self._chunks.append(chunk)
         self.last = self._call._active.clock
-        end = chunk[-_END:]
-        if (
-            self._call.is_events
-            and (b"[DONE]" in end or b"message_stop" in end)
-            # A `^` matches only where the stream begins.
-            and _DONE(b"".join(self._chunks[-2:]), 0 if len(self._chunks) <= 2 else 1)
-        ):
-            self.stopped(ended=True)  # nothing comes behind it
+        if self._call.is_events:
+            tail = self._tail = (self._tail + chunk[-TAIL:])[-TAIL:]
+            for api in self._call.apis:
+                if api.is_last(tail):
+                    self.stopped(ended=True)  # nothing comes after it
+                    return
 
     @_guarded
     def stopped(self, error: BaseException | None = None, *, ended: bool = False) -> None:
@@ -464,15 +476,6 @@ class _AsyncTee:
 
 _is_framed = re.compile(r"application/vnd\.amazon\.eventstream").match
 _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
-_is_retrieval = re.compile(r"(?:.*/)?responses/[^/?]+(?:\?|$)").match
-
-
-def _choices(body: dict[str, Any]) -> int:
-    """How many choices a request asks for."""
-    n, prompt, prompts = body.get("n"), body.get("prompt"), 1
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompts = len(prompt)
-    return (n if isinstance(n, int) else 1) * prompts
 
 
 def _status_of(error: BaseException) -> str:
@@ -513,7 +516,7 @@ def _begin(options: Any) -> _Call | None:
     try:
         method = str(options.method).lower()
         # What a background response says has to be asked for.
-        if method != "post" and not (method == "get" and _is_retrieval(str(options.url))):
+        if method != "post" and not (method == "get" and retrieval_of(str(options.url))):
             return None
         if method == "post":
             _ask_for_token_ids(options)
@@ -525,10 +528,6 @@ def _begin(options: Any) -> _Call | None:
 
 request_fields: Mapping[str, Any] | None = None
 """What `configure(request_token_ids=True)` adds to requests; the context may say otherwise."""
-_FIELDS_OF_ENDPOINT: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/chat/completions", {"return_token_ids": True, "logprobs": True}),
-    ("/completions", {"return_token_ids": True, "logprobs": 0}),
-)
 
 
 def _ask_for_token_ids(options: Any) -> None:
@@ -538,7 +537,8 @@ def _ask_for_token_ids(options: Any) -> None:
     if not isinstance(fields, Mapping) or not isinstance(options.json_data, dict):
         return
     path = "/" + str(options.url).split("?")[0].lstrip("/")
-    own = next((own for end, own in _FIELDS_OF_ENDPOINT if path.endswith(end)), None)
+    api = api_of(path)
+    own = api.token_id_params(path) if api else None
     if own is None:
         return
     given = getattr(options, "extra_json", None) or {}

@@ -13,14 +13,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from otel_rollout.wire import loads
+from otel_rollout.wire import api_of, loads
 
 _POSITIONS = ("url", "data", "json", "params", "headers")
 """The arguments of `post` that the sync and the async client have at the same place."""
 _BODIES = ("json", "content", "data")
-_endpoint = re.compile(
-    r"[^?#]*?(/chat/completions|/completions|/responses|/v1/messages|/embeddings)/?(?:[?#]|$)"
-).match
+_EMBEDDINGS = "/embeddings"
+"""Asks a model that does not generate."""
+_before_query = re.compile(r"[^?#]*").match
 
 
 class Post:
@@ -39,8 +39,8 @@ class Post:
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Post | None:
         """What a call of `post` with these arguments asks a model; None if it asks none."""
         arguments = {**dict(zip(_POSITIONS, args, strict=False)), **kwargs}
-        found = _endpoint(str(arguments.get("url")))
-        return None if found is None else cls(found[1], arguments)
+        path = _endpoint(str(arguments.get("url")))
+        return None if path is None else cls(path, arguments)
 
     @functools.cached_property
     def json_data(self) -> Any:
@@ -83,3 +83,13 @@ class Post:
             data = options.pop("data")
             options["content"] = data if options["content"] is None else options["content"]
         return client.build_request("POST", arguments["url"], **options)
+
+
+def _endpoint(url: str) -> str | None:
+    """The path at which a model is asked, at the end of an address; None if it asks none."""
+    found = _before_query(url)
+    path = found[0].removesuffix("/") if found else ""
+    api = api_of(path)
+    if api is not None:
+        return api.path_of(path)
+    return _EMBEDDINGS if path.endswith(_EMBEDDINGS) else None
