@@ -1,7 +1,7 @@
-"""Histories: which completions belong to one conversation, decided from what was sent.
+"""Histories: completions linked into conversations by what was sent.
 
 A request continues the completion whose path (its prompt, then what it sampled) is the longest
-beginning of the request's messages, in visible form and with the same tools, among those that had
+prefix of the request's messages, normalised and with the same tools, among those that had
 ended before the request began. Everything else is a fork. So completions form a forest, each leaf
 is one history, and each sampled completion is trainable in exactly one of them. The result depends
 on the set of completions alone, not on the order in which they are given.
@@ -25,7 +25,7 @@ from otel_rollout.wire import (
 )
 
 Appended = Mapping[tuple[str, int], Sequence[Json]]
-"""Messages that the agent appended behind a completion (id, choice index)."""
+"""Messages that the agent appended after a completion, by its id and choice index."""
 
 
 def in_order(completions: Iterable[Completion]) -> list[Completion]:
@@ -67,9 +67,10 @@ def previous_named(
     completion: Completion,
     parents: Mapping[Completion, Completion],
 ) -> Completion | None:
-    """The one of these, in order of their end, that the completion continues: the last before it.
+    """The last of the candidates that ended before the completion began.
 
-    An id that is not unique is most likely one of the same process.
+    The candidates are in order of their end. Of those with the same id one of the same process is
+    preferred.
     """
     own = completion.exchange.process
     for position in range(bisect_left(candidates, _began(completion), key=_ended), 0, -1):
@@ -99,24 +100,24 @@ def _ended(completion: Completion) -> int:
 
 
 def sampled_order(completion: Completion) -> tuple[int, int, int, str, int]:
-    """Order of sampling; of several choices of one response, the first is the last."""
+    """Sort key by time of sampling; among choices of one response, choice 0 wins."""
     return _ended(completion), *_tie(completion)[:3], -completion.choice_index
 
 
 def ended_before(first: Completion, second: Completion) -> bool:
-    """Whether `second` can have gone on from `first`."""
+    """True if `second` can continue `first`."""
     a, b = first.exchange, second.exchange
     if a is b:
         return False
     if a.process != b.process:
-        return True  # to replay what was sampled is evidence enough, clocks of two hosts are none
+        return True  # the replayed message is evidence; the clocks of two hosts are not
     if a.process:
         return a.ended < b.started
     return a.end_time_ns is not None and a.end_time_ns <= b.start_time_ns
 
 
 def choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, list[Completion]]:
-    """The candidate that was continued, and all that nothing tells apart from it."""
+    """The candidate that was continued, and all candidates that are equal to it."""
     equal = [
         c
         for c in candidates
@@ -130,7 +131,7 @@ def path_key(path: MessagePath | None) -> bytes:
 
 
 def _replayed(completion: Completion, end: MessagePath | None) -> list[MessagePath]:
-    """What stands for the completion's items on a path that replays them and ends with `end`."""
+    """The nodes that replay the completion's items, on a path that ends with `end`."""
     start = path_key(completion.prompt)
     found: list[MessagePath] = []
     while end is not None and (end.key != start or is_reasoning(end.message)):
@@ -149,9 +150,9 @@ def history_of(
     appended: Appended,
     owned: set[Completion] | None = None,
 ) -> History:
-    """The conversation that ends in `completion`, and what was appended behind it.
+    """The conversation that ends in `completion`, and the messages appended after it.
 
-    `owned`: completions that are trained elsewhere; those of this history are added to it.
+    `owned`: completions that train in another history; those of this history are added to it.
     """
     # A request that names the response it continues carries only what is new: a new segment.
     segments = [[completion]]
@@ -167,7 +168,7 @@ def history_of(
         start, last = len(messages), segment[0]
         messages += [*path_messages(last.prompt), *last.items]
         sampled |= dict.fromkeys(range(len(messages) - len(last.items), len(messages)), last)
-        # The first node with a key is the visible one: reasoning behind it has the same.
+        # Reasoning items have the key of the node before them, which replaces them here.
         ends = {node.key: node for node in last.prompt or ()}
         for member in segment[1:]:
             replayed = _replayed(member, ends[path_key(member.path)])

@@ -1,4 +1,4 @@
-"""What model servers and clients say on the wire: JSON, messages, streams, model APIs. Pure.
+"""Model APIs on the wire: JSON, messages, streams, and one module for each API. Pure.
 
 `ModelApi` is the contract of an API. Each API has a module of its own; `wire.apis` lists them.
 """

@@ -3,8 +3,10 @@
 One subclass of `ModelApi` for each API, in a module of its own; `otel_rollout.wire.apis` lists
 them. The defaults are OpenAI's, so an API overrides only what it does in another way. Every
 method is pure and takes wire JSON as it came, unchecked: a request or reply of another shape than
-expected gives None or nothing, `merge` alone may raise. `is_last` and `choices_asked` are called
-on the agent's thread while it makes its calls; the rest when a rollout is rebuilt.
+expected gives None or nothing, `merge` alone may raise. The agent's thread asks `path_of`,
+`choices_asked`, `token_id_params`, `retrieved_id` once for each call, `is_last` for each chunk of
+a stream, and merges a stream that did not end as it should. The rest is asked when a rollout is
+rebuilt.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from otel_rollout.wire.messages import MessagePath, extend
 TAIL = 128
 """How many of the last bytes of a stream `ModelApi.is_last` is given."""
 
-_TRUNCATED = ("length", "limit", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
+TRUNCATED = ("length", "limit", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
 """Finish reasons of replies that a length limit ended; proxies pass on those of other APIs."""
 
 _ends_with_done = re.compile(rb"\ndata: ?\[DONE\]").search
@@ -151,11 +153,7 @@ class ModelApi:
 
     def is_truncated(self, choice: Choice, reply: Reply) -> bool:
         """True if the server says that a length limit ended it."""
-        details = reply.get("incomplete_details")
-        reason = details.get("reason") if isinstance(details, Mapping) else None
-        return (
-            reason if isinstance(details, Mapping) else self.finish_reason(choice)
-        ) in _TRUNCATED
+        return self.finish_reason(choice) in TRUNCATED
 
     def outcome(self, reply: Json) -> str | None:
         """How the call ended by its reply's own account, as `Completion.status`; None: not told."""

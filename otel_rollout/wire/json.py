@@ -91,7 +91,7 @@ def expect(text: str, position: int, wanted: str) -> int:
 def elements(text: str, position: int) -> Iterator[tuple[Json, int, int]]:
     """`(value, start, end)` of the array elements from `position` on; `text[end]` follows each.
 
-    `position` is behind `[` or behind an earlier element.
+    `position` is just after `[` or after an earlier element.
     """
     position = _skip(text, position)
     while not text.startswith("]", position):
@@ -105,13 +105,14 @@ def elements(text: str, position: int) -> Iterator[tuple[Json, int, int]]:
 
 
 def is_list_of_objects(text: str, start: int) -> bool:
+    """True if the JSON value at `start` is a list whose first element is an object."""
     return text.startswith("[", start) and text.startswith("{", _skip(text, start + 1))
 
 
 def members(text: str, ends: Callable[[str, int], int | None]) -> Iterator[tuple[str, int, int]]:
     """`(key, start, end)` of the members of the JSON object that `text` is.
 
-    `ends(key, start)` may know where a value ends; None has it scanned.
+    `ends(key, start)` gives the end of a value where that is known; None has it scanned.
     """
     position = _skip(text, expect(text, 0, "{"))
     while not text.startswith("}", position):
@@ -127,7 +128,7 @@ def members(text: str, ends: Callable[[str, int], int | None]) -> Iterator[tuple
         if not text.startswith("}", position):
             position = _skip(text, expect(text, position, ","))
     if _skip(text, position + 1) != len(text):
-        raise ValueError("not JSON: text behind the object")
+        raise ValueError("not JSON: text after the object")
 
 
 _space = re.compile(r"[ \t\n\r]*").match

@@ -1,10 +1,10 @@
-"""Wire messages, each stored once: a conversation is a path that shares its beginning.
+"""Wire messages, each stored once: conversations are paths that share their prefixes.
 
 Two forms of a message never mix. The *wire* form is what was sent or received, verbatim: it is
-what is stored and handed back. The *visible* form is canonical and serves only to decide whether
-two messages are the same one: what clients change when they replay a reply (`None`, `""` or
-absent; a string or one text part; the whitespace of tool arguments; dropped reasoning) or a
-prompt (where it may be cached) is the same there.
+what is stored and handed back. The *visible* form is normalised and serves only to decide whether
+two messages are the same one. What clients change when they replay a reply (`None`, `""` or
+absent; a string or one text part; the whitespace of tool arguments; dropped reasoning), and marks
+of where a prompt may be cached, make no difference in it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MessagePath:
     key: bytes
     """16-byte digest of the visible forms on the path: equal keys, equal visible conversation.
 
-    Of a path with nothing visible it is empty.
+    Empty for a path with nothing visible.
     """
 
     def __iter__(self) -> Iterator[MessagePath]:
@@ -57,7 +57,7 @@ class MessagePath:
 def extend(path: MessagePath | None, message: Json) -> MessagePath:
     """The path that continues `path` (None is the empty one) with `message`.
 
-    Reasoning that is an item of its own may be left out by who replays it: it changes no key.
+    Reasoning that is an item of its own does not change the key: a replay may leave it out.
     """
     key, length = (path.key, path.length) if path else (b"", 0)
     if not is_reasoning(message):
@@ -80,7 +80,7 @@ def visible_key(message: Json) -> bytes:
 
 
 def reasoning_of(message: Json) -> Json:
-    """What the model thought, under whichever name the server gave it; None if nothing."""
+    """The reasoning in a message, under whichever name the server gave it; None if it has none."""
     if isinstance(message, Mapping):
         for key in _REASONING_KEYS:
             if message.get(key):
@@ -93,12 +93,12 @@ def reasoning_of(message: Json) -> Json:
 
 
 def is_reasoning(block: Json) -> bool:
-    """Whether a part of a message, or an item of the Responses API, is nothing but reasoning."""
+    """True if a part of a message, or an item of the Responses API, is only reasoning."""
     return isinstance(block, Mapping) and block.get("type") in _REASONING_BLOCKS
 
 
 def media_of(message: Json) -> list[str]:
-    """Types of the parts of a message that are not text but images, sound or files; often []."""
+    """Types of the parts of a message that are images, sound or files; each once, often []."""
     found: list[str] = []
     unfinished = [message]
     while unfinished:
@@ -129,7 +129,7 @@ def _visible(message: Json) -> Json:
         if rest.get("type") == "message":  # what the Responses API takes it for if it has no type
             del rest["type"]
         return {**rest, "content": visible_content(message.get("content"))}
-    # Of a reply only what a client must replay; whatever else a server put on it may be dropped.
+    # Only members that a client must replay: clients drop the others that servers send.
     visible: dict[str, Json] = {
         "role": role,
         "content": visible_content(message.get("content")),
@@ -156,9 +156,9 @@ def _present(message: Mapping[str, Json], without: tuple[str, ...] = ()) -> dict
 
 
 def visible_content(content: Json) -> Json:
-    """What a model sees of a message's content, or of definitions that stand before them all.
+    """Content of a message, or a context such as tools, normalised.
 
-    A text and a list with it as only part are one, so are nothing and an empty text.
+    A text equals a list with that text as its only part; no content equals an empty text.
     """
     if not content:
         return ""
@@ -200,7 +200,7 @@ def _visible_tool_call(call: Json) -> Json:
 
 
 def _visible_arguments(arguments: Json) -> Json:
-    """Arguments as JSON when they are JSON, else as the text that the model wrote; none are {}."""
+    """Arguments as JSON if they are a JSON object or list, else as their text; {} for none."""
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     if not isinstance(arguments, str):

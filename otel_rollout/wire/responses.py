@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from otel_rollout.wire.api import Events, ModelApi, Sampled
-from otel_rollout.wire.json import Chunk, Json, Params, Reply
+from otel_rollout.wire.api import TRUNCATED, Events, ModelApi, Sampled
+from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
 from otel_rollout.wire.merging import Text, finish, merge_field
 from otel_rollout.wire.messages import MessagePath
 
@@ -75,6 +75,10 @@ class Responses(ModelApi):
         output = reply.get("output")
         if isinstance(output, list):
             yield Sampled(0, reply, tuple(output), self.asked(params, prompt))
+
+    def is_truncated(self, choice: Choice, reply: Reply) -> bool:
+        details = reply.get("incomplete_details")
+        return isinstance(details, Mapping) and details.get("reason") in TRUNCATED
 
     def outcome(self, reply: Json) -> str | None:
         status = reply.get("status") if isinstance(reply, Mapping) else None
