@@ -237,6 +237,79 @@ def test_what_is_allowed_is_not_caught():
     assert violations("rebuild.assembly", "import json") == []
 
 
+LATER_IMPORTS = {
+    "command/cli.py": "each verb is imported when it is used: --help loads nothing",
+    "otlp/source.py": "protobuf and an HTTP client, for the sources that need them",
+}
+"""Modules that import inside a function, and why."""
+BOUNDARIES = {
+    "command/checks/one_rollout.py": "whatever a set-up does to a rollout is a finding",
+    "command/doctor.py": "the user's set-up",
+    "command/export.py": "another package's exporter",
+    "look/guard.py": "an instrumentor's code inside the user's call",
+    "otlp/writing.py": "an exporter of spans does not raise",
+    "trajectory/steps.py": "objects of the user's that are to be shown",
+    "workflows/workflow.py": "what a run or a hook of the user's raises is in the episode",
+}
+"""Modules that swallow any exception, and whose it is; `record.boundary` is the other place."""
+
+
+def later_imports(source: str) -> int:
+    """Imports inside functions."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return sum(
+        isinstance(node, ast.Import | ast.ImportFrom)
+        for function in functions
+        for node in ast.walk(function)
+    )
+
+
+def names_of(expression: ast.AST) -> set[str]:
+    """The plain names in an expression."""
+    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+
+
+def swallowed(source: str) -> int:
+    """Handlers of any exception that do not raise it again."""
+    return sum(
+        isinstance(node, ast.ExceptHandler)
+        and (
+            node.type is None or not names_of(node.type).isdisjoint(("Exception", "BaseException"))
+        )
+        and not any(isinstance(inner, ast.Raise) and not inner.exc for inner in ast.walk(node))
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+OWN = [path for path in PATHS if not path.startswith("testing/")]
+
+
+@pytest.mark.parametrize("path", OWN)
+def test_imports_inside_functions_have_a_reason(path: str):
+    """Only what is optional is imported when it is used."""
+    assert bool(later_imports((PACKAGE / path).read_text())) is (path in LATER_IMPORTS)
+
+
+@pytest.mark.parametrize("path", OWN)
+def test_exceptions_are_swallowed_at_boundaries_only(path: str):
+    """A broad `except` that does not raise again stands where somebody else's code runs."""
+    assert bool(swallowed((PACKAGE / path).read_text())) is (path in BOUNDARIES)
+
+
+def test_what_these_two_look_for_is_found():
+    """An import in a function; a broad handler that swallows, and not one that raises again."""
+    assert later_imports("import a\ndef f():\n    async def g():\n        from b import c") > 0
+    assert later_imports("import a\ndef f():\n    pass") == 0
+    assert swallowed("try:\n  f()\nexcept Exception:\n  pass") == 1
+    assert swallowed("try:\n  f()\nexcept:\n  g()") == 1
+    assert swallowed("try:\n  f()\nexcept BaseException:\n  g()\n  raise") == 0
+    assert swallowed("try:\n  f()\nexcept ValueError:\n  pass") == 0
+
+
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "semconv.py"])
 def test_attribute_names_are_spelled_once(path: str):
     """No module but `semconv` spells an attribute name."""
