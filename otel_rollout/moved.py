@@ -22,30 +22,38 @@ _MOVED: dict[str, tuple[str, ...]] = {
         "record.context",
         "record.deferred",
     ),
-    "capture": ("record.capture", "record"),
+    "capture": ("record.capture", "record.recorder", "record"),
     "cli": ("command",),
     "completion": ("trajectory",),
     "dialects": ("rebuild.dialects",),
     "doctor": ("command.doctor",),
     "episodes": ("trajectory.episode", "rebuild"),
-    "exchange": ("spans",),
-    "gather": ("record",),
+    "exchange": ("spans", "spans.writer"),
+    "gather": ("record", "record.gather"),
     "groups": ("trajectory",),
-    "histories": ("trajectory",),
+    "guard": ("look.guard",),
+    "histories": ("trajectory", "trajectory.histories"),
     "instrumentors": ("look.instrumentors",),
-    "messages": ("wire",),
+    "litellm_post": ("record.litellm",),
+    "messages": ("wire", "wire.json"),
     "partitions": ("export.partitions", "export"),
-    "processes": ("record",),
+    "processes": ("record", "record.processes"),
     "processor": ("record",),
-    "rowfile": ("export",),
+    "progress": ("record.progress",),
+    "rowfile": ("export", "export.rowfile"),
     "rows": ("export",),
-    "steps": ("trajectory",),
-    "streams": ("wire",),
+    "served": ("wire.servers",),
+    "steps": ("trajectory", "trajectory.steps"),
+    "streams": ("wire", "wire.apis"),
     "tokens": ("trajectory",),
     "tree": ("command.tree",),
-    "workflow": ("workflows",),
+    "workflow": ("workflows", "workflows.workflow"),
 }
-"""Former name of a module, and where its names are now; the first that has one gives it."""
+"""Former name of a module, and where its names are now; the first that has one gives it.
+
+Not those that had the name of a public function (`configure`, `reconstruct`, `rollout`, `tool`):
+such a module, once imported, would hide the function.
+"""
 
 
 class _Finder:
