@@ -282,7 +282,8 @@ def test_a_wrong_command(
 
 LIMITED = """
 import resource, sys
-from otel_rollout.cli import main
+import otel_rollout.command.export, otel_rollout.command.rebuild
+from otel_rollout.command import main
 
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + 24_000_000

@@ -116,7 +116,7 @@ def test_a_reader_that_errs_is_caught(
         for record in map(as_record, spans):
             yield replace(record, start_time_ns=record.start_time_ns + 1)
 
-    monkeypatch.setattr("tests.transports.TRANSPORTS", (inexact,))
+    monkeypatch.setattr("tests.kit.witness.TRANSPORTS", (inexact,))
     with pytest.raises(AssertionError, match="inexact"):
         witness.check()
 
