@@ -59,6 +59,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## what it costs; see docs/performance.md
+	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/rebuild.py
 	$(BIN)/python benchmarks/workflows.py

@@ -15,27 +15,39 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 import otel_rollout
-from otel_rollout import Episode, TerminationReason, TrajectoryGroup, rollout, run_workflows
+from otel_rollout import (
+    Episode,
+    TerminationReason,
+    TrajectoryGroup,
+    rollout,
+    run_workflows,
+    to_token_rows,
+)
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 from otel_rollout.trajectory import tokens, trajectory
 from tests.kit.programs import ROOT, python
 
 DOCS = list((ROOT / "docs").glob("*.md"))
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
-def block(text: str) -> str:
-    """The README's block that has this text."""
-    (found,) = [str(code) for code in BLOCKS if text in code]
+def blocks(page: str) -> list[str]:
+    """The Python blocks of a page, in their order."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def block(page: str, text: str) -> str:
+    """The page's only block that has this text."""
+    (found,) = [code for code in blocks(page) if text in code]
     return found
 
 
 @pytest.mark.slow
 def test_the_quickstart_of_the_readme() -> None:
-    """The first block runs as it stands and prints a reward, the messages, ids and logprobs."""
+    """The block runs as it stands and prints a reward, the messages, ids and logprobs."""
+    (code,) = blocks("README.md")
     with ModelServer(Reply("It is 4.")) as server:
-        printed = python("-c", block("gather_trajectory(solve("), server=server)
+        printed = python("-c", code, server=server)
     first, second = printed.splitlines()
     assert first.startswith("1.0 [{'role': 'user', 'content': '2 + 2?'}, {'role': 'assistant'")
     assert re.fullmatch(r"\[\d+(, \d+)*\] \[-\d.*\]", second)
@@ -43,7 +55,7 @@ def test_the_quickstart_of_the_readme() -> None:
 
 def test_inside_a_rollout() -> None:
     """The block about what can be done inside a rollout runs inside one."""
-    code = block("history.append(")
+    code = block("docs/rollouts.md", "history.append(")
     otel_rollout.configure()
     call = SimpleNamespace(id="call_1", function=SimpleNamespace(name="f", arguments="{}"))
     reply = Reply(tool_calls=[ToolCall("f", "{}", id="call_1")])
@@ -73,7 +85,7 @@ def test_inside_a_rollout() -> None:
 @pytest.mark.slow
 def test_by_hand() -> None:
     """The block that sets everything up by hand records a rollout."""
-    code = block("capture.instrument()") + (
+    code = block("docs/rollouts.md", "capture.instrument()") + (
         "\nimport openai\n"
         "from otel_rollout import rollout\n"
         "with rollout('x') as trajectory:\n"
@@ -87,30 +99,38 @@ def test_by_hand() -> None:
 
 def test_reading_back_is_valid() -> None:
     """The block that reads trajectories back names what there is."""
-    code = block("read_jaeger(")
-    compile(code, "README.md", "exec")
+    code = block("docs/backends.md", "read_jaeger(")
+    compile(code, "backends.md", "exec")
     for line in code.splitlines():
         if line.startswith("from "):
             exec(line)
 
 
-def test_every_block_is_run() -> None:
-    """A block that is added to the README needs a test here."""
-    assert len(BLOCKS) == 5
-
-
 @pytest.mark.slow
-def test_workflows_of_the_readme() -> None:
-    """The block about workflows runs the agent of the first one."""
-    code = f"""{block("gather_trajectory(solve(")}
-{block("mask_reasons=")}
-tasks = [{{"question": "2 + 2?", "answer": "4"}}, {{"question": "9 - 5?", "answer": "5"}}]
-rows = asyncio.run(collect(AsyncOpenAI(), tasks))
-print([row["reward"] for row in rows], {{row["group_id"] for row in rows}} - {{"0:solve"}})
-"""
+def test_production_and_training() -> None:
+    """The block that calls the agent both ways goes with the README's quickstart."""
+    both = block("docs/rollouts.md", "in production")
+    definitions = block("README.md", "gather_trajectory(solve(").partition("async def main")[0]
+    body = "".join(f"    {line}\n" for line in both.splitlines())
+    code = (
+        f"{definitions}async def main():\n    client = AsyncOpenAI()\n{body}"
+        "    print(answer, trajectory.reward)\n\nasyncio.run(main())\n"
+    )
     with ModelServer(Reply("It is 4.")) as server:
-        printed = python("-c", code, server=server).splitlines()[-1]
-    assert printed == f"{[1.0] * 8 + [0.0] * 8} {{'1:solve'}}"
+        assert python("-c", code, server=server) == "It is 4. 1.0\n"
+
+
+def test_every_block_is_run() -> None:
+    """A block that is added to these pages needs a test here."""
+    pages = ("README.md", "docs/rollouts.md", "docs/backends.md")
+    assert [len(blocks(page)) for page in pages] == [1, 3, 1]
+
+
+@pytest.mark.parametrize("name", ["README.md", *sorted(f"docs/{p.name}" for p in DOCS)])
+def test_every_block_compiles(name: str) -> None:
+    """Every Python block of every page is Python."""
+    for code in blocks(name):
+        compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 @pytest.mark.slow
@@ -120,24 +140,32 @@ async def test_workflows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.chdir(tmp_path)
     provider = otel_rollout.configure()
     provider.add_span_processor(SimpleSpanProcessor(JsonLinesSpanExporter("traces.jsonl")))
-    blocks = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
-    assert len(blocks) == 3
+    program = blocks("docs/workflows.md")
+    assert len(program) == 3
     with ModelServer("It is 4.") as server:
         client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none-needed")
         names: dict[str, Any] = {"client": client}
         live: list[Episode] = []
-        for code in blocks:
+        for code in program:
             compiled = compile(code, "workflows.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             running = eval(compiled, names)
             if inspect.iscoroutine(running):
                 await running
             live = live or names["episodes"]
+        sums = [
+            {"question": "2 + 2?", "answer": "4"},
+            {"question": "9 - 5?", "answer": "5"},
+        ]
+        two = await run_workflows(lambda: names["Solve"](client), sums, n_samples=8, n_parallel=64)
         await client.close()
     assert [(e.id, e.is_correct, e.metrics) for e in live] == [
         (f"sum:{n}", True, {"solver_acc": 1.0}) for n in range(4)
     ]
     assert sorted(names["episodes"], key=lambda e: e.id) == live
     assert [row["advantage"] for row in names["rows"]] == [0.0] * 4
+    rows = to_token_rows(two, mask_reasons={TerminationReason.TIMEOUT})
+    assert [row["reward"] for row in rows] == [1.0] * 8 + [0.0] * 8
+    assert {row["group_id"] for row in rows} == {"0:solver", "1:solver"}
     for reason in TerminationReason:
         assert f"`{reason.name}`" in document
     for name in inspect.signature(run_workflows).parameters:
@@ -165,9 +193,9 @@ async def test_training(
     with ModelServer(reply, token_ids=False, logprobs=False) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
-        blocks = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
-        assert len(blocks) == 8
-        for number, code in enumerate(blocks, 1):
+        program = blocks("docs/training.md")
+        assert len(program) == 8
+        for number, code in enumerate(program, 1):
             await_allowed = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
             compiled = compile(code, f"training.md, block {number}", "exec", flags=await_allowed)
             running = eval(compiled, names)

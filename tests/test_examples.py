@@ -91,6 +91,7 @@ def test_the_by_hand_example() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["imports.py", "--repetitions", "1"],
         ["overhead.py", "--repetitions", "1", "--messages", "1"],
         ["rebuild.py", "--repetitions", "1", "--turns", "10"],
         ["workflows.py", "--repetitions", "1", "--episodes", "2", "--memory", "20"],
