@@ -24,7 +24,7 @@ from typing import Any
 from otel_rollout import ExportError, Trajectory, TrajectoryGroup, reconstruct, to_token_rows
 from otel_rollout import semconv as sc
 from otel_rollout.export import RowExporter, row_exporter, row_exporters
-from otel_rollout.spans.record import SpanRecord, sealed
+from otel_rollout.spans.record import SpanRecord, with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 
 DIFFERENT = 5
@@ -39,7 +39,7 @@ def _span(number: int, attributes: dict[str, Any]) -> SpanRecord:
         parent_span_id=None,
         start_time_ns=number,
         end_time_ns=10**9 + number,
-        attributes=sealed({sc.ROLLOUT_ID: "r", **attributes}),
+        attributes=with_lengths({sc.ROLLOUT_ID: "r", **attributes}),
     )
 
 

@@ -120,7 +120,7 @@ class _Reader:
             self._fail(where, error)
 
     def _messages(self, file: BinaryIO) -> Iterator[SpanRecord]:
-        """The collector's `format: proto`: each message behind its length, 4 bytes big-endian."""
+        """The collector's `format: proto`: each message after its length, 4 bytes big-endian."""
         number = 0
         while len(size := file.read(4)) == 4:
             number += 1

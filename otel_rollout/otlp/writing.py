@@ -107,11 +107,11 @@ class SplittingSpanExporter(SpanExporter):
             yield batch
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the exporter behind."""
+        """Flush the wrapped exporter."""
         return self._exporter.force_flush(timeout_millis)
 
     def shutdown(self) -> None:
-        """Shut the exporter behind down."""
+        """Shut the wrapped exporter down."""
         self._exporter.shutdown()
 
 

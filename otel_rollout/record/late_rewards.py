@@ -10,7 +10,7 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild import evaluation_name
 from otel_rollout.record.attributes import evaluation, present
-from otel_rollout.spans import sealed
+from otel_rollout.spans import with_lengths
 from otel_rollout.trajectory import Reward, RewardKey
 from otel_rollout.wire import Json, dumps
 
@@ -53,7 +53,7 @@ def record_late_reward(
     span = tracer.start_span(
         evaluation_name(name),
         context=trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent else None,
-        attributes=sealed(present(attributes)),
+        attributes=with_lengths(present(attributes)),
     )
     if reward is not None:
         span.add_event(sc.GEN_AI_EVALUATION_RESULT, evaluation(reward))

@@ -24,7 +24,7 @@ from otel_rollout.record.deferred import later
 from otel_rollout.record.encoding import decoded
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.secrets import scrub_reply, secrets_in
-from otel_rollout.spans import label, sealed
+from otel_rollout.spans import label, with_lengths
 from otel_rollout.wire import TAIL, apis_of, dumps, events_of_frames, loads, merge
 
 _ERROR_TAIL = 1 << 16
@@ -305,7 +305,7 @@ class ExchangeRecorder:
                     attributes[sc.EXCHANGE_LATE] = True
                 else:
                     rollout.open -= 1
-                self.span.set_attributes(sealed(attributes, self._written))
+                self.span.set_attributes(with_lengths(attributes, self._written))
                 self.span.end(self._left_ns)
             rollout.streams.discard(self)
             self._let_go()

@@ -28,7 +28,7 @@ from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.options import Options
 from otel_rollout.record.secrets import scrub
 from otel_rollout.record.state import process_state
-from otel_rollout.spans import ExchangeWriter, SpanRecord, sealed
+from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
 from otel_rollout.trajectory import Contents, Conversations, Trajectory
 from otel_rollout.wire import dumps, loads
 
@@ -268,7 +268,7 @@ class ActiveRollout:
             sc.ROLLOUT_PROPAGATED: self.handed_on > 0 or None,
             **self.further,
         }
-        return sealed({**self.start_attributes(), **present(attributes)})
+        return with_lengths({**self.start_attributes(), **present(attributes)})
 
 
 def _ending(error: BaseException | None) -> tuple[str, str | None]:

@@ -17,9 +17,9 @@ from otel_rollout.spans.record import (
     as_record,
     carried,
     label,
-    sealed,
     unchecked_record,
     united,
+    with_lengths,
 )
 from otel_rollout.spans.writer import COPIES, ExchangeWriter
 
@@ -40,7 +40,7 @@ __all__ = [
     "digest_of",
     "extend_tokens",
     "label",
-    "sealed",
     "unchecked_record",
     "united",
+    "with_lengths",
 ]

@@ -1,4 +1,4 @@
-"""One model call as its exchange span tells it: what was asked, what came back, how it ended."""
+"""One model call, read from its exchange span: request, response, and how it ended."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ EXACT_SOURCE = "exchange"
 
 
 LARGE = 1024
-"""A message with more bytes is written again behind another beginning only by its digest.
+"""A message with more bytes is written only by its digest where it follows another prefix.
 
 Such as the screenshots that an agent keeps while it shortens what is before them.
 """
 
 
 def digest_of(*parts: bytes | memoryview) -> bytes:
-    """The 16 bytes that name a content; `spans.writer` says of what."""
+    """The 16-byte digest that names a content; `spans.writer` defines what is digested."""
     digest = blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -45,11 +45,11 @@ def digest_of(*parts: bytes | memoryview) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenPath:
-    """Token ids that share their beginning with those of earlier calls (None is the empty one)."""
+    """Token ids that share a prefix with those of earlier calls (None is the empty path)."""
 
     parent: TokenPath | None
     ids: array[int]
-    """The ids behind those of `parent`."""
+    """The ids after those of `parent`."""
     length: int
 
     def to_list(self) -> list[int]:
@@ -79,7 +79,7 @@ def extend_tokens(path: TokenPath | None, ids: list[int]) -> TokenPath:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One exchange span, read: what was asked, what came back, how it ended."""
+    """One model call: its request, its response, and how it ended."""
 
     span_id: str
     start_time_ns: int
@@ -102,22 +102,22 @@ class Exchange:
     key: str | None
     """The member of the request that holds the conversation, such as `messages`."""
     params: dict[str, Json]
-    """The request as it was ordered; None in the place of its conversation."""
+    """The members of the request in their order; None in the place of the conversation."""
     raw_request: str | None
     """The request's text, where it is no JSON object."""
     prompt: MessagePath | None
     """The conversation of the request; None where it has none, or where that is not known."""
     prompt_is_known: bool
-    """False where the span with its beginning is missing."""
+    """False if a span with a prefix of the conversation is missing."""
     body: str | None
     """The response's text; prompt token ids are replaced by `{"packed": index}`. None where it
     is known only as `reply`."""
     events: str | None
     """The packed events of a streamed response, instead of `body`."""
     prompts: list[TokenPath | None]
-    """The prompt token ids; None where the span with their beginning is missing."""
+    """The prompt token ids; None in the place of those of which a prefix is missing."""
     damage: list[str]
-    """What this span should hold and does not, in sentences."""
+    """Warnings: what this span should hold and does not."""
     context_key: bytes = b""
     """Equal for requests that may continue one another: same tools, same instructions."""
     source: str = EXACT_SOURCE
@@ -161,7 +161,7 @@ class Exchange:
         return path.to_list() if path else None
 
     def token_path(self, value: Json) -> TokenPath | None:
-        """The same as a path, which shares its beginning with those of other calls."""
+        """The same as a path, which shares a prefix with those of other calls."""
         if isinstance(value, dict) and isinstance(index := value.get("packed"), int):
             return self.prompts[index] if index < len(self.prompts) else None
         if not isinstance(value, list) or not value:
@@ -199,7 +199,7 @@ class Exchange:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether nothing of a response came, or came down to here."""
+        """True if no response came, or none is left on the span."""
         return self.body is None and self.events is None and self._reply is None
 
     def _text(self) -> str:

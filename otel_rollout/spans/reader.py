@@ -1,4 +1,4 @@
-"""Exchange spans read back, in any order, from whichever of them came."""
+"""Exchange spans read back: in any order, and with whatever spans are there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Value = TypeVar("_Value")
 
 
 class _Chains(Generic[_Path, _Value]):
-    """Paths by digest. A path whose base has not come yet waits for it.
+    """Paths by digest. A path whose prefix has not come yet waits for it.
 
     A link is the digest of what comes next, and its value.
     """
@@ -84,7 +84,7 @@ class ExchangeReader:
         self._spans: dict[str, tuple[SpanRecord, list[str]]] = {}
 
     def add(self, span: SpanRecord) -> None:
-        """Take in what a span carries. Of two copies each may hold what was cut in the other."""
+        """Take in a span. Each of two copies may hold what was truncated in the other."""
         known = self._spans.get(span.span_id)
         if known is not None:
             span = united(known[0], span)

@@ -1,8 +1,8 @@
-"""A span as plain data: what every source of spans (the SDK, a file, a backend) is read into.
+"""A span as plain data, whichever source it was read from: the SDK, a file, a backend.
 
-Limits and stores cut attributes, and what is left may still look whole: `12` of a count of 123, an
-id without its end. So a span of ours says how long its attributes are (`sealed`), and a record
-holds only those that still are (`as_record`): one that was cut is not there, and is in `cut`.
+Limits and stores truncate attributes, and the rest may still look whole: `12` of a count of 123, an
+id without its end. So each span of ours has the lengths of its attributes (`with_lengths`), and a
+record holds only attributes that have theirs (`as_record`); the names of the others are in `cut`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class SpanRecord:
     status_error: str | None = None
     """Description of an ERROR status (may be empty); None for any other status."""
     cut: frozenset[str] = frozenset()
-    """Names of the attributes that are not as they were written; they are not in `attributes`."""
+    """Names of attributes that were truncated or dropped; they are not in `attributes`."""
     dropped_attributes: int = 0
-    """How many attributes the SDK dropped because of its limit, as far as the source tells."""
+    """Number of attributes that the SDK dropped at its limit, if the source tells; else 0."""
 
     def text(self, key: str) -> str | None:
         """The attribute if it is a string, else None."""
@@ -95,7 +95,7 @@ def label(key: str, value: str | int | None) -> dict[str, AttributeValue]:
 
 
 def carried(value: AttributeValue) -> AttributeValue:
-    """The value as every transport carries it; another one would cost the batch that it is in.
+    """The value in a form that every transport carries; any other would cost its whole batch.
 
     Lone surrogates are written escaped, integers of more than 64 bits as text.
     """
@@ -106,10 +106,10 @@ def carried(value: AttributeValue) -> AttributeValue:
     return value
 
 
-def sealed(
+def with_lengths(
     attributes: Mapping[str, Any], before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The last attributes of a span of ours, with the one that says how long all of them are.
+    """The last attributes of a span of ours, and `rollout.lengths`: the length of every attribute.
 
     `before`: those that were set earlier.
     """
@@ -134,11 +134,11 @@ def _length(value: object) -> int | None:
 
 
 _KINDS = (sc.EXCHANGE_VERSION, sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_PART, sc.REWARD)
-"""One of these is on each span that we seal."""
+"""One of these is on each span that has lengths."""
 
 
 def _checked(record: SpanRecord) -> SpanRecord:
-    """The record without what was cut. A span that is still open is not sealed yet."""
+    """The record without what was truncated. A span that is still open has no lengths yet."""
     there = record.attributes
     ours = sc.LENGTHS in there or any(kind in there for kind in _KINDS)
     if not ours or record.end_time_ns is None or record.cut:
@@ -211,5 +211,5 @@ def unchecked_record(span: Any) -> SpanRecord:
 
 
 def _plain(attributes: Any) -> dict[str, AttributeValue]:
-    """A dict of its own: the SDK's mapping takes a lock for every look."""
+    """A plain dict: the SDK's mapping takes a lock at every access."""
     return dict(attributes.copy()) if hasattr(attributes, "copy") else dict(attributes or {})

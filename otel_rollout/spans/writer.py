@@ -51,14 +51,14 @@ _Attributes = dict[str, "str | int | float | bool"]
 
 @dataclass(slots=True, eq=False)
 class _Prefix:
-    """A beginning of an array that an earlier body had: its end, what it digests to, who has it."""
+    """A prefix of an array in an earlier body: its end, its digests, how often it was written."""
 
     end: int
-    """Bytes from behind `[` to the end of the prefix's last element."""
+    """Bytes from after `[` to the end of the prefix's last element."""
     raw: bytes
-    """Digest of those bytes: what a new body is compared with."""
+    """Digest of those bytes, which a new body is compared with."""
     digest: bytes
-    """Digest of the elements: what goes on the wire."""
+    """Digest of the elements, which is written on spans."""
     count: int
     copies: int = 0
     own: bytes = b""
@@ -83,7 +83,7 @@ def _longest_known(root: _Prefix, view: memoryview) -> tuple[list[_Prefix], blak
                 return chain, known
             hasher.update(view[position : child.end])
             position = child.end
-            # A number that goes on behind the prefix would be another element.
+            # A number that goes on after the prefix would be another element.
             if hasher.digest() == child.raw and view[position] in b",] \t\r\n":
                 chain.append(child)
                 known = hasher.copy()
@@ -94,7 +94,7 @@ def _longest_known(root: _Prefix, view: memoryview) -> tuple[list[_Prefix], blak
 
 @dataclass(slots=True, eq=False)
 class _Messages:
-    """The array of messages in one body: what of it is known, what is new."""
+    """The array of messages in one body: its known prefixes and its new messages."""
 
     key: str
     start: int
@@ -292,15 +292,15 @@ def _prompt_arrays(body: bytes) -> Iterator[tuple[int, int]]:
     for name, before in _PROMPT_IDS:
         position = body.find(before)
         while position >= 0 and (position := body.find(name, position)) >= 0:
-            behind = position + len(name)
-            opening = _array(body, behind)
+            after = position + len(name)
+            opening = _array(body, after)
             if opening:
                 end = body.find(b"]", opening.end())
                 ids = body[opening.end() : end]
                 if end >= 0 and ids and not ids.translate(None, b"0123456789, "):
                     yield opening.end(), end
-                    behind = end
-            position = behind
+                    after = end
+            position = after
 
 
 def _text(body: bytes) -> str:

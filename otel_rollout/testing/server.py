@@ -51,7 +51,7 @@ class Raw:
     delay: float = 0.0
     """Seconds before the response headers."""
     chunks: Sequence[bytes] = ()
-    """Sent one by one behind `body`, as a stream: server-sent events of any shape."""
+    """Sent one by one after `body`, as a stream: server-sent events of any shape."""
 
 
 @dataclass(frozen=True, slots=True)

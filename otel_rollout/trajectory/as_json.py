@@ -90,7 +90,7 @@ def exchanges_from_dict(data: Mapping[str, Json]) -> list[Exchange]:
 
 
 class _Rows(Generic[_Node]):
-    """Paths as rows, each behind the one that it continues; row numbers count from 1."""
+    """Paths as rows, each after the one that it continues; row numbers count from 1."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, _Node]] = []

@@ -309,7 +309,7 @@ def _untaken(candidates: list[Completion] | None, taken: set[int]) -> Completion
 
 
 def _until_reply(messages: Sequence[Json]) -> Sequence[Json]:
-    """The conversation up to the last message of the model: behind it is what came of it."""
+    """The conversation up to the last message of the model, without what came after it."""
     for position in range(len(messages), 0, -1):
         message = messages[position - 1]
         mapped = isinstance(message, Mapping)

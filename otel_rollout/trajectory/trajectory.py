@@ -365,7 +365,7 @@ class Trajectory:
 
     # --- while its rollout is recorded
 
-    def open(self) -> None:
+    def reopen(self) -> None:
         """Take changes again, until `seal`: a trajectory that was built by hand is recorded now."""
         with self._lock:
             self._sealed, self._contents = False, None

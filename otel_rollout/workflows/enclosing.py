@@ -7,7 +7,7 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.record import ActiveRollout, end_attributes, identity, late_reward, present
-from otel_rollout.spans import sealed
+from otel_rollout.spans import with_lengths
 from otel_rollout.trajectory import Trajectory, group_in_workflow
 from otel_rollout.wire import Json, dumps
 
@@ -48,7 +48,7 @@ class WorkflowRun:
         if self.active is None or trajectory.id in self.built:
             return
         own = self.active.trajectory
-        trajectory.open()
+        trajectory.reopen()
         trajectory.parent_id, trajectory.trace_id = own.id, own.trace_id
         trajectory.policy_version = own.policy_version
         self.place(trajectory)
@@ -78,7 +78,7 @@ def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[st
     span = active.tracer.start_span(
         f"{sc.OPERATION_INVOKE_AGENT} {trajectory.name}",
         context=trace.set_span_in_context(active.span, otel_context.Context()),
-        attributes=sealed(present(attributes)),
+        attributes=with_lengths(present(attributes)),
         start_time=min((call.start_time_ns for call in calls), default=None),
     )
     span_context = span.get_span_context()

@@ -290,7 +290,7 @@ class Workflow(ABC):
 
         With `reward_bonus_coeff` b each reward but the first gets `b * (raw[i] - raw[i-1])`, then
         with `gamma` above 0 each becomes the Monte Carlo return `G = r + gamma * G` from the end.
-        A step without a reward gets no bonus, and a return if one behind it has a reward.
+        A step without a reward gets no bonus, and a return if a later one has a reward.
         """
         steps = trajectory.steps
         raw = [step.reward for step in steps]

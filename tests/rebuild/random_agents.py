@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from otel_rollout import Completion, History, Trajectory
 from otel_rollout import semconv as sc
-from otel_rollout.spans.record import SpanRecord, sealed
+from otel_rollout.spans.record import SpanRecord, with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 from otel_rollout.wire.json import dumps
 
@@ -145,7 +145,7 @@ class Rollout:
             # Wall clocks that tell nothing: within a process they are not asked.
             start_time_ns=10_000 - number,
             end_time_ns=20_000,
-            attributes=sealed(attributes),
+            attributes=with_lengths(attributes),
         )
 
     # --- what is true

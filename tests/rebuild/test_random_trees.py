@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans.record import SpanRecord, sealed
+from otel_rollout.spans.record import SpanRecord, with_lengths
 from otel_rollout.wire.json import dumps
 from tests.rebuild.random_agents import (
     Call,
@@ -166,7 +166,7 @@ def check_truth(trajectory: Trajectory, each: Rollout, ids: set[str]) -> None:
 def resealed(span: SpanRecord, changes: dict[str, Any]) -> SpanRecord:
     """The span as if these attributes had been written on it."""
     attributes = {k: v for k, v in span.attributes.items() if k != sc.LENGTHS}
-    return replace(span, attributes=sealed({**attributes, **changes}))
+    return replace(span, attributes=with_lengths({**attributes, **changes}))
 
 
 def test_calls_that_came_too_late_are_replayed_as_such() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.spans.reader import ExchangeReader
-from otel_rollout.spans.record import SpanRecord, as_record, sealed
+from otel_rollout.spans.record import SpanRecord, as_record, with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 from otel_rollout.wire.messages import path_messages
 
@@ -145,7 +145,7 @@ def test_a_cut_attribute_is_noticed(cut: int) -> None:
     for key in (sc.REQUEST_MESSAGES, sc.RESPONSE_BODY):
         reader = ExchangeReader()
         written = span(1, attributes)
-        written = replace(written, attributes=sealed(written.attributes))
+        written = replace(written, attributes=with_lengths(written.attributes))
         reader.add(as_record(written))
         assert not reader.read(f"{1:016x}").damage
         short = replace(written, attributes={**written.attributes, key: attributes[key][:cut]})
@@ -242,7 +242,9 @@ def _large_play(bodies: list[list[dict[str, Any]]]) -> tuple[list[SpanRecord], l
             **writer.request(json.dumps({"messages": messages}).encode()),
         }
         spans.append(
-            SpanRecord("x", "1" * 32, f"{number:016x}", None, number, number, sealed(attributes))
+            SpanRecord(
+                "x", "1" * 32, f"{number:016x}", None, number, number, with_lengths(attributes)
+            )
         )
     return spans, bodies
 
@@ -318,7 +320,7 @@ def test_a_large_message_is_there_once_in_the_data_of_a_trajectory():
     spans = [
         replace(
             span,
-            attributes=sealed(
+            attributes=with_lengths(
                 {**{k: v for k, v in span.attributes.items() if k != sc.LENGTHS}, **own}
             ),
         )

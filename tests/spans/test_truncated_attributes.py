@@ -13,7 +13,7 @@ import pytest
 from otel_rollout import Completion, Trajectory, reconstruct, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.spans.reader import ExchangeReader
-from otel_rollout.spans.record import SpanRecord, as_record, sealed
+from otel_rollout.spans.record import SpanRecord, as_record, with_lengths
 from otel_rollout.testing import Raw, Reply
 from otel_rollout.wire.json import dumps
 from tests.kit.conversations import TOOLS, ask, said, user
@@ -202,7 +202,7 @@ async def test_a_limit_on_the_number_of_attributes(recording: Recording, clients
 
 def test_values_of_stores_that_keep_only_text() -> None:
     """Integers and booleans that came back as text are whole."""
-    attributes: dict[str, Any] = sealed(
+    attributes: dict[str, Any] = with_lengths(
         {sc.ROLLOUT_SCHEMA_VERSION: 1, sc.ROLLOUT_ID: "r", sc.ROLLOUT_TRAINABLE: False}
         | {sc.ROLLOUT_EXCHANGE_COUNT: 0, sc.ROLLOUT_OPEN_COUNT: 0, sc.ROLLOUT_REWARD: 1.0}
     )
@@ -221,7 +221,9 @@ def test_values_of_stores_that_keep_only_text() -> None:
 
 def test_two_copies_make_one_whole_span() -> None:
     """What two ways cut differently is put together again, in either order."""
-    attributes = sealed({sc.EXCHANGE_VERSION: 1, sc.ROLLOUT_ID: "r" * 32, sc.REQUEST_PATH: "/x/y"})
+    attributes = with_lengths(
+        {sc.EXCHANGE_VERSION: 1, sc.ROLLOUT_ID: "r" * 32, sc.REQUEST_PATH: "/x/y"}
+    )
     span = SpanRecord("exchange", "1" * 32, "1" * 16, None, 1, 2, attributes)
     copies = [
         as_record(replace(span, attributes={**attributes, key: "cut"}))

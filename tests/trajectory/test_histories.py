@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans.record import SpanRecord, sealed
+from otel_rollout.spans.record import SpanRecord, with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 
 ROLLOUT = "r" * 32
@@ -76,7 +76,7 @@ class Play:
                 parent_span_id=None,
                 start_time_ns=start,
                 end_time_ns=end,
-                attributes=sealed({sc.ROLLOUT_ID: ROLLOUT, **attributes}),
+                attributes=with_lengths({sc.ROLLOUT_ID: ROLLOUT, **attributes}),
             )
 
         spans = [

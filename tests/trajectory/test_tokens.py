@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.spans import exchange
-from otel_rollout.spans.record import SpanRecord, sealed
+from otel_rollout.spans.record import SpanRecord, with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 from otel_rollout.trajectory.tokens import TokenSequence
 
@@ -80,7 +80,9 @@ class Server:
     def _span(self, name: str, start: int, attributes: dict[str, Any]) -> None:
         number = len(self.spans) + 1
         self.spans.append(
-            SpanRecord(name, "1" * 32, f"{number:016x}", None, start, 10**6, sealed(attributes))
+            SpanRecord(
+                name, "1" * 32, f"{number:016x}", None, start, 10**6, with_lengths(attributes)
+            )
         )
 
     def trajectory(self, seed: int | None = None, **own: Any) -> Trajectory:

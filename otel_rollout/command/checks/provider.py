@@ -117,5 +117,5 @@ def sampler(provider: TracerProvider) -> Iterator[Finding]:
             "warning",
             "sampler",
             f"{description}: what it drops is in trajectories of this process, but not in traces, "
-            f"so it cannot be rebuilt later. Sample in the collector, behind the file",
+            f"so it cannot be rebuilt later. Sample in the collector, after the file",
         )

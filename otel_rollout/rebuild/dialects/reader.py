@@ -89,7 +89,7 @@ def _has_shape(reply: Mapping[str, Json]) -> bool:
 
 
 class _Paths:
-    """Conversations that share their beginnings, as those of one exchange writer do."""
+    """Conversations that share their prefixes, as those of one exchange writer do."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], MessagePath] = {}
