@@ -1,11 +1,11 @@
-"""What capture costs: CPU time of this process per call, against the bare client in the same run.
+"""The cost of capture: CPU time of this process per call, against the bare client in the same run.
 
     python benchmarks/overhead.py [--repetitions 12] [--messages 1 10 100]
 
 A model server runs in a process of its own. The variants take turns in every repetition, each
 block is timed with `time.process_time` (garbage collection on), and a second bare client is the
-control: where its median is off by more than 3 %, the machine was too noisy and the row says so.
-Each variant is checked to have captured what it claims.
+control: if its median is off by more than 3 %, the machine was too noisy and the row is marked.
+Each variant is checked to have captured its calls.
 
 A block is a number of rollouts of 5 calls: at 1 message of history 5 samples of it, else each call
 continues the one before. The first row is the worst case, a rollout for a single call. Messages
@@ -39,7 +39,7 @@ TOKENS = 512
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The model server, in its own process; gives its base URL."""
+    """The base URL of the model server, which runs in its own process."""
     command = [sys.executable, str(Path(__file__).with_name("server.py"))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout
@@ -51,7 +51,7 @@ def server() -> Iterator[str]:
 
 
 class Counter(SpanProcessor):
-    """Counts the spans that end, and keeps none."""
+    """Counts the spans that end; keeps none."""
 
     count = 0
 
@@ -60,7 +60,7 @@ class Counter(SpanProcessor):
 
 
 class Variant:
-    """One way to be instrumented; `open` sets it up, `check` says whether it captured."""
+    """One way to be instrumented; `open` sets it up, `check` asserts that it captured."""
 
     def __init__(self, name: str, *, ours: bool = False, llm: bool = False) -> None:
         self.name = name
@@ -104,7 +104,7 @@ class Variant:
 
 
 async def one_rollout(client: openai.AsyncOpenAI, size: int, calls: int, *, stream: bool) -> None:
-    """Calls with so many messages: samples of one message, or a conversation that goes on."""
+    """Calls with `size` messages: samples of one message, or a conversation that grows."""
     messages: list[Any] = [{"role": "user", "content": f"{i} {TEXT}"} for i in range(size)]
     for _ in range(calls):
         reply: Any = await client.chat.completions.create(
@@ -123,13 +123,13 @@ async def one_rollout(client: openai.AsyncOpenAI, size: int, calls: int, *, stre
 async def measure(
     base_url: str, variants: list[Variant], size: int, calls: int, *, stream: bool, repetitions: int
 ) -> dict[str, list[float]]:
-    """CPU seconds per call of each variant, one figure a repetition."""
+    """CPU seconds per call of each variant, one number for each repetition."""
     rollouts = {1: 150, 10: 200}.get(size, 40) // calls
     figures: dict[str, list[float]] = {variant.name: [] for variant in variants}
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none-needed") as client:
         await one_rollout(client, size, calls, stream=stream)
         for repetition in range(repetitions):
-            # Turned each time: none always comes behind the same other one.
+            # Rotated each time, so that no variant always follows the same other one.
             turn = repetition % len(variants)
             for variant in variants[turn:] + variants[:turn]:
                 scope: Callable[[], Any] = (

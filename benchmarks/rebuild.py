@@ -1,4 +1,4 @@
-"""What rebuilding costs: CPU time and peak memory of `reconstruct`, against parsing the content.
+"""The cost of rebuilding: CPU time and peak memory of `reconstruct`, against parsing the content.
 
     python benchmarks/rebuild.py [--repetitions 5] [--turns 100 1000 10000] [--bytes 200 2000]
 
@@ -87,7 +87,7 @@ def played(turns: int, size: int, *, tokens: bool) -> tuple[list[SpanRecord], st
 
 
 def rebuild(spans: list[SpanRecord]) -> Trajectory:
-    """Rebuild, and read what is rebuilt on demand."""
+    """Rebuild, and read completions and histories, which are made on demand."""
     (trajectory,) = reconstruct(spans)
     assert trajectory.warnings == []
     assert len(trajectory.histories) == 1

@@ -1,4 +1,4 @@
-"""The model server of the benchmarks, in a process of its own: replies of a real one's size.
+"""The model server of the benchmarks, in its own process; its replies have realistic sizes.
 
 512 sampled tokens with ids and log-probabilities, the prompt's ids (one per 4 characters), 5-digit
 ids; streamed, 51 events of 10 tokens each. Prints its base URL; ends when its input does.
@@ -30,7 +30,7 @@ def _prompt_ids(messages: list[dict[str, Any]]) -> list[int]:
 
 
 def reply(request: dict[str, Any]) -> Raw:
-    """A reply of a real one's size."""
+    """A reply of realistic size."""
     head = {"id": f"chatcmpl-{next(_number)}", "created": 1_700_000_000, "model": "m"}
     prompt = {"prompt_token_ids": _prompt_ids(request["messages"])}
     if not request.get("stream"):

@@ -1,4 +1,4 @@
-"""What a trainer waits for: token sequences, rows and exporters, against parsing the same data.
+"""Time until a trainer has its rows: token sequences, rows, exporters, against parsing the data.
 
     python benchmarks/training.py [--trajectories 1000] [--turns 20] [--tokens 500]
 
@@ -44,7 +44,7 @@ def _span(number: int, attributes: dict[str, Any]) -> SpanRecord:
 
 
 def played(turns: int, tokens: int, seed: int) -> Trajectory:
-    """A conversation in which every other message is sampled."""
+    """A conversation in which every second message is sampled."""
     chance, writer = random.Random(seed), ExchangeWriter()
     messages: list[dict[str, Any]] = []
     prompt: list[int] = []
@@ -106,7 +106,7 @@ def exporters() -> dict[str, RowExporter]:
 
 
 def steps() -> dict[str, Callable[[Trajectory], int]]:
-    """What is measured; each gives the number of its rows."""
+    """The functions to measure; each returns its number of rows."""
 
     def rows_of(exporter: RowExporter) -> Callable[[Trajectory], int]:
         return lambda trajectory: sum(1 for _ in exporter.rows(TrajectoryGroup.of([trajectory])))

@@ -1,4 +1,4 @@
-"""What the engine costs: `run_workflows` against `asyncio.gather` and a semaphore; its memory.
+"""The cost of the engine: `run_workflows` against `asyncio.gather` and a semaphore; its memory.
 
     python benchmarks/workflows.py [--repetitions 7] [--episodes 60] [--memory 1000 10000]
 
@@ -41,21 +41,21 @@ Client = openai.AsyncOpenAI
 
 
 async def work(client: Client) -> None:
-    """What every variant does in one episode."""
+    """The work of one episode, the same in every variant."""
     for number in range(CALLS):
         message: Any = {"role": "user", "content": f"question {number}"}
         await client.chat.completions.create(model="m", messages=[message])
 
 
 class Calls(Workflow):
-    """The same, as a workflow."""
+    """The same work as a workflow."""
 
     async def run(self, task: Any, uid: str, **kwargs: Any) -> None:
         await work(self.rollout_engine)
 
 
 async def gathered(one: Callable[[Client], Awaitable[None]], client: Client, count: int) -> None:
-    """As one would write it without an engine."""
+    """The same work with `asyncio.gather`, without an engine."""
     room = asyncio.Semaphore(PARALLEL)
 
     async def bounded() -> None:
@@ -71,7 +71,7 @@ async def bare(client: Client, count: int) -> None:
 
 
 async def rollouts(client: Client, count: int) -> None:
-    """Each episode is a rollout, whose calls are read as a workflow reads them."""
+    """Each episode is a rollout, and its completions are read as a workflow reads them."""
     agent = rollout(work)
 
     async def one(client: Client) -> None:
@@ -88,7 +88,7 @@ async def workflows(client: Client, count: int) -> None:
 
 
 async def measure(base_url: str, repetitions: int, count: int) -> dict[str, list[float]]:
-    """CPU seconds per episode of each variant, one figure a repetition."""
+    """CPU seconds per episode of each variant, one number for each repetition."""
     variants = [bare, rollouts, workflows]
     figures: dict[str, list[float]] = {variant.__name__: [] for variant in variants}
     async with Client(base_url=base_url, api_key="none-needed") as client:
@@ -105,7 +105,7 @@ async def measure(base_url: str, repetitions: int, count: int) -> dict[str, list
 
 
 class ByHand(Workflow):
-    """No call: what is held is the engine's."""
+    """A workflow without calls, so that only the engine holds memory."""
 
     async def run(self, task: Any, uid: str, **kwargs: Any) -> None:
         await asyncio.sleep(0)
@@ -114,7 +114,7 @@ class ByHand(Workflow):
 
 
 def peak(count: int, *, keep: bool) -> float:
-    """Megabytes that so many episodes take at most."""
+    """Peak memory of so many episodes, in megabytes."""
     gc.collect()
     tracemalloc.start()
     asyncio.run(run_workflows(ByHand, iter(range(count)), n_parallel=PARALLEL, keep_episodes=keep))

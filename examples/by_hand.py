@@ -23,18 +23,18 @@ from otel_rollout.command.tree import format_trajectory
 from otel_rollout.record import capture
 from otel_rollout.testing import ModelServer
 
-# The provider that the program has anyway, with what it exports its spans to.
+# The program's own provider, with its own span exporter.
 provider = TracerProvider(resource=Resource.create({"service.name": "by-hand"}))
 provider.add_span_processor(
     BatchSpanProcessor(ConsoleSpanExporter(formatter=lambda span: f"span: {span.name}\n"))
 )
 trace.set_tracer_provider(provider)
 
-# The train lane: rollouts become trajectories.
+# Makes trajectories of rollouts, and hands them to the exporter.
 exporter = InMemoryTrajectoryExporter()
 provider.add_span_processor(TrajectorySpanProcessor(exporter))
 
-# What is captured: spans to look at, exchanges to rebuild from, and the context in threads.
+# LLM spans to look at, exchange spans to rebuild from, and the context in threads.
 OpenAIInstrumentor(upload_base64_image=None).instrument(tracer_provider=provider)
 capture.instrument()
 ThreadingInstrumentor().instrument()

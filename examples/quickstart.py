@@ -54,13 +54,13 @@ TOOLS: list[ChatCompletionToolParam] = [
 
 
 async def distance(origin: str, destination: str) -> str:
-    """A tool: what the agent cannot know by itself."""
+    """A tool: looks up a fact that the model does not know."""
     kilometres = {("Paris", "Rome"): 1106, ("Paris", "Oslo"): 1343}
     return f"{kilometres.get((origin, destination), 1000)} km"
 
 
 async def research(client: AsyncOpenAI, model: str, question: str) -> str:
-    """A sub-agent: a conversation of its own, streamed."""
+    """A sub-agent with a conversation of its own, streamed."""
     messages: list[Any] = [
         {"role": "system", "content": "You are a researcher. Answer in one sentence."},
         {"role": "user", "content": question},
@@ -79,7 +79,7 @@ async def research(client: AsyncOpenAI, model: str, question: str) -> str:
 
 @rollout
 async def travel_agent(client: AsyncOpenAI, model: str, task: str, expected: str) -> str:
-    """The agent: asks the model, runs the tools that it calls in parallel, until it answers."""
+    """The agent: calls the model and, in parallel, the tools it asks for, until it answers."""
     messages: list[Any] = [
         {"role": "system", "content": "You plan journeys. Use the tools."},
         {"role": "user", "content": task},
@@ -112,7 +112,7 @@ async def travel_agent(client: AsyncOpenAI, model: str, task: str, expected: str
 
 
 class LocalModel:
-    """What the model of the local server says; no model, but always the same."""
+    """The reply of the local server: a script instead of a model, so it is always the same."""
 
     def __init__(self) -> None:
         self.guesses = iter([False, True])
@@ -156,7 +156,7 @@ async def run(base_url: str | None, model: str) -> list[Trajectory]:
 
 
 def main() -> list[Trajectory]:
-    """Run, and print what there is to train on."""
+    """Run, and print the trajectories."""
     otel_rollout.configure(service_name="travel-agent")
     with ExitStack() as stack:
         base_url = os.environ.get("OPENAI_BASE_URL")

@@ -42,11 +42,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Door:
-    """A task: this door, with that behind it."""
+    """A task: a door, and the thing behind it."""
 
     colour: str
+    """Colour of the door, by which the model knows it."""
     inside: str
+    """The thing behind it."""
     missing: str
+    """Another thing, which is not behind it."""
 
 
 DOORS = [
@@ -66,7 +69,7 @@ UNLOCK: ChatCompletionToolParam = {
 
 @rollout
 async def explore(client: AsyncOpenAI, door: Door, seed: int) -> str:
-    """Let the model try keys until it says what it found."""
+    """Let the model try keys until it names the thing that it found."""
     messages: list[Any] = [{"role": "user", "content": f"{door.colour} door"}]
     opened, said = False, ""
     for _ in range(3):
@@ -110,7 +113,7 @@ GRAMMAR = {  # what it learned before: which words follow which, though not when
 
 
 def render(messages: Iterable[dict[str, Any]]) -> list[int]:
-    """The chat template: a message as it was sampled has the ids that were sampled."""
+    """The chat template: a sampled message renders to the ids that were sampled."""
     ids: list[int] = []
     for message in messages:
         calls = message.get("tool_calls") or ()
@@ -210,7 +213,7 @@ class Policy:
 
 
 async def collect(client: AsyncOpenAI, policy: Policy, samples: int) -> list[TrajectoryGroup]:
-    """Every task, `samples` times, all at the same time."""
+    """Run every task `samples` times, all concurrently."""
 
     async def group(number: int, door: Door) -> TrajectoryGroup:
         first = (policy.version * len(DOORS) + number) * samples
@@ -224,7 +227,7 @@ async def collect(client: AsyncOpenAI, policy: Policy, samples: int) -> list[Tra
 
 
 def means(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Of all trajectories: the mean reward, and of what it is made."""
+    """The mean reward of all trajectories, and the means of its parts."""
     trajectories = [trajectory for group in groups for trajectory in group]
     rewards = {"reward": fmean(t.reward or 0.0 for t in trajectories)}
     for name in ("opened", "told"):
@@ -233,7 +236,7 @@ def means(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 async def train(policy: Policy, steps: int, samples: int = 8) -> list[dict[str, float]]:
-    """Roll out, learn, and again; the mean rewards of each step."""
+    """Roll out and learn, repeatedly; returns the mean rewards of each step."""
     curve = []
     with ModelServer(policy.answer) as server, request_token_ids():
         async with AsyncOpenAI(base_url=server.base_url, api_key="none-needed") as client:

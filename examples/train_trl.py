@@ -1,4 +1,4 @@
-"""An agent of your own in TRL's GRPOTrainer: it runs as it always does, and the trainer learns.
+"""An agent of your own in TRL's GRPOTrainer: the agent runs unchanged, and the trainer learns.
 
     python examples/train_trl.py        # half a minute on a CPU; needs trl, and exporters/trl
 
@@ -48,7 +48,7 @@ SOUNDS = {"cow": "moo", "duck": "quack"}
 
 @rollout
 async def listen(client: AsyncOpenAI, prompt: Sequence[Any], seed: int) -> str:
-    """Ask an animal twice; the reward is the share of its words that are what it says."""
+    """Ask an animal twice; the reward is the share of words that are the animal's sound."""
     messages, heard = list[Any](), list[str]()
     for question in (*prompt, {"role": "user", "content": "and again ?"}):
         messages.append(question)
@@ -96,7 +96,7 @@ def tokenizer() -> Any:
 
 
 class Policy:
-    """The model that is trained, as the server samples from it: with the weights of the moment."""
+    """The server's access to the trained model: samples with its current weights."""
 
     def __init__(self, seed: int = 0) -> None:
         self.tokenizer = tokenizer()
@@ -165,7 +165,7 @@ class Policy:
 
 
 async def collect(url: str, prompts: Sequence[Any], samples: int, step: int) -> list[Trajectory]:
-    """A rollout for each prompt, in order and at the same time; `samples` of each are a group."""
+    """Run a rollout for each prompt, concurrently; `samples` of each prompt are a group."""
     first = step * len(prompts)
     with request_token_ids():
         async with AsyncOpenAI(base_url=url, api_key="none-needed") as client:
@@ -186,7 +186,7 @@ async def collect(url: str, prompts: Sequence[Any], samples: int, step: int) -> 
 
 
 def rollouts_of(url: str, curve: list[float]) -> Callable[[list[Any], Any], dict[str, Any]]:
-    """The `rollout_func`: gets each prompt `num_generations` times, gives a row for each."""
+    """The `rollout_func`: gets each prompt `num_generations` times, returns a row for each."""
 
     def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         step = trainer.state.global_step
@@ -200,7 +200,7 @@ def rollouts_of(url: str, curve: list[float]) -> Callable[[list[Any], Any], dict
 
 
 def make_trainer(policy: Policy, url: str, curve: list[float], steps: int, folder: str) -> Any:
-    """The real trainer; of its settings those that a tiny model on a CPU needs."""
+    """The real trainer, with settings for a tiny model on a CPU."""
     questions = [{"role": "user", "content": f"{animal} ?"} for animal in SOUNDS]
     trainer = GRPOTrainer(
         model=policy.model,

@@ -44,7 +44,7 @@ async def ask(client: AsyncOpenAI, messages: list[Any]) -> int | None:
 
 @rollout
 async def solver(client: AsyncOpenAI, task: dict[str, Any]) -> int | None:
-    """Answers, and is right or wrong."""
+    """Answers the question; its reward is 1 if it is right."""
     system = {"role": "system", "content": "Answer with a number."}
     answer = await ask(client, [system, {"role": "user", "content": task["question"]}])
     get_current_trajectory().reward = float(answer == task["answer"])
@@ -53,7 +53,7 @@ async def solver(client: AsyncOpenAI, task: dict[str, Any]) -> int | None:
 
 @rollout
 async def judge(client: AsyncOpenAI, task: dict[str, Any], answers: list[int | None]) -> int | None:
-    """Chooses one of the answers, and is right or wrong as well."""
+    """Chooses one of the answers; its reward is 1 if that one is right."""
     listed = "\n".join(f"{number}. {answer}" for number, answer in enumerate(answers, 1))
     question = f"Which is right for {task['question']}\n{listed}"
     system = {"role": "system", "content": "You judge answers. Say the number of the right one."}
@@ -78,7 +78,7 @@ class SolverJudge(Workflow):
 
 
 class LocalModel:
-    """What the model of the local server says; no model, but always the same."""
+    """The reply of the local server: a script instead of a model, so it is always the same."""
 
     def __init__(self) -> None:
         self.guesses = 0
@@ -93,7 +93,7 @@ class LocalModel:
 
 
 def main() -> list[Episode]:
-    """Run both tasks twice; print the trees of one episode, and how all went."""
+    """Run both tasks twice; print the trees of one episode and a line for each."""
     otel_rollout.configure(service_name="solver-judge")
     with ExitStack() as stack:
         if "OPENAI_BASE_URL" not in os.environ:

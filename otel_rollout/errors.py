@@ -3,16 +3,16 @@
     RolloutError
      +- ConfigurationError        start-up: a wrong argument, provider or limit  (ValueError)
      +- NoActiveRolloutError      asked for a trajectory outside of a rollout    (LookupError)
-     +- UnknownCompletionError    an id of a completion that there is not        (LookupError)
+     +- UnknownCompletionError    a completion id that the trajectory lacks      (LookupError)
      +- NotARolloutError          not a function, or coroutine, of a rollout     (TypeError)
      +- NotRecordedError          a rollout ran, but nothing records it
      +- TrajectorySealedError     a change to a trajectory whose rollout ended
      +- SpanFormatError           a span or file that cannot be read             (ValueError)
-     +- ExportError               what a trainer's format cannot carry           (ValueError)
+     +- ExportError               data that a trainer's format cannot carry      (ValueError)
      +- TooManyExceptionsError    more rollouts failed than were allowed to
 
-Only what the user calls raises. Capture and the span processor never raise into the user's
-code: what they could not keep is a sentence in `trajectory.warnings`.
+Only functions that the user calls raise. Capture and the span processor never raise into the
+user's code: they add a sentence to `trajectory.warnings` for anything that they could not keep.
 """
 
 
@@ -29,7 +29,7 @@ class NoActiveRolloutError(RolloutError, LookupError):
 
 
 class UnknownCompletionError(RolloutError, LookupError):
-    """A completion id that this trajectory does not have; the message lists the ids there are."""
+    """A completion id that this trajectory does not have; the message lists the known ids."""
 
 
 class NotARolloutError(RolloutError, TypeError):
@@ -45,8 +45,8 @@ class TrajectorySealedError(RolloutError):
 
 
 class SpanFormatError(RolloutError, ValueError):
-    """A span, file or answer of a backend that is not what it should be."""
+    """A span, a file or a backend's answer has an unexpected format."""
 
 
 class ExportError(RolloutError, ValueError):
-    """A trajectory holds what the format cannot carry; the message says what, and what to do."""
+    """A trajectory has data that the format cannot carry; the message says what to do."""

@@ -23,7 +23,7 @@ from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import (
 )
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE as ERROR_TYPE
 
-# Not in the oldest conventions package that we support; the names are those of the conventions.
+# The oldest conventions package that we support lacks these; the names are the conventions'.
 GEN_AI_TOOL_TYPE: Final = "gen_ai.tool.type"
 GEN_AI_TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
 GEN_AI_TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
@@ -32,8 +32,8 @@ GEN_AI_EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 GEN_AI_EVALUATION_SCORE_VALUE: Final = "gen_ai.evaluation.score.value"
 GEN_AI_EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 
-# What other instrumentations write: the conventions as they are and as they were. Names outside of
-# `gen_ai.*` that only one instrumentation uses are in its module of `otel_rollout.dialects`.
+# Attributes of other instrumentations, by the present conventions and by former ones. Names outside
+# of `gen_ai.*` that only one instrumentation uses are in its module of `rebuild.dialects`.
 GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"
 GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 GEN_AI_SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"
@@ -57,7 +57,7 @@ GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 GEN_AI_USAGE_RAW: Final = "gen_ai.usage.raw"
 GEN_AI_PROMPT: Final = "gen_ai.prompt."
 GEN_AI_COMPLETION: Final = "gen_ai.completion."
-"""Followed by a number and a field."""
+"""`GEN_AI_PROMPT` and `GEN_AI_COMPLETION` are prefixes: a message number and a field follow."""
 OPENAI_API_TYPE: Final = "openai.api.type"
 EXCEPTION_TYPE: Final = "exception.type"
 EXCEPTION_MESSAGE: Final = "exception.message"
@@ -84,9 +84,9 @@ OPERATION_INVOKE_WORKFLOW: Final = "invoke_workflow"
 OPERATION_CONTINUE: Final = "continue_rollout"
 
 PREFIX: Final = "rollout"
-"""What the names of our own attributes begin with, before a dot."""
+"""Prefix of the names of our own attributes; a dot follows."""
 LENGTHS: Final = "rollout.lengths"
-"""How long each attribute of ours on the span is when it ends: what was cut or dropped shows."""
+"""Length of each of our attributes when the span ended: shows which were truncated or dropped."""
 
 # Rollout span. Values that are not scalars are JSON strings.
 ROLLOUT_ID: Final = "rollout.id"
@@ -106,28 +106,28 @@ ROLLOUT_APPENDED: Final = "rollout.appended"
 ROLLOUT_STEPS: Final = "rollout.steps"
 """The steps of a trajectory that was built by hand."""
 ROLLOUT_CLAIMS: Final = "rollout.claims"
-"""Span ids of the exchanges of the rollout around it that belong to this trajectory."""
+"""Span ids of those exchanges of the enclosing rollout that belong to this trajectory."""
 ROLLOUT_EPISODE: Final = "rollout.episode"
-"""What a workflow made of its task, but for the trajectories themselves."""
+"""The episode of a workflow's run, without the trajectories themselves."""
 ROLLOUT_STATUS: Final = "rollout.status"
 ROLLOUT_TERMINATION_REASON: Final = "rollout.termination_reason"
 ROLLOUT_ERROR: Final = "rollout.error"
 ROLLOUT_OUTPUT: Final = "rollout.output"
 ROLLOUT_EXCHANGE_COUNT: Final = "rollout.exchange_count"
-"""Exchanges that the rollout's process saw begin."""
+"""Number of exchanges that began in the rollout's process."""
 ROLLOUT_OPEN_COUNT: Final = "rollout.open_count"
-"""Those of them that had not ended when the rollout did."""
+"""Number of exchanges that had not ended when the rollout ended."""
 ROLLOUT_PROCESS: Final = "rollout.process"
-"""Which process these counts are of: exchanges say which one made them."""
+"""Id of the process of these counts; each exchange has the id of its own process."""
 ROLLOUT_PROPAGATED: Final = "rollout.propagated"
-"""True if the rollout was handed on, so that other processes may have continued it."""
+"""True if the rollout was propagated: other processes may have continued it."""
 ROLLOUT_PART: Final = "rollout.part"
 """True on the span of another process that continued the rollout."""
 
 # Reward span (`evaluate {name}`): a reward that came after its rollout had ended.
 REWARD: Final = "rollout.evaluation"
 REWARD_NUMBER: Final = "rollout.evaluation.number"
-"""Order of the late rewards of a rollout."""
+"""Sequence number among the late rewards of a rollout."""
 
 # Exchange span.
 EXCHANGE_VERSION: Final = "rollout.exchange.version"
@@ -139,12 +139,12 @@ EXCHANGE_ERROR: Final = "rollout.exchange.error"
 EXCHANGE_ATTEMPTS: Final = "rollout.exchange.attempts"
 EXCHANGE_POLICY_VERSION: Final = "rollout.exchange.policy_version"
 EXCHANGE_LATE: Final = "rollout.exchange.late"
-"""True on an exchange that ended, or began, after its rollout had ended."""
+"""True on an exchange that began or ended after its rollout had ended."""
 REQUEST_PATH: Final = "rollout.exchange.request.path"
 REQUEST_KEY: Final = "rollout.exchange.request.key"
 REQUEST_MESSAGES: Final = "rollout.exchange.request.messages"
 REQUEST_REPEATED: Final = "rollout.exchange.request.repeated"
-"""Which of `REQUEST_MESSAGES` are null because other spans have them, by place and digest."""
+"""Index and digest of each null in `REQUEST_MESSAGES`: other spans have these messages."""
 REQUEST_COUNT: Final = "rollout.exchange.request.count"
 REQUEST_DIGEST: Final = "rollout.exchange.request.digest"
 REQUEST_BASE_DIGEST: Final = "rollout.exchange.request.base_digest"

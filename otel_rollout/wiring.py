@@ -1,4 +1,4 @@
-"""Start-up: the only place that wires providers, instrumentors and the two lanes together."""
+"""Start-up: the only module that connects providers, instrumentors and processors."""
 
 from __future__ import annotations
 
@@ -46,26 +46,31 @@ _MIN_ATTRIBUTES = 40
 
 
 class TruncationWarning(UserWarning):
-    """A limit is set that will cut what training needs."""
+    """A limit is set that will truncate or drop attributes that training needs."""
 
 
 @dataclass(slots=True)
 class _Setup:
-    """What `configure` has done, for `shutdown` to undo."""
+    """State that `configure` set up, for `shutdown` to undo."""
 
     provider: TracerProvider
     own_provider: bool
+    """True if `configure` made the provider."""
     processor: TrajectorySpanProcessor
     processors: list[SpanProcessor] = field(default_factory=list)
+    """The batch processors that were added for `span_exporters` and OTLP."""
     span_exporters: list[SpanExporter] = field(default_factory=list)
+    """The exporters that the user passed."""
     part: ActiveRollout | None = None
-    """This process's part of the rollout that its environment brought."""
+    """The rollout that this process continues, from its environment. None: there is none."""
     uninstrument: Callable[[], None] | None = None
+    """Removes the instrumentor. None: `configure` added none."""
     threads: bool = False
+    """True if `configure` instrumented threads."""
 
 
 def _done_before() -> _Setup | None:
-    """The work of an earlier `configure`. None: there was none, or `shutdown` has undone it."""
+    """The set-up of an earlier `configure`. None: there was none, or `shutdown` has undone it."""
     setup = process_state.setup
     return setup if isinstance(setup, _Setup) else None
 
@@ -82,30 +87,29 @@ def configure(
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
 
-    It takes the tracer provider that is given, else the global one, else sets one; adds a
-    `TrajectorySpanProcessor` with `exporters` to it; instruments the OpenAI client (with our
-    capture, and with an instrumentor that draws LLM spans) and threads, so that a pool keeps the
-    rollout that a task was given in.
+    It uses the given tracer provider, else the global one, else it creates one and makes it the
+    global one. To this provider it adds a `TrajectorySpanProcessor` with `exporters`. It
+    instruments the OpenAI client (with our capture, and with an instrumentor that writes LLM
+    spans), and threads, so that work in a thread pool belongs to the rollout that submitted it.
 
-    A provider that it sets reads the `OTEL_*` variables as any OpenTelemetry program does: spans
-    go out over OTLP if an endpoint is set, and nowhere otherwise. On a provider of yours only
-    `span_exporters` are added to what it exports to already. With `OTEL_SDK_DISABLED=true`
-    nothing is recorded.
+    A provider that it creates reads the `OTEL_*` variables as any OpenTelemetry program does: spans
+    go out over OTLP if an endpoint is set, and nowhere otherwise. A provider of yours keeps its own
+    exporters; only `span_exporters` are added. With `OTEL_SDK_DISABLED=true` nothing is recorded.
 
-    service_name: the `service.name` of a provider that it sets; overrides OTEL_SERVICE_NAME.
-    exporters: where finished trajectories go (`InMemoryTrajectoryExporter()`, ...).
-    span_exporters: where the spans go besides OTLP.
-    instrumentor: what draws LLM spans, for people to look at; trajectories do not depend on it.
+    service_name: the `service.name` of a provider that it creates; overrides OTEL_SERVICE_NAME.
+    exporters: receive finished trajectories (`InMemoryTrajectoryExporter()`, ...).
+    span_exporters: receive the spans, besides OTLP.
+    instrumentor: writes the LLM spans that people look at; trajectories do not depend on it.
         "openai" is `opentelemetry-instrumentation-openai`, "genai" is
         `opentelemetry-instrumentation-genai-openai` (`pip install --pre 'otel-rollout[genai]'`),
-        None is no LLM spans. One that instruments already is left as it is, and none is added.
+        None is no LLM spans. If one is active already, it stays, and none is added.
     request_token_ids: ask the server for token ids with every call of a rollout; see the function
         `request_token_ids`.
-    max_bytes: bound on the span text that running rollouts may hold in memory.
+    max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory.
 
     Calling it again adds the exporters that are new and returns the same provider.
     ConfigurationError for a wrong argument or a provider that is not the SDK's;
-    TruncationWarning for attribute limits that would cut training data.
+    TruncationWarning for attribute limits that would truncate training data.
     """
     exporters, span_exporters = _checked(exporters, span_exporters)
     if service_name is not None and (not isinstance(service_name, str) or not service_name):
@@ -150,11 +154,11 @@ def configure(
 
 
 def shutdown(timeout_millis: int = 30_000) -> bool:
-    """Flush both lanes, and undo what `configure` did.
+    """Flush trajectories and spans, and undo `configure`.
 
-    The clients are as they were. A provider that `configure` set is shut down; one of yours is
-    flushed and left running without our processor. False if something could not be flushed in
-    time. Without `configure` it does nothing.
+    The hooks are removed from the clients. A provider that `configure` created is shut down; one
+    of yours is flushed and keeps running without our processors. False if something could not be
+    flushed within `timeout_millis`. Without `configure` it does nothing and returns True.
     """
     with process_state.configuring:
         setup, process_state.setup = _done_before(), None
@@ -187,7 +191,7 @@ def _checked(
 ) -> tuple[list[TrajectoryExporter], list[SpanExporter]]:
     for argument, value in (("exporters", exporters), ("span_exporters", span_exporters)):
         if isinstance(value, str | TrajectoryExporter) or not isinstance(value, Iterable):
-            # An exporter in memory can be iterated, and would wait for trajectories here.
+            # An in-memory exporter is iterable too, and list() of it would block.
             raise ConfigurationError(
                 f"configure({argument}=...): expected a list, got {value!r}; write [exporter]"
             )
@@ -239,7 +243,7 @@ def _again(
 def _provider(
     given: TracerProvider | None, service_name: str | None
 ) -> tuple[TracerProvider, bool]:
-    """The provider to use, and whether it is one that we made."""
+    """The provider to use, and True if it was created here."""
     found = trace.get_tracer_provider() if given is None else given
     if isinstance(found, TracerProvider):
         return found, False
@@ -255,7 +259,7 @@ def _provider(
 
 
 def _otlp_exporters() -> list[SpanExporter]:
-    """The exporter that the OTEL_* variables ask for."""
+    """The OTLP exporter that the OTEL_* variables ask for; [] if none."""
     names = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")
     if "otlp" not in [name.strip() for name in names]:
         return []
@@ -293,7 +297,7 @@ def _warn_of_limits(provider: TracerProvider) -> None:
 
 
 def cutting_limits(provider: TracerProvider) -> Iterator[str]:
-    """A sentence for each limit of the provider that will cut what training needs."""
+    """A sentence for each limit of the provider that will truncate or drop training data."""
     limits: SpanLimits | None = getattr(provider, "_span_limits", None)
     if limits is None:
         return
@@ -320,7 +324,7 @@ def cutting_limits(provider: TracerProvider) -> Iterator[str]:
 
 
 def remove_processor(provider: TracerProvider, processor: SpanProcessor) -> None:
-    """Take back `add_span_processor`."""
+    """Undo `add_span_processor`."""
     active = provider._active_span_processor
     with active._lock:
         active._span_processors = tuple(

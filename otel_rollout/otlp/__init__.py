@@ -1,8 +1,8 @@
-"""Spans from and to where they are kept: files, the collector, Jaeger, ClickHouse.
+"""Read and write spans: files, the collector, Jaeger, ClickHouse.
 
-`read` takes any of them. Every reader gives `SpanRecord`s, which `reconstruct` takes. They are
-read as they come, so a file may be larger than the memory. The protobuf package, an HTTP client and
-the SDK are loaded by the functions and classes that need them.
+`read` takes any of these sources. Every reader yields `SpanRecord`s, which `reconstruct` takes, one
+at a time, so a file may be larger than the memory. The protobuf package, an HTTP client and the SDK
+are loaded only by the functions and classes that need them.
 """
 
 from typing import TYPE_CHECKING

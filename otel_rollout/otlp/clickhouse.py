@@ -1,7 +1,6 @@
 """Rows of the table `otel_traces` that the collector's ClickHouse exporter fills.
 
-Its attributes are texts, whatever they were: what reads a span takes the text of a number for the
-number.
+The table stores every attribute as text; readers of a span convert the text of a number back.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ def read_clickhouse(rows: Iterable[Mapping[str, Any]]) -> Iterator[SpanRecord]:
     """The spans of rows of `otel_traces`, as dicts by column name from any client.
 
     Times are exact as numbers (`SELECT * REPLACE (toUnixTimestamp64Nano(Timestamp) AS Timestamp)`)
-    or as text of UTC, the server's default; a `datetime` knows microseconds only. Rows that a
-    projection left without the columns of a span are refused with SpanFormatError.
+    or as text in UTC, the server's default; a `datetime` has only microseconds. SpanFormatError for
+    a row without the columns of a span.
     """
     for number, row in enumerate(rows, 1):
         try:
@@ -54,7 +53,7 @@ def _span(row: Mapping[str, Any]) -> SpanRecord:
 
 
 def _events(row: Mapping[str, Any]) -> Iterator[SpanEvent]:
-    """`Nested` columns come as three lists, or as one list of rows."""
+    """The events of a row: a `Nested` column comes as three lists, or as one list of rows."""
     rows: Sequence[Any] = row.get("Events") or ()
     if not rows:
         columns = ("Events.Timestamp", "Events.Name", "Events.Attributes")
@@ -69,7 +68,7 @@ def _events(row: Mapping[str, Any]) -> Iterator[SpanEvent]:
 
 
 def _attributes(found: Any) -> dict[str, AttributeValue]:
-    """A map; with the exporter's `json: true` the names are split at their dots."""
+    """Attributes from a map. With the exporter's `json: true` it is nested at the dots of names."""
     attributes: dict[str, AttributeValue] = {}
     pairs = found.items() if isinstance(found, Mapping) else (tuple(pair) for pair in found)
     for key, value in pairs:

@@ -1,6 +1,6 @@
 """Traces from Jaeger's API v3, whose answers are OTLP/JSON.
 
-`rawTraces` always: without it Jaeger mends what it thinks is wrong with a trace.
+Every request sets `rawTraces`: without it Jaeger adjusts the spans of a trace.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _trace_address = re.compile(
 def read_jaeger(url: str, trace_id: str, *, timeout: float = 30.0) -> list[SpanRecord]:
     """The spans of one trace from a Jaeger query service, such as `http://127.0.0.1:16686`.
 
-    LookupError if Jaeger does not have the trace (yet), SpanFormatError if the answer is not that
-    of Jaeger's API v3, OSError if there is none. `timeout`: seconds.
+    LookupError if Jaeger does not have the trace (yet), SpanFormatError if the answer is not from
+    Jaeger's API v3, OSError if there is no answer. `timeout`: seconds.
     """
     # Jaeger before 2.20 knows only the first spelling, later ones prefer the second.
     query = {"raw_traces": "true", "rawTraces": "true"}
@@ -46,11 +46,11 @@ def find_jaeger(
     limit: int = 20,
     timeout: float = 30.0,
 ) -> Iterator[SpanRecord]:
-    """The spans of all traces of a service that began in this span of time.
+    """The spans of all traces of a service that began between these times (Unix nanoseconds).
 
-    Jaeger has no pages: where an answer is full, at `limit` traces, each half of the time is asked
-    for again, so that no more than `limit` traces are held at once. SpanFormatError where more than
-    `limit` began at one moment, or as for `read_jaeger`.
+    Jaeger has no paging. If an answer has `limit` traces, each half of the period is requested
+    again, so no more than `limit` traces are held at once. SpanFormatError if `limit` or more
+    traces began in the same nanosecond, or as for `read_jaeger`.
     """
     seen: set[str] = set()
     windows = [(start_time_ns, end_time_ns)]
@@ -77,7 +77,7 @@ def find_jaeger(
 
 
 def read_address(address: str) -> Iterator[SpanRecord]:
-    """The spans of the trace that an address names: of Jaeger's page of it, or of its API."""
+    """The spans of the trace at an address: of Jaeger's web page, or of its API."""
     match = _trace_address(address)
     if match is None:
         raise SpanFormatError(

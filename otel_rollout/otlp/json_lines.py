@@ -20,7 +20,7 @@ _HEX = frozenset("0123456789abcdef")
 def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
     """The spans of a file of OTLP/JSON lines, such as the collector's file exporter writes.
 
-    Each line is one `TracesData` object, not one trace. A last line that was cut is passed over.
+    Each line is one `TracesData` object, not one trace. An incomplete last line is skipped.
     SpanFormatError, with the line's number, for any other line that is not OTLP/JSON.
     """
     with open(path, "rb") as file:
@@ -46,7 +46,7 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
 def read_json(data: Any) -> Iterator[SpanRecord]:
     """The spans of one OTLP/JSON `TracesData` object. SpanFormatError if it is not one.
 
-    One of another signal (a collector may write logs to the same file) has none.
+    An object of another signal has no spans: a collector may write logs to the same file.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("resourceSpans"), list):
         if isinstance(data, Mapping) and any(key in data for key in _OTHER_SIGNALS):

@@ -1,4 +1,4 @@
-"""One reader for every source of spans: what it is, its content says, not its name."""
+"""One reader for every source of spans; it recognises the format by the content."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Source = str | os.PathLike[str] | BinaryIO | Iterable[Mapping[str, Any]]
 _HEAD = 4096
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _FIELD = 0x0A
-"""The first byte of a protobuf message that has spans; also a line's end."""
-# A line's end cannot follow a quote in JSON, and does in protobuf.
+"""The first byte of a protobuf message with spans; the same byte as a newline."""
+# In JSON no newline can follow a quote; in protobuf one does.
 _is_json = re.compile(rb"(\xef\xbb\xbf)?\s*([\[{]\s*([\"\[{}\]][^\n]|$|[}\]]\s)|$)").match
 
 
@@ -31,17 +31,17 @@ def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRec
     """The spans of a source, one at a time.
 
     `source` is one of
-    * a path, or a file that is open for reading bytes. Its content says what it is: OTLP/JSON or
-      rows of ClickHouse's `otel_traces` (`FORMAT JSONEachRow`, `JSON`, `JSONCompact`,
+    * a path, or a file that is open for reading bytes. The content decides: OTLP/JSON or rows of
+      ClickHouse's `otel_traces` (`FORMAT JSONEachRow`, `JSON`, `JSONCompact`,
       `JSONCompactEachRowWithNames`), as lines or as one object; an answer of Jaeger's API v3;
       OTLP/protobuf, one message or the collector's file of `format: proto`; each also gzipped.
     * the http address of a trace in Jaeger, as copied from the browser or of its API v3.
     * rows of `otel_traces` as dicts.
 
-    A last line, or message, that was cut by a crash is passed over. SpanFormatError, with the
-    file and the line's number, for anything else that cannot be read; with `on_error` each such
-    error is handed to it, and what can be read is. OSError where there is no source; LookupError
-    where Jaeger has no such trace.
+    A last line or message that is incomplete after a crash is skipped. SpanFormatError, with the
+    file and the line number, for anything else that cannot be read; with `on_error`, it is called
+    with each such error instead, and reading continues. OSError if the source does not exist;
+    LookupError if Jaeger has no such trace.
     """
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         return _read_address(source)
@@ -76,7 +76,7 @@ def _read_path(path: str | os.PathLike[str], on_error: OnError | None) -> Iterat
 
 
 class _Reader:
-    """Reads one file; `name` says in an error where it is."""
+    """Reads one file; error messages contain `name`."""
 
     def __init__(self, name: str, on_error: OnError | None) -> None:
         self._name = name
@@ -113,20 +113,20 @@ class _Reader:
     def _all_of(
         self, where: str, parse: Callable[[Any], Iterator[SpanRecord]], content: Any
     ) -> Iterator[SpanRecord]:
-        """The spans of one line or message, up to what is no span in it."""
+        """The spans of one line or message, up to the first that cannot be read."""
         try:
             yield from parse(content)
         except SpanFormatError as error:
             self._fail(where, error)
 
     def _messages(self, file: BinaryIO) -> Iterator[SpanRecord]:
-        """The collector's `format: proto`: each message after its length, 4 bytes big-endian."""
+        """The collector's `format: proto`: before each message its length, 4 bytes big-endian."""
         number = 0
         while len(size := file.read(4)) == 4:
             number += 1
             message = file.read(int.from_bytes(size, "big"))
             if len(message) < int.from_bytes(size, "big"):
-                return  # cut while it was written
+                return  # incomplete: the writer crashed
             if message.startswith(_ZSTD):
                 self._fail(f", message {number}", _COMPRESSED)
                 return
@@ -159,7 +159,7 @@ class _Reader:
 
 
 class _Documents:
-    """The JSON values of one file, in turn: some of ClickHouse's formats begin with the names."""
+    """The JSON values of one file, in order: some of ClickHouse's formats start with the names."""
 
     def __init__(self) -> None:
         self._columns: list[str] | None = None
@@ -208,7 +208,7 @@ def _named(columns: list[str], row: Any) -> Mapping[str, Any]:
 
 
 class _Joined(io.RawIOBase):
-    """What was read of a file already, and then the file."""
+    """A file of which the first bytes were read already: these bytes, then the rest."""
 
     def __init__(
         self, head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object]
@@ -232,7 +232,7 @@ class _Joined(io.RawIOBase):
 def joined(
     head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object] = int
 ) -> io.BufferedReader:
-    """A file of whose bytes `head` was read already; `progress` is told how many are read."""
+    """A file that starts with `head`, read before; `progress` gets the size of each read."""
     return io.BufferedReader(_Joined(head, file, name, progress))
 
 

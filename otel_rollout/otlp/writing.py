@@ -1,4 +1,4 @@
-"""Span exporters: to a file without a collector, and in batches that receivers take."""
+"""Span exporters: to a file without a collector, and in batches small enough for receivers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ logger = logging.getLogger("otel_rollout")
 
 
 class JsonLinesSpanExporter(SpanExporter):
-    """Appends spans to a file, a batch a line, as the collector's file exporter writes them.
+    """Appends spans to a file, one line for each batch, as the collector's file exporter does.
 
         configure(span_exporters=[JsonLinesSpanExporter("spans.jsonl")])
 
-    `read` reads the file. For runs without a collector.
+    For runs without a collector; `read` reads the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -39,7 +39,7 @@ class JsonLinesSpanExporter(SpanExporter):
             )
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append the spans; FAILURE, and a line in the log, if they cannot be written."""
+        """Append the spans. FAILURE, and an entry in the log, if they cannot be written."""
         try:
             line = to_json_line(spans).encode()
             with self._lock, open(self.path, "ab", buffering=0) as file:
@@ -58,7 +58,7 @@ class JsonLinesSpanExporter(SpanExporter):
 
 
 def to_json_line(spans: Sequence[ReadableSpan]) -> str:
-    """One OTLP/JSON object, on one line with its end."""
+    """The spans as one OTLP/JSON object, on one line with a newline."""
     data = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
     for resource in data.get("resourceSpans", ()):
         for scope in resource["scopeSpans"]:
@@ -69,18 +69,17 @@ def to_json_line(spans: Sequence[ReadableSpan]) -> str:
 
 
 def _ids_to_hex(row: dict[str, Any]) -> None:
-    """Protobuf's own JSON has ids in base64, OTLP's in hex."""
+    """Convert ids from base64 (protobuf's own JSON) to hex (OTLP/JSON)."""
     for key in ("traceId", "spanId", "parentSpanId"):
         if key in row:
             row[key] = base64.b64decode(row[key]).hex()
 
 
 class SplittingSpanExporter(SpanExporter):
-    """Hands spans on in batches of at most so many bytes.
+    """Passes spans on to `exporter` in batches of at most `max_bytes` (estimated).
 
-    Batch processors count spans, receivers refuse by bytes (4 MiB over gRPC, 20 MiB over HTTP by
-    default), and a batch that is refused is lost with all that is in it. A single larger span is
-    sent alone.
+    Batch processors count spans, but receivers limit bytes (4 MiB over gRPC, 20 MiB over HTTP by
+    default), and all spans of a refused batch are lost. A single larger span is sent alone.
     """
 
     def __init__(self, exporter: SpanExporter, max_bytes: int = 3 << 20) -> None:
@@ -88,7 +87,7 @@ class SplittingSpanExporter(SpanExporter):
         self._max_bytes = max_bytes
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """FAILURE if any batch failed; the others are sent all the same."""
+        """Send every batch. FAILURE if any of them failed."""
         results = [self._exporter.export(batch) for batch in self._batches(spans)]
         failed = SpanExportResult.FAILURE in results
         return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
@@ -116,7 +115,7 @@ class SplittingSpanExporter(SpanExporter):
 
 
 def _size(span: ReadableSpan) -> int:
-    """About how many bytes a span takes; texts are all that is ever large."""
+    """Approximate size of a span in bytes; only texts are ever large."""
     size = 512
     for attributes in (span.attributes, *(event.attributes for event in span.events)):
         for key, value in (attributes or {}).items():

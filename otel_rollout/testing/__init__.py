@@ -1,9 +1,9 @@
 """The public test kit: a local model server that speaks real HTTP, and reproducible ids.
 
-The one idea: a response is a pure function of the request, its reply and its sequence number, so
-the same requests in the same order give the same bytes, token ids and log-probabilities. The
-invariant: the prompt ids of a request that continues a conversation start with the previous prompt
-ids followed by the completion ids, as on a vLLM server whose client replays messages verbatim.
+A response is a pure function of the request, its reply and its sequence number, so the same
+requests in the same order give the same bytes, token ids and log-probabilities. If a request
+continues a conversation, its prompt ids start with the previous prompt ids and completion ids, as
+on a vLLM server whose client replays messages verbatim.
 
     with ModelServer(["Paris.", Reply(tool_calls=[ToolCall("add", '{"a": 1}')])]) as server:
         client = openai.OpenAI(base_url=server.base_url, api_key="unused")

@@ -1,6 +1,6 @@
 """A reply in the shape of Anthropic's Messages API: one message, or the events of its stream. Pure.
 
-The stream is made from the message, block by block, so that the two say the same.
+The stream is made from the message, block by block, so both have the same content.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def _named_events(call: Call) -> Iterator[tuple[str, Json]]:
 
 
 def _pieces(block: Json, arguments: list[str], size: int) -> tuple[Json, list[Json]]:
-    """A content block as it starts, and what is then added to it.
+    """A content block as it starts, and the deltas that follow.
 
-    `arguments` are the verbatim inputs of the tool uses that are still to come.
+    `arguments` are the verbatim inputs of the remaining tool uses.
     """
     kind = block["type"]
     if kind == "text":

@@ -1,4 +1,4 @@
-"""What the model server says: replies, their tokens, and their JSON in each API's shape. Pure."""
+"""Replies of the model server: their tokens, and their JSON in each API's shape. Pure."""
 
 from __future__ import annotations
 
@@ -21,44 +21,49 @@ class ToolCall:
     """One tool call that the model makes."""
 
     name: str
+    """Name of the tool."""
     arguments: str = "{}"
     """JSON text, sent verbatim: whitespace, key order and mistakes are kept."""
     id: str | None = None
-    """None: `call_{response}_{choice}_{index}`, unique within the server."""
+    """Id of the call. None: `call_{response}_{choice}_{index}`, unique within the server."""
     custom: bool = False
-    """A call of a custom tool: `arguments` is its input, a text of any form."""
+    """True: a call of a custom tool, whose `arguments` are its input, any text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model says to one request, and how the server sends it."""
+    """The model's reply to one request, and the way in which the server sends it."""
 
     content: str | None = None
+    """Text of the message. None: it has no text."""
     _: KW_ONLY
     tool_calls: Sequence[ToolCall] = ()
+    """Tool calls of the message, in order."""
     reasoning: str | None = None
-    """Sent as `reasoning_content`; on the Responses API as a `reasoning` item."""
+    """Sent as `reasoning_content`; on the Responses API as a `reasoning` item. None: not sent."""
     refusal: str | None = None
+    """Text of a refusal. None: the model does not refuse."""
     finish_reason: str | None = None
-    """None: `tool_calls` if there are any, else `stop`. `length` samples no end token."""
+    """Sent as it is; `length` samples no end token. None: `tool_calls` if any, else `stop`."""
     choices: Sequence[Reply] = ()
-    """The choices to send, whatever `n` asks for. Empty: this reply, `n` times."""
+    """The choices to send, whatever `n` the request has. Empty: this reply, `n` times."""
     id: str | None = None
-    """Response id. None: `chatcmpl-000001` and on; empty: the response has no id."""
+    """Response id. None: `chatcmpl-000001` and so on. Empty: the response has no id."""
     delay: float = 0.0
     """Seconds before the response headers."""
     chunk_delay: float = 0.0
     """Seconds before every event of a stream."""
     cut_after: int | None = None
-    """Stream: close the connection after so many events, without the end of the HTTP body.
-    Otherwise: close it after half the body."""
+    """A stream: close the connection after so many events, without the end of the HTTP body.
+    Otherwise: close it after half the body. None: send everything."""
     usage: bool = True
+    """False: the response has no usage."""
     polls: int = 1
-    """Responses API, `background`: how often it is still in progress when it is retrieved."""
+    """Responses API, `background`: number of retrievals that find it still in progress."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Merged last into the response object; of a stream, into every chunk."""
     message_extra: Mapping[str, object] = field(default_factory=dict)
-    """Merged last into the message; of a stream, into the first delta that says something."""
+    """Merged last into the message; of a stream, into the first delta with content."""
 
 
 class ByteTokenizer:
@@ -83,11 +88,11 @@ class ByteTokenizer:
     vocabulary_size: Final = 262
 
     def encode(self, text: str) -> list[int]:
-        """Ids below 256 only: text that spells a special token is bytes like any other."""
+        """One id below 256 per byte; text that spells a special token is encoded like any text."""
         return list(text.encode("utf-8", "surrogatepass"))
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text, special tokens spelled out; bytes that are no UTF-8 become U+FFFD."""
+        """The text, with the names of special tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(_TOKEN_BYTES[token_id] for token_id in token_ids).decode("utf-8", "replace")
 
     def encode_messages(
@@ -191,7 +196,7 @@ def prompt_ids_of(prompt: Any) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request with its reply: everything that the response is a function of."""
+    """One request with its reply: all inputs of the response."""
 
     body: Json
     reply: Reply
@@ -301,10 +306,10 @@ def _text_logprobs(token_ids: list[int], start: int, offset: int) -> Json:
 def _choice_parts(
     call: Call, choice: Reply, index: int, chat: bool, echoed: Sequence[int]
 ) -> list[Json]:
-    """A choice as it stands in the `choices` of each chunk, or in those of the one response.
+    """A choice as entries of `choices`: one for each chunk, or one for the whole response.
 
-    `echoed` is the prompt that a text completion repeats: in text and log-probabilities (the
-    first of which nobody knows), not in the token ids.
+    `echoed` is the prompt that a text completion repeats, in its text and log-probabilities (of
+    which the first is unknown), not in its token ids.
     """
     pieces: Iterable[tuple[Json, list[int]]] = _deltas(call, choice, index)
     if not call.stream:
@@ -453,7 +458,7 @@ def response_body(call: Call) -> Json:
 
 
 def unfinished(response: Json, status: str) -> Json:
-    """What a response is before it is done: its output and usage are still to come."""
+    """The response before it is complete: without output and usage."""
     nothing: Json = {"output": [], "usage": None, "error": None, "incomplete_details": None}
     return {**response, "status": status, **nothing}
 

@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 
 class SequentialIdGenerator(IdGenerator):
-    """Trace ids 1, 2, 3, ... and span ids 1, 2, 3, ...: reproducible traces. Thread-safe."""
+    """Trace ids 1, 2, 3, ... and span ids 1, 2, 3, ... for reproducible traces. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

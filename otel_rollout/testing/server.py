@@ -45,9 +45,13 @@ class Raw:
     """An HTTP response sent verbatim: malformed JSON, HTML, wrong shapes, any status."""
 
     status: int = 200
+    """HTTP status code."""
     body: bytes = b""
+    """The body, or the first part of a stream."""
     content_type: str = "application/json"
+    """The header `Content-Type`."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers."""
     delay: float = 0.0
     """Seconds before the response headers."""
     chunks: Sequence[bytes] = ()
@@ -59,13 +63,16 @@ class WireExchange:
     """One request and its response as they were on the wire."""
 
     path: str
+    """Path of the request, with its query."""
     request: bytes
+    """Body of the request."""
     request_headers: Mapping[str, str]
-    """Names in lower case."""
+    """Headers of the request; names in lower case."""
     status: int
+    """HTTP status code of the response."""
     response: bytes
-    """The body as far as it was sent; of a stream its events, without HTTP's chunk framing.
-    Compressed where the server compresses."""
+    """Body of the response as far as it was sent: of a stream its events, without HTTP's chunk
+    framing; gzipped if the server compresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
                     raise ConnectionAbortedError("the server is stopping")
                 sent.append(body)
                 if number == len(frames):
-                    # Before the last bytes leave: a client that has them finds the exchange.
+                    # Before the last bytes are sent: a client that has them finds the exchange.
                     record()
                     recorded = True
                 self.wfile.write(frame)
@@ -132,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _frames(answer: _Answer) -> list[tuple[float, bytes, bytes]]:
-    """What to write: seconds to wait before it, its part of the body, its bytes on the wire."""
+    """The writes of an answer: (seconds to wait before, part of the body, bytes on the wire)."""
     pace, body = answer.pace, b"".join(answer.parts)
     known = answer.status in HTTPStatus._value2member_map_
     phrase = HTTPStatus(answer.status).phrase if known else ""
@@ -183,7 +190,7 @@ class _Server(ThreadingMixIn, TCPServer):
         self.shutdown()
         self.server_close()
         for connection in list(self._connections):
-            with contextlib.suppress(OSError):  # its client may have been faster
+            with contextlib.suppress(OSError):  # the client may have closed it already
                 connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -198,7 +205,7 @@ _PARAMETERS: Final[Mapping[str, str]] = {
 }
 _INSTEAD_OF_INPUT: Final = {"prompt", "conversation", "previous_response_id"}
 _azure = re.compile(r"^/openai(/v1)?(/deployments/[^/]+)?").sub
-"""Azure has the same endpoints below other paths."""
+"""Azure has the same endpoints under other paths."""
 _retrieval = re.compile(r"/v1/responses/([^/]+)(/cancel)?").fullmatch
 
 
@@ -206,27 +213,28 @@ class ModelServer:
     """An OpenAI-compatible model server on 127.0.0.1, for tests of agents over real HTTP.
 
     Endpoints: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (each also streamed),
-    `/v1/embeddings`, `/v1/models`, and where Azure has them; of Anthropic's API `/v1/messages`,
-    also streamed, and `/v1/messages/count_tokens` (its client wants the URL without `/v1`:
-    `server.base_url.removesuffix("/v1")`). A response can be retrieved, one with `background` is
-    there only then. Anything else, `routes` apart, is a 404 in OpenAI's error
-    shape.
+    `/v1/embeddings`, `/v1/models`, and the same under Azure's paths; of Anthropic's API
+    `/v1/messages`, also streamed, and `/v1/messages/count_tokens` (its client needs the URL without
+    `/v1`: `server.base_url.removesuffix("/v1")`). A response can be retrieved by its id; one with
+    `background` is complete only then. Any other path, unless it is in `routes`, is a 404 in
+    OpenAI's error shape.
 
-    `reply` decides what the model says:
+    `reply` is the model's reply:
 
     * a function of the parsed request body, called concurrently for concurrent requests;
-    * an iterable: each request takes the next. When there is none left, HTTP 500 says so. A
-      client's retries take replies too: give it `max_retries=0` where that would matter;
+    * an iterable: each request takes the next item. When none is left, the answer is HTTP 500. A
+      client's retries take items too: give it `max_retries=0` if that matters;
     * one `Reply`, `Raw` or text: the same for every request;
     * None: `You said: {text of the last user message}`.
 
     An exception in `reply` becomes HTTP 500 with its text, marked as not worth a retry.
 
-    Responses carry what vLLM sends on request (`return_token_ids`, `logprobs`): `prompt_token_ids`
-    (of a stream, in its first chunk), `token_ids`, `stop_reason`, log-probabilities. This server
-    sends them always; with `token_ids=False` or `logprobs=False` it, too, only on request.
+    Responses have the fields that vLLM sends on request (`return_token_ids`, `logprobs`):
+    `prompt_token_ids` (of a stream, in its first chunk), `token_ids`, `stop_reason`,
+    log-probabilities. This server always sends them; with `token_ids=False` or `logprobs=False`
+    only on request.
 
-    Thread-safe. After `stop` it can be started again; ids and replies go on where they were.
+    Thread-safe. After `stop` it can be started again; ids and replies continue.
     """
 
     def __init__(
@@ -240,7 +248,7 @@ class ModelServer:
         routes: Mapping[str, Raw] | None = None,
         port: int = 0,
     ) -> None:
-        """`chunk_size` is in characters per event of a stream; port 0 is any free port.
+        """`chunk_size`: characters per event of a stream. `port`: 0 is any free port.
 
         Without `token_ids` and `logprobs` they are sent only where a request asks for them
         (`return_token_ids`, `logprobs`), as vLLM does.
@@ -277,7 +285,7 @@ class ModelServer:
             return list(self._exchanges)
 
     def clear(self) -> None:
-        """Forget the exchanges so far; response ids go on counting."""
+        """Forget the exchanges so far; response ids continue."""
         with self._lock:
             self._exchanges.clear()
 
@@ -394,7 +402,7 @@ def _verbatim(said: Raw) -> _Answer:
 
 
 def _compressed(answer: _Answer) -> _Answer:
-    """The answer gzipped; what has been sent of it can be read at once."""
+    """The answer gzipped; each part can be decompressed as soon as it is sent."""
     packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
     parts = [packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH) for part in answer.parts]
     parts[-1] += packer.flush()

@@ -1,4 +1,4 @@
-"""An episode: what a workflow made of one task, as trajectories and how they were judged."""
+"""An episode: the trajectories of one run of a workflow on a task, and how they were scored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_rollout.wire import Json
 
 
 class TerminationReason(str, Enum):
-    """Why an episode ended."""
+    """The reason why an episode ended."""
 
     MAX_PROMPT_LENGTH_EXCEEDED = "max_prompt_length_exceeded"
     MAX_RESPONSE_LENGTH_EXCEEDED = "max_response_length_exceeded"
@@ -27,7 +27,10 @@ class TerminationReason(str, Enum):
 
     @classmethod
     def of(cls, reason: Any) -> Any:
-        """The reason by its value, also that of another library's enumeration; others as text."""
+        """The reason with this value, also from another library's enumeration.
+
+        An unknown value is returned as text, None as None.
+        """
         text = getattr(reason, "value", reason)
         try:
             return cls(text)
@@ -36,11 +39,12 @@ class TerminationReason(str, Enum):
 
 
 class TerminationEvent(Exception):  # noqa: N818 - it ends a run as it should end
-    """Raised in `Workflow.run` to end it, with the reason."""
+    """Raise it in `Workflow.run` to end the run with a reason."""
 
     def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:
         super().__init__(f"Terminated: {reason}")
         self.reason: TerminationReason = TerminationReason.of(reason)
+        """The reason; a text if it is no `TerminationReason`."""
 
 
 def task_of(uid: str) -> str:
@@ -53,28 +57,33 @@ class Episode:
     """The trajectories of one task run by a workflow."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """The `uid` of the run; `task:sample` where many are run."""
+    """The `uid` of the run; `{task id}:{sample}` from `run_workflows`."""
     task: Any = None
+    """The task that the workflow was given; rebuilt from spans: as JSON, or its text."""
     trajectories: list[Trajectory] = field(default_factory=list)
+    """The trajectories of the run: committed ones, then those of agents and rollouts."""
     is_correct: bool = False
+    """True if the task was solved; by default, if the rewards sum to more than 0."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers by name; by default `{name}_acc`, the mean reward of the trajectories of a name."""
     info: dict[str, Any] = field(default_factory=dict)
-    """`error` (`error_message`, `error_type`, `traceback`) of one that failed, and what you add."""
+    """Values by name; `error` (`error_message`, `error_type`, `traceback`) if the run failed."""
     termination_reason: TerminationReason | None = None
+    """The reason why the run ended. None: not set."""
 
     @property
     def task_id(self) -> str:
-        """The task's part of `id`, before the last colon."""
+        """The part of `id` before the last colon; the whole `id` if it has none."""
         return task_of(self.id)
 
     @property
     def reward(self) -> float | None:
-        """Sum of the rewards of its trajectories; None if none is scored."""
+        """Sum of the rewards of its trajectories. None: none of them has a reward."""
         rewards = [t.reward for t in self.trajectories if t.reward is not None]
         return sum(rewards) if rewards else None
 
     def summary(self) -> dict[str, Json]:
-        """What is on the span: all but the trajectories, of which there are ids and steps."""
+        """The episode as JSON for the span; of each trajectory only id, name and steps."""
         return {
             "id": self.id,
             "task": json_of(self.task),
@@ -115,7 +124,7 @@ class Episode:
 
     @classmethod
     def of(cls, summary: Mapping[str, Json], trajectories: Mapping[str, Trajectory]) -> Episode:
-        """The episode of a summary, with those of its trajectories that are there."""
+        """The episode of a summary, with those of its trajectories that are given."""
         found: list[Trajectory] = []
         for row in summary["trajectories"]:
             trajectory = trajectories.get(row["id"])
@@ -135,7 +144,7 @@ class Episode:
         )
 
     def __eq__(self, other: object) -> bool:
-        """Equal in everything that is recorded: `to_dict()` of both is the same."""
+        """Equal if `to_dict()` of both is the same."""
         if not isinstance(other, Episode):
             return NotImplemented
         return self is other or self.to_dict() == other.to_dict()
@@ -143,7 +152,7 @@ class Episode:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are episodes of their own; task and info stay the objects they are."""
+        """Copy and pickle through `to_dict()`; `task` and `info` keep their objects."""
         return _copied, (self.to_dict(), self.task, self.info)
 
 

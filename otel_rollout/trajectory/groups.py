@@ -1,7 +1,7 @@
-"""Trajectories of one task, to be compared with each other: what group-relative trainers take.
+"""Groups of trajectories of one task, which group-relative trainers (GRPO) compare.
 
-A rollout that failed is kept apart: it says nothing about the policy, and counting it as a reward
-of zero would. One that failed and was scored all the same is a trajectory like any other.
+Failed rollouts without a reward are kept apart: they are no evidence about the policy, which a
+reward of 0 would make of them. A failed rollout that has a reward is like any other.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class TrajectoryGroup:
     """
 
     trajectories: list[Trajectory]
-    """Those whose rollouts ended well, or were scored."""
+    """(N) trajectories that did not fail, or have a reward."""
     failures: list[Trajectory] = field(default_factory=list)
-    """Those that failed or were cancelled, and have no reward."""
+    """Trajectories that failed or were cancelled, and have no reward."""
     id: str | None = None
-    """The group id of its trajectories; None where they have none."""
+    """The `group_id` of the trajectories. None: they have none."""
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory], id: str | None = None) -> TrajectoryGroup:  # noqa: A002
-        """The group of these trajectories, failures told from the others.
+        """The group of these trajectories, with failures separated from the others.
 
-        `id` is taken from them if it is not given. ValueError if they have several.
+        `id`: default is their common `group_id`; ValueError if they have several.
         """
         members = sorted(trajectories, key=lambda t: (t.sample_index is None, t.sample_index or 0))
         ids = {member.group_id for member in members}
@@ -61,9 +61,9 @@ class TrajectoryGroup:
 
     @classmethod
     def by_id(cls, trajectories: Iterable[Trajectory]) -> list[TrajectoryGroup]:
-        """The groups of these trajectories, in order of their first; each by its `group_id`.
+        """The groups of these trajectories by `group_id`, in the order of their first members.
 
-        A trajectory without one is a group of its own.
+        A trajectory without a `group_id` is a group of its own.
         """
         groups: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
@@ -72,14 +72,14 @@ class TrajectoryGroup:
 
     @property
     def rewards(self) -> list[float | None]:
-        """(N) reward of each trajectory; None for one that is not scored."""
+        """(N) reward of each trajectory. None: it has no reward."""
         return [trajectory.reward for trajectory in self.trajectories]
 
     def advantages(self, *, scale: bool = False) -> list[float | None]:
-        """(N) reward of each trajectory less the mean of those that are scored.
+        """(N) reward of each trajectory minus the mean reward. None: it has no reward.
 
-        None for one that is not scored. `scale` divides by their standard deviation, as GRPO does
-        (DeepSeekMath, arXiv 2402.03300, section 4.1); equal rewards have the advantage 0.
+        `scale` divides by the standard deviation of the rewards, as GRPO does (DeepSeekMath, arXiv
+        2402.03300, section 4.1). If all rewards are equal, each advantage is 0.
         """
         scored = [reward for reward in self.rewards if reward is not None]
         if not scored:

@@ -1,8 +1,8 @@
-"""Steps: a trajectory as the environment saw it, one model call and what came of it at a time.
+"""Steps: a trajectory as pairs of one model call and its outcome in the environment.
 
-Of a captured trajectory they are a view, one per completion. An agent may also build them by hand,
-as agents of other frameworks do; where a step's model call was captured, `tie` finds it by what was
-said, and the step is that completion's.
+The steps of a captured trajectory are a view, one per completion. An agent may also build them by
+hand, as agents of other frameworks do; if the model call of such a step was captured, `tie` finds
+it by the conversation, and the step gets that completion.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from otel_rollout.wire import Json, MessagePath, dumps, extend, loads
 
 @dataclass
 class Action:
-    """What an agent did, where that is not simply text."""
+    """An action of an agent that is more than a text."""
 
     action: Any = None
+    """The action, any object; recorded as JSON, or as its text."""
 
 
 class Step:
-    """One model call and what came of it.
+    """One model call and its outcome.
 
-    Of a captured trajectory a step is a view of one completion: its reward is that of the
-    completion, wherever either is set. A step that is built by hand has a reward of its own.
+    A step of a captured trajectory is a view of one completion: both have the same reward, wherever
+    it is set. A step that is built by hand has a reward of its own.
     """
 
     def __init__(
@@ -48,37 +49,37 @@ class Step:
         mc_return: float = 0.0,
         scored: bool = True,
     ) -> None:
-        # An agent goes on with its list, and changes its messages.
+        # Copies, because the agent goes on to change its list and messages.
         self._conversation = [copy.copy(message) for message in chat_completions]
         self._reward, self._scored = reward, scored
         self._rewards: AllRewards | None = None
-        """Where its reward is kept; None: in the step itself."""
+        """The store of the completion's reward. None: the step keeps its reward itself."""
         self.completion = completion
-        """The captured call; None where none was found."""
+        """The captured call. None: none was found."""
         self.thought = thought
-        """Reasoning that the agent kept; "" where it kept none."""
+        """Reasoning that the agent stored; "" if it stored none."""
         self.action = action
-        """What the agent did."""
+        """The agent's action. None: not set."""
         self.observation = observation
-        """What the environment showed before the call."""
+        """The environment's observation before the call. None: not set."""
         self.model_response = model_response
-        """Text of the reply."""
+        """Text of the reply; "" if it has none."""
         self.model_output = model_output
-        """What the caller keeps with the step; it is not recorded."""
+        """Any object that the agent keeps with the step; not recorded."""
         self.info: dict[str, Any] = {} if info is None else info
-        """What else the environment said."""
+        """Further values of the environment, by name."""
         self.done = done
-        """Whether the environment ended with this step."""
+        """True if the environment ended with this step."""
         self.raw_reward = raw_reward
-        """`reward` before it was shaped; None: not shaped."""
+        """`reward` before it was shaped. None: not shaped."""
         self.mc_return = mc_return
-        """Discounted sum of the rewards from here on, where that was asked for."""
+        """Discounted sum of the rewards from here on; 0.0 unless `gamma` is above 0."""
         self.missing: CallKey | None = None
-        """The recorded call that `completion` is not found for yet; None where there is none."""
+        """Key of the recorded call whose completion is not found yet. None: nothing is missing."""
 
     @property
     def chat_completions(self) -> list[dict[str, Any]]:
-        """The conversation, the model's message included."""
+        """The conversation, including the model's message."""
         if not self._conversation and self.completion is not None:
             self._conversation = conversation(self.completion)
         return self._conversation
@@ -89,7 +90,7 @@ class Step:
 
     @property
     def reward(self) -> float:
-        """The reward; 0.0 where it is not `scored`."""
+        """The reward; 0.0 if it is not `scored`."""
         if self._rewards is None or self.completion is None:
             return self._reward
         found = self.completion.reward
@@ -116,21 +117,21 @@ class Step:
 
     @property
     def call_key(self) -> CallKey | None:
-        """Span id and choice index of its captured call; None where there is none."""
+        """Span id and choice index of its captured call. None: it has none."""
         return None if self.completion is None else call_key(self.completion)
 
     @property
     def is_empty(self) -> bool:
-        """Whether its model call was never made."""
+        """True if its model call was never made."""
         return self.completion is None and not self.chat_completions and not self.model_response
 
     def show(self, completion: Completion) -> None:
-        """Be a view of this captured completion, its reward included."""
+        """Make this step a view of a captured completion and its reward."""
         self.completion, self._rewards = completion, completion.rewards
         self.model_response = text_of(completion)
 
     def find(self, completions: Mapping[CallKey, Completion]) -> None:
-        """Take the completion among these that is of its call, as it is after the rollout."""
+        """Take the completion of its call from these, as it is after the rollout."""
         key = self.call_key or self.missing
         found = completions.get(key) if key is not None else None
         if found is not None:
@@ -139,13 +140,13 @@ class Step:
             self.completion, self.missing = found, None
 
     def to_dict(self) -> dict[str, Json]:
-        """JSON fields; what is no JSON is there as its text, what has its default is left out."""
+        """JSON fields; other values as text, defaults are left out."""
         own: dict[str, Json] = {}
         if (key := self.call_key or self.missing) is not None:
             own["completion"] = list(key)
         for name, default in _DEFAULTS.items():
             if name in _SAID and self.completion is not None:
-                continue  # it is in the completion
+                continue  # the completion has it
             value = getattr(self, name)
             if not _is(value, default):
                 own[name] = json_of(value)
@@ -161,7 +162,7 @@ class Step:
         return step
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also of pickles of earlier versions, whose steps had all their rewards themselves."""
+        """Restore a pickle, also of earlier versions, whose steps kept their rewards themselves."""
         own = {"reward": "_reward", "scored": "_scored"}
         self.__dict__.update({"_rewards": None, "missing": None})
         self.__dict__.update({own.get(name, name): value for name, value in state.items()})
@@ -178,11 +179,11 @@ class Step:
 
 
 CallKey = tuple[str, int]
-"""Span id and choice index: one sampled reply, in whichever objects it was read."""
+"""Span id and choice index: identifies one sampled reply in every copy of it."""
 
 
 def call_key(completion: Completion) -> CallKey:
-    """What tells one sampled reply from all others of a trace."""
+    """The key that identifies one sampled reply in its trace."""
     return completion.span_id, completion.choice_index
 
 
@@ -204,15 +205,15 @@ _COMPARED = ("completion", "model_output", *_DEFAULTS)
 
 
 def _is(value: Any, default: Any) -> bool:
-    """Whether the value says nothing more than its default; arrays compare in ways of their own."""
+    """True if the value equals its default; other types (arrays) are not compared."""
     return type(value) is type(default) and bool(value == default)
 
 
 def json_of(value: Any) -> Json:
-    """The value as JSON would carry it; its text where it cannot. Never raises."""
+    """The value as JSON, or its text if it is no JSON. Never raises."""
     try:
         return _json_of(value)
-    except Exception:  # whatever objects of the user's do; RecursionError too
+    except Exception:  # objects of the user may raise anything; RecursionError too
         return _shown(value)
 
 
@@ -246,16 +247,16 @@ def _shown(value: object) -> str:
 
 
 def conversation(completion: Completion) -> list[dict[str, Any]]:
-    """The messages of a call, the model's own at the end."""
+    """The messages of a call, ending with the model's own."""
     message = completion.message
     return completion.request_messages + ([message] if message else [])
 
 
 def tie(steps: Sequence[Step], completions: Iterable[Completion]) -> None:
-    """Give each step that was built by hand the captured call that it is of.
+    """Give each step that was built by hand its captured call.
 
-    By the conversation in visible form; of equal ones the first that no step has. A step whose
-    call was not captured stays as it is.
+    They are matched by the normalised conversation; among equal ones the first that no step has
+    wins. A step whose call was not captured is not changed.
     """
     taken = {id(step.completion) for step in steps if step.completion is not None}
     by_path: dict[bytes, list[Completion]] = {}
@@ -281,7 +282,7 @@ def tie(steps: Sequence[Step], completions: Iterable[Completion]) -> None:
 
 
 class _Keys:
-    """Keys of conversations; what one begins with as the one before is not looked at again."""
+    """Keys of conversations; the prefix shared with the conversation before is not hashed again."""
 
     def __init__(self) -> None:
         self._messages: Sequence[Json] = ()
@@ -298,7 +299,7 @@ class _Keys:
             parent = paths[-1] if paths else None
             try:
                 paths.append(extend(parent, message))
-            except TypeError:  # objects of the client's, say
+            except TypeError:  # not JSON: objects of the client, for example
                 paths.append(extend(parent, json_of(message)))
         self._messages, self._paths = messages, paths
         return paths[-1].key if paths else b""

@@ -1,13 +1,13 @@
-"""Token sequences: the trainable rows of a trajectory, exactly the ids that the model saw and said.
+"""Token sequences: the trainable rows of a trajectory, with exactly the ids of prompts and samples.
 
-Pure, and the same for any order of the completions. A call whose prompt ids begin with all the ids
-of an earlier call (prompt and completion) goes on where that one ended; anything else is a row of
-its own. Nothing is rendered, re-tokenised or padded: a completion without exact ids is not
-admitted, and the reason is given. Each admitted completion is trained exactly once over all rows.
+Pure; the order of the completions does not matter. A call whose prompt ids start with all the ids
+of an earlier call (prompt and completion) extends the row of that call; any other call starts a row
+of its own. Nothing is rendered, re-tokenised or padded: a completion without exact ids is dropped,
+with the reason. Each admitted completion is trained exactly once over all rows.
 
 The merge rule is the one that trainers agree on (tinker-cookbook `trajectory_to_data`, SkyRL
-`_merge_single_trajectory`, TRL `_chain_to_sequences`), taken from one running segment to a tree:
-a call goes on from the *longest* path that fits it.
+`_merge_single_trajectory`, TRL `_chain_to_sequences`), extended from one running segment to a
+tree: a call extends the *longest* path that is a prefix of its prompt.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ class TokenSequence:
     """One trainable row. All lists of T items are aligned with `token_ids`."""
 
     token_ids: list[int]
-    """(T) what the model saw and said, in order."""
+    """(T) ids of prompts and sampled tokens, in order."""
     loss_mask: list[int]
-    """(T) 1 on the tokens to learn from here, else 0: a completion that several rows share is
+    """(T) 1 on the tokens that this row trains, else 0. A completion that several rows share is
     trained in the first of them only."""
     logprobs: list[float]
-    """(T) of the sampled tokens, as the server gave them; 0.0 on the others, NaN where a sampled
-    token's is not known."""
+    """(T) log-probabilities of the sampled tokens, as the server sent them; 0.0 on other tokens,
+    NaN if that of a sampled token is unknown."""
     sampled: list[int]
-    """(T) 1 on the tokens that the model sampled, trained here or not."""
+    """(T) 1 on the tokens that the model sampled, else 0; also if another row trains them."""
     prompt_length: int
-    """Tokens before the first sampled one."""
+    """Number of tokens before the first sampled one."""
     spans: list[tuple[str, int, int]]
-    """(completion id, start, end) of each completion in the row, first to last."""
+    """(completion id, start, end) of each completion in the row, in order; `end` is exclusive."""
     completions: list[Completion] = field(repr=False, compare=False)
-    """The completions of `spans`, one for each."""
+    """The completions of `spans`, in the same order."""
     truncated: bool
-    """Whether a completion in it, or the row itself (`max_length`), was cut at a length limit."""
+    """True if a completion in it, or the row itself (`max_length`), stopped at a length limit."""
 
     @property
     def completion_ids(self) -> list[str]:
-        """Ids of the completions in it, first to last."""
+        """Ids of the completions in it, in order."""
         return [completion_id for completion_id, _, _ in self.spans]
 
     def __len__(self) -> int:
@@ -58,14 +58,19 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A completion that no row trains, and why."""
+    """A completion that no row trains."""
 
     completion: Completion
+    """The completion."""
     reason: str
+    """The reason, a sentence without a full stop."""
 
 
 class TokenSequences(list[TokenSequence]):
-    """The rows of a trajectory, in order of the calls that end them; and what is in none."""
+    """The rows of a trajectory, in order of their last calls.
+
+    `dropped` has the completions that no row trains.
+    """
 
     __slots__ = ("dropped",)
 
@@ -76,7 +81,7 @@ class TokenSequences(list[TokenSequence]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """An admitted completion: its prompt's ids and its own."""
+    """An admitted completion with the ids of its prompt and its own."""
 
     completion: Completion
     prompt: TokenPath
@@ -85,7 +90,7 @@ class _Call:
 
     @property
     def length(self) -> int:
-        """Ids that a call must begin with to go on from here."""
+        """Number of ids of prompt and completion: the prefix of a call that extends this one."""
         return self.prompt.length + len(self.ids)
 
 
@@ -97,8 +102,8 @@ def token_sequences(
 ) -> TokenSequences:
     """The rows of the completions of one trajectory.
 
-    masked: completions that stay in their row as context and are not trained.
-    max_length: longer rows are cut at their end, and flagged as truncated.
+    masked: true for completions that stay in their row as context and are not trained.
+    max_length: longer rows are truncated to so many tokens, and flagged as truncated.
     """
     calls: list[_Call] = []
     dropped: list[Dropped] = []
@@ -163,13 +168,13 @@ def _admit(completion: Completion) -> _Call | str:
 
 
 class _Beginnings:
-    """Digests of the beginnings of token paths; what paths share is hashed once."""
+    """Digests of prefixes of token paths; a shared prefix is hashed once."""
 
     def __init__(self) -> None:
         self._hashers: dict[int, blake2b] = {}
 
     def through(self, path: TokenPath | None) -> blake2b:
-        """The hasher of the whole path; not to be updated."""
+        """The hasher of the whole path; copy it before you update it."""
         missing: list[TokenPath] = []
         while path is not None and id(path) not in self._hashers:
             missing.append(path)
@@ -182,7 +187,7 @@ class _Beginnings:
         return hasher
 
     def digest(self, path: TokenPath, length: int) -> bytes:
-        """Of the first `length` ids of the path."""
+        """The digest of the first `length` ids of the path."""
         node: TokenPath | None = path
         while node is not None and node.length - len(node.ids) >= length:
             node = node.parent
@@ -198,7 +203,7 @@ def _bytes(ids: Sequence[int]) -> bytes:
 
 
 def _link(calls: Sequence[_Call]) -> dict[int, _Call]:
-    """What each call goes on from, by `id`: the longest path that its prompt begins with."""
+    """The call that each call extends, by `id`: the longest path that is a prefix of its prompt."""
     beginnings = _Beginnings()
     by_model: dict[str | None, dict[int, dict[bytes, list[_Call]]]] = {}
     for call in calls:
@@ -228,15 +233,15 @@ def _model(call: _Call) -> str | None:
 
 
 def _recency(completion: Completion) -> tuple[int, int, str, int]:
-    """Of paths with the same ids the one sampled last; of choices of one response the first."""
+    """Sort key: among paths with the same ids the last sampled wins, among choices choice 0."""
     exchange = completion.exchange
     return exchange.ended, exchange.start_time_ns, exchange.span_id, -completion.choice_index
 
 
 def _unresolved(calls: Sequence[_Call], parents: dict[int, _Call]) -> list[_Call]:
-    """Samples of one prompt of which it is not known whether the agent ever got them.
+    """Repeated samples of one prompt that the agent may never have received.
 
-    What our capture saw return was delivered, and what a later call went on from was used.
+    A completion that our capture recorded was delivered; one that a later call extends was used.
     """
     continued = {id(parent) for parent in parents.values()}
     doubtful = [c for c in calls if not c.completion.exact and id(c) not in continued]

@@ -1,4 +1,4 @@
-"""Workflows: a task run with every ending handled, one or many."""
+"""Workflows: run tasks with one or more agents and get an episode for each run."""
 
 from otel_rollout.workflows.rllm import RllmTrajectory, rollout_idx
 from otel_rollout.workflows.runs import run_workflows

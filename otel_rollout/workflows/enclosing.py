@@ -1,4 +1,4 @@
-"""A workflow's run on the trace: what happens inside it, and what its agents built by hand."""
+"""A workflow's run on the trace: the rollouts inside it, and trajectories built by hand."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from otel_rollout.wire import Json, dumps
 
 
 class WorkflowRun:
-    """One run of a workflow, which the rollouts inside it are told to.
+    """One run of a workflow; rollouts inside it report to it when they begin.
 
-    The run is a rollout of its own: calls that are in no rollout inside it belong to it, unless a
+    The run is itself a rollout: it has the calls that are in no rollout inside it, unless a
     trajectory that an agent built by hand claims them.
     """
 
     def __init__(self) -> None:
         self.active: ActiveRollout | None = None
-        """The rollout of the run itself; None: it is not recorded, or has not begun."""
+        """The rollout of the run itself. None: it is not recorded, or has not begun."""
         self.trajectories: list[Trajectory] = []
-        """Those of the rollouts inside it, in order of their start."""
+        """Trajectories of the rollouts inside it, in order of their start."""
         self.built: dict[str, Trajectory] = {}
         """Trajectories that agents built by hand, by id."""
 
     def began(self, trajectory: Trajectory) -> None:
-        """A rollout inside it has begun."""
+        """Add the trajectory of a rollout that has begun inside the run."""
         self.trajectories.append(trajectory)
 
     def place(self, trajectory: Trajectory) -> None:
@@ -44,7 +44,7 @@ class WorkflowRun:
                 trajectory.sample_index = own.sample_index
 
     def adopt(self, trajectory: Trajectory) -> None:
-        """Make a trajectory that was built by hand one of the run's."""
+        """Add a trajectory that was built by hand to the run."""
         if self.active is None or trajectory.id in self.built:
             return
         own = self.active.trajectory
@@ -56,7 +56,7 @@ class WorkflowRun:
         self.built[trajectory.id] = trajectory
 
     def record(self, episode: Json) -> None:
-        """Record what was built by hand, and the episode, before the run itself ends."""
+        """Record the episode and the trajectories built by hand; call it before the run ends."""
         if self.active is None:
             return
         if episode is not None:
@@ -66,7 +66,7 @@ class WorkflowRun:
 
 
 def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[str]:
-    """Record a trajectory as a span with its steps; the span ids of the calls that it claims."""
+    """Record a trajectory as a span with its steps; returns the span ids of its calls."""
     calls = [step.completion for step in trajectory.steps if step.completion is not None]
     claims = frozenset(call.span_id for call in calls)
     attributes = {

@@ -1,4 +1,4 @@
-"""rLLM's names for what is here, for agents and workflows that were written for it."""
+"""Names of rLLM for agents and workflows that were written for it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from otel_rollout.wire import Json
 
 
 class RllmTrajectory(Trajectory):
-    """A trajectory that an agent builds by hand, with the attributes that rLLM's has."""
+    """A trajectory that an agent builds by hand, with rLLM's attributes `task`, `uid`, `info`."""
 
     def __init__(self, *, task: Any = None, **fields: Any) -> None:
         super().__init__(**fields)
         self.task = task
-        """The task that the workflow was given; it is recorded with the episode."""
+        """The task of the workflow's run; recorded with the episode. None: not set."""
 
     @property
     def uid(self) -> str:
@@ -29,5 +29,5 @@ class RllmTrajectory(Trajectory):
 
 
 def rollout_idx(episode: Episode) -> str:
-    """The sample's part of an episode's `id`, after the last colon; "" where it has none."""
+    """The sample's part of an episode's `id`, after the last colon; "" if there is no colon."""
     return episode.id.rpartition(":")[2] if ":" in episode.id else ""

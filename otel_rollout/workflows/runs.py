@@ -31,17 +31,19 @@ async def run_workflows(
 
         episodes = await run_workflows(lambda: Solve(client), tasks, n_samples=8)
 
-    workflow: the class, made with `workflow_args`, or a function that makes one. At most
-    `n_parallel` exist; each runs one task at a time and is reset before it.
-    tasks: taken as there is room for them. A task that is a mapping may have an `id`; else its
-    number is its id. Each runs `n_samples` times as `{id}:{sample}`, in one group; tasks with one
-    id are samples of one task.
-    retry_limit: how often a run is tried whose reason is ERROR; failed attempts stay on the trace.
-    timeout: seconds for each attempt, instead of the workflow's.
-    max_exceptions: how many runs may end with ERROR; one more cancels the rest and raises
-    TooManyExceptionsError. None for any number.
-    on_episode: called with each episode as it ends. Without `keep_episodes` none is returned.
-    kwargs: those of `run`.
+    workflow: the class, called with `workflow_args`, or a function that returns an instance.
+    n_parallel: at most so many instances exist; each runs one task at a time and is reset before.
+    tasks: the next task is taken when an instance is free. A task that is a mapping may have an
+    `id`; else its number is its id. Tasks with the same id are samples of one task.
+    n_samples: runs of each task, with the uid `{id}:{sample}`, in one group.
+    retry_limit: attempts of a run whose reason is ERROR; failed attempts stay on the trace.
+    timeout: seconds for each attempt. None: the workflow's own `timeout`.
+    max_exceptions: so many runs may end with ERROR; one more cancels the rest and raises
+    TooManyExceptionsError. None: any number.
+    progress: True, or a label, shows a progress bar on a terminal.
+    on_episode: called with each episode as it ends.
+    keep_episodes: False: episodes are not kept, and the list that is returned is empty.
+    kwargs: passed to `run`.
     """
     for name, value in (
         ("n_parallel", n_parallel),

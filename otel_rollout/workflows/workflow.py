@@ -1,9 +1,9 @@
-"""Workflows: run a task with every ending handled, and get an `Episode` whatever happens.
+"""Workflows: run a task and get an `Episode`, however the run ends.
 
-Subclass `Workflow`, write `run`. The run is a span `invoke_workflow {name}`; what happens inside is
-collected: trajectories that were committed, those of agents, those of `@rollout` calls, and the
-model calls outside of all these. Names and meaning are those of rLLM's `Workflow`, so a workflow
-that was written for it ports by its imports.
+Subclass `Workflow` and write `run`. The run is a span `invoke_workflow {name}`. Collected are the
+trajectories that were committed, those of agents, those of `@rollout` calls, and the model calls
+outside of all these. Names and meaning are those of rLLM's `Workflow`, so a workflow that was
+written for it is ported by changing its imports.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Workflow(ABC):
-    """How an agent, or several, work on a task.
+    """A way to work on a task with one or more agents.
 
         class Solve(Workflow):
             async def run(self, task, uid, **kwargs):
@@ -57,11 +57,11 @@ class Workflow(ABC):
 
         episode = await Solve(client).run_with_termination_handling(task, "task-1:0")
 
-    rollout_engine: whatever `run` calls the model with: a client, say.
-    executor: for `run_in_executor`; None is the loop's own.
+    rollout_engine: the object that `run` calls the model with, such as a client.
+    executor: for `run_in_executor`. None: the loop's default executor.
     timeout: seconds that a run may take.
-    gamma, reward_bonus_coeff: see `adjust_step_rewards`.
-    store: what runs share, if you want that; nothing is done with it.
+    gamma, reward_bonus_coeff: see `adjust_step_rewards`; 0.0 is off.
+    store: any object for `run` to use; the library does not use it.
 
     One instance runs one task at a time. `compute_trajectory_reward`, `adjust_step_rewards`,
     `assign_episode_correctness` and `collect_metrics` may be overridden, also by coroutine
@@ -86,16 +86,22 @@ class Workflow(ABC):
         self.reward_bonus_coeff = reward_bonus_coeff
         self.store = store
         self.uid: str | None = None
+        """Id of the present or last run. None: nothing ran yet."""
         self.task: Any = None
+        """Task of the present or last run. None: nothing ran yet."""
         self._committed: list[Trajectory] = []
         self._run: WorkflowRun | None = None
-        """The run that is under way; None between runs."""
+        """The present run. None: between runs."""
         self._is_due = False
-        """Whether it is reset before it runs: it ran another task."""
+        """True if it must be reset before it runs, because it may have run another task."""
 
     @abstractmethod
     async def run(self, task: Any, uid: str, **kwargs: Any) -> Episode | None:
-        """Work on one task. None: what was done is collected; an `Episode` is returned as it is."""
+        """Work on one task.
+
+        Return None to have the trajectories collected and scored, or an `Episode`, which becomes
+        the result unchanged. Raise `TerminationEvent` to end with a reason.
+        """
 
     async def run_with_termination_handling(
         self, task: Any, uid: str, *, options: dict[str, Any] | None = None, **kwargs: Any
@@ -103,7 +109,7 @@ class Workflow(ABC):
         """Run the task and return its episode, however it ended.
 
         An exception of `run` is in `episode.info["error"]`; only a cancellation from outside
-        propagates, and the episode as far as it came still reaches the exporters. `timeout=`
+        propagates, and the incomplete episode still reaches the exporters. `timeout=` (seconds)
         overrides the workflow's; `options` are those of `rollout`. Without a `group_id` the run's
         group is its task: the `task_id`, else the part of `uid` before the last colon.
         """
@@ -135,7 +141,7 @@ class Workflow(ABC):
                     self._tie(episode)
                     for trajectory in episode.trajectories:
                         _reward_completions(trajectory)
-                except Exception:  # what the user put into it
+                except Exception:  # the user's episode may hold anything
                     logger.exception("the episode %s cannot be tied to its calls", episode.id)
                 return episode
             try:
@@ -176,7 +182,7 @@ class Workflow(ABC):
         return Options.of({"name": name, "task_id": uid, **options, "group_id": group})
 
     async def _within(self, timeout: float, task: Any, uid: str, **kwargs: Any) -> Episode | None:
-        """`run`, or `WorkflowTimeoutError`, which nothing that `run` raises can be taken for."""
+        """Call `run`; a timeout raises `WorkflowTimeoutError`, which `run` itself never raises."""
         call = functools.partial(self.run, task, uid, **kwargs)
         is_async = inspect.iscoroutinefunction(self.run)
 
@@ -208,7 +214,7 @@ class Workflow(ABC):
             "traceback": scrub("".join(traceback.format_exception(error))),
         }
 
-    # --- what is collected
+    # --- collecting
 
     def commit(
         self,
@@ -217,10 +223,10 @@ class Workflow(ABC):
         trajectory: Trajectory | None = None,
         reset: bool = False,
     ) -> None:
-        """Take the trajectory of an agent, or this one, into the episode as it is now.
+        """Add the present state of an agent's trajectory, or of this one, to the episode.
 
-        `name` becomes its name, `reset` resets the agent. One without steps and completions is
-        not taken. ConfigurationError unless exactly one of both is given.
+        `name` becomes its name, `reset` resets the agent. A trajectory without steps is not added.
+        ConfigurationError unless exactly one of `agent` and `trajectory` is given.
         """
         if (agent is None) is (trajectory is None):
             raise ConfigurationError(
@@ -233,16 +239,16 @@ class Workflow(ABC):
         if found.steps:
             taken = _snapshot(found)
             if any(taken.id == other.id for other in self._committed):
-                taken.id = uuid.uuid4().hex  # an agent that does not begin a new one at its reset
+                taken.id = uuid.uuid4().hex  # the agent's reset did not start a new one
             self._committed.append(taken)
         if agent is not None and reset:
             agent.reset()
 
     def collect_trajectories(self) -> Episode:
-        """The episode so far: what was committed, then the trajectories of agents and rollouts.
+        """The episode so far: committed trajectories, then those of agents and rollouts.
 
-        Each once, by its id; last the workflow's own one, with the calls that are no other's, if
-        it has such calls or was given a reward.
+        Each is in it once, by id. The last is the workflow's own trajectory, if it has calls that
+        belong to no other, or a reward.
         """
         episode = Episode(id=self.uid or "", task=self.task)
         episode.trajectories += self._committed
@@ -259,9 +265,9 @@ class Workflow(ABC):
         return episode
 
     def _tie(self, episode: Episode) -> Trajectory | None:
-        """Give steps that were built by hand the calls that they are of.
+        """Give steps that were built by hand their captured calls.
 
-        The workflow's own trajectory, if it has a reward, or calls that are no other's.
+        Returns the workflow's own trajectory if it has a reward, or calls that belong to no other.
         """
         run = self._run
         if run is None or run.active is None:
@@ -277,7 +283,7 @@ class Workflow(ABC):
         left = [c for c in own.completions if (c.span_id, c.choice_index) not in own.claimed]
         return own if left or own.all_rewards.has_own else None
 
-    # --- how it is judged
+    # --- scoring
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> Any:
         """Set the reward of a trajectory: the sum of its steps' rewards, if any step has one."""
@@ -290,7 +296,7 @@ class Workflow(ABC):
 
         With `reward_bonus_coeff` b each reward but the first gets `b * (raw[i] - raw[i-1])`, then
         with `gamma` above 0 each becomes the Monte Carlo return `G = r + gamma * G` from the end.
-        A step without a reward gets no bonus, and a return if a later one has a reward.
+        A step without a reward gets no bonus, and a return only if a later step has a reward.
         """
         steps = trajectory.steps
         raw = [step.reward for step in steps]
@@ -310,7 +316,7 @@ class Workflow(ABC):
                 step.reward = step.mc_return = future
 
     def assign_episode_correctness(self, episode: Episode) -> Any:
-        """Set `is_correct`: whether the rewards of the trajectories sum to more than 0."""
+        """Set `is_correct`: true if the rewards of the trajectories sum to more than 0."""
         episode.is_correct = sum(t.reward or 0.0 for t in episode.trajectories) > 0
 
     def collect_metrics(self, episode: Episode) -> Any:
@@ -326,10 +332,10 @@ class Workflow(ABC):
         termination_reason: TerminationReason | None = None,
         error: dict[str, Any] | None = None,
     ) -> Any:
-        """Judge the episode and return it; a coroutine of it if a hook is one.
+        """Score the episode and return it; returns a coroutine if a hook is a coroutine function.
 
-        A step at the end whose model call was never made is dropped. The reward of a trajectory
-        is taken from the raw rewards of its steps, which stay in `raw_reward`.
+        A last step whose model call was never made is dropped. The reward of a trajectory is
+        computed from the raw rewards of its steps, which are kept in `raw_reward`.
         """
         return _drive(self._judge(episode, termination_reason, error))
 
@@ -361,7 +367,7 @@ class Workflow(ABC):
     # --- agents, environments, threads
 
     def reset(self, task: Any = None, uid: str | None = None) -> Any:
-        """Forget what was committed; reset agents and environments for this task."""
+        """Forget committed trajectories; reset agents and environments for this task."""
         self.uid, self.task, self._committed = uid, task, []
         for agent in self._agents():
             agent.reset()
@@ -371,7 +377,7 @@ class Workflow(ABC):
             environment.reset(task=task)
 
     def is_multithread_safe(self) -> bool:
-        """Whether all its environments are."""
+        """True if all its environments are safe to use from a thread."""
         return all(environment.is_multithread_safe() for environment in self._environments())
 
     async def run_in_executor(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -404,7 +410,7 @@ def _can_reset(value: object) -> bool:
 
 
 class WorkflowTimeoutError(TimeoutError):
-    """The workflow's own time is up."""
+    """The run took longer than the workflow's `timeout`."""
 
 
 async def _done(value: Any) -> Any:
@@ -412,15 +418,15 @@ async def _done(value: Any) -> Any:
 
 
 async def _cancel(work: asyncio.Future[Any]) -> None:
-    """End it, and wait until it has; what it still says is not asked for."""
+    """Cancel the work and wait until it has ended; its result and exception are ignored."""
     work.cancel()
-    await asyncio.wait({work})  # raises only what comes from outside
+    await asyncio.wait({work})  # raises only a cancellation from outside
     if not work.cancelled():
         work.exception()
 
 
 def _drive(judging: Generator[Any, None, Episode]) -> Any:
-    """Run to the end; from the first hook that is a coroutine on, as a coroutine."""
+    """Run the scoring to its end; from the first hook that is a coroutine on, as a coroutine."""
     while True:
         try:
             waiting = next(judging)
@@ -442,7 +448,7 @@ async def _drive_async(judging: Generator[Any, None, Episode], waiting: Any) -> 
 
 
 def _reward_completions(trajectory: Trajectory) -> None:
-    """The reward of a step is that of its completion, for trainers that read completions."""
+    """Set the reward of each step on its completion, for trainers that read completions."""
     for step in trajectory.steps:
         completion = step.completion
         if completion is None or not step.scored:
@@ -457,7 +463,7 @@ def _reward_completions(trajectory: Trajectory) -> None:
 
 
 def _snapshot(trajectory: Trajectory) -> Trajectory:
-    """The trajectory as it is now, whatever its agent does with it; a rollout's is itself."""
+    """A copy of a trajectory built by hand, which its agent may change; others as they are."""
     if not trajectory.built_by_hand:
         return trajectory
     return RllmTrajectory(

@@ -1,9 +1,9 @@
-"""Model calls from the spans of other instrumentations: one module for each way of writing them.
+"""Model calls from the spans of other instrumentations: one module for each dialect.
 
-Nobody else keeps all of a call. So what is read here is never taken for what was on the wire: each
-exchange names its dialect (`source`) and what that loses (`lost`); what a single span should hold
-and does not is its `damage`, and a damaged call is not trained on. Roles, rewards and the order of
-calls are never inferred from names.
+No other instrumentation keeps a whole call. So an exchange that is read here never counts as the
+bytes on the wire: it names its dialect (`source`) and the facts that the dialect loses (`lost`).
+Anything that a single span should have and lacks is its `damage`; a damaged call is not trained.
+Roles, rewards and the order of calls are never inferred from names.
 
 To add a dialect: a module with a `DIALECT`, its entry in `DIALECTS`, and a recording of the real
 instrumentation in `tests/dialects` (README there), which shows what it keeps.

@@ -1,9 +1,8 @@
-"""What a dialect reads of one model call, and what a dialect may be unable to keep of it.
+"""One model call as a dialect reads it, and the facts that a dialect may lose.
 
-The one idea: a dialect is a pure function from spans to calls in wire form, plus a declaration of
-the facts that it loses. A fact that may be lost is never presented as known: a call carries a
-sentence for each fact that its dialect loses (`lost`), and for each thing that this one span should
-hold and does not (`damage`).
+A dialect is a pure function from spans to calls in wire form, plus a declaration of the facts that
+it loses. A fact that may be lost is never presented as known: a call has a sentence for each fact
+that its dialect loses (`lost`), and for everything that this span should have and lacks (`damage`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from otel_rollout.wire import Json, loads
 
 
 class Fact(Enum):
-    """Something of a call that some instrumentations do not write down."""
+    """A fact of a call that some instrumentations do not record."""
 
     LOGPROBS = "log-probabilities"
     TOKEN_IDS = "token ids"  # noqa: S105
@@ -53,20 +52,22 @@ class Call:
     request: dict[str, Json]
     """The request's body; chat messages under `messages`."""
     reply: Json = None
-    """The response's body, a stream in unstreamed shape; None where the span has none."""
+    """The response's body, a stream in its non-streamed shape. None: the span has none."""
     stream: bool = False
+    """True if the reply was streamed."""
     ended_ns: int | None = None
-    """When the reply had come, where that is later than the end of the span."""
+    """Unix nanoseconds when the reply was complete. None: at the end of the span."""
     is_responses: bool = False
+    """True for a call of the Responses API."""
     damage: list[str] = field(default_factory=list)
-    """What this span should hold and does not, in sentences."""
+    """Sentences about everything that this span should have and lacks."""
     prompt_is_known: bool = True
-    """False where the conversation is not whole."""
+    """False if messages of the request are missing or incomplete."""
     also_loses: frozenset[Fact] = frozenset()
-    """Lost in this call, though its dialect does not always lose it."""
+    """Facts that are lost in this call, although its dialect does not always lose them."""
 
     def miss(self, sentence: str, *, prompt: bool = False) -> None:
-        """Note something that should be there and is not; of the conversation, if `prompt`."""
+        """Add a sentence to `damage`; `prompt`: it concerns the messages of the request."""
         if sentence not in self.damage:
             self.damage.append(sentence)
         if prompt:
@@ -75,23 +76,23 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One instrumentation's way of writing a model call."""
+    """The way in which one instrumentation records a model call."""
 
     name: str
-    """What `Completion.exchange.source` says."""
+    """Name of the dialect, in `Completion.exchange.source`."""
     written_by: str
-    """Whose spans these are, with versions, for people."""
+    """The instrumentation and its versions, for people."""
     recognises: Callable[[SpanRecord], bool]
-    """Whether the span is a model call in this dialect. Exclusive among the dialects."""
+    """True if the span is a model call in this dialect. At most one dialect recognises a span."""
     read: Callable[[SpanRecord, Sequence[SpanRecord]], Call]
-    """The call of a span that is recognised, given all spans of its trace.
+    """Reads the call of a span that is recognised, given all spans of its trace.
 
-    What it raises for attributes that are not of the dialect's shape becomes the call's damage.
+    An exception, raised for attributes of another shape, becomes the call's damage.
     """
     loses: frozenset[Fact]
-    """What it does not write down."""
+    """Facts that it does not record."""
     loses_in_streams: frozenset[Fact] = frozenset()
-    """What it does not write down of a streamed call, besides."""
+    """Further facts that it does not record of a streamed call."""
 
     def losses(self, call: Call) -> list[str]:
         """A sentence for each fact that is lost, or may be, in this call."""
@@ -100,7 +101,7 @@ class Dialect:
 
 
 def _applies(fact: Fact, call: Call) -> bool:
-    """Whether a call can have lost that at all, by what is known of it."""
+    """True if this call can have lost the fact at all."""
     if fact is Fact.ARGUMENTS:
         return bool(_with(call, "tool_calls"))
     if fact in (Fact.IMAGES, Fact.DETAIL):
@@ -116,7 +117,7 @@ def _applies(fact: Fact, call: Call) -> bool:
 
 
 def _with(call: Call, key: str) -> list[Mapping[str, Json]]:
-    """The messages of request and reply that have something under this key."""
+    """The messages of request and reply that have a value under this key."""
     messages = objects(call.request.get("messages"))
     if isinstance(call.reply, Mapping):
         choices = objects(call.reply.get("choices"))
@@ -124,11 +125,11 @@ def _with(call: Call, key: str) -> list[Mapping[str, Json]]:
     return [message for message in messages if message.get(key)]
 
 
-# --- what the dialects have in common
+# --- shared by the dialects
 
 
 def structure(span: SpanRecord, key: str, call: Call, *, prompt: bool = False) -> Json:
-    """The JSON value of an attribute; None where it is absent, or damaged, which is noted."""
+    """The JSON value of an attribute. None: it is absent, or damaged, which is noted."""
     value: Any = span.attributes.get(key)
     if not isinstance(value, str):
         return list(value) if isinstance(value, Sequence) else value
@@ -140,14 +141,14 @@ def structure(span: SpanRecord, key: str, call: Call, *, prompt: bool = False) -
 
 
 def objects(value: Json) -> list[dict[str, Json]]:
-    """The JSON objects of a list; [] for what is no list."""
+    """The JSON objects of a list; [] if the value is no list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def object_rows(
     span: SpanRecord, key: str, call: Call, *, prompt: bool = False
 ) -> list[dict[str, Json]] | None:
-    """The list of JSON objects that an attribute is; None where it is absent or no such list."""
+    """An attribute that is a list of JSON objects. None: it is absent, or no such list."""
     value = structure(span, key, call, prompt=prompt)
     rows = objects(value)
     if value is not None and (not isinstance(value, list) or len(rows) < len(value)):
@@ -171,7 +172,7 @@ def numbered(attributes: Mapping[str, Any], prefix: str) -> dict[int, dict[str, 
 
 
 def check_not_empty(call: Call) -> None:
-    """Note messages in which there is nothing: their dialect has no words for what they held."""
+    """Note empty messages: their dialect could not record their content."""
     for number, message in enumerate(objects(call.request.get("messages"))):
         if message.get("role") != "tool" and _is_empty(message):
             call.miss(
@@ -181,7 +182,7 @@ def check_not_empty(call: Call) -> None:
             )
     for choice in objects(call.reply.get("choices") if isinstance(call.reply, Mapping) else None):
         message = choice.get("message") or {}
-        # An empty text too: streamed refusals look so.
+        # An empty text counts as empty too: streamed refusals look like this.
         if choice.get("finish_reason") and _is_empty(
             {**message, "content": message.get("content") or None}
         ):
@@ -194,10 +195,10 @@ def _is_empty(message: Mapping[str, Json]) -> bool:
 
 
 def cut_length(trace: Sequence[SpanRecord]) -> int | None:
-    """The length at which texts of this trace seem to have been cut; None if at none.
+    """The length at which texts of this trace seem to be truncated. None: no sign of it.
 
-    Texts of attributes that are not JSON do not show that they were cut. That the longest ones are
-    equally long, or as long as people set limits, does: better to doubt a text too many.
+    A truncated text that is not JSON does not show it. Two signs do: the longest texts have equal
+    length, or their length is a usual limit. A false alarm is better than a wrong text.
     """
     longest: set[str] = set()
     length = 0
@@ -217,7 +218,7 @@ _SHORTEST_LIMIT = 64
 
 
 def check_not_cut(texts: Mapping[str, Json], call: Call, trace: Sequence[SpanRecord]) -> None:
-    """Note texts, by attribute, that look as if a length limit had cut them."""
+    """Note texts, by attribute, that look as if a length limit had truncated them."""
     limit = cut_length(trace)
     for key, text in texts.items():
         if limit is not None and isinstance(text, str) and len(text) == limit:
@@ -231,7 +232,7 @@ def without_none(fields: Mapping[str, Json]) -> dict[str, Json]:
 def completion_reply(
     choices: list[dict[str, Json]], *, is_text: bool = False, **fields: Json
 ) -> dict[str, Json] | None:
-    """A chat completion (or text completion) with these choices; None if nothing is known."""
+    """A chat completion (or text completion) with these choices. None: nothing is known."""
     known = without_none(fields)
     if not choices and not known:
         return None
@@ -252,7 +253,7 @@ def _text_of(choice: Mapping[str, Json]) -> Json:
 
 
 def usage(prompt: int | None, completion: int | None) -> dict[str, int] | None:
-    """Usage in the words of the chat API; None where it is not known."""
+    """Usage in the shape of the chat API. None: unknown."""
     if prompt is None and completion is None:
         return None
     total = None if prompt is None or completion is None else prompt + completion

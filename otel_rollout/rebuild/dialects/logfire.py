@@ -1,7 +1,7 @@
-"""Logfire: the call is one span; what a stream said is on a second one, which comes later.
+"""Logfire: one span for the call, and for a stream a second, later span with the reply.
 
-Nothing names the first span on the second. They have the same parent and the same request, and of
-equal requests it does not matter which reply belongs to which.
+The second span does not name the first. They have the same parent and the same request; among equal
+requests it does not matter which reply belongs to which.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCRUBBED = "[Scrubbed due to"
 
 
 def is_logfire(span: SpanRecord) -> bool:
-    """Any span of a model client, those that hold what a stream said too."""
+    """True for any span of a model client, also for one with the reply of a stream."""
     return _REQUEST in span.attributes and (
         _SPAN_TYPE in span.attributes or span.scope.startswith("logfire")
     )
@@ -156,7 +156,7 @@ def _settle(call: Call, span: SpanRecord, output: SpanRecord | None) -> None:
 
 
 def _output_of(span: SpanRecord, trace: Sequence[SpanRecord]) -> SpanRecord | None:
-    """The span that holds what this call streamed; None if there is none."""
+    """The span with the streamed reply of this call. None: there is none."""
     calls = [other for other in trace if _is_call(other) and _same_request(other, span)]
     calls = sorted((c for c in calls if not _has_reply(c)), key=lambda c: (_end(c), c.span_id))
     outputs = [
@@ -191,7 +191,7 @@ def _same_request(one: SpanRecord, two: SpanRecord) -> bool:
     keys = (_REQUEST, sc.GEN_AI_INPUT_MESSAGES, sc.GEN_AI_SYSTEM_INSTRUCTIONS)
     if any(one.attributes.get(key) != two.attributes.get(key) for key in keys):
         return False
-    # The second span's events go on with the reply.
+    # The second span has the same events, followed by the reply.
     events = [(span.text(_EVENTS) or "").removesuffix("]") for span in (one, two)]
     return events[0].startswith(events[1]) or events[1].startswith(events[0])
 

@@ -1,7 +1,7 @@
-"""OpenInference: the request's and the response's JSON, whole, and again field by field.
+"""OpenInference: request and response as whole JSON, and again field by field.
 
-The JSON is what is read. A span that had more attributes than its limit drops the oldest, and the
-JSON is among them: then what is left of the fields is read, and the call is damaged.
+The JSON is read. If a span had more attributes than its limit, the oldest were dropped, the JSON
+among them: then the remaining fields are read, and the call is damaged.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     for key in (_INPUT, _OUTPUT):
         if _REDACTED in (span.text(key) or ""):
             call.miss(f"something in its {key} was redacted", prompt=key == _INPUT)
-            call.also_loses |= {Fact.IMAGES}  # long ones are, unless it is told otherwise
+            call.also_loses |= {Fact.IMAGES}  # long images are redacted by default
     texts = {k: v for k, v in span.attributes.items() if k.startswith(tuple(fields_read) or " ")}
     check_not_cut(texts, call, trace)
     _verify_token_ids(call)
@@ -167,9 +167,9 @@ def _part(row: Mapping[str, Any]) -> dict[str, Json]:
 
 
 def _verify_token_ids(call: Call) -> None:
-    """Keep token ids only where their number agrees with what else is known of it.
+    """Remove token ids if their number differs from the usage or the log-probabilities.
 
-    Servers are known to leave tokens out of streams, and the chunks were put together.
+    Some servers leave tokens out of streams, and the instrumentation merged the chunks.
     """
     reply = call.reply
     if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):

@@ -1,7 +1,7 @@
 """OpenLLMetry (Traceloop) up to 0.54: one attribute for each field of each message.
 
-A span holds 128 attributes by default, and drops the first ones: of a long conversation the
-beginning is missing. That shows in the numbers, so it is never guessed.
+A span keeps 128 attributes by default and drops the first ones, so the first messages of a long
+conversation are missing. The numbers of the remaining messages show it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages as the GenAI conventions write them (lists of parts), to and from chat's wire form.
 
-Shared by the dialects that follow the conventions; what each of them puts into a part differs, so
-a part is read by what it has. A part of an unknown type is kept as it is.
+Shared by the dialects that follow the conventions. Their parts differ, so a part is read by the
+keys that it has. A part of an unknown type is kept unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PARAMETERS = {
     "stop": sc.GEN_AI_REQUEST_STOP_SEQUENCES,
 }
 _FINISH_REASONS = {"tool_call": "tool_calls", "error": None, "": None}
-"""What the conventions made of the API's words; a reply that broke off has no reason."""
+"""Finish reasons of the conventions as those of the API; a reply that broke off has none."""
 
 
 def parameters(span: SpanRecord) -> dict[str, Json]:
@@ -43,7 +43,7 @@ def parameters(span: SpanRecord) -> dict[str, Json]:
     found: dict[str, Json] = {}
     for name, key in _PARAMETERS.items():
         value = span.attributes.get(key)
-        if isinstance(value, str) and name != "model":  # of a store that keeps only text
+        if isinstance(value, str) and name != "model":  # a store that keeps only text
             with contextlib.suppress(ValueError):
                 value = loads(value)
         if value is not None:
@@ -95,7 +95,7 @@ def read_call(span: SpanRecord, output: SpanRecord, *, stream: bool) -> Call:
         ),
     )
     if any(row.get("finish_reason") == "error" for row in rows):
-        call.stream = True  # only of a stream is there a reply that broke off
+        call.stream = True  # only a stream can break off with part of its reply
     check_not_empty(call)
     return call
 

@@ -1,4 +1,4 @@
-"""The model calls of a trace, each once, whichever instrumentations wrote of it."""
+"""The model calls of a trace, each once, even if several instrumentations recorded it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ DIALECTS = (
 
 
 def dialect_of(span: SpanRecord) -> Dialect | None:
-    """The dialect that this span is a model call in; None if it is none."""
+    """The dialect in which this span is a model call. None: it is no model call."""
     return next((dialect for dialect in DIALECTS if dialect.recognises(span)), None)
 
 
 def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:
     """The model calls of one trace, each once, in order of their start.
 
-    `trace`: all its spans that have come, each once. Of several spans that tell of one call the
-    one that keeps most is read.
+    `trace`: all its spans, each once. If several spans record the same call, the one that keeps
+    most is read.
     """
     trace = [_as_json(span) for span in trace]
     paths = _Paths()
@@ -52,7 +52,7 @@ def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:
 
 
 def _as_json(span: SpanRecord) -> SpanRecord:
-    """The span without attributes that no JSON can hold: no dialect writes bytes."""
+    """The span without attributes of bytes, which are no JSON; no dialect writes them."""
     if not any(isinstance(value, bytes) for value in span.attributes.values()):
         return span
     kept = {k: v for k, v in span.attributes.items() if not isinstance(v, bytes)}
@@ -60,7 +60,7 @@ def _as_json(span: SpanRecord) -> SpanRecord:
 
 
 def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Call:
-    """The call of a span that somebody else wrote, and that may hold anything."""
+    """The call of a span, whose attributes may hold anything."""
     try:
         call = dialect.read(span, trace)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
@@ -75,7 +75,7 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
 
 
 def _has_shape(reply: Mapping[str, Json]) -> bool:
-    """Whether the parts of a response that everything relies on are what they should be."""
+    """True if the parts of a response that other code relies on have their types."""
     for key in ("choices", "output"):
         items = reply.get(key)
         if items is not None and (
@@ -89,7 +89,7 @@ def _has_shape(reply: Mapping[str, Json]) -> bool:
 
 
 class _Paths:
-    """Conversations that share their prefixes, as those of one exchange writer do."""
+    """Builds conversations that share their prefixes, as those of one exchange writer do."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], MessagePath] = {}
@@ -149,7 +149,7 @@ def _exchange(span: SpanRecord, dialect: Dialect, call: Call, paths: _Paths) -> 
 
 
 def _status(span: SpanRecord, call: Call) -> tuple[str, dict[str, str] | None]:
-    """How the call ended; what its span does not tell is noted as damage."""
+    """Status and error of the call; an unknown ending is noted as damage."""
     if span.status_error is not None:
         error = error_of(span)
         kind = error["type"].rpartition(".")[2]
@@ -174,7 +174,7 @@ _STATUS_OF = {"CancelledError": "cancelled", "GeneratorExit": "abandoned"}
 
 
 def error_of(span: SpanRecord) -> dict[str, str]:
-    """Type and message of the error that a span ended with, as far as it tells."""
+    """Type and message of the error of a span, as far as they are known."""
     kind, message = span.text(sc.ERROR_TYPE), span.status_error
     for event in span.events:
         found = event.attributes.get(sc.EXCEPTION_TYPE)
@@ -189,21 +189,21 @@ def error_of(span: SpanRecord) -> dict[str, str]:
 
 
 def _richness(exchange: Exchange) -> tuple[bool, int, str]:
-    """Lowest for what keeps most: whole before damaged, then by how little is lost."""
+    """Sort key: undamaged calls first, then those that lose fewest facts."""
     return bool(exchange.damage), len(exchange.lost), exchange.source
 
 
 def _most_and_richest(calls: Sequence[Exchange]) -> tuple[int, tuple[bool, int, str]]:
-    """Lowest for the spans of the one instrumentation that is believed."""
+    """Sort key: the instrumentation with most calls first, then the richest."""
     return -len(calls), _richness(calls[0])
 
 
 def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[Exchange]:
-    """Of the spans that several instrumentations wrote of one call, the richest.
+    """Each call once: among spans of several instrumentations, those of the richest.
 
-    Two spans of one instrumentation are two calls. Two of different ones are the same call if
-    they have the same response id, or if one runs inside the other (or beside it, at the same
-    time and with the same conversation) and their ids do not differ.
+    Two spans of one instrumentation are two calls. Two spans of different instrumentations are the
+    same call if they have the same response id, or if one runs inside the other (or beside it, at
+    the same time and with the same conversation) and their ids do not differ.
     """
     scopes = {span.span_id: span.scope for span in trace}
     writers = {e.span_id: (e.source, scopes[e.span_id]) for e in exchanges}
@@ -222,7 +222,7 @@ def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[E
             if len(span_ids) == 1:
                 same.join(outer, span_ids[0])
             elif by_span[outer].response_id is None:
-                dropped.add(outer)  # it tells of several calls, each of which has its own span
+                dropped.add(outer)  # it covers several calls, each of which has its own span
     groups: dict[str, dict[tuple[str, str], list[Exchange]]] = {}
     for exchange in exchanges:
         if exchange.span_id not in dropped:
@@ -230,14 +230,14 @@ def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[E
             written.setdefault(writers[exchange.span_id], []).append(exchange)
     kept: list[Exchange] = []
     for written in groups.values():
-        # A server may give one id to several answers: whoever saw most of them is believed.
+        # A server may give several answers one id: the instrumentation with most of them wins.
         believed = min(written.values(), key=_most_and_richest)
         kept += believed
     return kept
 
 
 class _Same:
-    """Which spans tell of one call. Spans with different response ids are never joined."""
+    """Sets of spans of the same call (union-find); different response ids are never joined."""
 
     def __init__(self) -> None:
         self._parents: dict[str, str] = {}
@@ -261,7 +261,7 @@ class _Same:
 def _inside(
     exchanges: list[Exchange], trace: Sequence[SpanRecord], writers: Mapping[str, tuple[str, str]]
 ) -> dict[str, list[str]]:
-    """The model calls that run directly inside, or beside and during, each; by span id."""
+    """For each model call, by span id, those directly inside it, or beside it at the same time."""
     calls = {exchange.span_id for exchange in exchanges}
     parents = {span.span_id: span.parent_span_id for span in trace}
     inner: dict[str, list[str]] = {}
@@ -276,7 +276,7 @@ def _inside(
             inner.setdefault(str(parent), []).append(exchange.span_id)
         else:
             beside.append(exchange)
-    # Some do not make their span the current one: then what runs inside it is beside it.
+    # Some instrumentations do not make their span current: then inner spans are beside it.
     for one in beside if len(set(writers.values())) > 1 else ():
         matched = {writers[one.span_id]}
         for other in beside:
@@ -293,7 +293,7 @@ def _inside(
 
 
 def _ask_together(one: Exchange, two: Exchange) -> bool:
-    """Whether both ask the same, and one while the other waits for its reply."""
+    """True if both have the same conversation and overlap in time."""
     if one.start_time_ns > two.start_time_ns:
         one, two = two, one
     if one.prompt is None or two.prompt is None or (one.end_time_ns or 0) <= two.start_time_ns:
