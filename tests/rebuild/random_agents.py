@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -375,3 +376,19 @@ def trained(trajectory: Trajectory) -> Counter[tuple[str, int]]:
         for item in history.items
         if item.trainable and item.completion
     )
+
+
+def operations(work: Callable[[], object]) -> int:
+    """Function calls, of Python and of C, that the work takes."""
+    count = 0
+
+    def profile(_frame: object, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count

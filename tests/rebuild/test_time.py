@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import pytest
 
 from otel_rollout import reconstruct
 from otel_rollout.trajectory import Conversations
-from tests.rebuild.random_agents import TOOLS, Rollout, resent, turn
+from tests.rebuild.random_agents import TOOLS, Rollout, operations, resent, turn
 
 pytestmark = pytest.mark.slow
-
-
-def operations(work: Callable[[], object]) -> int:
-    """Function calls, of Python and of C, that the work takes."""
-    count = 0
-
-    def profile(_frame: object, event: str, _arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def growing(rollout: Rollout, turns: int) -> None:
