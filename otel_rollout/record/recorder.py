@@ -177,13 +177,17 @@ class ExchangeRecorder:
         chunks.append(chunk)
         self._last = self._rollout.clock
         if self._is_events:
-            self._tail = (self._tail + chunk[-TAIL:])[-TAIL:]
-            if self._is_last(self._tail):
+            tail = chunk if len(chunk) > TAIL else self._tail + chunk
+            tail = self._tail = tail[-TAIL:]
+            if self._is_last(tail):
                 self.end()  # nothing comes after it
 
     def _is_last(self, tail: bytes) -> bool:
         """Whether the last event of a whole reply is in its last `TAIL` bytes."""
-        return any(api.is_last(tail) for api in self._apis)
+        for api in self._apis:  # noqa: SIM110 - asked for each chunk; any() would take twice as long
+            if api.is_last(tail):
+                return True
+        return False
 
     @guarded(INCOMPLETE)
     def refused(self, status: int, text: str | None) -> None:
