@@ -15,6 +15,8 @@ from otel_rollout.record import secrets_in
 from tests.kit.recording import Clients, Recording
 from tests.look.llm_spans import ECHOES, KEY, SECRETS, USER
 
+pytestmark = pytest.mark.slow
+
 SECRETS += ["custom-secret-0006"]
 
 HEADERS = {

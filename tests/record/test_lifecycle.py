@@ -22,6 +22,8 @@ from tests.kit.conversations import ASK, chat
 from tests.kit.ending import SLOW, TEXT, collect_garbage, ended, open_stream, said
 from tests.kit.recording import Clients, Recording
 
+pytestmark = pytest.mark.slow
+
 
 def processor_of(recording: Recording) -> TrajectorySpanProcessor:
     processors = recording.provider._active_span_processor._span_processors

@@ -17,6 +17,8 @@ from otel_rollout import semconv as sc
 from otel_rollout.spans.record import SpanRecord, with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 
+pytestmark = pytest.mark.slow
+
 ROLLOUT = "r" * 32
 
 

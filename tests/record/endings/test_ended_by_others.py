@@ -25,6 +25,8 @@ from tests.kit.conversations import ASK, chat
 from tests.kit.ending import SLOW, TEXT, collect_garbage, ended, open_stream, said
 from tests.kit.recording import Clients, Recording
 
+pytestmark = pytest.mark.slow
+
 # --- streams that somebody else ends
 
 
