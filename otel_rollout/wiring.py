@@ -30,12 +30,14 @@ from otel_rollout.look import instrumentors
 from otel_rollout.otlp import SplittingSpanExporter
 from otel_rollout.record import (
     ActiveRollout,
+    Content,
     TrajectorySpanProcessor,
     capture,
     check_exporter,
     continue_environment,
     leave_environment,
     process_state,
+    switched_off,
 )
 
 logger = logging.getLogger("otel_rollout")
@@ -47,6 +49,10 @@ _MIN_ATTRIBUTES = 40
 
 class TruncationWarning(UserWarning):
     """A limit is set that will truncate or drop attributes that training needs."""
+
+
+class ContentWarning(UserWarning):
+    """Prompts and replies are on spans though a switch of the environment says otherwise."""
 
 
 @dataclass(slots=True)
@@ -83,6 +89,8 @@ def configure(
     tracer_provider: TracerProvider | None = None,
     instrumentor: Literal["openai", "genai"] | None = "openai",
     request_token_ids: bool = False,
+    content: Literal["full", "none"] | None = None,
+    redact: Callable[[bytes], bytes] | None = None,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -105,6 +113,16 @@ def configure(
         None is no LLM spans. If one is active already, it stays, and none is added.
     request_token_ids: ask the server for token ids with every call of a rollout; see the function
         `request_token_ids`.
+    content: "full" has prompts and replies on the spans: on LLM spans, for people, and on exchange
+        spans, from which trajectories can be rebuilt anywhere. "none" keeps them, and every other
+        text of the user, off each span that leaves the process: exchange spans are recorded and
+        not exported. Trajectories of this process are the same with both. None (default) is "none"
+        where TRACELOOP_TRACE_CONTENT or OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says
+        so, else "full".
+    redact: a function that is given the bytes of each request and each reply (JSON; a stream as
+        the reply that it merges to), and each text of the user, and returns what may be recorded
+        of them. A call that it changes has no token ids and does not train. LLM spans are
+        without content then. None (default): nothing is redacted.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory.
 
     Calling it again adds the exporters that are new and returns the same provider.
@@ -117,10 +135,17 @@ def configure(
             f"configure(service_name=...): expected a name, got {service_name!r}"
         )
     instrumentors.check(instrumentor)
+    rule = _content(content, redact)
     with process_state.configuring:
         before = _done_before()
         if before is not None:
             _again(before, service_name, exporters, span_exporters, tracer_provider)
+            if (content is not None or redact is not None) and rule != process_state.content:
+                logger.warning(
+                    "configure(content=%r, redact=%r): configured already, not changed",
+                    content,
+                    redact,
+                )
             if request_token_ids:
                 process_state.request_fields = {}
             return before.provider
@@ -131,13 +156,14 @@ def configure(
         if own:
             look += [SplittingSpanExporter(exporter) for exporter in _otlp_exporters()]
         _warn_of_limits(provider)
+        process_state.content = rule
         capture.instrument()
         process_state.request_fields = {} if request_token_ids else None
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(BatchSpanProcessor(exporter))
             provider.add_span_processor(setup.processors[-1])
-        setup.uninstrument = instrumentors.instrument(instrumentor, provider)
+        setup.uninstrument = instrumentors.instrument(instrumentor, provider, content=rule.is_whole)
         threads = ThreadingInstrumentor()
         if not threads.is_instrumented_by_opentelemetry:
             threads.instrument()
@@ -172,6 +198,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             setup.uninstrument()
         if setup.threads:
             ThreadingInstrumentor().uninstrument()
+        process_state.content = Content()
         deadline = time.monotonic() + timeout_millis / 1000
         flushed = setup.provider.force_flush(timeout_millis)
         setup.processor.shutdown(max(0, int((deadline - time.monotonic()) * 1000)))
@@ -209,6 +236,35 @@ def _checked(
                 f"configure(span_exporters=...): expected SpanExporters, got {item!r}"
             )
     return exporters, span_exporters
+
+
+def _content(
+    content: Literal["full", "none"] | None, redact: Callable[[bytes], bytes] | None
+) -> Content:
+    """The rule for content that these arguments of `configure` and the environment give."""
+    if content not in ("full", "none", None):
+        raise ConfigurationError(
+            f"configure(content=...): expected 'full' or 'none', got {content!r}"
+        )
+    if redact is not None and not callable(redact):
+        raise ConfigurationError(
+            f"configure(redact=...): expected a function of bytes to bytes, got {redact!r}"
+        )
+    off = switched_off()
+    if off and content == "full":
+        warnings.warn(
+            f"{off} says that spans have no prompts and replies, but configure(content='full') "
+            f"exports them on exchange spans. Leave content out, or the variable unset",
+            ContentWarning,
+            stacklevel=3,
+        )
+    elif off and content is None:
+        logger.warning(
+            "%s: spans are exported without prompts and replies, so trajectories cannot be rebuilt "
+            "from them. configure(content='full') exports them",
+            off,
+        )
+    return Content(exported=content == "full" or (content is None and not off), redact=redact)
 
 
 def _again(

@@ -28,7 +28,7 @@ from opentelemetry.instrumentation.openai.shared.config import Config
 
 from otel_rollout import semconv as sc
 from otel_rollout.look.shapes import UNSET, as_function_call, dumped, plain, shown_message
-from otel_rollout.record import scrub, secrets_in
+from otel_rollout.record import Secrets, noting_requests, process_state
 
 logger = logging.getLogger("otel_rollout")
 
@@ -108,6 +108,8 @@ class _Call:
         self._told: BaseException | None = None
         self._stream: Any = None
         self._copy: Any = None
+        self._requests: list[Any] = []
+        """The HTTP requests of the call."""
 
     def prepare(self) -> None:
         if Config.upload_base64_image is _NO_CALLBACK:  # anybody's OpenAIInstrumentor() sets it
@@ -121,6 +123,8 @@ class _Call:
             for name, value in self.kwargs.items()
             if value is not None and not isinstance(value, UNSET) and name not in _UNREAD
         }
+        if not process_state.content.is_whole:
+            self.shown = {n: v for n, v in self.shown.items() if n == "model" or _is_number(v)}
         for name in ("prompt", "input"):
             tokens = self.shown.get(name)
             if isinstance(tokens, list) and tokens and isinstance(tokens[0], int):
@@ -136,7 +140,8 @@ class _Call:
     def make(self, *_: Any, **kwargs: Any) -> Any:
         sent = self._sent(kwargs)
         try:
-            self._result = self.wrapped(*self.args, **sent)
+            with noting_requests(self._requests):
+                self._result = self.wrapped(*self.args, **sent)
         except BaseException as error:
             self._raise_to_watcher(error)
         return self._view()
@@ -144,7 +149,8 @@ class _Call:
     async def make_async(self, *_: Any, **kwargs: Any) -> Any:
         sent = self._sent(kwargs)
         try:
-            self._result = await self.wrapped(*self.args, **sent)
+            with noting_requests(self._requests):
+                self._result = await self.wrapped(*self.args, **sent)
         except BaseException as error:
             self._raise_to_watcher(error)
         return self._view()
@@ -172,23 +178,25 @@ class _Call:
         if not isinstance(error, Exception):
             return error
         try:
-            secrets = self._secrets(error)
+            secrets, content = self._secrets(error), process_state.content
             text = "".join(traceback.format_exception(error))
-            if not any(secret in text for secret in secrets):
+            if content.is_whole and secrets.scrub(text) == text:
                 return error
-            text = scrub(str(error), secrets)
+            text = content.text(content.recorded(secrets.scrub(str(error))))
         except Exception:
             text = "(no text)"
         return _public_error(type(error), text)
 
-    def _secrets(self, error: BaseException | None = None) -> set[str]:
+    def _secrets(self, error: BaseException | None = None) -> Secrets:
+        secrets = Secrets()
         client = self.instance._client
-        request = getattr(error, "request", None)
-        secrets = {str(client.api_key)} if getattr(client, "api_key", None) else set()
-        for headers in (client.default_headers, self.kwargs.get("extra_headers"), request):
-            headers = getattr(headers, "headers", headers)
-            if isinstance(headers, Mapping):
-                secrets |= secrets_in(headers)
+        secrets.learn(client.default_headers, str(client.base_url))
+        secrets.learn({"api-key": getattr(client, "api_key", None)})
+        extra = self.kwargs.get("extra_headers")
+        secrets.learn(extra if isinstance(extra, Mapping) else {})
+        for request in (*self._requests, getattr(error, "request", None)):
+            if request is not None:
+                secrets.learn(request.headers, str(request.url))
         return secrets
 
     def _view(self) -> Any:
@@ -218,7 +226,7 @@ class _Call:
             if isinstance(choice.get("message"), dict):
                 choice["message"] = shown_message(choice["message"])
         if data.get("error"):
-            data["error"] = json.loads(scrub(json.dumps(data["error"]), self._secrets()))
+            data["error"] = json.loads(self._secrets().scrub(json.dumps(data["error"])))
         return data
 
     def swallow(self, error: BaseException) -> None:
@@ -248,6 +256,10 @@ class _Call:
         # The watcher lives as long as the stream, and must not be what keeps it.
         result, self._result, self._stream = self._result, None, None
         return result
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _end_span(span: Any, error: BaseException | None, *, recorded: bool = False) -> None:

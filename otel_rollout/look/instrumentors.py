@@ -22,11 +22,12 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.look.guard import Guard, log_swallowed
+from otel_rollout.record import SWITCHES
 
 Undo = Callable[[], None]
 _SCOPE = "opentelemetry.instrumentation.openai"
 _GENAI = "opentelemetry.instrumentation.genai.openai"
-_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+_CONTENT = next(iter(SWITCHES))
 _GUARDED = {
     *(("Completions", name) for name in ("create", "parse")),
     *(("Responses", name) for name in ("create", "parse", "retrieve", "cancel")),
@@ -51,15 +52,19 @@ def check(name: str | None) -> None:
             ) from None
 
 
-def instrument(name: str | None, provider: TracerProvider) -> Undo:
+def instrument(name: str | None, provider: TracerProvider, *, content: bool = True) -> Undo:
     """Let the instrumentor `name` draw LLM spans on `provider`; returns a function that undoes it.
 
     One that instruments already is left as it is, and no second one is added. The default one is
-    guarded, also where it is the user's, and whoever calls its `instrument` from now on.
+    guarded, also where it is the user's, and whoever calls its `instrument` from now on. Without
+    `content` the spans have no prompts and replies, and neither have those of other
+    instrumentations that know one of the usual switches.
     ConfigurationError as `check` raises.
     """
     check(name)
     undo: list[Undo] = []
+    if not content:
+        undo.append(_switch_content_off())
     genai = sys.modules[_GENAI].OpenAIInstrumentor() if _GENAI in sys.modules else None
     taken = genai is not None and genai.is_instrumented_by_opentelemetry
     with warnings.catch_warnings():  # its own code, which its user cannot change
@@ -79,6 +84,20 @@ def instrument(name: str | None, provider: TracerProvider) -> Undo:
             undo.pop()()
 
     return take_out
+
+
+def _switch_content_off() -> Undo:
+    before = {name: os.environ.get(name) for name in SWITCHES}
+    os.environ.update(SWITCHES)
+
+    def restore() -> None:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    return restore
 
 
 def _instrument_genai(instrumentor: Any, provider: TracerProvider) -> Undo:

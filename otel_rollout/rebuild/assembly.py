@@ -290,9 +290,14 @@ class Assembly:
             missing += max(0, count - unended - came - refused)
             began, still_open = began + count, still_open + unended
         if missing:
-            sentences.append(
-                f"{missing} of {began} model calls are missing: their spans did not come"
+            kept_back = self._rollout and self._rollout.text(sc.ROLLOUT_CONTENT) == "none"
+            why = (
+                "content was kept off its spans (configure(content='none')), trajectories are "
+                "whole only in its own process"
+                if kept_back
+                else "their spans did not come"
             )
+            sentences.append(f"{missing} of {began} model calls are missing: {why}")
         if gaps := sum(map(self._gaps, present.keys() - counted)):
             sentences.append(
                 f"at least {gaps} model calls are missing: their spans did not come, or they had "

@@ -3,6 +3,8 @@
 from otel_rollout.record import capture
 from otel_rollout.record.attributes import end_attributes, identity, present
 from otel_rollout.record.boundary import guarded
+from otel_rollout.record.calls import noting_requests
+from otel_rollout.record.content import SWITCHES, Content, switched_off
 from otel_rollout.record.current import begin, end
 from otel_rollout.record.gather import (
     TooManyExceptionsError,
@@ -31,15 +33,18 @@ from otel_rollout.record.progress import RolloutProgress
 from otel_rollout.record.provider import rollout_provider
 from otel_rollout.record.rollouts import rollout
 from otel_rollout.record.running import ActiveRollout, Enclosing
-from otel_rollout.record.secrets import scrub, secrets_in
+from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
 from otel_rollout.record.tools import tool
 
 __all__ = [
+    "SWITCHES",
     "ActiveRollout",
+    "Content",
     "Enclosing",
     "Options",
     "RolloutProgress",
+    "Secrets",
     "TooManyExceptionsError",
     "TrajectorySpanProcessor",
     "begin",
@@ -59,6 +64,7 @@ __all__ = [
     "late_reward",
     "leave_environment",
     "no_capture",
+    "noting_requests",
     "present",
     "process_state",
     "propagate",
@@ -67,7 +73,6 @@ __all__ = [
     "rollout",
     "rollout_provider",
     "run_bounded",
-    "scrub",
-    "secrets_in",
+    "switched_off",
     "tool",
 ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from otel_rollout import semconv as sc
+from otel_rollout.record.state import process_state
 from otel_rollout.spans import carried, label
 from otel_rollout.trajectory import Reward, Trajectory
 from otel_rollout.wire import Json, dumps
@@ -55,6 +57,18 @@ def evaluation(reward: Reward) -> dict[str, Any]:
         sc.GEN_AI_RESPONSE_ID: reward.completion_id,
     }
     return present(attributes)
+
+
+def exception_event(error: BaseException, scrub: Callable[[str], str]) -> dict[str, Any]:
+    """Attributes of the event that the conventions have for an exception, scrubbed."""
+    show = process_state.content.text
+    kind = type(error)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return {
+        sc.EXCEPTION_TYPE: module + kind.__qualname__,
+        sc.EXCEPTION_MESSAGE: show(scrub(str(error))),
+        sc.EXCEPTION_STACKTRACE: show(scrub("".join(traceback.format_exception(error)))),
+    }
 
 
 def present(attributes: Mapping[str, Any]) -> dict[str, Any]:

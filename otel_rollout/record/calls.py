@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ _current: ContextVar[weakref.ref[ExchangeRecorder] | None] = ContextVar(
 )
 """The call that is being made here. A weak reference: a connection that the call opens keeps its
 context for as long as it lives."""
+_noted: ContextVar[list[Any] | None] = ContextVar("otel-rollout-requests", default=None)
+"""Where the requests that are built here are noted. None: nowhere."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,24 @@ def current_recorder() -> ExchangeRecorder | None:
     """The recorder of the call that is being made here. None: none is, or it is not recorded."""
     current = _current.get()
     return None if current is None else current()
+
+
+@contextmanager
+def noting_requests(requests: list[Any]) -> Iterator[None]:
+    """Add the HTTP requests that clients build inside to `requests`, recorded or not."""
+    token = _noted.set(requests)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a coroutine that the garbage collector closes
+            _noted.reset(token)
+
+
+def note_request(request: Any) -> None:
+    """A client has built this HTTP request."""
+    noted = _noted.get()
+    if noted is not None:
+        noted.append(request)
 
 
 def asked_fields(path: str) -> dict[str, Json]:
@@ -145,6 +166,8 @@ def _enter(call: Call | None) -> tuple[Any, Any]:
     if call is None:
         return _current.set(None), None
     current = _current.set(weakref.ref(call.recorder))
+    if not process_state.content.exported:
+        return current, None  # what is below a span that is not exported would not be either
     return current, otel_context.attach(trace.set_span_in_context(call.recorder.span))
 
 

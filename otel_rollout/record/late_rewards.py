@@ -10,6 +10,7 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild import evaluation_name
 from otel_rollout.record.attributes import evaluation, present
+from otel_rollout.record.state import process_state
 from otel_rollout.spans import with_lengths
 from otel_rollout.trajectory import Reward, RewardKey
 from otel_rollout.wire import Json, dumps
@@ -44,6 +45,9 @@ def record_late_reward(
     name, completion_id, choice_index = key
     data: dict[str, Json] = {"name": name, "completion_id": completion_id, "value": None}
     data |= {"choice_index": choice_index} if choice_index else {}
+    content = process_state.content
+    if reward is not None and reward.explanation is not None:
+        reward.explanation = content.recorded(reward.explanation)
     attributes = {
         sc.ROLLOUT_ID: rollout_id,
         sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
@@ -53,8 +57,8 @@ def record_late_reward(
     span = tracer.start_span(
         evaluation_name(name),
         context=trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent else None,
-        attributes=with_lengths(present(attributes)),
+        attributes=with_lengths(content.shown(present(attributes))),
     )
     if reward is not None:
-        span.add_event(sc.GEN_AI_EVALUATION_RESULT, evaluation(reward))
+        span.add_event(sc.GEN_AI_EVALUATION_RESULT, content.shown(evaluation(reward)))
     span.end()

@@ -126,7 +126,8 @@ def _begin(handler: Any, args: Any, kwargs: Any) -> Call | None:
         post.extend(kwargs, asked_fields(post.path))
         request = post.request(handler.client)
         is_json = post.json_data is not None or "json" in request.headers.get("content-type", "")
-        call.recorder.request(request.content if is_json else None, request.headers)
+        body = request.content if is_json else None
+        call.recorder.request(body, request.headers, str(request.url))
     return call
 
 

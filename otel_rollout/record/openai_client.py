@@ -20,6 +20,7 @@ from otel_rollout.record.calls import (
     current_recorder,
     make,
     make_async,
+    note_request,
     received,
     recording_rollout,
 )
@@ -82,6 +83,7 @@ async def _async_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs:
 
 def _build_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
     request = wrapped(*args, **kwargs)
+    note_request(request)
     recorder = current_recorder()
     if recorder is not None:
         _attempt(recorder, args[0] if args else kwargs.get("options"), request)
@@ -93,7 +95,7 @@ def _attempt(recorder: ExchangeRecorder, options: Any, request: Any) -> None:
     is_json = options.json_data is not None or "json" in request.headers.get("content-type", "")
     # A file that is uploaded has no JSON, and its bytes are no conversation.
     body = request.content if is_json and not options.files else None
-    recorder.request(body, request.headers)
+    recorder.request(body, request.headers, str(request.url))
 
 
 def _process_response(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from opentelemetry import context as otel_context
@@ -200,7 +200,8 @@ class TrajectorySpanProcessor(SpanProcessor):
             del self._buffers[key]
             self._bytes -= buffer.size
         if buffer.active.is_part:
-            buffer.active.records.append(record)
+            attributes = {**record.attributes, **buffer.active.kept_back}
+            buffer.active.records.append(replace(record, attributes=attributes))
         elif not buffer.cut_off:
             for claiming, _ in buffer.active.claims:
                 self._hand_over(claiming)

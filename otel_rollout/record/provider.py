@@ -14,7 +14,8 @@ from otel_rollout.record.state import process_state
 class _RecordAnyway(Sampler):
     """The user's sampler, but a span that it drops is recorded all the same (RECORD_ONLY).
 
-    Training does not sample. Span exporters do not get such a span; our processor does.
+    Training does not sample. Span exporters do not get such a span; our processor does. So is an
+    exchange span where no content may leave the process (`configure(content="none")`).
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -22,9 +23,12 @@ class _RecordAnyway(Sampler):
 
     def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
         result = self._sampler.should_sample(*args, **kwargs)
-        if result.decision is not Decision.DROP:
-            return result
         attributes = kwargs.get("attributes", args[4] if len(args) > 4 else None)
+        is_content = not process_state.content.exported and sc.EXCHANGE_VERSION in (
+            attributes or ()
+        )
+        if result.decision is not Decision.DROP and not is_content:
+            return result
         return SamplingResult(Decision.RECORD_ONLY, attributes, result.trace_state)
 
     def get_description(self) -> str:

@@ -23,13 +23,23 @@ from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.deferred import later
 from otel_rollout.record.encoding import decoded
 from otel_rollout.record.running import ActiveRollout
-from otel_rollout.record.secrets import scrub_reply, secrets_in
+from otel_rollout.record.secrets import public_path
+from otel_rollout.record.state import process_state
 from otel_rollout.spans import label, with_lengths
-from otel_rollout.wire import TAIL, apis_of, dumps, events_of_frames, loads, merge
+from otel_rollout.wire import (
+    TAIL,
+    apis_of,
+    dumps,
+    events_of_frames,
+    loads,
+    merge,
+    without_tokens,
+)
 
 _ERROR_TAIL = 1 << 16
 """Bytes at the end of a stream in which an error that ended it is looked for."""
 _response_id = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
+_has_error = re.compile(rb'"error"\s*:\s*[^n\s]').search
 _is_framed = re.compile(r"application/vnd\.amazon\.eventstream").match
 _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
 
@@ -60,17 +70,15 @@ class ExchangeRecorder:
         self.responses = 0
         """Responses that have begun: of two, only the last one counts."""
         self._rollout = rollout
-        # Clients take `chat/completions` too.
-        self._path = path if "://" in path else "/" + path.lstrip("/")
+        self._path = public_path(path)
         self._apis = apis_of(self._path)
         """The API that is asked; all of them where the path tells nothing."""
         self._lock = threading.Lock()
         self._last_status: int | None = None
         self._request: bytes | None = None
         """The request's body, to be read if the reply has to be."""
-        self._headers: Mapping[str, str] = {}
-        self._signed = ""
-        """The `Authorization` of the first attempt; credentials in an address replace it later."""
+        self._is_redacted = False
+        """True if the request or the response was redacted."""
         self._status_code: int | None = None
         self._is_events = False
         """True if the reply is a stream of server-sent events."""
@@ -104,19 +112,19 @@ class ExchangeRecorder:
     # --- the request
 
     @guarded(INCOMPLETE)
-    def request(self, body: bytes | None, headers: Mapping[str, str]) -> None:
+    def request(self, body: bytes | None, headers: Mapping[str, str], url: str = "") -> None:
         """An attempt is sent. Of a retry no more is recorded than that it was made.
 
         body: as it is sent. None: it is not recorded, such as a file that is uploaded.
+        headers, url: never recorded; what they hold is a secret, should an error repeat it.
         """
         self.attempts += 1
+        self._rollout.secrets.of_request(headers, url)
         if self.attempts > 1:
             status = {} if self._last_status is None else {"http_status": self._last_status}
             self._last_status = None  # an attempt that fails without a response has none
             self.span.add_event(sc.EVENT_RETRY, status)
             return
-        self._headers = headers
-        self._signed = headers.get("authorization", "")
         if body is not None:
             self._write_request(body)
 
@@ -132,6 +140,7 @@ class ExchangeRecorder:
 
     def _write_request(self, body: bytes) -> None:
         self._request = body
+        body, self._is_redacted = process_state.content.body(body)
         with self._rollout.lock:
             attributes = self._rollout.writer.request(body)
         self._written |= attributes
@@ -196,7 +205,6 @@ class ExchangeRecorder:
             self._status_code = status
             self._chunks = None
             if text is not None:
-                self._learn_secrets()
                 self._body = self._rollout.scrub(text).encode()
 
     # --- the end
@@ -322,32 +330,48 @@ class ExchangeRecorder:
         body = self._body
         if body is None:
             return
-        if error is not None or b'"error"' in body[:64]:
-            self._learn_secrets()
-            body = scrub_reply(body, self._rollout.secrets)
-        with self._rollout.lock:
-            attributes |= self._rollout.writer.response(body, events=self._is_events)
+        if error is not None or (not self._is_events and _has_error(body)):
+            body = self._rollout.secrets.scrub_reply(body)
         found = _response_id(body)
+        body, is_events = self._redacted(body)
+        with self._rollout.lock:
+            attributes |= self._rollout.writer.response(body, events=is_events)
+        if self._is_redacted:
+            attributes[sc.EXCHANGE_REDACTED] = True
         if found:
             attributes[sc.RESPONSE_ID] = found[1].decode("utf-8", "backslashreplace")
 
+    def _redacted(self, body: bytes) -> tuple[bytes, bool]:
+        """The reply to record, and True if it is a stream of events.
+
+        A stream is redacted as the reply that it merges to: what is redacted may be split over its
+        chunks. What is redacted in a text must not be told by its tokens.
+        """
+        content = process_state.content
+        if content.redact is None:
+            return body, self._is_events
+        whole, is_events = body, self._is_events
+        if is_events:
+            merged = merge(body.decode("utf-8", "replace"), self._choices(), self._path).body
+            if merged is not None:
+                whole, is_events = dumps(merged).encode(), False
+        redacted, changed = content.body(whole)
+        if not changed and not self._is_redacted:
+            return body, self._is_events
+        self._is_redacted = True
+        return without_tokens(redacted), is_events
+
     def _write_error(self, attributes: dict[str, Any], status: str, error: BaseException) -> None:
-        self._learn_secrets()
         kind, message = type(error).__qualname__, self._rollout.scrub(str(error))
         attributes[sc.ERROR_TYPE] = kind
         attributes[sc.EXCHANGE_ERROR] = dumps({"type": kind, "message": message})
         if status == "error":
             self.span.set_status(trace.StatusCode.ERROR, message)
 
-    def _learn_secrets(self) -> None:
-        """Have the request's keys replaced, should the server or an exception repeat them."""
-        self._rollout.secrets |= secrets_in(self._headers)
-        self._rollout.secrets |= secrets_in({"authorization": self._signed})
-
     def _let_go(self) -> None:
         """Release everything: some clients keep a response, and with it this, for long."""
         self._chunks = self._body = self._request = None
-        self._headers = self._written = {}
+        self._written = {}
 
 
 def _start_attributes(rollout: ActiveRollout, path: str, began: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.options import Options
-from otel_rollout.record.secrets import scrub
+from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
 from otel_rollout.trajectory import Contents, Conversations, Trajectory
@@ -97,6 +97,8 @@ class ActiveRollout:
         """Trajectories that calls of this rollout belong to, with the span ids of those calls."""
         self.further: dict[str, Any] = {}
         """Further attributes that its span ends with."""
+        self.kept_back: dict[str, Any] = {}
+        """Attributes that its span would end with if content were exported."""
         self.pid = os.getpid()
         """The process that it was opened in."""
         self.is_part = part_of is not None
@@ -129,8 +131,8 @@ class ActiveRollout:
         """True if its span is recorded at all: not without an SDK."""
         self.recorded = False
         """True if a processor took the finished rollout."""
-        self.secrets: set[str] = set()
-        """Keys that its clients signed requests with, as far as an error made them known."""
+        self.secrets = Secrets()
+        """What its clients signed requests with."""
         self.span: trace.Span = trace.INVALID_SPAN
         self.id = part_of or os.urandom(16).hex()
         self._trajectory: Trajectory | None = Trajectory(
@@ -232,8 +234,8 @@ class ActiveRollout:
             return self.clock
 
     def scrub(self, text: str) -> str:
-        """The text without the keys that its clients sign their requests with."""
-        return scrub(text, self.secrets)
+        """The text of an error as it may be recorded: without keys, and redacted."""
+        return process_state.content.recorded(self.secrets.scrub(text))
 
     def start_attributes(self) -> dict[str, Any]:
         """Attributes that its span begins with."""
@@ -258,7 +260,7 @@ class ActiveRollout:
             }
         elif output is not None:
             try:
-                trajectory.output = loads(dumps(output))
+                trajectory.output = process_state.content.value(loads(dumps(output)))
             except (TypeError, ValueError, RecursionError):
                 pass  # what a function returns need not be JSON; then the trajectory has none
         attributes: dict[str, Any] = {
@@ -268,7 +270,13 @@ class ActiveRollout:
             sc.ROLLOUT_PROPAGATED: self.handed_on > 0 or None,
             **self.further,
         }
-        return with_lengths({**self.start_attributes(), **present(attributes)})
+        content = process_state.content
+        whole = present(attributes)
+        shown = content.shown(whole)
+        self.kept_back = {key: value for key, value in whole.items() if shown.get(key) != value}
+        if not content.exported:
+            shown[sc.ROLLOUT_CONTENT] = "none"
+        return with_lengths({**self.start_attributes(), **shown})
 
 
 def _ending(error: BaseException | None) -> tuple[str, str | None]:
@@ -318,6 +326,9 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     for stream in tuple(active.streams):
         stream.leave()
     span = active.span
+    content = process_state.content
+    if content.redact is not None:
+        active.trajectory.rewrite(content.value)
     # Another thread may set a reward just now: from here on it gets a span of its own.
     active.trajectory.seal(late_reward(active.tracer, active.id, span.get_span_context()))
     with active.lock:
@@ -325,8 +336,8 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         active.running = False
     span.set_attributes(attributes)
     for reward in active.trajectory.all_rewards.all():
-        span.add_event(sc.GEN_AI_EVALUATION_RESULT, evaluation(reward))
+        span.add_event(sc.GEN_AI_EVALUATION_RESULT, content.shown(evaluation(reward)))
     if error is not None:
-        message = active.scrub(f"{type(error).__name__}: {error}")
+        message = content.text(active.scrub(f"{type(error).__name__}: {error}"))
         span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
         span.set_status(trace.StatusCode.ERROR, message)

@@ -16,6 +16,7 @@ from typing import Any
 
 from opentelemetry import trace
 
+from otel_rollout.record.content import Content
 from otel_rollout.record.hooks import Hooks
 
 
@@ -37,6 +38,8 @@ class ProcessState:
         """The provider of rollout spans. None: OpenTelemetry's global one."""
         self.request_fields: Mapping[str, Any] | None = None
         """Request fields added beside those that ask for token ids. None: nothing is added."""
+        self.content = Content()
+        """What of prompts and replies is recorded, and may be on spans that are exported."""
         self.hooks = Hooks()
         self.tracers: weakref.WeakKeyDictionary[trace.TracerProvider, trace.Tracer] = (
             weakref.WeakKeyDictionary()

@@ -13,10 +13,13 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NotARolloutError
+from otel_rollout.record.attributes import exception_event
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import detach
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.provider import rollout_tracer
+from otel_rollout.record.secrets import Secrets
+from otel_rollout.record.state import process_state
 from otel_rollout.wire import dumps
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -136,10 +139,11 @@ class tool:  # noqa: N801 - used as a decorator
             attributes[sc.ROLLOUT_ID] = active.id
         if self._call_id is not None:
             attributes[sc.GEN_AI_TOOL_CALL_ID] = str(self._call_id)
+        content = process_state.content
         if self._arguments is not _NOTHING:
-            attributes[sc.GEN_AI_TOOL_CALL_ARGUMENTS] = _text(self._arguments)
+            attributes[sc.GEN_AI_TOOL_CALL_ARGUMENTS] = content.recorded(_text(self._arguments))
         self._span = rollout_tracer().start_span(
-            f"{sc.OPERATION_EXECUTE_TOOL} {name}", attributes=attributes
+            f"{sc.OPERATION_EXECUTE_TOOL} {name}", attributes=content.shown(attributes)
         )
         self._token = otel_context.attach(trace.set_span_in_context(self._span))
 
@@ -159,12 +163,20 @@ class tool:  # noqa: N801 - used as a decorator
         if self._token is not None:
             detach(self._token)
             self._token = None
+        content = process_state.content
         if self.result is not _NOTHING:
-            self._span.set_attribute(sc.GEN_AI_TOOL_CALL_RESULT, _text(self.result))
+            result = {sc.GEN_AI_TOOL_CALL_RESULT: content.recorded(_text(self.result))}
+            self._span.set_attributes(content.shown(result))
         if error is not None:
-            self._span.record_exception(error)
+            active = rollout_of(None)
+            event = exception_event(error, _scrub if active is None else active.scrub)
+            self._span.add_event(sc.EVENT_EXCEPTION, event)
             self._span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
-            self._span.set_status(trace.StatusCode.ERROR, _text(str(error)))
+            self._span.set_status(trace.StatusCode.ERROR, event[sc.EXCEPTION_MESSAGE])
+
+
+def _scrub(text: str) -> str:
+    return process_state.content.recorded(Secrets().scrub(text))
 
 
 def _text(value: object) -> str:

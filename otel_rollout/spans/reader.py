@@ -172,6 +172,8 @@ class ExchangeReader:
                 f"the first {span.integer(sc.REQUEST_BASE_COUNT) or 0} messages of its request "
                 f"are on a span that is missing"
             )
+        if span.boolean(sc.EXCHANGE_REDACTED):
+            damage.append("it was redacted: what the model saw and said is not known exactly")
         cut_response = not span.cut.isdisjoint(_RESPONSE)
         body = None if cut_response else span.text(sc.RESPONSE_BODY)
         events = None if cut_response else span.text(sc.RESPONSE_EVENTS)

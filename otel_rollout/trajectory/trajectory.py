@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
 from otel_rollout import semconv as sc
@@ -371,6 +371,18 @@ class Trajectory:
             self._sealed, self._contents = False, None
             self._source = Built(lambda: self._built or ())
         self._close_values(None)
+
+    def rewrite(self, change: Callable[[Json], Json]) -> None:
+        """Change each text of the user in it, such as to redact it, before it is recorded."""
+        with self._lock:
+            self.output, self._logs = change(self.output), [str(change(log)) for log in self._logs]
+            metadata, self.metadata = dict(self.metadata), Values("metadata", {}, None)
+            self.metadata.update({name: change(value) for name, value in metadata.items()})
+            for messages in self.appended.values():
+                messages[:] = [change(message) for message in messages]
+        for reward in self.all_rewards.all():
+            explanation = change(reward.explanation)
+            reward.explanation = None if explanation is None else str(explanation)
 
     def seal(self, on_reward: OnChange) -> None:
         """The rollout has ended: nothing but a reward may be set from now on.

@@ -49,6 +49,7 @@ from otel_rollout.wire.servers import (
     sampled_logprobs,
     usage,
     weight_version,
+    without_tokens,
 )
 from otel_rollout.wire.sse import events_of_frames, pack_events, unpack_events
 
@@ -98,4 +99,5 @@ __all__ = [
     "visible_content",
     "visible_key",
     "weight_version",
+    "without_tokens",
 ]

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from otel_rollout.wire.json import Json
+from otel_rollout.wire.json import Json, dumps, loads
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
 _ID = "token_id:"
@@ -213,3 +213,28 @@ def _floats(values: list[Json]) -> list[float | None]:
         float(value) if isinstance(value, int | float) and not math.isnan(value) else None
         for value in values
     ]
+
+
+def without_tokens(reply: bytes) -> bytes:
+    """A reply without token ids, and without log-probabilities, which have the tokens' texts.
+
+    What is no JSON is left out whole if it names any of them.
+    """
+    try:
+        return dumps(_without_tokens(loads(reply))).encode()
+    except (ValueError, RecursionError):
+        return b"" if any(name.encode() in reply for name in _TOKEN_MEMBERS) else reply
+
+
+_TOKEN_MEMBERS = frozenset(
+    {*_IDS, "prompt_token_ids", "logprobs", "prompt_logprobs", "completion_probabilities"}
+    | {"meta_info", "sglext"}
+)
+
+
+def _without_tokens(value: Json) -> Json:
+    if isinstance(value, list):
+        return [_without_tokens(element) for element in value]
+    if isinstance(value, dict):
+        return {k: _without_tokens(v) for k, v in value.items() if k not in _TOKEN_MEMBERS}
+    return value

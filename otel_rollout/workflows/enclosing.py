@@ -6,7 +6,14 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.record import ActiveRollout, end_attributes, identity, late_reward, present
+from otel_rollout.record import (
+    ActiveRollout,
+    end_attributes,
+    identity,
+    late_reward,
+    present,
+    process_state,
+)
 from otel_rollout.spans import with_lengths
 from otel_rollout.trajectory import Trajectory, group_in_workflow
 from otel_rollout.wire import Json, dumps
@@ -60,7 +67,7 @@ class WorkflowRun:
         if self.active is None:
             return
         if episode is not None:
-            self.active.further[sc.ROLLOUT_EPISODE] = dumps(episode)
+            self.active.further[sc.ROLLOUT_EPISODE] = dumps(process_state.content.value(episode))
         for trajectory in self.built.values():
             self.active.claims.append((trajectory, _record_built(self.active, trajectory)))
 
@@ -69,16 +76,19 @@ def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[st
     """Record a trajectory as a span with its steps; returns the span ids of its calls."""
     calls = [step.completion for step in trajectory.steps if step.completion is not None]
     claims = frozenset(call.span_id for call in calls)
+    content = process_state.content
+    if content.redact is not None:
+        trajectory.rewrite(content.value)
     attributes = {
         **identity(trajectory, sc.OPERATION_INVOKE_AGENT),
-        sc.ROLLOUT_STEPS: dumps([step.to_dict() for step in trajectory.steps]),
+        sc.ROLLOUT_STEPS: dumps(content.value([step.to_dict() for step in trajectory.steps])),
         sc.ROLLOUT_CLAIMS: dumps(sorted(claims)),
         **end_attributes(trajectory),
     }
     span = active.tracer.start_span(
         f"{sc.OPERATION_INVOKE_AGENT} {trajectory.name}",
         context=trace.set_span_in_context(active.span, otel_context.Context()),
-        attributes=with_lengths(present(attributes)),
+        attributes=with_lengths(content.shown(present(attributes))),
         start_time=min((call.start_time_ns for call in calls), default=None),
     )
     span_context = span.get_span_context()

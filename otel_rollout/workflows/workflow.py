@@ -24,12 +24,7 @@ from typing import Any, TypeVar
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record import (
-    Options,
-    begin,
-    end,
-    guarded,
-)
+from otel_rollout.record import Options, Secrets, begin, end, guarded
 from otel_rollout.trajectory import (
     Episode,
     Reward,
@@ -207,7 +202,7 @@ class Workflow(ABC):
 
     def _details(self, error: BaseException) -> dict[str, str]:
         active = self._run.active if self._run is not None else None
-        scrub = active.scrub if active is not None else str
+        scrub = active.scrub if active is not None else Secrets().scrub
         return {
             "error_message": scrub(str(error)),
             "error_type": type(error).__name__,

@@ -73,6 +73,7 @@ def test_a_clean_set_up_has_only_fine_findings(setup: Any):
         "sampler",
         "LLM spans",
         "threads",
+        "content",
         "capture",
         "self-test",
     ]
@@ -444,3 +445,27 @@ def test_the_command_without_a_set_up(capsys: pytest.CaptureFixture[str]):
     """It checks what `configure()` does here."""
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "0 problems, 1 warning"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "on LLM spans and on exchange spans"),
+        ({"content": "none"}, "on no span that is exported"),
+        ({"redact": bytes.lower}, "redacted"),
+    ],
+    ids=["full", "none", "redact"],
+)
+def test_doctor_says_which_spans_have_content(options: Any, said: str):
+    """Each rule for content is told, and none of them is a problem."""
+    otel_rollout.configure(exporters=[InMemoryTrajectoryExporter()], **options)
+    (finding,) = (f for f in check(self_test=False) if f.subject == "content")
+    assert said in finding.text
+    assert finding.level == "ok"
+
+
+def test_doctor_warns_of_a_switch_that_does_not_hold(monkeypatch: pytest.MonkeyPatch):
+    """A switch that is overruled, or set after the set-up, is a warning."""
+    otel_rollout.configure()
+    monkeypatch.setenv("TRACELOOP_TRACE_CONTENT", "false")
+    assert "TRACELOOP_TRACE_CONTENT=false" in found(check(self_test=False), "content").text

@@ -7,6 +7,7 @@ its own.
 
 from __future__ import annotations
 
+from otel_rollout.command.checks.content import content
 from otel_rollout.command.checks.exporters import span_exporters
 from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.hooks import capture_hooks, instrumentors
@@ -34,7 +35,7 @@ def check(*, self_test: bool = True) -> list[Finding]:
     sdk = sdk_provider(provider)
     if sdk is not None:
         findings += [*processors(sdk), *span_exporters(sdk), *limits(sdk), *sampler(sdk)]
-    findings += [*instrumentors(), *capture_hooks()]
+    findings += [*instrumentors(), *content(), *capture_hooks()]
     if self_test and sdk is not None:
         findings += one_rollout(sdk)
     return findings

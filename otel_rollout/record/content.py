@@ -1,0 +1,124 @@
+"""Content: what of prompts and replies may be on the spans that leave the process.
+
+The one idea: content is taken off before a span has it, so that no exporter, whoever added it, can
+send it. Trajectories of this process, and what trains on them, keep it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from otel_rollout import semconv as sc
+from otel_rollout.record.boundary import guarded
+from otel_rollout.wire import Json, dumps, loads
+
+Redact = Callable[[bytes], bytes]
+SWITCHES = {
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "no_content",
+    "TRACELOOP_TRACE_CONTENT": "false",
+}
+"""Variables by which instrumentations are told to leave content out, with the value that does."""
+_OFF = {"false", "no_content", "event_only", "0", "no", "off"}
+"""Their values, in lower case, with which content is on no span."""
+
+_TEXTS = (
+    sc.ROLLOUT_OUTPUT,
+    sc.ROLLOUT_METADATA,
+    sc.ROLLOUT_LOGS,
+    sc.ROLLOUT_APPENDED,
+    sc.ROLLOUT_STEPS,
+    sc.ROLLOUT_EPISODE,
+    sc.GEN_AI_TOOL_CALL_ARGUMENTS,
+    sc.GEN_AI_TOOL_CALL_RESULT,
+    sc.GEN_AI_EVALUATION_EXPLANATION,
+)
+"""Attributes that are free text, or JSON with free text."""
+_FREE = {
+    sc.ROLLOUT_ERROR: ("message", "traceback"),
+    sc.ROLLOUT_REWARDS: ("explanation",),
+    sc.REWARD: ("explanation",),
+}
+"""Attributes that are a JSON object, or a list of them, with its members that are free text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The rule for content on spans; that of a process is `process_state.content`."""
+
+    exported: bool = True
+    """False: no span that leaves the process has prompts, replies, or texts of the user."""
+    redact: Redact | None = None
+    """Changes the bytes of each request, response and text before it is recorded. None: nothing."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if everything is recorded and exported as it was."""
+        return self.exported and self.redact is None
+
+    def body(self, body: bytes) -> tuple[bytes, bool]:
+        """The body of a request or response to record, and True if it was redacted."""
+        if self.redact is None:
+            return body, False
+        redacted = _redacted(self.redact, body)
+        return redacted, redacted != body
+
+    def recorded(self, text: str) -> str:
+        """A text as it may be recorded: redacted."""
+        if self.redact is None:
+            return text
+        return _redacted(self.redact, text.encode("utf-8", "backslashreplace")).decode()
+
+    def value(self, value: Json) -> Json:
+        """A JSON value as it may be recorded. None where redacting leaves no JSON."""
+        if self.redact is None or value is None:
+            return value
+        try:
+            return loads(self.recorded(dumps(value)))
+        except (ValueError, RecursionError):
+            return None
+
+    def text(self, text: str) -> str:
+        """A text, recorded as it is, as it may be on a span that is exported."""
+        return text if self.exported else ""
+
+    def shown(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes of a rollout, tool or reward as they may be on a span that is exported."""
+        if self.exported:
+            return dict(attributes)
+        kept = {key: value for key, value in attributes.items() if key not in _TEXTS}
+        return kept | {
+            key: dumps(_without(loads(kept[key]), members))
+            for key, members in _FREE.items()
+            if isinstance(kept.get(key), str)
+        }
+
+
+def _redacted(redact: Redact, body: bytes) -> bytes:
+    """The bytes redacted; none of them where that fails, since what they hold is not known."""
+    with guarded("configure(redact=...) failed: the bytes that it was given are not recorded"):
+        redacted = redact(body)
+        if not isinstance(redacted, bytes):
+            raise TypeError(f"redact: expected bytes, got {type(redacted).__name__}")
+        redacted.decode()
+        return redacted
+    return b""
+
+
+def _without(value: Json, members: tuple[str, ...]) -> Json:
+    if isinstance(value, list):
+        return [_without(row, members) for row in value]
+    if isinstance(value, dict):
+        return {name: member for name, member in value.items() if name not in members}
+    return value
+
+
+def switched_off() -> str | None:
+    """The switch of the environment by which content is on no span, as `NAME=value`; or None."""
+    for name in SWITCHES:
+        value = os.environ.get(name, "")
+        if value.strip().lower() in _OFF:
+            return f"{name}={value}"
+    return None
