@@ -208,7 +208,7 @@ async def test_training(
     assert all(member.warnings == [] for member in group)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [str([1.0] * 8), str([0.0] * 8), "[]"]
-    assert len(lines) == 3 + 8 + 1  # a row for each trajectory, and none dropped
+    assert len(lines) == 4 + 8 + 1  # a row for each trajectory, and none dropped
     assert len(trained) == len(names["rows"]) == len(names["fresh"]) == 8
     ids, mask, logprobs, advantage = trained[0]
     assert 0 < sum(mask) < len(ids) == len(mask) == len(logprobs)

@@ -5,7 +5,7 @@ Formats that need more are exporters of their own, separately installed (`row_ex
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.options import Positive, check_choice
 from otel_rollout.export.row_exporter import JsonRows, dropped_completions
 from otel_rollout.trajectory import (
+    Completion,
     Dropped,
     Episode,
     TerminationReason,
@@ -27,10 +28,15 @@ Credit = Literal["broadcast", "split", "last"]
 
 
 class Rows(list[dict[str, Any]]):
-    """Rows, in order, and the trajectories that were left out on purpose."""
+    """Rows, in order, and all that is in none of them."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.dropped: list[Dropped] = []
+        """Completions that no row trains, with the reasons."""
+        self.children: list[Trajectory] = []
+        """Trajectories of rollouts inside those of the group, which gave no rows: they do with
+        `include_children=True`."""
         self.masked: list[Trajectory] = []
         """Trajectories that gave no rows because of how they ended (`mask_reasons`)."""
 
@@ -40,6 +46,9 @@ def to_token_rows(
     *,
     credit: Credit = "broadcast",
     scale_advantages: bool = False,
+    epsilon: float = 1e-6,
+    ddof: Literal[0, 1] = 0,
+    include_children: bool = False,
     mask_reasons: Collection[TerminationReason | str] = (),
     **options: Any,
 ) -> Rows:
@@ -50,25 +59,72 @@ def to_token_rows(
     reward: the trajectory's, None if it is not scored. A trajectory with several rows gives each
     of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
     others have 0.0).
-    advantage: for a group, relative to the group (`TrajectoryGroup.advantages`), shared likewise;
-    for episodes, relative to the trajectories of the same `group_id`, which inside a workflow are
-    those of the same group and name; else None.
+    advantage: for a group, relative to the group (`TrajectoryGroup.advantages`, with
+    `scale_advantages`, `epsilon` and `ddof`), shared likewise; for episodes, relative to the
+    trajectories of the same `group_id`, which inside a workflow are those of the same group and
+    name; else None.
+    include_children: also rows of the group's `children`, after those of the member that they ran
+    inside, whose reward and advantage they have: they are further rows of it, among which "split"
+    shares; "last" gives theirs nothing. ValueError where it is no group.
     mask_reasons: trajectories that ended so, or whose episode did, give no rows. Their rewards
     count in the mean of their group all the same. They are in `masked` of what is returned.
     trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
-    trajectory. `options` are those of `Trajectory.token_sequences`.
+    trajectory. parent_id: the trajectory that it ran inside, or None. history: the place in
+    `trajectory.histories` of the conversation that the row ends with; None where it is in none.
+    `options` are those of `Trajectory.token_sequences`.
+
+    What is in no row is in `dropped`, `masked` and `children` of what is returned.
     """
     check_choice("to_token_rows(credit=...)", credit, Credit)
+    if include_children and not isinstance(trajectories, TrajectoryGroup):
+        raise ValueError(
+            f"to_token_rows(include_children=True): expected a TrajectoryGroup, which knows its "
+            f"children, got {type(trajectories).__name__}"
+        )
     masked = _reasons(mask_reasons)
     rows = Rows()
-    for sample in _samples(trajectories, scale_advantages):
-        trajectory, advantage = sample.trajectory, sample.advantage
+    children = _children(trajectories)
+    for sample in _samples(trajectories, _Scale(scale_advantages, epsilon, ddof)):
+        own = children.pop(sample.trajectory.id, [])
         if sample.reason in masked:
-            rows.masked.append(trajectory)
+            rows.masked += [sample.trajectory, *own]
             continue
-        sequences = trajectory.token_sequences(**options)
-        for position, sequence in enumerate(sequences):
-            share = _share(credit, position, len(sequences))
+        if not include_children:
+            rows.children += own
+            own = []
+        _add_rows(rows, sample, own, credit, options)
+    rows.children += [child for left in children.values() for child in left]
+    return rows
+
+
+def _children(source: object) -> dict[str, list[Trajectory]]:
+    """The children of a group by the id of the member that they ran inside."""
+    found: dict[str, list[Trajectory]] = {}
+    if isinstance(source, TrajectoryGroup):
+        for child in source.children:
+            member = source.member_of(child)
+            found.setdefault(member.id if member else "", []).append(child)
+    return found
+
+
+def _add_rows(
+    rows: Rows,
+    sample: _Sample,
+    children: Sequence[Trajectory],
+    credit: Credit,
+    options: Mapping[str, Any],
+) -> None:
+    """Add the rows of one sample: those of its trajectory, then those of its children."""
+    reward, advantage = sample.trajectory.reward, sample.advantage
+    made = [(t, t.token_sequences(**options)) for t in (sample.trajectory, *children)]
+    count = len(made[0][1]) if credit == "last" else sum(len(sequences) for _, sequences in made)
+    position = 0
+    for trajectory, sequences in made:
+        rows.dropped += sequences.dropped
+        histories = _histories(trajectory) if sequences else {}
+        for number, sequence in enumerate(sequences):
+            share = _share(credit, position, count)
+            position += 1
             rows.append(
                 {
                     "input_ids": sequence.token_ids,
@@ -80,18 +136,41 @@ def to_token_rows(
                     "completion_ids": sequence.completion_ids,
                     "spans": [list(span) for span in sequence.spans],
                     "policy_versions": _versions(sequence),
-                    "reward": None if trajectory.reward is None else trajectory.reward * share,
+                    "reward": None if reward is None else reward * share,
                     "advantage": None if advantage is None else advantage * share,
                     "trajectory_id": trajectory.id,
+                    "parent_id": trajectory.parent_id,
                     "name": trajectory.name,
                     "task_id": trajectory.task_id,
                     "group_id": sample.group_id,
-                    "sample_index": trajectory.sample_index,
-                    "row": position,
+                    "sample_index": sample.trajectory.sample_index,
+                    "history": histories.get(_call(sequence.completions[-1])),
+                    "row": number,
                     "rows": len(sequences),
                 }
             )
-    return rows
+
+
+def _histories(trajectory: Trajectory) -> dict[tuple[str, int], int]:
+    """The first history that each completion is in, by its place."""
+    places: dict[tuple[str, int], int] = {}
+    for place, history in enumerate(trajectory.histories):
+        for completion in history.completions:
+            places.setdefault(_call(completion), place)
+    return places
+
+
+def _call(completion: Completion) -> tuple[str, int]:
+    return completion.span_id, completion.choice_index
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """The options of `TrajectoryGroup.advantages`."""
+
+    scale: bool
+    epsilon: float
+    ddof: Literal[0, 1]
 
 
 @dataclass(slots=True)
@@ -106,7 +185,7 @@ class _Sample:
 
 
 def _samples(
-    source: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode, scale: bool
+    source: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode, scale: _Scale
 ) -> list[_Sample]:
     """The trajectories in order, with advantages for the members of a group and of episodes."""
     samples: list[_Sample] = []
@@ -125,7 +204,8 @@ def _samples(
     compared = [samples] if isinstance(source, TrajectoryGroup) else groups.values()
     for members in compared:
         group = TrajectoryGroup([member.trajectory for member in members])
-        for member, advantage in zip(members, group.advantages(scale=scale), strict=True):
+        advantages = group.advantages(scale=scale.scale, epsilon=scale.epsilon, ddof=scale.ddof)
+        for member, advantage in zip(members, advantages, strict=True):
             member.advantage = advantage
     return samples
 

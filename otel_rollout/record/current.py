@@ -44,10 +44,13 @@ class Gathering:
     """The rollout that took the request. None: none has yet."""
     trajectory: Trajectory | None = None
     """Its trajectory; `gather_trajectory` takes it out again."""
+    nested: list[Trajectory] | None = None
+    """Where the trajectories of rollouts inside it are collected. None: nowhere."""
 
     def take(self, active: ActiveRollout) -> None:
         """Answer the request with this rollout."""
         self.active, self.trajectory = active, active.trajectory
+        active.nested = self.nested
 
 
 def waiting_gathering(context: otel_context.Context) -> Gathering | None:

@@ -59,10 +59,20 @@ async def gather_trajectory(
     NotARolloutError for a Task, a Future or a coroutine of another function; NotRecordedError if
     no span processor records rollouts.
     """
+    return await _gather_one(coroutine, options, raise_errors=raise_errors)
+
+
+async def _gather_one(
+    coroutine: Coroutine[Any, Any, Any],
+    options: dict[str, Any],
+    *,
+    raise_errors: bool,
+    nested: list[Trajectory] | None = None,
+) -> Trajectory:
     _require_rollout(coroutine)
     try:
         Options.of(options)
-        gathering = Gathering(options)
+        gathering = Gathering(options, nested=nested)
     except BaseException:
         coroutine.close()
         raise
@@ -85,6 +95,7 @@ async def gather_trajectory(
             raise
     finally:
         detach(token)
+        gathering.nested = None
         # A pooled connection keeps its context for long: that must not hold the trajectory.
         trajectory, gathering.trajectory = gathering.trajectory, None
     if trajectory is None or gathering.active is None or not gathering.active.recorded:
@@ -171,6 +182,8 @@ def gather_group(
     group_id: str or int, the `group_id` of all of them. None (default): a new one.
     max_concurrency, max_exceptions, progress, options: as for `gather_trajectories`, which also
         says what is raised.
+
+    `group.children` has the trajectories of the rollouts that ran inside them.
     """
     if isinstance(coroutines, Iterable) and not inspect.iscoroutine(coroutines):
         # A generator in a loop over tasks would find another task when it is awaited.
@@ -187,6 +200,7 @@ async def _gather_group(
     options: dict[str, Any],
 ) -> TrajectoryGroup:
     name = uuid.uuid4().hex if group_id is None else str(group_id)
+    nested: list[Trajectory] = []
     trajectories = await _gather(
         coroutines,
         max_concurrency=max_concurrency,
@@ -194,8 +208,12 @@ async def _gather_group(
         progress=progress,
         on_trajectory=None,
         options=lambda index: {"sample_index": index, **options, "group_id": name},
+        nested=nested,
     )
-    return TrajectoryGroup.of(trajectories, name)
+    group = TrajectoryGroup.of(trajectories, name)
+    group.children = nested
+    group.children = [child for child in nested if group.member_of(child) is not None]
+    return group
 
 
 async def _gather(
@@ -206,11 +224,12 @@ async def _gather(
     progress: bool | str,
     on_trajectory: Callable[[Trajectory], object] | None,
     options: Callable[[int], dict[str, Any]],
+    nested: list[Trajectory] | None = None,
 ) -> list[Trajectory]:
     _check(coroutines, max_concurrency, max_exceptions)
 
     async def run(index: int, coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
-        return await gather_trajectory(coroutine, raise_errors=False, **options(index))
+        return await _gather_one(coroutine, options(index), raise_errors=False, nested=nested)
 
     def failure(trajectory: Trajectory) -> object:
         return trajectory.error or trajectory.status != "complete"

@@ -143,6 +143,10 @@ class ActiveRollout:
             sealed=False,
         )
         self._ended = weakref.ref(self._trajectory)
+        self.nested: list[Trajectory] | None = parent.nested if parent else None
+        """Where the trajectories of rollouts inside it are collected. None: nowhere."""
+        if self.nested is not None:
+            self.nested.append(self._trajectory)
         if self.inside is not None:
             self.inside.began(self._trajectory)
         self.apply(options)
@@ -179,7 +183,7 @@ class ActiveRollout:
 
     def let_go(self) -> None:
         """Release everything once it has ended: a pooled connection keeps its context for long."""
-        self._trajectory = self.inside = self.encloses = self.recorder = None
+        self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
         self.writer = ExchangeWriter()
         self.streams.clear()

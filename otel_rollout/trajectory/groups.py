@@ -6,9 +6,11 @@ reward of 0 would make of them. A failed rollout that has a reward is like any o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
+from statistics import fmean, pstdev, stdev
+from typing import Literal
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.trajectory.trajectory import Trajectory
@@ -37,6 +39,9 @@ class TrajectoryGroup:
     """Trajectories that failed or were cancelled, and have no reward."""
     id: str | None = None
     """The `group_id` of the trajectories. None: they have none."""
+    children: list[Trajectory] = field(default_factory=list)
+    """Trajectories of rollouts that ran inside those of the group, at any depth, in order of their
+    start. They are not compared. `gather_group` collects them."""
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory], id: str | None = None) -> TrajectoryGroup:  # noqa: A002
@@ -60,34 +65,68 @@ class TrajectoryGroup:
         )
 
     @classmethod
-    def by_id(cls, trajectories: Iterable[Trajectory]) -> list[TrajectoryGroup]:
+    def by_id(
+        cls, trajectories: Iterable[Trajectory], *, children: bool = False
+    ) -> list[TrajectoryGroup]:
         """The groups of these trajectories by `group_id`, in the order of their first members.
 
-        A trajectory without a `group_id` is a group of its own.
+        A trajectory without a `group_id` is a group of its own. With `children`, one that ran
+        inside another of them is a child of that one's group instead.
         """
+        trajectories = list(trajectories)
+        known = {trajectory.id: trajectory for trajectory in trajectories} if children else {}
         groups: dict[str, list[Trajectory]] = {}
+        inside: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
-            groups.setdefault(trajectory.group_id or f"\0{trajectory.id}", []).append(trajectory)
-        return [cls.of(members) for members in groups.values()]
+            top = _ancestor(trajectory, known)
+            kept = groups if top is trajectory else inside
+            kept.setdefault(top.group_id or f"\0{top.id}", []).append(trajectory)
+        made = {key: cls.of(members) for key, members in groups.items()}
+        for key, nested in inside.items():
+            made[key].children = sorted(nested, key=lambda t: (t.start_time_ns, t.id))
+        return list(made.values())
+
+    def member_of(self, child: Trajectory) -> Trajectory | None:
+        """The member, or failure, that this trajectory ran inside. None: none of them."""
+        members = {member.id: member for member in (*self.trajectories, *self.failures)}
+        top = _ancestor(child, members | {nested.id: nested for nested in self.children})
+        return None if top is child else members.get(top.id)
 
     @property
     def rewards(self) -> list[float | None]:
         """(N) reward of each trajectory. None: it has no reward."""
         return [trajectory.reward for trajectory in self.trajectories]
 
-    def advantages(self, *, scale: bool = False) -> list[float | None]:
+    def advantages(
+        self, *, scale: bool = False, epsilon: float = 1e-6, ddof: Literal[0, 1] = 0
+    ) -> list[float | None]:
         """(N) reward of each trajectory minus the mean reward. None: it has no reward.
 
-        `scale` divides by the standard deviation of the rewards, as GRPO does (DeepSeekMath, arXiv
-        2402.03300, section 4.1). If all rewards are equal, each advantage is 0.
+        scale: divide by the standard deviation of the rewards plus `epsilon`, as GRPO does
+            (DeepSeekMath, arXiv 2402.03300, section 4.1). Rewards that differ only by rounding
+            have advantages of nearly 0 that way.
+        epsilon: from 0 on; see `docs/training.md` for those of trainers.
+        ddof: 0 has the number of rewards N as divisor of the variance, 1 has N - 1.
+
+        If all rewards are equal, or there is only one, each advantage is 0. ValueError for another
+        value of an option.
         """
+        if not (isinstance(epsilon, int | float) and 0 <= epsilon < math.inf):
+            raise ValueError(
+                f"advantages(epsilon=...): expected a number from 0 on, got {epsilon!r}"
+            )
+        if ddof not in (0, 1):
+            raise ValueError(f"advantages(ddof=...): expected 0 or 1, got {ddof!r}")
         scored = [reward for reward in self.rewards if reward is not None]
         if not scored:
             return [None] * len(self.trajectories)
         mean = fmean(scored)
-        deviation = pstdev(scored, mean) if scale else 1.0
+        divisor = 1.0
+        if scale and len(scored) > 1:
+            divisor = (stdev if ddof else pstdev)(scored, mean) + epsilon
+        equal = len(set(scored)) == 1
         return [
-            None if reward is None else (reward - mean) / deviation if deviation else 0.0
+            None if reward is None else 0.0 if equal else (reward - mean) / divisor
             for reward in self.rewards
         ]
 
@@ -106,6 +145,7 @@ class TrajectoryGroup:
             "id": self.id,
             "trajectories": [trajectory.to_dict() for trajectory in self.trajectories],
             "failures": [trajectory.to_dict() for trajectory in self.failures],
+            **({"children": [t.to_dict() for t in self.children]} if self.children else {}),
         }
 
     @classmethod
@@ -114,7 +154,8 @@ class TrajectoryGroup:
         try:
             trajectories = [Trajectory.from_dict(row) for row in data["trajectories"]]
             failures = [Trajectory.from_dict(row) for row in data["failures"]]
-            return cls(trajectories, failures, data["id"])
+            children = [Trajectory.from_dict(row) for row in data.get("children", ())]
+            return cls(trajectories, failures, data["id"], children)
         except (KeyError, TypeError) as error:
             raise SpanFormatError(
                 f"TrajectoryGroup.from_dict: expected what to_dict gave, got {str(data)[:80]!r} "
@@ -124,3 +165,14 @@ class TrajectoryGroup:
 
 def _failed(trajectory: Trajectory) -> bool:
     return trajectory.status in ("error", "cancelled") and trajectory.reward is None
+
+
+def _ancestor(trajectory: Trajectory, known: Mapping[str, Trajectory]) -> Trajectory:
+    """The outermost trajectory that this one ran inside, up to one that has a group of its own."""
+    top, seen = trajectory, {trajectory.id}
+    while top.group_id is None and (parent := known.get(top.parent_id or "")):
+        if parent.id in seen:  # spans may say anything
+            return trajectory
+        seen.add(parent.id)
+        top = parent
+    return top

@@ -86,6 +86,114 @@ async def test_what_each_row_of_a_trajectory_gets(
     assert [row["advantage"] for row in rows] == advantages
 
 
+async def nested(clients: Clients, rewards: list[float]) -> TrajectoryGroup:
+    """A group of agents with a call each, a sub-agent with two conversations, and one in that."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    async def say(text: str) -> None:
+        message: Any = {"role": "user", "content": text}
+        await client.chat.completions.create(model="m", messages=[message])
+
+    @rollout
+    async def inner() -> None:
+        await say("inner")
+
+    @rollout
+    async def helper() -> None:
+        await say("helper one")
+        await inner()
+        await say("helper two")
+        record_reward(-7.0)
+
+    @rollout
+    async def agent(reward: float) -> None:
+        await say("agent")
+        await helper()
+        await gather_group([helper()])  # compared in a group of its own
+        record_reward(reward)
+
+    return await gather_group([agent(r) for r in rewards], group_id="g")
+
+
+async def test_what_nested_rollouts_sampled_is_told(recording: Recording, clients: Clients):
+    """A group knows the rollouts that ran inside its members; without rows, they are listed."""
+    group = await nested(clients, [1.0, 0.0])
+    assert sorted(child.name for child in group.children) == ["helper", "helper", "inner", "inner"]
+    rows = to_token_rows(group)
+    assert [row["name"] for row in rows] == ["agent", "agent"]
+    assert {child.id for child in rows.children} == {child.id for child in group.children}
+    assert TrajectoryGroup.from_dict(group.to_dict()) == group
+    read = TrajectoryGroup.by_id(reconstruct(recording.spans), children=True)
+    found = next(other for other in read if other.id == "g")
+    assert {child.id for child in found.children} == {child.id for child in group.children}
+    assert len(read) == 3  # with the two groups of one helper each
+
+
+@pytest.mark.parametrize(
+    ("credit", "rewards"),
+    [
+        ("broadcast", [1.0, 1.0, 1.0, 1.0]),
+        ("split", [0.25, 0.25, 0.25, 0.25]),
+        ("last", [1.0, 0.0, 0.0, 0.0]),
+    ],
+)
+async def test_rows_of_nested_rollouts(
+    recording: Recording, clients: Clients, credit: Any, rewards: list[float]
+):
+    """They train with the reward and advantage of the member that they ran inside."""
+    group = await nested(clients, [1.0, 0.0])
+    rows = to_token_rows(group, include_children=True, credit=credit)
+    assert rows.children == []
+    assert [row["name"] for row in rows] == ["agent", "helper", "helper", "inner"] * 2
+    assert [row["reward"] for row in rows[:4]] == rewards
+    assert [row["advantage"] for row in rows[:4]] == [0.5 * reward for reward in rewards]
+    agent, helper = rows[0], rows[1]
+    assert agent["parent_id"] is None
+    assert helper["parent_id"] == agent["trajectory_id"]
+    assert rows[3]["parent_id"] == helper["trajectory_id"]
+    assert {row["group_id"] for row in rows} == {"g"}
+    trained = [id_ for row in rows for id_ in row["completion_ids"]]
+    assert len(trained) == len(set(trained)) == 8
+
+
+def test_children_need_a_group():
+    """Of a list it is not known which trajectories are compared and which are inside them."""
+    with pytest.raises(ValueError, match="TrajectoryGroup"):
+        to_token_rows([Trajectory(id="a")], include_children=True)
+
+
+def test_parents_in_a_circle_are_no_parents():
+    """Trajectories that name each other as parents, as spans may, are groups of their own."""
+    circle = [Trajectory(id="a", parent_id="b"), Trajectory(id="b", parent_id="a")]
+    groups = TrajectoryGroup.by_id(circle, children=True)
+    assert [[t.id for t in group] for group in groups] == [["a"], ["b"]]
+
+
+async def test_rows_name_their_history(recording: Recording, clients: Clients):
+    """`history` is the place in `trajectory.histories` of the conversation of the row."""
+    group = await play(clients, [1.0])
+    for row in to_token_rows(group):
+        history = group[0].histories[row["history"]]
+        assert history.completion_ids[-1] == row["completion_ids"][-1]
+    assert [row["history"] for row in to_token_rows(group)] == [0, 1]
+
+
+async def test_rows_say_what_they_dropped(recording: Recording, clients: Clients):
+    """What is in no row is in `dropped`, with the reason, for each trajectory."""
+    client = clients.asynchronous(clients.serve("hello", token_ids=False))
+
+    @rollout
+    async def agent() -> None:
+        message: Any = {"role": "user", "content": "x"}
+        await client.chat.completions.create(model="m", messages=[message])
+
+    group = await gather_group([agent(), agent()])
+    rows = to_token_rows(group)
+    assert rows == []
+    assert [d.completion.id for d in rows.dropped] == [t.completions[0].id for t in group]
+    assert all("token ids" in d.reason for d in rows.dropped)
+
+
 async def play_episodes(clients: Clients) -> list[Episode]:
     """Two tasks, two samples each: a solver and a judge with rewards, one run out of its turns."""
     client = clients.asynchronous(clients.serve("hello"))
@@ -132,7 +240,8 @@ async def test_rows_of_episodes(recording: Recording, clients: Clients):
     assert [row["advantage"] for row in rows] == ADVANTAGES
     assert rows.masked == []
     scaled = to_token_rows(iter(episodes), scale_advantages=True)
-    assert [row["advantage"] for row in scaled] == [1, 1, -1, -1, 1, -1, -1, 1]
+    signs = [1.0, 1.0, -1.0, -1.0, 1.0, -1.0, -1.0, 1.0]
+    assert [row["advantage"] for row in scaled] == pytest.approx(signs, abs=1e-5)
     trajectories = recording.trajectories
     assert [t.group_id for t in trajectories] == GROUPS
     assert [t.sample_index for t in trajectories] == [0, 0, 1, 1] * 2

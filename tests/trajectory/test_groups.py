@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import math
 import sys
 import weakref
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -299,12 +300,47 @@ def test_advantages(
     rewards: list[float | None], plain: list[float | None], scaled: list[float | None]
 ):
     """Relative to the group; unknown is not zero, and equal rewards say nothing."""
+    group = scored(rewards)
+    assert group.advantages() == plain
+    assert group.advantages(scale=True, epsilon=0.0) == scaled
+    for ddof in (0, 1):
+        near = group.advantages(scale=True, ddof=ddof, epsilon=1e-9)
+        assert [a and math.copysign(1.0, a) for a in near] == scaled
+
+
+def scored(rewards: Sequence[float | None]) -> TrajectoryGroup:
     trajectories = [Trajectory(id=str(i)) for i in range(len(rewards))]
     for trajectory, reward in zip(trajectories, rewards, strict=True):
         trajectory.reward = reward
-    group = TrajectoryGroup.of(trajectories)
-    assert group.advantages() == plain
-    assert group.advantages(scale=True) == scaled
+    return TrajectoryGroup.of(trajectories)
+
+
+def test_rewards_that_differ_by_rounding_alone_say_nothing():
+    """0.1 + 0.2 and 0.3 are one reward: scaled advantages are not those of a better sample."""
+    advantages = scored([0.1 + 0.2, 0.3, 0.3, 0.3]).advantages(scale=True)
+    assert advantages == pytest.approx([0.0] * 4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({}, 0.5 / (0.5 + 1e-6)),
+        ({"epsilon": 1e-4}, 0.5 / (0.5 + 1e-4)),
+        ({"ddof": 1, "epsilon": 1e-4}, 0.5 / (math.sqrt(1 / 3) + 1e-4)),
+    ],
+)
+def test_the_divisor_of_advantages(options: Any, first: float):
+    """The deviation over N or N - 1, plus epsilon, as trainers have it."""
+    group = scored([1.0, 0.0, 1.0, 0.0])
+    assert group.advantages(scale=True, **options)[0] == pytest.approx(first, rel=1e-12)
+    assert group.advantages(**options)[0] == 0.5
+
+
+@pytest.mark.parametrize("options", [{"ddof": 2}, {"epsilon": -1.0}, {"epsilon": math.nan}])
+def test_wrong_options_of_advantages(options: Any):
+    """A wrong option is refused by its name."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        scored([1.0]).advantages(scale=True, **options)
 
 
 async def test_groups_of_an_exporter(recording: Recording):

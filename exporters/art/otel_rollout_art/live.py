@@ -45,28 +45,31 @@ def from_art_row(row: Mapping[str, Any]) -> art.TrajectoryGroup:
 
 def _trajectory(row: Mapping[str, Any]) -> art.Trajectory:
     import art
-    from art.trajectories import History
     from pydantic import ValidationError
 
     fields = dict(row)
     try:
-        main, *others = (
-            History(
-                messages_and_choices=[_item(item) for item in history["messages_and_choices"]],
-                tools=history["tools"],
-            )
-            for history in fields.pop("histories")
+        main, *others = [_history(history) for history in fields.pop("histories")]
+        made = art.Trajectory(
+            messages_and_choices=main.messages_and_choices, additional_histories=others, **fields
         )
-        return art.Trajectory(
-            messages_and_choices=main.messages_and_choices,
-            tools=main.tools,
-            additional_histories=others,
-            **fields,
-        )
+        made.tools = main.tools
+        return made
     except ValidationError as error:
         raise ExportError(
             f"trajectory {row['metadata'].get('trajectory_id')}: ART refuses it: {error}"
         ) from None
+
+
+def _history(history: Mapping[str, Any]) -> Any:
+    from art.trajectories import History
+
+    items = [_item(item) for item in history["messages_and_choices"]]
+    made = History(messages_and_choices=items, tools=history["tools"])
+    # The constructor puts the members of tools in an order of its own and leaves out those that it
+    # does not know, and a chat template writes them as they are.
+    made.tools = history["tools"]
+    return made
 
 
 def _item(item: Mapping[str, Any]) -> Any:

@@ -164,6 +164,38 @@ async def test_a_tool_loop_is_exact_per_call(
     ]
 
 
+async def test_tools_are_rendered_as_they_were_sent(
+    recording: Recording, clients: Clients, tokenizer: PreTrainedTokenizerFast
+):
+    """Members of a tool stay in their order, also those that ART does not know."""
+    tool = {"type": "function", "x-note": 1, "function": {"parameters": {}, "name": "f"}}
+    client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def agent() -> None:
+        messages: list[Any] = [user("hi")]
+        await ask(client, messages, tools=[tool])
+        await ask(client, [*messages, user("more")], tools=[tool])
+        await ask(client, [user("apart")], tools=[tool, tool])
+
+    trajectory = await gather_trajectory(agent())
+    trajectory.reward = 1.0
+    for mode in ("conversation", "per_call"):
+        made = to_art_trajectory(trajectory, mode=mode)
+        for history in (made, *made.additional_histories):
+            for served in history.tools or ():
+                assert json.dumps(served) == json.dumps(tool)
+    own = tokenizer.chat_template
+    tokenizer.chat_template = "{{ tools | tojson }}" + TEMPLATE
+    try:
+        main, other = tokenized(tokenizer, group_of(trajectory))
+    finally:
+        tokenizer.chat_template = own
+    assert json.dumps([tool, tool]) in tokenizer.decode(other.token_ids)
+    # ART's tokeniser makes the main conversation anew, and with it the order of its tools.
+    assert json.dumps(tool) not in tokenizer.decode(main.token_ids)
+
+
 async def test_replies_that_begin_within_a_character(
     recording: Recording, clients: Clients, tokenizer: PreTrainedTokenizerFast
 ):
