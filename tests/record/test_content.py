@@ -19,8 +19,10 @@ from otel_rollout import (
     Step,
     Trajectory,
     Workflow,
+    continue_rollout,
     get_current_trajectory,
     get_history,
+    propagate,
     reconstruct,
     record_reward,
     rollout,
@@ -213,6 +215,23 @@ def test_spans_below_a_call_stay_in_the_trace(clients: Clients):
     assert post.parent is not None
     assert agent_span.context is not None
     assert post.parent.span_id == agent_span.context.span_id
+
+
+@NOT_EXPORTED
+def test_what_a_part_hands_back_is_whole(clients: Clients):
+    """The spans that a process hands back for training have content; those it exports have none."""
+    recording = recording_with(content="none")
+    client = clients.sync(clients.serve(f"{MARK} said"))
+    with rollout("elsewhere"):
+        carrier = propagate()
+    with continue_rollout(carrier) as part:  # that rollout has ended: this is a part of it
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": MARK}])
+        get_current_trajectory().log(f"{MARK} logged")
+    assert MARK not in text_of(recording.spans)
+    assert f"{MARK} logged" in str([record.attributes for record in part.spans])
+    (rebuilt,) = reconstruct(part.spans)
+    assert rebuilt.messages()[-1]["content"] == f"{MARK} said"
+    assert rebuilt.logs == [f"{MARK} logged"]
 
 
 # --- redact
