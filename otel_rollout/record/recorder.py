@@ -25,7 +25,15 @@ from otel_rollout.record.encoding import decoded
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.secrets import scrub_reply, secrets_in
 from otel_rollout.spans import label, with_lengths
-from otel_rollout.wire import TAIL, apis_of, dumps, events_of_frames, loads, merge
+from otel_rollout.wire import (
+    TAIL,
+    apis_of,
+    dumps,
+    events_of_frames,
+    loads,
+    merge,
+    starts_as_json,
+)
 
 _ERROR_TAIL = 1 << 16
 """Bytes at the end of a stream in which an error that ended it is looked for."""
@@ -59,6 +67,9 @@ class ExchangeRecorder:
         """HTTP requests that were sent."""
         self.responses = 0
         """Responses that have begun: of two, only the last one counts."""
+        self.hides_count = False
+        """True if a stream's count of tokens was asked for on behalf of the recording alone: who
+        reads the stream is not to be shown the chunk that has it."""
         self._rollout = rollout
         # Clients take `chat/completions` too.
         self._path = path if "://" in path else "/" + path.lstrip("/")
@@ -169,6 +180,20 @@ class ExchangeRecorder:
         """True if bytes of the reply are still to come."""
         return self._chunks is not None
 
+    @property
+    def has_events(self) -> bool:
+        """True if the reply is a stream of server-sent events as text."""
+        return self._is_events and not self._is_framed
+
+    @property
+    def is_encoded(self) -> bool:
+        """True if the bytes of the response come with a `Content-Encoding`."""
+        return (self._encoding or "identity").lower() != "identity"
+
+    def comes_decoded(self) -> None:
+        """The bytes of the response come without their `Content-Encoding`."""
+        self._encoding = None
+
     def chunk(self, chunk: bytes) -> None:
         """Bytes of the response, as they came, with their `Content-Encoding`."""
         chunks = self._chunks
@@ -264,6 +289,8 @@ class ExchangeRecorder:
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
         """End a reply; of a stream of events, the text tells if it is complete."""
         complete, reported = ended, None
+        if starts_as_json(body):
+            self._is_events = False  # whatever its content type says
         with guarded("a streamed reply was not understood; it is kept as it came"):
             # Parse the stream now only if it ended abnormally.
             tail = body[-TAIL:] if len(body) > TAIL else b"\n" + body

@@ -15,6 +15,7 @@ from otel_rollout.wire.apis import (
     shown_part,
     tool_name,
 )
+from otel_rollout.wire.events import EventCutter, is_count
 from otel_rollout.wire.json import (
     Choice,
     Json,
@@ -40,21 +41,24 @@ from otel_rollout.wire.messages import (
     visible_content,
     visible_key,
 )
-from otel_rollout.wire.params import length_limit, sampling_params
+from otel_rollout.wire.params import allows_no_token, length_limit, sampling_params
 from otel_rollout.wire.servers import (
     asked_ids,
+    empty_ids,
     logprobs_mode,
     prompt_ids,
+    sampled_count,
     sampled_ids,
     sampled_logprobs,
     usage,
     weight_version,
 )
-from otel_rollout.wire.sse import events_of_frames, pack_events, unpack_events
+from otel_rollout.wire.sse import events_of_frames, pack_events, starts_as_json, unpack_events
 
 __all__ = [
     "TAIL",
     "Choice",
+    "EventCutter",
     "Json",
     "Message",
     "MessagePath",
@@ -62,6 +66,7 @@ __all__ = [
     "Params",
     "Reply",
     "Sampled",
+    "allows_no_token",
     "api_of",
     "apis_of",
     "asked_ids",
@@ -71,9 +76,11 @@ __all__ = [
     "copy_json",
     "dumps",
     "elements",
+    "empty_ids",
     "events_of_frames",
     "expect",
     "extend",
+    "is_count",
     "is_list_of_objects",
     "is_reasoning",
     "length_limit",
@@ -87,11 +94,13 @@ __all__ = [
     "prompt_ids",
     "reasoning_of",
     "retrieval_of",
+    "sampled_count",
     "sampled_ids",
     "sampled_logprobs",
     "sampling_params",
     "shown_calls",
     "shown_part",
+    "starts_as_json",
     "tool_name",
     "unpack_events",
     "usage",

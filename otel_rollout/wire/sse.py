@@ -45,6 +45,16 @@ def _datas(events: str) -> Iterator[str]:
             yield data
 
 
+def data_of(event: bytes) -> str:
+    """The data of one event; empty where it has none."""
+    return next(_datas(event.decode("utf-8", "replace")), "")
+
+
+def starts_as_json(body: bytes) -> bool:
+    """True if these are no events, but a JSON object: no line of events starts like one."""
+    return body[:64].lstrip().startswith(b"{")
+
+
 def _with_newlines(events: str) -> str:
     return events.replace("\r\n", "\n").replace("\r", "\n") if "\r" in events else events
 

@@ -1,0 +1,58 @@
+"""A streamed reply cut at the ends of its events, and without the event that only counts.
+
+Pure. How the network cuts a stream is chance; cut at the ends of events it is always the same, so
+a reader that takes one piece at a time has the same pieces whatever the network did.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from otel_rollout.wire.sse import data_of, try_loads
+
+_end = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}").search
+"""The empty line after an event."""
+_has_no_choices = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
+
+
+class EventCutter:
+    """Cuts the bytes of one stream at the ends of its events; every byte comes out once."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._searched = 0
+        """How far the end of the unfinished event has been looked for."""
+
+    def cut(self, chunk: bytes) -> Iterator[bytes]:
+        """The events that these bytes end, each with the empty line after it."""
+        buffer = self._bytes
+        buffer += chunk
+        while (found := _end(buffer, self._searched)) is not None:
+            end = found.end()
+            if end == len(buffer) and buffer.endswith(b"\r"):
+                self._searched = found.start()  # the line break may go on
+                return
+            event = bytes(buffer[:end])
+            del buffer[:end]
+            self._searched = 0
+            yield event
+        self._searched = max(0, len(buffer) - 3)
+
+    def rest(self) -> bytes:
+        """The bytes of the event that has not ended."""
+        rest = bytes(self._bytes)
+        self._bytes.clear()
+        return rest
+
+
+def is_count(event: bytes) -> bool:
+    """True for the chunk that `stream_options.include_usage` adds: no choices, but a usage."""
+    if b'"usage"' not in event or _has_no_choices(event) is None:
+        return False
+    chunk = try_loads(data_of(event))
+    return (
+        isinstance(chunk, dict)
+        and chunk.get("choices") == []
+        and isinstance(chunk.get("usage"), dict)
+    )
