@@ -27,12 +27,14 @@ from otel_rollout.record.secrets import scrub_reply, secrets_in
 from otel_rollout.spans import label, with_lengths
 from otel_rollout.wire import (
     TAIL,
+    api_of,
     apis_of,
     dumps,
     events_of_frames,
+    is_events,
+    is_json_object,
     loads,
     merge,
-    starts_as_json,
 )
 
 _ERROR_TAIL = 1 << 16
@@ -44,6 +46,10 @@ _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").matc
 
 class ErrorResponse(Exception):  # noqa: N818 - the name that a completion's error has
     """An error that the server answered with: as a reply, or inside a stream that began well."""
+
+
+class InvalidResponse(Exception):  # noqa: N818 - the name that a completion's error has
+    """A reply that is no JSON object, nor a stream."""
 
 
 class ExchangeRecorder:
@@ -242,8 +248,7 @@ class ExchangeRecorder:
             self._end_refused(self._status_code or 0)
         elif self.is_streaming:
             self._end_stream(error, ended=error is None)
-        elif error is None and self._is_events and self._body is not None:
-            # A stream that was read as a whole, by a hook or transport of the client.
+        elif error is None and self._body is not None:
             self._end_reply(self._body, None, ended=True)
         else:
             self._finish("complete" if error is None else _status_of(error), error)
@@ -289,8 +294,7 @@ class ExchangeRecorder:
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
         """End a reply; of a stream of events, the text tells if it is complete."""
         complete, reported = ended, None
-        if starts_as_json(body):
-            self._is_events = False  # whatever its content type says
+        self._is_events = is_events(body, self._is_events)
         with guarded("a streamed reply was not understood; it is kept as it came"):
             # Parse the stream now only if it ended abnormally.
             tail = body[-TAIL:] if len(body) > TAIL else b"\n" + body
@@ -301,8 +305,16 @@ class ExchangeRecorder:
                 merged = merge(text, self._choices(), self._path)
                 complete, reported = merged.complete, merged.error
         status, error = _ending(error, reported, complete=complete, ended=ended)
+        if status == "complete" and self._is_invalid(body):
+            text = body[:200].decode("utf-8", "replace")
+            status = "error"
+            error = InvalidResponse(f"the response is not a JSON object: {text!r}")
         self._body = body or None
         self._finish(status, error)
+
+    def _is_invalid(self, body: bytes) -> bool:
+        """Whether it is no reply of a model; only some ways of calling parse it, and raise."""
+        return not (self._is_events or is_json_object(body) or api_of(self._path) is None)
 
     def _choices(self) -> int:
         try:

@@ -41,7 +41,8 @@ class _Reading:
         self._decoder = decoder
         """What takes off the `Content-Encoding`. None: there is none, or the reader does it."""
         is_encoded = recorder.is_encoded and decoder is None
-        self._cutter = EventCutter() if recorder.has_events and not is_encoded else None
+        in_events = recorder.has_events or recorder.hides_count
+        self._cutter = EventCutter() if in_events and not is_encoded else None
         """None: the bytes are handed on as they come."""
         self._hides_count = recorder.hides_count
 

@@ -53,7 +53,13 @@ from otel_rollout.wire.servers import (
     usage,
     weight_version,
 )
-from otel_rollout.wire.sse import events_of_frames, pack_events, starts_as_json, unpack_events
+from otel_rollout.wire.sse import (
+    events_of_frames,
+    is_events,
+    is_json_object,
+    pack_events,
+    unpack_events,
+)
 
 __all__ = [
     "TAIL",
@@ -81,6 +87,8 @@ __all__ = [
     "expect",
     "extend",
     "is_count",
+    "is_events",
+    "is_json_object",
     "is_list_of_objects",
     "is_reasoning",
     "length_limit",
@@ -100,7 +108,6 @@ __all__ = [
     "sampling_params",
     "shown_calls",
     "shown_part",
-    "starts_as_json",
     "tool_name",
     "unpack_events",
     "usage",

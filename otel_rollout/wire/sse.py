@@ -13,6 +13,8 @@ from functools import reduce
 
 from otel_rollout.wire.json import Json, dumps, loads
 
+_FIRST = (b"data:", b"event:", b"id:", b"retry:", b":")
+"""Beginnings of the first line of events."""
 _FRAME = struct.Struct(">III")
 """Head of an AWS frame: length of the frame, length of its headers, checksum of the two."""
 
@@ -50,9 +52,15 @@ def data_of(event: bytes) -> str:
     return next(_datas(event.decode("utf-8", "replace")), "")
 
 
-def starts_as_json(body: bytes) -> bool:
-    """True if these are no events, but a JSON object: no line of events starts like one."""
-    return body[:64].lstrip().startswith(b"{")
+def is_events(body: bytes, content_type_says: bool) -> bool:
+    """True if these are server-sent events: their first bytes tell, else their content type."""
+    start = body[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    return start.startswith(_FIRST) or (content_type_says and not start.startswith(b"{"))
+
+
+def is_json_object(body: bytes) -> bool:
+    """True if the body begins and ends as a JSON object does; what is inside is not looked at."""
+    return body[:64].lstrip().startswith(b"{") and body[-64:].rstrip().endswith(b"}")
 
 
 def _with_newlines(events: str) -> str:
