@@ -49,7 +49,7 @@ class ErrorResponse(Exception):  # noqa: N818 - the name that a completion's err
 
 
 class InvalidResponse(Exception):  # noqa: N818 - the name that a completion's error has
-    """A reply that is no JSON object, nor a stream."""
+    """A reply that is no JSON object, or a stream with an event that is none."""
 
 
 class ExchangeRecorder:
@@ -304,6 +304,8 @@ class ExchangeRecorder:
                 text = body.decode("utf-8", "replace")
                 merged = merge(text, self._choices(), self._path)
                 complete, reported = merged.complete, merged.error
+                if merged.malformed and (error is None or isinstance(error, Exception)):
+                    error = InvalidResponse("an event of the stream is not JSON")
         status, error = _ending(error, reported, complete=complete, ended=ended)
         if status == "complete" and self._is_invalid(body):
             text = body[:200].decode("utf-8", "replace")

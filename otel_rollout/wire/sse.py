@@ -35,6 +35,11 @@ def parse_events(events: str) -> tuple[list[Json], bool]:
     return chunks, done
 
 
+def ends_an_event(events: str) -> bool:
+    """True if the last event of this text is not truncated."""
+    return _with_newlines(events[-4:]).endswith("\n\n")
+
+
 def _datas(events: str) -> Iterator[str]:
     """The data of each event that has any."""
     for event in _with_newlines(events).split("\n\n"):
