@@ -196,6 +196,11 @@ class ExchangeRecorder:
         """True if the bytes of the response come with a `Content-Encoding`."""
         return (self._encoding or "identity").lower() != "identity"
 
+    @property
+    def has_frames(self) -> bool:
+        """True if the reply is a stream of events in frames."""
+        return self._is_framed
+
     def comes_decoded(self) -> None:
         """The bytes of the response come without their `Content-Encoding`."""
         self._encoding = None

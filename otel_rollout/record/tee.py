@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.wire import EventCutter, is_count
+from otel_rollout.wire import EventCutter, FrameCutter, is_count
 
 _LIBRARIES = ("httpx", "httpx2")
 
@@ -41,9 +41,12 @@ class _Reading:
         self._decoder = decoder
         """What takes off the `Content-Encoding`. None: there is none, or the reader does it."""
         is_encoded = recorder.is_encoded and decoder is None
-        in_events = recorder.has_events or recorder.hides_count
-        self._cutter = EventCutter() if in_events and not is_encoded else None
+        self._cutter: EventCutter | FrameCutter | None = None
         """None: the bytes are handed on as they come."""
+        if recorder.has_frames:
+            self._cutter = FrameCutter()
+        elif (recorder.has_events or recorder.hides_count) and not is_encoded:
+            self._cutter = EventCutter()
         self._hides_count = recorder.hides_count
 
     @property

@@ -15,7 +15,7 @@ from otel_rollout.wire.apis import (
     shown_part,
     tool_name,
 )
-from otel_rollout.wire.events import EventCutter, is_count
+from otel_rollout.wire.events import EventCutter, FrameCutter, is_count
 from otel_rollout.wire.json import (
     Choice,
     Json,
@@ -65,6 +65,7 @@ __all__ = [
     "TAIL",
     "Choice",
     "EventCutter",
+    "FrameCutter",
     "Json",
     "Message",
     "MessagePath",

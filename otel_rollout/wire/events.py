@@ -13,6 +13,8 @@ from otel_rollout.wire.sse import data_of, try_loads
 
 _end = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}").search
 """The empty line after an event."""
+_LEAST = 16
+"""Bytes of a frame without headers and payload; its first four are its length."""
 _has_no_choices = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
 
 
@@ -41,6 +43,31 @@ class EventCutter:
 
     def rest(self) -> bytes:
         """The bytes of the event that has not ended."""
+        rest = bytes(self._bytes)
+        self._bytes.clear()
+        return rest
+
+
+class FrameCutter:
+    """Cuts the bytes of one stream at the ends of AWS's frames; every byte comes out once."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def cut(self, chunk: bytes) -> Iterator[bytes]:
+        """The frames that these bytes end; bytes that are no frame are left as they are."""
+        buffer = self._bytes
+        buffer += chunk
+        while len(buffer) >= _LEAST:
+            length = max(_LEAST, int.from_bytes(buffer[:4], "big"))
+            if len(buffer) < length:
+                return
+            frame = bytes(buffer[:length])
+            del buffer[:length]
+            yield frame
+
+    def rest(self) -> bytes:
+        """The bytes of the frame that has not ended."""
         rest = bytes(self._bytes)
         self._bytes.clear()
         return rest

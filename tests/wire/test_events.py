@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout.wire import EventCutter, is_count
+from otel_rollout.wire import EventCutter, FrameCutter, is_count
 from otel_rollout.wire.sse import is_events, is_json_object
 
 BREAKS = ("\n\n", "\r\n\r\n", "\r\r", "\n\r\n", "\r\n\n")
@@ -109,3 +109,21 @@ def test_what_a_body_is(body: bytes, said: bool, events: bool) -> None:
 def test_an_object(body: bytes, is_object: bool) -> None:
     """It begins and ends as one."""
     assert is_json_object(body) is is_object
+
+
+@given(st.lists(st.binary(max_size=9), max_size=5), st.binary(max_size=30), st.integers(1, 40))
+def test_frames_are_the_same_wherever_they_are_cut(
+    payloads: list[bytes], rest: bytes, size: int
+) -> None:
+    """Every byte comes out once and in order, also of what is no frame."""
+    frames = [(len(p) + 16).to_bytes(4, "big") + bytes(8) + p + bytes(4) for p in payloads]
+    for end in (b"", rest):
+        stream = b"".join(frames) + end
+        cutter = FrameCutter()
+        pieces = [
+            frame
+            for start in range(0, len(stream), size)
+            for frame in cutter.cut(stream[start : start + size])
+        ]
+        assert pieces[: len(frames)] == frames
+        assert b"".join([*pieces, cutter.rest()]) == stream
