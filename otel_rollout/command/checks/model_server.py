@@ -45,9 +45,10 @@ def _one_call(provider: TracerProvider, address: str, model: str | None) -> Traj
         openai.OpenAI(base_url=address, api_key=key, max_retries=0) as client,
         rollout("otel-rollout doctor", trainable=False) as trajectory,
     ):
-        withhold(provider, trajectory)
-        model = model or _first_model(client, address)
-        stream_with_tools(client, model)
+        try:
+            stream_with_tools(client, model or _first_model(client, address))
+        finally:
+            withhold(provider, trajectory)
     return trajectory
 
 
