@@ -94,7 +94,11 @@ def added_fields(path: str, body: Json) -> dict[str, Json]:
     added.pop("stream_options", None)
     said = body.get("stream_options") or {}
     if body.get("stream") and isinstance(said, Mapping) and "include_usage" not in said:
-        added["stream_options"] = {"include_usage": True, **wanted["stream_options"], **said}
+        added["stream_options"] = {
+            "include_usage": True,
+            **(wanted["stream_options"] or {}),
+            **said,
+        }
     return added
 
 
