@@ -243,6 +243,7 @@ LATER_IMPORTS = {
 }
 """Modules that import inside a function, and why."""
 BOUNDARIES = {
+    "command/checks/model_server.py": "whatever a model server does to a call is a finding",
     "command/checks/one_rollout.py": "whatever a set-up does to a rollout is a finding",
     "command/doctor.py": "the user's set-up",
     "command/export.py": "another package's exporter",

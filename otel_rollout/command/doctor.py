@@ -27,7 +27,7 @@ _FLUSH_MILLIS = 5000
 
 def doctor(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
-    findings = [*_set_up(options.setup), *check()]
+    findings = [*_set_up(options.setup), *check(server=options.server, model=options.model)]
     _print(findings)
     levels = Counter(finding.level for finding in findings)
     print(f"\n{number_of(levels['problem'], 'problem')}, {number_of(levels['warning'], 'warning')}")

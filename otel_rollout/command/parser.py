@@ -31,9 +31,11 @@ Beside FILE stand FILE.part, FILE.journal and FILE.groups until it is finished:
 the same command, given again after it was interrupted, goes on from there."""
 _DOCTOR = """\
 Check a set-up and say what would be lost: versions, provider, span limits,
-processors, instrumentations, environment. Then run a rollout with one call
+processors, instrumentations, environment. Then run a rollout with two calls
 through it, to a server of this process, and compare its trajectory with the
-one that is rebuilt from its spans."""
+one that is rebuilt from its spans. With --server, also make a streamed call
+with tools to your model server, and compare the token ids that come with its
+own count: some servers lose tokens of such calls."""
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -99,6 +101,15 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="MODULE[:FUNCTION]|SCRIPT",
         help="what sets your program up: a module to import, a function in it to call, or a "
         "Python file to run; default: otel_rollout.configure()",
+    )
+    doctor.add_argument(
+        "--server",
+        metavar="URL",
+        help="base URL of your model server, such as http://localhost:8000/v1; its key is "
+        "OPENAI_API_KEY",
+    )
+    doctor.add_argument(
+        "--model", metavar="NAME", help="the model to ask there; default: the first it lists"
     )
     return parser
 

@@ -60,6 +60,8 @@ def dropped_completions(
     trajectories: Iterable[Trajectory],
     *,
     on_failure: Literal["drop", "keep"] = "drop",
+    on_abort: Literal["drop", "keep"] = "drop",
+    constrained_logprobs: Literal["keep", "nan"] = "keep",
     mask_truncated: bool = False,
     max_length: int | None = None,
 ) -> Iterator[Dropped]:
@@ -69,7 +71,11 @@ def dropped_completions(
     """
     for trajectory in trajectories:
         yield from trajectory.token_sequences(
-            on_failure=on_failure, mask_truncated=mask_truncated, max_length=max_length
+            on_failure=on_failure,
+            on_abort=on_abort,
+            constrained_logprobs=constrained_logprobs,
+            mask_truncated=mask_truncated,
+            max_length=max_length,
         ).dropped
 
 

@@ -55,7 +55,8 @@ def to_token_rows(
     """One plain row for each token sequence, in order.
 
     input_ids, loss_mask, logprobs, sampled: (T), as in `TokenSequence` (NaN: unknown).
-    prompt_length, truncated, completion_ids, spans, policy_versions (of its completions).
+    prompt_length, truncated, completion_ids, spans, policy_versions and logprobs_modes (of its
+    completions).
     reward: the trajectory's, None if it is not scored. A trajectory with several rows gives each
     of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
     others have 0.0).
@@ -136,6 +137,7 @@ def _add_rows(
                     "completion_ids": sequence.completion_ids,
                     "spans": [list(span) for span in sequence.spans],
                     "policy_versions": _versions(sequence),
+                    "logprobs_modes": [c.logprobs_mode for c in sequence.completions],
                     "reward": None if reward is None else reward * share,
                     "advantage": None if advantage is None else advantage * share,
                     "trajectory_id": trajectory.id,
@@ -241,13 +243,18 @@ class TokenRows(JsonRows):
     on_failure: "keep" gives the rows of rollouts that failed without a reward, "drop" leaves them
     out.
     max_length: longer rows are truncated to so many tokens; not set: no limit.
-    mask_truncated: replies that a length limit truncated stay as context and are not trained.
+    mask_truncated: replies that the model did not end itself stay as context and are not trained.
+    on_abort: "keep" trains replies that the server gave up, as far as they came; "drop" does not.
+    constrained_logprobs: "nan" makes log-probabilities of constrained decoding unknown, "keep"
+    hands them on.
     """
 
     credit: Credit = "broadcast"
     on_failure: Literal["drop", "keep"] = "drop"
     max_length: Positive | None = None
     mask_truncated: bool = False
+    on_abort: Literal["drop", "keep"] = "drop"
+    constrained_logprobs: Literal["keep", "nan"] = "keep"
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """A row for each token sequence; failures with `on_failure="keep"` only."""
@@ -265,4 +272,6 @@ class TokenRows(JsonRows):
             "on_failure": self.on_failure,
             "max_length": self.max_length,
             "mask_truncated": self.mask_truncated,
+            "on_abort": self.on_abort,
+            "constrained_logprobs": self.constrained_logprobs,
         }

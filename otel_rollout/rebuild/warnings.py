@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 from otel_rollout.spans import Exchange
 from otel_rollout.trajectory import Completion, Conversations
+from otel_rollout.wire import api_of
+
+_UNKNOWN_LOGPROBS = ("NaN", "-9999", "e+38", "e38", "e+308", "e308", "-340282")
+"""Texts without which no response has a log-probability that is read as None, but for null."""
 
 
 def late_sentence(count: int) -> str:
@@ -23,12 +27,13 @@ def _unknown_in(completion: Completion) -> list[str]:
     exchange = completion.exchange
     if completion.items and exchange.reply_id is None and completion.choice_index == 0:
         sentences.append(f"a response came without an id; its completion is {completion.id!r}")
-    if "NaN" in (exchange.body or exchange.events or ""):
+    text = exchange.body or exchange.events or ""
+    if any(mark in text for mark in _UNKNOWN_LOGPROBS):
         unknown = (completion.logprobs or []).count(None)
         if unknown:
             sentences.append(
-                f"completion {completion.id!r}: {unknown} log-probabilities are not numbers; "
-                f"they are None"
+                f"completion {completion.id!r}: {unknown} log-probabilities are not numbers, or "
+                f"stand for one that is not known; they are None"
             )
     return sentences
 
@@ -45,8 +50,27 @@ def repeated_ids(completions: Sequence[Completion]) -> list[str]:
 
 
 def damage_of(exchanges: Sequence[Exchange]) -> list[str]:
-    """What the exchanges' spans should hold and do not, as warnings."""
-    return [f"exchange {e.span_id}: {damage}" for e in exchanges for damage in e.damage]
+    """What is not read of exchanges, since their spans lack it or nothing knows it, as warnings."""
+    return [
+        *(f"exchange {e.span_id}: {damage}" for e in exchanges for damage in e.damage),
+        *(_unread(exchange) for exchange in exchanges if _has_unread_choices(exchange)),
+    ]
+
+
+def _unread(exchange: Exchange) -> str:
+    return (
+        f"exchange {exchange.span_id}: its response has choices, but no model API is known at "
+        f"{exchange.path!r}; what was sampled there is in no completion, and does not train"
+    )
+
+
+def _has_unread_choices(exchange: Exchange) -> bool:
+    if api_of(exchange.path) is not None or exchange.status != "complete":
+        return False
+    if '"choices"' not in (exchange.body or exchange.events or ""):
+        return False
+    reply = exchange.reply
+    return isinstance(reply, dict) and bool(reply.get("choices"))
 
 
 def uncertain(conversations: Conversations) -> list[str]:

@@ -96,15 +96,36 @@ def note_request(request: Any) -> None:
         noted.append(request)
 
 
-def asked_fields(path: str) -> dict[str, Json]:
-    """The fields that a request to this path is to have so that it asks for token ids."""
+def added_fields(path: str, body: Json) -> dict[str, Json]:
+    """The fields that are added to a request with this body so that it asks for token ids.
+
+    What the body says stays; to one that is no JSON object nothing is added. A stream is also
+    asked for its count of tokens: only that shows that the server lost none of them.
+    """
     fields = otel_context.get_value(TOKEN_FIELDS)
     if fields is None:
         fields = process_state.request_fields
     path = "/" + path.lstrip("/")
     api = api_of(path)
     own = api.token_id_params(path.partition("?")[0]) if api is not None else None
-    return {**own, **fields} if own is not None and isinstance(fields, Mapping) else {}
+    if own is None or not isinstance(fields, Mapping) or not isinstance(body, Mapping):
+        return {}
+    wanted = {"stream_options": {}, **own, **fields}
+    added = {name: value for name, value in wanted.items() if name not in body}
+    added.pop("stream_options", None)
+    said = body.get("stream_options") or {}
+    if body.get("stream") and isinstance(said, Mapping) and "include_usage" not in said:
+        added["stream_options"] = {
+            "include_usage": True,
+            **(wanted["stream_options"] or {}),
+            **said,
+        }
+    return added
+
+
+def asks_for_count(added: Mapping[str, Json]) -> bool:
+    """True if these fields have a stream end with a chunk that the agent did not ask for."""
+    return bool(added.get("stream_options", {}).get("include_usage"))
 
 
 def make(call: Call | None, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -152,7 +173,7 @@ def received(recorder: ExchangeRecorder, response: Any) -> None:
     if response.is_stream_consumed or response.is_closed:
         recorder.response(status, headers, response.content)
     elif recorder.response(status, headers):
-        response.stream = tee(response.stream, recorder)
+        response.stream = tee(response, recorder)
 
 
 def _text(response: Any) -> str | None:

@@ -117,9 +117,11 @@ def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
     """Ask the server for token ids and log-probabilities with the calls of rollouts made inside.
 
     It adds fields that vLLM and servers like it take (`return_token_ids`, `logprobs`) to requests
-    of `/chat/completions` and `/completions`. A field that the call itself sets stays. Calls
-    outside rollouts and under `no_capture()` stay as they are, and the agent sees whatever the
-    server sends. Servers that do not know the fields may refuse the request.
+    of `/chat/completions` and `/completions`, and asks streams for their count of tokens
+    (`stream_options.include_usage`), without which nothing tells whether a server lost some. A
+    field that the call itself sets stays. Calls outside rollouts and under `no_capture()` stay as
+    they are. The agent sees whatever the server sends, but for the chunk with the count, if it did
+    not ask for that itself. Servers that do not know the fields may refuse the request.
     `configure(request_token_ids=True)` does it everywhere.
 
     enabled: bool. True (default): the fields are added; False: the calls inside stay as they are,

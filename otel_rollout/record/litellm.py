@@ -18,7 +18,8 @@ from typing import Any
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     Call,
-    asked_fields,
+    added_fields,
+    asks_for_count,
     current_recorder,
     make,
     make_async,
@@ -79,8 +80,8 @@ class Post:
         given = [(name, self._arguments.get(name)) for name in _BODIES]
         return next((body for body in given if body[1] is not None), ("json", None))
 
-    def extend(self, kwargs: dict[str, Any], fields: Mapping[str, Json]) -> None:
-        """Write the fields that are not set into the body among `post`'s keyword arguments.
+    def extend(self, kwargs: dict[str, Any], fields: Mapping[str, Json]) -> bool:
+        """Write the fields into the body among `post`'s keyword arguments; True if they are there.
 
         A body that stands elsewhere, that is no JSON object, or that is signed stays as it is.
         """
@@ -88,17 +89,15 @@ class Post:
         headers = self._arguments.get("headers") or {}
         signed = any(str(value).startswith("AWS4-") for value in headers.values())
         if not fields or name not in kwargs or signed or not isinstance(self.json_data, dict):
-            return
-        added = {key: value for key, value in fields.items() if key not in self.json_data}
-        if not added:
-            return
-        extended = self.json_data = {**self.json_data, **added}
+            return False
+        extended = self.json_data = {**self.json_data, **fields}
         if isinstance(body, (str, bytes)):
             text = json.dumps(extended)
             kwargs[name] = text if isinstance(body, str) else text.encode()
         else:
             kwargs[name] = extended
         self._arguments = {**self._arguments, name: kwargs[name]}
+        return True
 
     def request(self, client: Any) -> Any:
         """The request that the handler's `client` (httpx) builds from it, and will send."""
@@ -123,7 +122,8 @@ def _begin(handler: Any, args: Any, kwargs: Any) -> Call | None:
     call = Call(ExchangeRecorder(active, post.path), lambda: post.json_data, gives_response=True)
     # A request that cannot be built will not be sent by LiteLLM either.
     with guarded("LiteLLM's request cannot be built", level=logging.DEBUG):
-        post.extend(kwargs, asked_fields(post.path))
+        added = added_fields(post.path, post.json_data)
+        call.recorder.hides_count = post.extend(kwargs, added) and asks_for_count(added)
         request = post.request(handler.client)
         is_json = post.json_data is not None or "json" in request.headers.get("content-type", "")
         body = request.content if is_json else None

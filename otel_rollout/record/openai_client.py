@@ -16,7 +16,8 @@ from typing import Any
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     Call,
-    asked_fields,
+    added_fields,
+    asks_for_count,
     current_recorder,
     make,
     make_async,
@@ -27,7 +28,7 @@ from otel_rollout.record.calls import (
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
-from otel_rollout.wire import retrieval_of
+from otel_rollout.wire import Json, retrieval_of
 
 MODULE = "openai._base_client"
 ALIKE = (
@@ -56,16 +57,21 @@ def _begin_in(active: ActiveRollout, options: Any) -> Call | None:
     # The reply to a request in the background has to be asked for.
     if method != "post" and not (method == "get" and retrieval_of(path)):
         return None
-    _ask_for_token_ids(options, path)
-    return Call(ExchangeRecorder(active, path), partial(_asked, options))
+    added = _ask_for_token_ids(options, path)
+    recorder = ExchangeRecorder(active, path)
+    recorder.hides_count = asks_for_count(added)
+    return Call(recorder, partial(_asked, options))
 
 
-def _ask_for_token_ids(options: Any, path: str) -> None:
-    fields = asked_fields(path)
-    if fields and isinstance(options.json_data, dict):
-        given = getattr(options, "extra_json", None) or {}
-        wanted = {k: v for k, v in fields.items() if k not in options.json_data}
-        options.extra_json = {**wanted, **given}
+def _ask_for_token_ids(options: Any, path: str) -> dict[str, Json]:
+    """Add the fields that ask for token ids to the request; returns those that were added."""
+    if not isinstance(options.json_data, dict):
+        return {}
+    given = getattr(options, "extra_json", None) or {}
+    added = added_fields(path, {**options.json_data, **given})
+    if added:
+        options.extra_json = {**given, **added}
+    return added
 
 
 def _asked(options: Any) -> object:

@@ -28,9 +28,12 @@ from otel_rollout.record.state import process_state
 from otel_rollout.spans import label, with_lengths
 from otel_rollout.wire import (
     TAIL,
+    api_of,
     apis_of,
     dumps,
     events_of_frames,
+    is_events,
+    is_json_object,
     loads,
     merge,
     without_tokens,
@@ -46,6 +49,10 @@ _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").matc
 
 class ErrorResponse(Exception):  # noqa: N818 - the name that a completion's error has
     """An error that the server answered with: as a reply, or inside a stream that began well."""
+
+
+class InvalidResponse(Exception):  # noqa: N818 - the name that a completion's error has
+    """A reply that is no JSON object, or a stream with an event that is none."""
 
 
 class ExchangeRecorder:
@@ -69,6 +76,9 @@ class ExchangeRecorder:
         """HTTP requests that were sent."""
         self.responses = 0
         """Responses that have begun: of two, only the last one counts."""
+        self.hides_count = False
+        """True if a stream's count of tokens was asked for on behalf of the recording alone: who
+        reads the stream is not to be shown the chunk that has it."""
         self._rollout = rollout
         self._path = public_path(path)
         self._apis = apis_of(self._path)
@@ -178,6 +188,25 @@ class ExchangeRecorder:
         """True if bytes of the reply are still to come."""
         return self._chunks is not None
 
+    @property
+    def has_events(self) -> bool:
+        """True if the reply is a stream of server-sent events as text."""
+        return self._is_events and not self._is_framed
+
+    @property
+    def is_encoded(self) -> bool:
+        """True if the bytes of the response come with a `Content-Encoding`."""
+        return (self._encoding or "identity").lower() != "identity"
+
+    @property
+    def has_frames(self) -> bool:
+        """True if the reply is a stream of events in frames."""
+        return self._is_framed
+
+    def comes_decoded(self) -> None:
+        """The bytes of the response come without their `Content-Encoding`."""
+        self._encoding = None
+
     def chunk(self, chunk: bytes) -> None:
         """Bytes of the response, as they came, with their `Content-Encoding`."""
         chunks = self._chunks
@@ -225,8 +254,7 @@ class ExchangeRecorder:
             self._end_refused(self._status_code or 0)
         elif self.is_streaming:
             self._end_stream(error, ended=error is None)
-        elif error is None and self._is_events and self._body is not None:
-            # A stream that was read as a whole, by a hook or transport of the client.
+        elif error is None and self._body is not None:
             self._end_reply(self._body, None, ended=True)
         else:
             self._finish("complete" if error is None else _status_of(error), error)
@@ -272,6 +300,7 @@ class ExchangeRecorder:
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
         """End a reply; of a stream of events, the text tells if it is complete."""
         complete, reported = ended, None
+        self._is_events = is_events(body, self._is_events)
         with guarded("a streamed reply was not understood; it is kept as it came"):
             # Parse the stream now only if it ended abnormally.
             tail = body[-TAIL:] if len(body) > TAIL else b"\n" + body
@@ -281,9 +310,19 @@ class ExchangeRecorder:
                 text = body.decode("utf-8", "replace")
                 merged = merge(text, self._choices(), self._path)
                 complete, reported = merged.complete, merged.error
+                if merged.malformed and (error is None or isinstance(error, Exception)):
+                    error = InvalidResponse("an event of the stream is not JSON")
         status, error = _ending(error, reported, complete=complete, ended=ended)
+        if status == "complete" and self._is_invalid(body):
+            text = body[:200].decode("utf-8", "replace")
+            status = "error"
+            error = InvalidResponse(f"the response is not a JSON object: {text!r}")
         self._body = body or None
         self._finish(status, error)
+
+    def _is_invalid(self, body: bytes) -> bool:
+        """Whether it is no reply of a model; only some ways of calling parse it, and raise."""
+        return not (self._is_events or is_json_object(body) or api_of(self._path) is None)
 
     def _choices(self) -> int:
         try:

@@ -1,6 +1,8 @@
 """A byte stream that shows the recorder its bytes, and is otherwise the stream that it wraps.
 
-httpx, and httpx2, check that a stream is of their own class: there is a tee for each library.
+Server-sent events are handed on, and recorded, one by one: what is recorded of a stream that is
+left early is what its reader took, however the network cut it. httpx, and httpx2, check that a
+stream is of their own class: there is a tee for each library.
 """
 
 from __future__ import annotations
@@ -9,18 +11,22 @@ import functools
 import importlib
 import sys
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.wire import EventCutter, FrameCutter, is_count
 
 _LIBRARIES = ("httpx", "httpx2")
 
 
-def tee(stream: Any, recorder: ExchangeRecorder) -> Any:
+def tee(response: Any, recorder: ExchangeRecorder) -> Any:
     """The stream of a response, shown to the recorder whose `response` has just been called."""
-    reading = _Reading(recorder)
-    shown = _tee_class(stream)(stream, reading)
+    decoder = _decoder_of(response) if recorder.has_events else None
+    if decoder is not None:
+        recorder.comes_decoded()
+    reading = _Reading(recorder, decoder)
+    shown = _tee_class(response.stream)(response.stream, reading)
     # Finalizer: ends the recording of a stream that is dropped unread.
     weakref.finalize(shown, reading.dropped).atexit = False
     return shown
@@ -29,15 +35,49 @@ def tee(stream: Any, recorder: ExchangeRecorder) -> Any:
 class _Reading:
     """The reading of one response; it shows nothing once the recorder has another one."""
 
-    def __init__(self, recorder: ExchangeRecorder) -> None:
+    def __init__(self, recorder: ExchangeRecorder, decoder: _Decoder | None) -> None:
         self._recorder = recorder
         self._response = recorder.responses
+        self._decoder = decoder
+        """What takes off the `Content-Encoding`. None: there is none, or the reader does it."""
+        is_encoded = recorder.is_encoded and decoder is None
+        self._cutter: EventCutter | FrameCutter | None = None
+        """None: the bytes are handed on as they come."""
+        if recorder.has_frames:
+            self._cutter = FrameCutter()
+        elif (recorder.has_events or recorder.hides_count) and not is_encoded:
+            self._cutter = EventCutter()
+        self._hides_count = recorder.hides_count
 
     @property
     def _is_current(self) -> bool:
         return self._response == self._recorder.responses
 
-    def chunk(self, chunk: bytes) -> None:
+    def pieces(self, chunk: bytes) -> Iterator[bytes]:
+        """What the reader gets for these bytes; each piece is recorded when it is taken."""
+        if self._cutter is None:
+            self._record(chunk)
+            yield chunk
+            return
+        for part in (chunk,) if self._decoder is None else self._decoder.decode(chunk):
+            for event in self._cutter.cut(part):
+                yield from self._shown(event)
+
+    def rest(self) -> Iterator[bytes]:
+        """What is left of a stream that came to its end, or broke."""
+        if self._cutter is not None:
+            for part in () if self._decoder is None else self._decoder.flush():
+                for event in self._cutter.cut(part):
+                    yield from self._shown(event)
+            yield from self._shown(self._cutter.rest())
+
+    def _shown(self, event: bytes) -> Iterator[bytes]:
+        if event:
+            self._record(event)
+            if not (self._hides_count and is_count(event)):
+                yield event
+
+    def _record(self, chunk: bytes) -> None:
         if self._is_current:
             self._recorder.chunk(chunk)
 
@@ -59,13 +99,20 @@ class _SyncTee:
         reading = self._reading
         try:
             for chunk in self._stream:
-                reading.chunk(chunk)
-                yield chunk
+                for piece in reading.pieces(chunk):
+                    yield piece
         except GeneratorExit:
             raise  # the reader stopped: `close` follows, or the garbage collector
+        except Exception as error:
+            for piece in reading.rest():
+                yield piece
+            reading.end(error)
+            raise
         except BaseException as error:
             reading.end(error)
             raise
+        for piece in reading.rest():
+            yield piece
         reading.end()
 
     def close(self) -> None:
@@ -84,13 +131,20 @@ class _AsyncTee:
         reading = self._reading
         try:
             async for chunk in self._stream:
-                reading.chunk(chunk)
-                yield chunk
+                for piece in reading.pieces(chunk):
+                    yield piece
         except GeneratorExit:
+            raise
+        except Exception as error:
+            for piece in reading.rest():
+                yield piece
+            reading.end(error)
             raise
         except BaseException as error:
             reading.end(error)
             raise
+        for piece in reading.rest():
+            yield piece
         reading.end()
 
     async def aclose(self) -> None:
@@ -98,6 +152,38 @@ class _AsyncTee:
             await self._stream.aclose()
         finally:
             self._reading.dropped()
+
+
+class _Decoder:
+    """Takes the `Content-Encoding` off the bytes of one response, with the decoder of httpx."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    def decode(self, chunk: bytes) -> Iterable[bytes]:
+        """The bytes that these ones complete."""
+        return _parts(self._decoder.decode(chunk))
+
+    def flush(self) -> Iterable[bytes]:
+        """The bytes that were waited for in vain."""
+        return _parts(self._decoder.flush())
+
+
+def _parts(decoded: Any) -> Iterable[bytes]:
+    """What a decoder gave: bytes of httpx's, pieces of httpx2's."""
+    return (decoded,) if isinstance(decoded, bytes) else decoded
+
+
+def _decoder_of(response: Any) -> _Decoder | None:
+    """The decoder of an encoded response, which then does not decode again. None: not encoded."""
+    if not hasattr(response, "_get_content_decoder"):
+        return None
+    identity = type(response)(200)._get_content_decoder()
+    decoder = response._get_content_decoder()
+    if type(decoder) is type(identity):
+        return None
+    response._decoder = identity
+    return _Decoder(decoder)
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from otel_rollout.wire import (
     api_of,
     asked_ids,
     copy_json,
+    empty_ids,
     extend,
     length_limit,
     logprobs_mode,
@@ -29,6 +30,7 @@ from otel_rollout.wire import (
     path_messages,
     prompt_ids,
     retrieval_of,
+    sampled_count,
     sampled_ids,
     sampled_logprobs,
     sampling_params,
@@ -111,12 +113,24 @@ class Completion:
 
     @property
     def truncated(self) -> bool:
-        """True if a length limit ended it: the server says so, or it has as many tokens."""
-        if self.api.is_truncated(self.choice, self._whole):
+        """True if the model did not end it: a length limit did, a filter, an abort, an error.
+
+        The server says so, gives a reason that is not known, or sent as many tokens as the limit.
+        """
+        api, whole = self.api, self._whole
+        if api.is_truncated(self.choice, whole) or api.is_stopped(self.choice, whole):
             return True
         limit = length_limit(self.exchange.params)
         ids = self._sampled_ids if limit is not None else None
         return limit is not None and ids is not None and len(ids) >= limit
+
+    @property
+    def aborted(self) -> bool:
+        """True if the server gave it up while it was sampled, such as vLLM's `/pause`.
+
+        Its status is `cancelled`; `token_sequences(on_abort="keep")` trains what had come.
+        """
+        return self.exchange.status == "complete" and self.api.is_aborted(self.choice)
 
     @property
     def stop_reason(self) -> str | int | None:
@@ -168,10 +182,12 @@ class Completion:
         return sampled_logprobs(self.choice, len(ids) if ids else None)
 
     @property
-    def logprobs_mode(self) -> Literal["raw", "processed"] | None:
+    def logprobs_mode(self) -> Literal["raw", "processed", "constrained"] | None:
         """`raw` log-probabilities are from before temperature and the like; None: unknown.
 
-        Few servers say. vLLM's are raw unless it was started otherwise (`--logprobs-mode`).
+        `constrained`: the request had the server take tokens away (a schema, a grammar, a forced
+        tool call), so that they are not the policy's, whatever the server calls them. Else few
+        servers say. vLLM's are raw unless it was started otherwise (`--logprobs-mode`).
         """
         return logprobs_mode(self.exchange.params, self.choice, self._whole)
 
@@ -247,6 +263,16 @@ class Completion:
         return f"<Completion {self.id!r} choice {self.choice_index} {self.status}>"
 
     @property
+    def ids_are_empty(self) -> bool:
+        """True if the server sent a list of token ids, without one: it sampled nothing."""
+        return empty_ids(self.choice)
+
+    @property
+    def sampled_count(self) -> int | None:
+        """How many tokens the server says it sampled for its response; None if it does not say."""
+        return sampled_count(self._whole)
+
+    @property
     def _whole(self) -> Reply:
         """The reply that the choice is of."""
         reply = self.exchange.reply
@@ -279,7 +305,7 @@ def completions_of(
             status = "error"
             error = error or _missing_response(exchange) or _nothing_sampled(exchange.reply)
         sampled = [Sampled(0, {}, (), api.asked(exchange.params, exchange.prompt))]
-    return [_completion(exchange, one, status, error, rewards, trainable) for one in sampled]
+    return [_completion(exchange, api, one, status, error, rewards, trainable) for one in sampled]
 
 
 def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
@@ -291,6 +317,7 @@ def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
 
 def _completion(
     exchange: Exchange,
+    api: ModelApi,
     sampled: Sampled,
     status: str,
     error: dict[str, str] | None,
@@ -300,7 +327,10 @@ def _completion(
     path = sampled.prompt
     for item in sampled.items:
         path = extend(path, item)
-    if status == "complete" and not sampled.items:
+    if status == "complete" and api.is_aborted(sampled.choice):
+        reason = api.finish_reason(sampled.choice)
+        status, error = "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
+    elif status == "complete" and not sampled.items:
         status, error = "error", _nothing_sampled(exchange.reply)
     return Completion(
         id=exchange.reply_id or f"span-{exchange.span_id}",

@@ -16,12 +16,14 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Literal
 
 from otel_rollout.spans import TokenPath
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.histories import ended_before, in_order
+from otel_rollout.wire import allows_no_token, reasoning_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class TokenSequence:
     completions: list[Completion] = field(repr=False, compare=False)
     """The completions of `spans`, in the same order."""
     truncated: bool
-    """True if a completion in it, or the row itself (`max_length`), stopped at a length limit."""
+    """True if a completion in it was truncated, or the row itself (`max_length`) was."""
 
     @property
     def completion_ids(self) -> list[str]:
@@ -99,19 +101,25 @@ def token_sequences(
     *,
     masked: Callable[[Completion], bool] = lambda _: False,
     max_length: int | None = None,
+    keep_aborted: bool = False,
+    constrained_logprobs: Literal["keep", "nan"] = "keep",
 ) -> TokenSequences:
     """The rows of the completions of one trajectory.
 
     masked: true for completions that stay in their row as context and are not trained.
     max_length: longer rows are truncated to so many tokens, and flagged as truncated.
+    keep_aborted: true if replies that the server gave up are trained as far as they came.
+    constrained_logprobs: "nan" makes those of constrained decoding unknown.
     """
     calls: list[_Call] = []
     dropped: list[Dropped] = []
     for completion in in_order(completions):
-        admitted = _admit(completion)
+        admitted = _admit(completion, keep_aborted=keep_aborted)
         if isinstance(admitted, str):
             dropped.append(Dropped(completion, admitted))
         else:
+            if constrained_logprobs == "nan" and completion.logprobs_mode == "constrained":
+                admitted = replace(admitted, logprobs=None)
             calls.append(admitted)
     parents = _link(calls)
     for call in _unresolved(calls, parents):
@@ -142,9 +150,10 @@ def token_sequences(
     return TokenSequences(rows, dropped)
 
 
-def _admit(completion: Completion) -> _Call | str:
+def _admit(completion: Completion, *, keep_aborted: bool) -> _Call | str:
     """The call of a completion that can train, or the reason why it cannot."""
-    if not completion.trainable:
+    kept = keep_aborted and completion.aborted and not completion.exchange.damage
+    if not completion.trainable and not kept:
         error = completion.error or {}
         because = f": {error['type']}: {error['message']}" if error else ""
         if completion.status != "complete":
@@ -152,19 +161,46 @@ def _admit(completion: Completion) -> _Call | str:
         if completion.exchange.damage:
             return f"its span is damaged: {completion.exchange.damage[0]}"
         return "its rollout is not trainable"
+    if name := allows_no_token(completion.exchange.params):
+        return f"its request allows no token ({name}=0): what came was not asked for"
     ids, prompt = completion.token_ids, completion.prompt_token_path
     if ids is None:
-        return "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
+        return _why_no_ids(completion)
     if prompt is None or not prompt.length:
         return "the server sent no token ids of the prompt"
     logprobs = completion.logprobs
     if logprobs is not None and len(logprobs) != len(ids):
         return f"it has {len(ids)} token ids and {len(logprobs)} log-probabilities"
-    usage, counted = completion.usage or {}, completion.sampled_in_response
-    sampled = usage.get("completion_tokens")
-    if isinstance(sampled, int) and counted is not None and sampled != counted:
+    sampled, counted = completion.sampled_count, completion.sampled_in_response
+    if sampled is not None and counted is not None and sampled != counted:
         return f"the server says that it sampled {sampled} tokens and sent {counted} token ids"
+    if sampled is None and completion.stream and _is_parsed(completion):
+        return (
+            "its stream has no count of its tokens, and a parser of tool calls or reasoning may "
+            "have lost some (ask for it: otel_rollout.request_token_ids(), or "
+            "stream_options={'include_usage': True})"
+        )
     return _Call(completion, prompt, ids, logprobs)
+
+
+def _why_no_ids(completion: Completion) -> str:
+    if completion.ids_are_empty and not completion.sampled_count:
+        reason = completion.finish_reason
+        return f"it has no token ids: nothing was sampled (finish reason {reason!r})"
+    if completion.ids_are_empty:
+        return "the server sent no token ids: its list of them is empty"
+    return "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
+
+
+def _is_parsed(completion: Completion) -> bool:
+    """Whether the server may have parsed the reply for tool calls, or for reasoning."""
+    message, params = completion.message or {}, completion.exchange.params
+    offered = bool(params.get("tools") or params.get("functions"))
+    return (
+        (offered and params.get("tool_choice") != "none")
+        or bool(message.get("tool_calls") or message.get("function_call"))
+        or any(reasoning_of(item) is not None for item in completion.items)
+    )
 
 
 class _Beginnings:

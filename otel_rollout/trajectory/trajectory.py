@@ -272,6 +272,8 @@ class Trajectory:
         self,
         *,
         on_failure: Literal["drop", "keep"] = "drop",
+        on_abort: Literal["drop", "keep"] = "drop",
+        constrained_logprobs: Literal["keep", "nan"] = "keep",
         mask_truncated: bool = False,
         max_length: int | None = None,
     ) -> TokenSequences:
@@ -281,13 +283,17 @@ class Trajectory:
 
         on_failure: a rollout that failed and has no reward gives no rows, unless this is "keep".
         A cancelled one never does.
-        mask_truncated: replies that a length limit truncated stay as context and are not trained.
+        on_abort: replies that the server gave up, as it may around an update of the weights, are
+        not trained; "keep" trains what had come, flagged as truncated.
+        constrained_logprobs: log-probabilities of constrained decoding (a schema, a grammar, a
+        forced tool call) are not the policy's; "nan" makes them unknown, "keep" hands them on.
+        mask_truncated: replies that the model did not end itself stay as context and are not
+        trained.
         max_length: longer rows are cut at their end, in tokens. ValueError for a wrong option.
         """
-        if on_failure not in ("drop", "keep"):
-            raise ValueError(
-                f"token_sequences(on_failure=...): expected 'drop' or 'keep', got {on_failure!r}"
-            )
+        _check_option("on_failure", on_failure, ("drop", "keep"))
+        _check_option("on_abort", on_abort, ("drop", "keep"))
+        _check_option("constrained_logprobs", constrained_logprobs, ("keep", "nan"))
         if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
             raise ValueError(
                 f"token_sequences(max_length=...): expected a number from 1 on, got {max_length!r}"
@@ -304,6 +310,8 @@ class Trajectory:
             self.completions,
             masked=lambda completion: mask_truncated and completion.truncated,
             max_length=max_length,
+            keep_aborted=on_abort == "keep" and self.trainable,
+            constrained_logprobs=constrained_logprobs,
         )
 
     # --- how well it went
@@ -496,4 +504,12 @@ class Trajectory:
         return (
             f"<Trajectory {self.name!r} {self.id} {self.status}: {len(self.completions)} "
             f"completions, {len(self.histories)} histories, reward {self.reward}>"
+        )
+
+
+def _check_option(name: str, value: object, expected: tuple[str, str]) -> None:
+    if value not in expected:
+        first, second = expected
+        raise ValueError(
+            f"token_sequences({name}=...): expected {first!r} or {second!r}, got {value!r}"
         )

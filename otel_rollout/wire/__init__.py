@@ -15,6 +15,7 @@ from otel_rollout.wire.apis import (
     shown_part,
     tool_name,
 )
+from otel_rollout.wire.events import EventCutter, FrameCutter, is_count
 from otel_rollout.wire.json import (
     Choice,
     Json,
@@ -40,22 +41,32 @@ from otel_rollout.wire.messages import (
     visible_content,
     visible_key,
 )
-from otel_rollout.wire.params import length_limit, sampling_params
+from otel_rollout.wire.params import allows_no_token, length_limit, sampling_params
 from otel_rollout.wire.servers import (
     asked_ids,
+    empty_ids,
     logprobs_mode,
     prompt_ids,
+    sampled_count,
     sampled_ids,
     sampled_logprobs,
     usage,
     weight_version,
     without_tokens,
 )
-from otel_rollout.wire.sse import events_of_frames, pack_events, unpack_events
+from otel_rollout.wire.sse import (
+    events_of_frames,
+    is_events,
+    is_json_object,
+    pack_events,
+    unpack_events,
+)
 
 __all__ = [
     "TAIL",
     "Choice",
+    "EventCutter",
+    "FrameCutter",
     "Json",
     "Message",
     "MessagePath",
@@ -63,6 +74,7 @@ __all__ = [
     "Params",
     "Reply",
     "Sampled",
+    "allows_no_token",
     "api_of",
     "apis_of",
     "asked_ids",
@@ -72,9 +84,13 @@ __all__ = [
     "copy_json",
     "dumps",
     "elements",
+    "empty_ids",
     "events_of_frames",
     "expect",
     "extend",
+    "is_count",
+    "is_events",
+    "is_json_object",
     "is_list_of_objects",
     "is_reasoning",
     "length_limit",
@@ -88,6 +104,7 @@ __all__ = [
     "prompt_ids",
     "reasoning_of",
     "retrieval_of",
+    "sampled_count",
     "sampled_ids",
     "sampled_logprobs",
     "sampling_params",

@@ -25,6 +25,26 @@ TAIL = 128
 TRUNCATED = ("length", "limit", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
 """Finish reasons of replies that a length limit ended; proxies pass on those of other APIs."""
 
+_WHOLE = frozenset(
+    (
+        "stop",
+        "stop_sequence",
+        "eos",
+        "eos_token",
+        "word",
+        "end_turn",
+        "complete",
+        "completed",
+        "tool_call",
+        "tool_calls",
+        "tool_use",
+        "function_call",
+    )
+)
+"""Finish reasons of replies that the model ended itself, or a stop string did."""
+_ABORTED = ("abort", "aborted")
+"""Finish reasons of replies that the server gave up, as it does around an update of the weights."""
+
 _ends_with_done = re.compile(rb"\ndata: ?\[DONE\]").search
 
 
@@ -154,6 +174,21 @@ class ModelApi:
     def is_truncated(self, choice: Choice, reply: Reply) -> bool:
         """True if the server says that a length limit ended it."""
         return self.finish_reason(choice) in TRUNCATED
+
+    def is_stopped(self, choice: Choice, reply: Reply) -> bool:
+        """True if neither the model nor a length limit ended it: a filter, an abort, an error.
+
+        Also for a reason that is not known, and for one that the server sent as null.
+        """
+        reason = self.finish_reason(choice)
+        if reason is None:
+            return any(name in choice for name in self.finish_names)
+        reason = reason.lower().replace("-", "_")
+        return reason not in _WHOLE and not self.is_truncated(choice, reply)
+
+    def is_aborted(self, choice: Choice) -> bool:
+        """True if the server gave the reply up while the model was sampling it."""
+        return str(self.finish_reason(choice)).lower() in _ABORTED
 
     def outcome(self, reply: Json) -> str | None:
         """How the call ended by its reply's own account, as `Completion.status`; None: not told."""

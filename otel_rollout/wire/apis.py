@@ -10,7 +10,7 @@ from otel_rollout.wire.api import Events, ModelApi
 from otel_rollout.wire.chat import ChatCompletions
 from otel_rollout.wire.json import Json, Message
 from otel_rollout.wire.responses import Responses
-from otel_rollout.wire.sse import parse_events
+from otel_rollout.wire.sse import ends_an_event, parse_events
 from otel_rollout.wire.text import TextCompletions
 
 APIS: tuple[ModelApi, ...] = (Responses(), Messages(), ChatCompletions(), TextCompletions())
@@ -27,6 +27,8 @@ class Merged:
     """True if the server said all it had to say, not merely that reading ended."""
     error: Json
     """The error that the server reported inside the stream, or None."""
+    malformed: bool = False
+    """True if an event that came as a whole is no JSON: clients give up on such a stream."""
 
 
 def api_of(path: str) -> ModelApi | None:
@@ -81,8 +83,8 @@ def merge(events: str, choices: int = 1, path: str = "") -> Merged:
     The API at `path` is asked first whether it recognises the events, then all.
     """
     chunks, done = parse_events(events)
-    if None in (chunks if done else chunks[:-1]):
-        return Merged(None, False, None)  # not truncated: the client gave up on the stream
+    if None in (chunks if done or ends_an_event(events) else chunks[:-1]):
+        return Merged(None, False, None, malformed=True)
     chunks = [chunk for chunk in chunks if isinstance(chunk, dict)]
     error = next(filter(None, map(_error_of, reversed(chunks))), None)
     asked = apis_of(path) + APIS if path else APIS

@@ -1,4 +1,7 @@
-"""OpenAI's chat completions: a list of messages is asked with, a message is sampled."""
+"""OpenAI's chat completions: a list of messages is asked with, a message is sampled.
+
+vLLM takes several conversations at once at `/chat/completions/batch`: each choice answers one.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,19 @@ from otel_rollout.wire.choices import (
     merge_choices,
 )
 from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply
-from otel_rollout.wire.messages import MessagePath
+from otel_rollout.wire.messages import MessagePath, extend
+
+_BATCH = "/chat/completions/batch"
 
 
 class ChatCompletions(ModelApi):
     """`/chat/completions`, as OpenAI, vLLM, SGLang, llama.cpp and many others serve it."""
 
-    paths = ("/chat/completions",)
+    paths = ("/chat/completions", _BATCH)
+
+    def choices_asked(self, params: Params) -> int:
+        conversations = _conversations(params)
+        return super().choices_asked(params) * (1 if conversations is None else len(conversations))
 
     def token_id_params(self, path: str) -> Params:
         return {"return_token_ids": True, "logprobs": True}
@@ -36,8 +45,11 @@ class ChatCompletions(ModelApi):
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:
+        conversations = _conversations(params)
         for index, choice in indexed_choices(reply):
             message = choice.get("message")
+            if conversations is not None:
+                prompt = _path(conversations[index]) if index < len(conversations) else None
             yield Sampled(index, choice, (message,) if isinstance(message, dict) else (), prompt)
 
     def shown_calls(self, message: Message) -> list[str]:
@@ -50,3 +62,17 @@ class ChatCompletions(ModelApi):
     def tool_name(self, tool: Message) -> str | None:
         body = tool.get(tool.get("type", "function"))
         return str(body.get("name", tool.get("type"))) if isinstance(body, dict) else None
+
+
+def _conversations(params: Params) -> list[Json] | None:
+    """The conversations of a request that has several; None if it has one."""
+    messages = params.get("messages")
+    several = isinstance(messages, list) and set(map(type, messages)) == {list}
+    return messages if several else None
+
+
+def _path(conversation: list[Json]) -> MessagePath | None:
+    path: MessagePath | None = None
+    for message in conversation:
+        path = extend(path, message)
+    return path

@@ -48,12 +48,16 @@ _SAMPLING = frozenset(
         "thinking",
         "output_config",
         "response_format",
+        "output_format",
+        "text",
         "tool_choice",
         "parallel_tool_calls",
         "chat_template_kwargs",
         "continue_final_message",
         "add_generation_prompt",
         "guided_json",
+        "guided_json_object",
+        "guided_decoding",
         "guided_regex",
         "guided_choice",
         "guided_grammar",
@@ -82,3 +86,9 @@ def length_limit(params: Params) -> int | None:
     """The most tokens that a request allows a choice to have; None where it sets no limit."""
     limits = (params.get(name) for name in _LENGTH_LIMITS)
     return min((n for n in limits if isinstance(n, int) and n > 0), default=None)
+
+
+def allows_no_token(params: Params) -> str | None:
+    """The member by which a request allows a choice no token at all; None if none does so."""
+    limits = ((name, params.get(name)) for name in _LENGTH_LIMITS)
+    return next((name for name, n in limits if n == 0 and type(n) is int), None)

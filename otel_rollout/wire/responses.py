@@ -80,6 +80,17 @@ class Responses(ModelApi):
         details = reply.get("incomplete_details")
         return isinstance(details, Mapping) and details.get("reason") in TRUNCATED
 
+    def is_stopped(self, choice: Choice, reply: Reply) -> bool:
+        # An unfinished or failed response has a status of its own.
+        details = reply.get("incomplete_details")
+        is_incomplete = choice.get("status") == "incomplete" or isinstance(details, Mapping)
+        return is_incomplete and not self.is_truncated(choice, reply)
+
+    def is_aborted(self, choice: Choice) -> bool:
+        details = choice.get("incomplete_details")
+        reason = details.get("reason") if isinstance(details, Mapping) else None
+        return super().is_aborted({"status": reason})
+
     def outcome(self, reply: Json) -> str | None:
         status = reply.get("status") if isinstance(reply, Mapping) else None
         return _STATUSES.get(str(status), "complete")

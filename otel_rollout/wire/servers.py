@@ -12,10 +12,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
+from otel_rollout.wire.constraints import is_constrained
 from otel_rollout.wire.json import Json, dumps, loads
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
-_ID = "token_id:"
+ID_PREFIX = "token_id:"
 """How a token is written by vLLM's `return_tokens_as_token_ids`."""
 
 _Fields = Mapping[str, Json]
@@ -34,6 +35,7 @@ def sampled_ids(choice: _Fields, reply: _Fields) -> list[Json] | None:
         of_choices, index = [None], 0
     given = (*(choice.get(place) for place in _IDS), of_choices[index])
     found = max(map(_ids, given), key=len)
+    listed = len(found)
     triples = _triples(choice)
     if len(triples) > len(found):
         found = [triple[1] for triple in triples]
@@ -42,7 +44,26 @@ def sampled_ids(choice: _Fields, reply: _Fields) -> list[Json] | None:
         found = _ids_of_entries(entries) or found
     if len(tokens) > len(found):
         found = _ids_of_texts(tokens) or found
+    if len(found) > listed and not _are_all(found, reply):
+        return None
     return found or None
+
+
+def _are_all(ids: list[Json], reply: _Fields) -> bool:
+    """False if these ids, of single entries, are not as many as the server says it sampled.
+
+    llama.cpp leaves out the entries of tokens that are only a part of a character.
+    """
+    choices = reply.get("choices")
+    if isinstance(choices, list) and len(choices) > 1:
+        return True  # the count is of all choices together
+    counted = sampled_count(reply)
+    return counted is None or counted == len(ids)
+
+
+def empty_ids(choice: _Fields) -> bool:
+    """True if the server sent a list of token ids without one."""
+    return any(choice.get(place) == [] for place in _IDS)
 
 
 def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] | None:
@@ -92,6 +113,13 @@ def usage(reply: _Fields) -> dict[str, Json] | None:
     return None
 
 
+def sampled_count(reply: _Fields) -> int | None:
+    """How many tokens the server says that it sampled, in all choices; None if it does not say."""
+    counts = usage(reply) or {}
+    found = (counts.get(name) for name in ("completion_tokens", "output_tokens"))
+    return next((n for n in found if isinstance(n, int)), None)
+
+
 def weight_version(choice: _Fields, reply: _Fields) -> str | int | None:
     """The version of the weights that sampled: SGLang's word, on the choice or on the reply."""
     for place in (choice.get("meta_info"), reply.get("metadata")):
@@ -102,7 +130,12 @@ def weight_version(choice: _Fields, reply: _Fields) -> str | int | None:
 
 
 def logprobs_mode(params: _Fields, choice: _Fields, reply: _Fields) -> _Mode | None:
-    """Whether log-probabilities are those before or after temperature, top-p and the like."""
+    """Whether log-probabilities are those before or after temperature, top-p and the like.
+
+    Those of constrained decoding are neither: the constraint took tokens away before.
+    """
+    if is_constrained(params):
+        return "constrained"
     for place in (choice, reply, params):
         mode = place.get("logprobs_mode")
         if isinstance(mode, str):
@@ -112,7 +145,7 @@ def logprobs_mode(params: _Fields, choice: _Fields, reply: _Fields) -> _Mode | N
     return None
 
 
-_Mode = Literal["raw", "processed"]
+_Mode = Literal["raw", "processed", "constrained"]
 _MODES: dict[str, _Mode] = {
     "raw": "raw",
     "raw_logprobs": "raw",
@@ -183,10 +216,10 @@ def _ids_of_entries(entries: list[_Fields]) -> list[Json]:
 def _ids_of_texts(tokens: list[Json]) -> list[Json]:
     """The ids of tokens that are all written as such; [] if one of them is not."""
     first = tokens[0]
-    if not isinstance(first, str) or not first.startswith(_ID):
+    if not isinstance(first, str) or not first.startswith(ID_PREFIX):
         return []
     try:
-        return [int(str(token).removeprefix(_ID)) for token in tokens]
+        return [int(str(token).removeprefix(ID_PREFIX)) for token in tokens]
     except ValueError:
         return []
 
@@ -206,13 +239,23 @@ def _logprobs(choice: _Fields) -> Iterator[list[Json]]:
         yield [triple[0] for triple in triples]
 
 
+_UNKNOWN = -9999.0
+"""Written by vLLM where a log-probability is not known, or is infinite."""
+_LOWEST = -3.4028e38
+"""Just above the lowest 32-bit float, which llama.cpp writes there."""
+
+
 def _floats(values: list[Json]) -> list[float | None]:
-    if set(map(type, values)) == {float} and not math.isnan(sum(values)):
+    if set(map(type, values)) == {float} and not math.isnan(sum(values)) and min(values) > _UNKNOWN:
         return list(values)
-    return [
-        float(value) if isinstance(value, int | float) and not math.isnan(value) else None
-        for value in values
-    ]
+    return [float(value) if _is_known(value) else None for value in values]
+
+
+def _is_known(value: Json) -> bool:
+    """Whether it is a log-probability, not what a server writes in the place of one."""
+    if not isinstance(value, int | float) or math.isnan(value) or value == _UNKNOWN:
+        return False
+    return value > _LOWEST or value == -math.inf
 
 
 def without_tokens(reply: bytes) -> bytes:

@@ -13,6 +13,8 @@ from functools import reduce
 
 from otel_rollout.wire.json import Json, dumps, loads
 
+_FIRST = (b"data:", b"event:", b"id:", b"retry:", b":")
+"""Beginnings of the first line of events."""
 _FRAME = struct.Struct(">III")
 """Head of an AWS frame: length of the frame, length of its headers, checksum of the two."""
 
@@ -33,6 +35,11 @@ def parse_events(events: str) -> tuple[list[Json], bool]:
     return chunks, done
 
 
+def ends_an_event(events: str) -> bool:
+    """True if the last event of this text is not truncated."""
+    return _with_newlines(events[-4:]).endswith("\n\n")
+
+
 def _datas(events: str) -> Iterator[str]:
     """The data of each event that has any."""
     for event in _with_newlines(events).split("\n\n"):
@@ -43,6 +50,22 @@ def _datas(events: str) -> Iterator[str]:
         data = "\n".join(line[5:].removeprefix(" ") for line in lines)
         if data:
             yield data
+
+
+def data_of(event: bytes) -> str:
+    """The data of one event; empty where it has none."""
+    return next(_datas(event.decode("utf-8", "replace")), "")
+
+
+def is_events(body: bytes, content_type_says: bool) -> bool:
+    """True if these are server-sent events: their first bytes tell, else their content type."""
+    start = body[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    return start.startswith(_FIRST) or (content_type_says and not start.startswith(b"{"))
+
+
+def is_json_object(body: bytes) -> bool:
+    """True if the body begins and ends as a JSON object does; what is inside is not looked at."""
+    return body[:64].lstrip().startswith(b"{") and body[-64:].rstrip().endswith(b"}")
 
 
 def _with_newlines(events: str) -> str:

@@ -20,6 +20,8 @@ from otel_rollout.wire.choices import (
 from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
 from otel_rollout.wire.merging import finish, merge_field
 from otel_rollout.wire.messages import MessagePath, extend
+from otel_rollout.wire.params import allows_no_token
+from otel_rollout.wire.servers import ID_PREFIX, sampled_count
 
 _PIECEWISE = ("content", "tokens", "completion_probabilities")
 """Members that llama.cpp's own endpoint streams in pieces."""
@@ -71,7 +73,10 @@ class TextCompletions(ModelApi):
             own = asked[min(index // per_prompt, len(asked) - 1)]
             path = None if own is None else extend(None, {"role": "user", "content": own})
             if params.get("echo"):
-                choice = _without_echo(choice, own)
+                counted = sampled_count(reply) if len(choices) == 1 else None
+                choice = _without_echo(choice, own, counted)
+            if allows_no_token(params):
+                choice = {**choice, "logprobs": None}  # they are the prompt's
             message = {"role": "assistant", "content": choice.get("text")}
             yield Sampled(index, choice, (message,), path)
 
@@ -83,29 +88,65 @@ def _prompts(prompt: Json) -> list[Json]:
     return [prompt]
 
 
-def _without_echo(choice: Choice, prompt: Json) -> Choice:
+def _without_echo(choice: Choice, prompt: Json, counted: int | None) -> Choice:
     """The choice without the prompt, which `echo` has the server repeat before what it sampled.
 
-    It repeats text and log-probabilities; token ids are those that were sampled.
+    It repeats text and log-probabilities; a list of token ids has those that were sampled. vLLM
+    leaves the prompt out of the text where it sends such a list. `counted`: the number of tokens
+    that the server says it sampled.
     """
-    text, logprobs = choice.get("text"), choice.get("logprobs")
+    logprobs = choice.get("logprobs")
     logprobs = logprobs if isinstance(logprobs, Mapping) else {}
-    offsets, ids = logprobs.get("text_offset"), choice.get("token_ids")
-    offsets = offsets if isinstance(offsets, list) else []
+    lists = {name: value for name, value in logprobs.items() if isinstance(value, list)}
+    text = str(choice.get("text"))
+    start = _prompt_tokens(choice, lists, prompt, text, counted)
+    end = _prompt_end(text, lists, prompt, start)
+    if not lists:
+        return {**choice, "text": text[end:], "logprobs": logprobs or None}
+    if start is None:
+        return {**choice, "text": text[end:], "logprobs": None}
+    rest = {name: value[start:] for name, value in lists.items()}
+    return {**choice, "text": text[end:], "logprobs": {**logprobs, **rest}}
+
+
+def _prompt_tokens(
+    choice: Choice, lists: Mapping[str, list[Any]], prompt: Json, text: str, counted: int | None
+) -> int | None:
+    """Number of the prompt's tokens at the start of the log-probabilities; None: not known."""
+    values = lists.get("token_logprobs") or lists.get("tokens") or []
+    ids = choice.get("token_ids")
+    if isinstance(ids, list):
+        return max(0, len(values) - len(ids))
+    if counted is not None and counted <= len(values):
+        return len(values) - counted
+    if not isinstance(prompt, str):
+        return len(prompt) if isinstance(prompt, list) else 0
+    if not text.startswith(prompt):
+        return 0  # not every server knows `echo`
+    offsets = lists.get("text_offset")
+    if offsets is None or _are_written_as_ids(lists):
+        return None  # offsets into the texts `token_id:1`, which are not those of the reply
+    return sum(1 for offset in offsets if offset < len(prompt))
+
+
+def _prompt_end(text: str, lists: Mapping[str, list[Any]], prompt: Json, start: int | None) -> int:
+    """Where the prompt ends in the text; 0 where the server left it out."""
+    tokens, offsets = lists.get("tokens") or [], lists.get("text_offset") or []
+    written = not _are_written_as_ids(lists) and set(map(type, tokens[start:])) == {str}
+    if start and written and "".join(tokens[start:]) == text:
+        return 0
     if isinstance(prompt, str):
-        if not str(text).startswith(prompt):
-            return choice  # not every server knows `echo`
-        end = len(prompt)
-        count = sum(offset < end for offset in offsets)
-    else:
-        count = len(prompt) if isinstance(prompt, list) else 0
-        # Without log-probabilities only the server knows where the text of these ids ends.
-        end = offsets[count] if count < len(offsets) else len(str(text)) if offsets else 0
-    values = logprobs.get("token_logprobs")
-    if isinstance(ids, list) and isinstance(values, list):
-        count = len(values) - len(ids)
-    rest = {key: value[count:] for key, value in logprobs.items() if isinstance(value, list)}
-    return {**choice, "text": str(text)[end:], "logprobs": {**logprobs, **rest} or None}
+        return len(prompt) if text.startswith(prompt) else 0
+    # Without log-probabilities only the server knows where the text of these ids ends.
+    if start is None or not offsets:
+        return 0
+    end = offsets[start] if start < len(offsets) else len(text)
+    return end if end <= len(text) else 0
+
+
+def _are_written_as_ids(lists: Mapping[str, list[Any]]) -> bool:
+    tokens = lists.get("tokens")
+    return tokens is not None and tokens != [] and str(tokens[0]).startswith(ID_PREFIX)
 
 
 def _has_pieces(chunks: Sequence[Chunk]) -> bool:

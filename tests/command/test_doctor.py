@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from otel_rollout.command.doctor import run_setup
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.otlp import SplittingSpanExporter
 from otel_rollout.record import capture
+from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall
 
 
 def bad(findings: list[Finding]) -> list[Finding]:
@@ -469,3 +471,71 @@ def test_doctor_warns_of_a_switch_that_does_not_hold(monkeypatch: pytest.MonkeyP
     otel_rollout.configure()
     monkeypatch.setenv("TRACELOOP_TRACE_CONTENT", "false")
     assert "TRACELOOP_TRACE_CONTENT=false" in found(check(self_test=False), "content").text
+
+
+# --- the user's model server
+
+
+def asked(reply: Any, **options: Any) -> tuple[Finding, list[Any]]:
+    """What is found about a server with this reply, and the requests that it got."""
+    with ModelServer(reply, **options) as server:
+        findings = check(self_test=False, server=server.base_url)
+        requests = [json.loads(wire.request or b"{}") for wire in server.exchanges]
+    (finding,) = (finding for finding in findings if finding.subject == "model server")
+    return finding, requests
+
+
+def test_a_model_server_that_gives_all(setup: Any):
+    """A streamed call with tools is made, as an agent makes it, and exported nowhere."""
+    call = Reply(tool_calls=[ToolCall("look", "{}")])
+    finding, requests = asked(call, token_ids=False, logprobs=False)
+    assert (finding.level, requests[-1]["model"]) == ("ok", "test-model")
+    assert requests[-1]["stream"]
+    assert requests[-1]["tools"]
+    assert requests[-1]["return_token_ids"]
+    assert requests[-1]["stream_options"] == {"include_usage": True}
+    assert "sent the ids of all" in finding.text
+    assert setup[0].get_finished_trajectories() == ()
+
+
+def chunks(*choices: Any, usage: Any) -> Raw:
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    parts: list[Any] = [{**head, "choices": [choice]} for choice in choices]
+    parts[0]["prompt_token_ids"] = [1, 2]
+    parts += [{**head, "choices": [], "usage": usage}] if usage else []
+    lines = [f"data: {json.dumps(part)}\n\n".encode() for part in parts]
+    return Raw(chunks=[*lines, b"data: [DONE]\n\n"], content_type="text/event-stream")
+
+
+FIRST = {"index": 0, "delta": {"role": "assistant", "content": "a"}, "token_ids": [3]}
+LAST = {"index": 0, "delta": {}, "finish_reason": "stop"}
+FAULTS: dict[str, tuple[Any, str]] = {
+    "tokens that a parser lost": (
+        chunks(FIRST, LAST, usage={"prompt_tokens": 2, "completion_tokens": 2}),
+        "sampled 2 tokens and sent the ids of 1",
+    ),
+    "no count": (chunks(FIRST, LAST, usage=None), "has no count of its tokens"),
+    "no ids": (
+        chunks({**FIRST, "token_ids": None}, LAST, usage={"completion_tokens": 1}),
+        "has no token ids",
+    ),
+    "refused": (Raw(400, b'{"error": {"message": "no tools here"}}'), "no tools here"),
+    "malformed": (Raw(chunks=[b"data: {\n\n"], content_type="text/event-stream"), "raised"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_model_server_that_loses_something(setup: Any, name: str):
+    """Each fault is a problem that says what is lost."""
+    reply, text = FAULTS[name]
+    finding, _ = asked(reply)
+    assert finding.level == "problem"
+    assert text in finding.text
+
+
+def test_a_model_server_that_is_not_there(setup: Any, capsys: pytest.CaptureFixture[str]):
+    """It is a problem of the command too."""
+    assert main(["doctor", "--server", "http://127.0.0.1:9/v1", "--model", "m"]) == 1
+    assert "model server: a streamed call with tools to http://127.0.0.1:9/v1 raised" in (
+        " ".join(capsys.readouterr().out.split())
+    )

@@ -33,7 +33,8 @@ def test_a_chat_asks_for_ids(recording: Recording, clients: Clients, stream: boo
             assert any(chunk.choices[0].logprobs for chunk in chunks if chunk.choices)
         else:
             assert reply.choices[0].token_ids  # the agent sees what the server sends
-    assert bodies(server) == [{**options, "return_token_ids": True, "logprobs": True}]
+    counted = {"stream_options": {"include_usage": True}} if stream else {}
+    assert bodies(server) == [{**options, **counted, "return_token_ids": True, "logprobs": True}]
     (completion,) = recording.trajectory.completions
     assert completion.token_ids
     assert completion.prompt_token_ids

@@ -1,7 +1,7 @@
 """The check as a whole: what of a rollout would be lost in this process, and what to do about it.
 
 It looks at the process as it is: a program calls `check()` after its own set-up. What cannot be
-seen it tries: a rollout with one call, through the provider that is there, to a model server of
+seen it tries: a rollout with two calls, through the provider that is there, to a model server of
 its own.
 """
 
@@ -11,6 +11,7 @@ from otel_rollout.command.checks.content import content
 from otel_rollout.command.checks.exporters import span_exporters
 from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.hooks import capture_hooks, instrumentors
+from otel_rollout.command.checks.model_server import model_server
 from otel_rollout.command.checks.one_rollout import one_rollout
 from otel_rollout.command.checks.provider import (
     limits,
@@ -23,11 +24,15 @@ from otel_rollout.command.checks.versions import environment, versions
 from otel_rollout.record import rollout_provider
 
 
-def check(*, self_test: bool = True) -> list[Finding]:
+def check(
+    *, self_test: bool = True, server: str | None = None, model: str | None = None
+) -> list[Finding]:
     """The findings about this process as it is; nothing but a `problem` costs training data.
 
-    `self_test`: also run a rollout with one call to a model server on this host. Its spans go
+    `self_test`: also run a rollout with two calls to a model server on this host. Its spans go
     where all spans go, its trajectory to no exporter.
+    `server`: base URL of a model server that is asked, in a rollout alike, for a streamed reply
+    with tools; `model`: which of its models. None: none is asked; the first that it lists.
     """
     findings = [*versions(), *environment()]
     provider = rollout_provider()
@@ -38,4 +43,6 @@ def check(*, self_test: bool = True) -> list[Finding]:
     findings += [*instrumentors(), *content(), *capture_hooks()]
     if self_test and sdk is not None:
         findings += one_rollout(sdk)
+    if server is not None and sdk is not None:
+        findings += model_server(sdk, server, model)
     return findings
