@@ -353,7 +353,7 @@ class ByHand(Workflow):
 
 
 @NOT_EXPORTED
-@pytest.mark.parametrize("options", [{"content": "none"}, {"redact": mask}], ids=str)
+@pytest.mark.parametrize("options", [{"content": "none"}, {"redact": mask}], ids=["none", "redact"])
 def test_content_at_workflows(options: Any) -> None:
     """Episodes and steps that were built by hand are left off the spans, or redacted, too."""
     recording = recording_with(**options)
