@@ -19,6 +19,7 @@ from otel_rollout.export import (
     LINE_PREFIX,
     item_of,
     item_of_trajectory,
+    parsed_lines,
     parts_for,
     read_lines,
     reconstruct_apart,
@@ -68,7 +69,7 @@ class Sources:
         with ExitStack() as opened:
             spans: list[Iterator[SpanRecord]] = []
             for file, source in self._of_trajectories(opened, spans):
-                yield from read_lines(file, source)
+                yield from read_lines(file, source, on_error=self.report)
             records = self._counted(itertools.chain.from_iterable(spans))
             found = reconstruct(records, infer_rollouts=infer_rollouts)
             self._bar.close()
@@ -106,18 +107,13 @@ class Sources:
                 spans.append(read(file, on_error=self.report))
 
     def _lines(self, file: Iterable[bytes], source: str) -> Iterator[tuple[str, bytes]]:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{source}, line {number}"
+        for line, data, where in parsed_lines(file, source, self.report, self.report):
             try:
-                yield item_of(line, where)
+                item = item_of(line, data, where)
             except SpanFormatError as error:
                 self.report(error)
-            except (ValueError, RecursionError):
-                # A line that was truncated while it was written is passed over.
-                if not (line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line.rstrip())):
-                    self.report(SpanFormatError(f"{where}: not JSON: {line[:80]!r}"))
+            else:
+                yield item
 
     def report(self, error: SpanFormatError) -> None:
         """Say what could not be read; reading goes on."""
