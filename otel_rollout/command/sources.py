@@ -61,7 +61,7 @@ class Sources:
                 yield from self._counted(read(source))
             else:
                 with self._open(source) as file:
-                    yield from self._counted(read(file, on_error=self.report))
+                    yield from self._counted(self._spans(file, source))
         self._bar.close()
 
     def trajectories(self, *, infer_rollouts: bool) -> Iterator[Trajectory]:
@@ -104,7 +104,16 @@ class Sources:
             if start == LINE_PREFIX:
                 yield file, source
             else:
-                spans.append(read(file, on_error=self.report))
+                spans.append(self._spans(file, source))
+
+    def _spans(self, file: BinaryIO, source: str) -> Iterator[SpanRecord]:
+        """The spans of a file; a file without any is an error."""
+        errors, spans = self.errors, 0
+        for record in read(file, on_error=self.report):
+            spans += 1
+            yield record
+        if not spans and errors == self.errors:
+            self.report(SpanFormatError(f"{source}: there is no span in it"))
 
     def _lines(self, file: Iterable[bytes], source: str) -> Iterator[tuple[str, bytes]]:
         for line, data, where in parsed_lines(file, source, self.report, self.report):

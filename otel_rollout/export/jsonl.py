@@ -121,10 +121,12 @@ def parsed_lines(
             data, is_json = _parsed(each)
             if is_json:
                 yield each, data, where
-        if not objects and not is_half(line, LINE_PREFIX):
-            fail(SpanFormatError(f"{where}: {_NO_TRAJECTORY}"))
-        elif not is_all:
+        if objects and not is_all:
+            warn(SpanFormatError(f"{where}: {HALF_A_LINE}"))
+        elif not objects and is_half(line, LINE_PREFIX):
             half = where
+        elif not objects:
+            fail(SpanFormatError(f"{where}: {_NO_TRAJECTORY}"))
 
 
 def _parsed(line: bytes) -> tuple[Json, bool]:

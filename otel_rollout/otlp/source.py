@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.otlp.clickhouse import read_clickhouse
 from otel_rollout.lines import HALF_A_LINE, whole_objects
+from otel_rollout.otlp.clickhouse import read_clickhouse
 from otel_rollout.otlp.json_lines import SPANS_PREFIX, read_json
 from otel_rollout.spans import SpanRecord
 
