@@ -9,6 +9,7 @@ messages: `Json`, `loads`, `dumps`, `copy_json`, `json_of`, `MessagePath`, `path
 
 from otel_rollout.export.apart import reconstruct_apart
 from otel_rollout.export.contract import TrajectoryExporter
+from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.export.group_rows import Tally, item_of, item_of_trajectory, rows_of
 from otel_rollout.export.jsonl import (
     LINE_PREFIX,
@@ -69,6 +70,7 @@ __all__ = [
     "path_messages",
     "read_lines",
     "reconstruct_apart",
+    "renew_after_fork",
     "row_exporter",
     "row_exporter_from_texts",
     "row_exporters",

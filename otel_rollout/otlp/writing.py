@@ -96,7 +96,7 @@ class SplittingSpanExporter(SpanExporter):
         batch: list[ReadableSpan] = []
         total = 0
         for span in spans:
-            size = _size(span)
+            size = size_of(span)
             if batch and total + size > self._max_bytes:
                 yield batch
                 batch, total = [], 0
@@ -114,7 +114,7 @@ class SplittingSpanExporter(SpanExporter):
         self._exporter.shutdown()
 
 
-def _size(span: ReadableSpan) -> int:
+def size_of(span: ReadableSpan) -> int:
     """Approximate size of a span in bytes; only texts are ever large."""
     size = 512
     for attributes in (span.attributes, *(event.attributes for event in span.events)):

@@ -2,8 +2,9 @@
 
 from otel_rollout.record import capture
 from otel_rollout.record.attributes import end_attributes, identity, present
-from otel_rollout.record.boundary import guarded
+from otel_rollout.record.boundary import contained, guarded
 from otel_rollout.record.current import begin, end
+from otel_rollout.record.delivery import in_time
 from otel_rollout.record.gather import (
     TooManyExceptionsError,
     gather_group,
@@ -45,6 +46,7 @@ __all__ = [
     "begin",
     "capture",
     "check_exporter",
+    "contained",
     "continue_environment",
     "continue_rollout",
     "end",
@@ -56,6 +58,7 @@ __all__ = [
     "get_history",
     "guarded",
     "identity",
+    "in_time",
     "late_reward",
     "leave_environment",
     "no_capture",
