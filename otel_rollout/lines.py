@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
@@ -25,6 +26,7 @@ HALF_A_LINE = (
     "are read"
 )
 """The error of a line that is not whole, after its place."""
+_LOCK_SECONDS = 5.0
 _MOST_TRIES = 64
 """Places of one line at which an object is looked for."""
 
@@ -83,11 +85,33 @@ def write_whole(file: BinaryIO, content: bytes) -> None:
 
 @contextmanager
 def _alone(file: BinaryIO) -> Iterator[None]:
-    """Keep other processes from appending meanwhile, where there are file locks."""
-    if fcntl is not None:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-    yield  # closing the file releases it
+    """Keep other writers from appending meanwhile, where there are file locks.
+
+    A lock that somebody holds for long is not waited for: a process that is stopped, or a child
+    that was forked while its parent held it.
+    """
+    if fcntl is None:
+        yield
+        return
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while not _locked(file) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # closing is not enough: a forked child may have the file open too
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _locked(file: BinaryIO) -> bool:
+    """True if the file is locked now, or cannot be locked at all; False if somebody else has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def whole_objects(line: bytes, prefix: bytes) -> tuple[list[bytes], bool]:

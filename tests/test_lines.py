@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from otel_rollout import lines as lines_module
 from otel_rollout.lines import append_line, is_half, whole_objects
 from tests.kit.disks import full_disk
 
@@ -94,6 +98,44 @@ def test_processes_do_not_take_back_what_others_wrote(tmp_path: Path):
     lines = path.read_bytes().splitlines()
     assert lines.count(b"1" * 50) == lines.count(b"2" * 50) == 100
     assert set(lines) <= {b"1" * 50, b"2" * 50, b"x" * 100_000}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork with threads
+def test_a_child_that_was_forked_in_the_middle_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It has the locked file open too, for as long as it lives."""
+    path, children = tmp_path / "lines", list[int]()
+    write = lines_module.write_whole
+
+    def forking(file: Any, content: bytes) -> None:
+        if not children:
+            children.append(os.fork())
+            if not children[0]:
+                signal.pause()
+        write(file, content)
+
+    monkeypatch.setattr(lines_module, "write_whole", forking)
+    append_line(path, b"a\n")
+    began = time.monotonic()
+    append_line(path, b"b\n")
+    assert time.monotonic() - began < 4
+    os.kill(children[0], signal.SIGKILL)
+    os.waitpid(children[0], 0)
+    assert path.read_bytes() == b"a\nb\n"
+
+
+def test_a_lock_that_is_never_released_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever holds it: the line is written all the same."""
+    monkeypatch.setattr(lines_module, "_LOCK_SECONDS", 0.1)
+    path = tmp_path / "lines"
+    with open(path, "ab") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        append_line(path, b"a\n")
+    assert path.read_bytes() == b"a\n"
 
 
 def test_threads_write_whole_lines(tmp_path: Path):
