@@ -24,7 +24,7 @@ class TrajectoryExporter(Protocol):
     blocking: bool
     """True (what to use when in doubt): `export` may block and do I/O, so it is called on a
     thread for this exporter alone, soon after the rollout ended. What waits for it is bounded in
-    number and bytes, and what does not fit is counted as dropped. False: `export` only touches memory
+    number and bytes; what does not fit is counted as dropped. False: `export` only touches memory
     and is called on the thread that ended the rollout, before the rollout's function returns."""
 
     def export(self, trajectories: Sequence[Trajectory]) -> None:

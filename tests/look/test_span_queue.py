@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import otel_rollout
-from otel_rollout import rollout
+from otel_rollout import InMemoryTrajectoryExporter, rollout
 from otel_rollout.command.checks.check import check
 from otel_rollout.look import SpanQueue
 from otel_rollout.otlp import JsonLinesSpanExporter
@@ -138,6 +138,21 @@ def test_an_exporter_that_hangs_is_left_behind(where: str, monkeypatch: pytest.M
     go.set()
 
 
+def test_a_trajectory_exporter_that_hangs_takes_no_time_of_the_spans():
+    """What waited for an exporter of spans arrives all the same."""
+    go = threading.Event()
+    stuck = InMemoryTrajectoryExporter()
+    stuck.blocking = True
+    stuck.force_flush = lambda *_: go.wait(60)  # type: ignore[method-assign]
+    spans = Exporter()
+    otel_rollout.configure("x", [stuck], span_exporters=[spans])
+    with rollout("x"):
+        pass
+    assert not otel_rollout.shutdown(500)
+    assert spans.spans == ["invoke_agent x"]
+    go.set()
+
+
 @pytest.mark.parametrize(
     ("variables", "queue", "batch"),
     [
@@ -173,7 +188,7 @@ def test_doctor_warns_of_the_sdks_default():
 
 FORK = """
 import os, sys, otel_rollout
-from otel_rollout import rollout
+from otel_rollout import InMemoryTrajectoryExporter, rollout
 from otel_rollout.otlp import JsonLinesSpanExporter, read
 
 otel_rollout.configure("x", span_exporters=[JsonLinesSpanExporter(sys.argv[1])])
