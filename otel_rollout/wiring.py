@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Literal
 
@@ -22,12 +23,11 @@ from opentelemetry.sdk.environment_variables import (
 )
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import SpanExporter
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
-from otel_rollout.look import instrumentors
-from otel_rollout.otlp import SplittingSpanExporter
+from otel_rollout.look import SpanQueue, instrumentors
 from otel_rollout.record import (
     ActiveRollout,
     Content,
@@ -35,6 +35,7 @@ from otel_rollout.record import (
     capture,
     check_exporter,
     continue_environment,
+    in_time,
     leave_environment,
     process_state,
     switched_off,
@@ -43,6 +44,8 @@ from otel_rollout.record import (
 logger = logging.getLogger("otel_rollout")
 
 
+_LAST_SECONDS = 5.0
+"""Time that exporters have for their own shutdown, whatever the flush before it took."""
 _MIN_ATTRIBUTES = 40
 """More attributes than any of our spans has."""
 
@@ -63,8 +66,10 @@ class _Setup:
     own_provider: bool
     """True if `configure` made the provider."""
     processor: TrajectorySpanProcessor
-    processors: list[SpanProcessor] = field(default_factory=list)
-    """The batch processors that were added for `span_exporters` and OTLP."""
+    max_bytes: int
+    """Bound on what waits for each exporter."""
+    processors: list[SpanQueue] = field(default_factory=list)
+    """The queues that were added for `span_exporters` and OTLP."""
     span_exporters: list[SpanExporter] = field(default_factory=list)
     """The exporters that the user passed."""
     part: ActiveRollout | None = None
@@ -123,7 +128,8 @@ def configure(
         the reply that it merges to), and each text of the user, and returns what may be recorded
         of them. A call that it changes has no token ids and does not train. LLM spans are
         without content then. None (default): nothing is redacted.
-    max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory.
+    max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
+        limit holds for what waits for each exporter.
 
     Calling it again adds the exporters that are new and returns the same provider.
     ConfigurationError for a wrong argument or a provider that is not the SDK's;
@@ -151,17 +157,15 @@ def configure(
             return before.provider
         provider, own = _provider(tracer_provider, service_name)
         processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
-        setup = _Setup(provider, own, processor, span_exporters=list(span_exporters))
-        look = [SplittingSpanExporter(exporter) for exporter in span_exporters]
-        if own:
-            look += [SplittingSpanExporter(exporter) for exporter in _otlp_exporters()]
+        setup = _Setup(provider, own, processor, max_bytes, span_exporters=list(span_exporters))
+        look = [*span_exporters, *(_otlp_exporters() if own else ())]
         _warn_of_limits(provider)
         process_state.content = rule
         capture.instrument()
         process_state.request_fields = {} if request_token_ids else None
         provider.add_span_processor(processor)
         for exporter in look:
-            setup.processors.append(BatchSpanProcessor(exporter))
+            setup.processors.append(SpanQueue(exporter, max_bytes))
             provider.add_span_processor(setup.processors[-1])
         setup.uninstrument = instrumentors.instrument(instrumentor, provider, content=rule.is_whole)
         threads = ThreadingInstrumentor()
@@ -184,7 +188,9 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
 
     The hooks are removed from the clients. A provider that `configure` created is shut down; one
     of yours is flushed and keeps running without our processors. False if something could not be
-    flushed within `timeout_millis`. Without `configure` it does nothing and returns True.
+    flushed within `timeout_millis`, or if trajectories or spans have not reached their exporters
+    since `configure`; the log says how many. An exporter that hangs is left behind. Without
+    `configure` it does nothing and returns True.
     """
     with process_state.configuring:
         setup, process_state.setup = _done_before(), None
@@ -198,19 +204,45 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             setup.uninstrument()
         if setup.threads:
             ThreadingInstrumentor().uninstrument()
-        process_state.content = Content()
-        deadline = time.monotonic() + timeout_millis / 1000
-        flushed = setup.provider.force_flush(timeout_millis)
-        setup.processor.shutdown(max(0, int((deadline - time.monotonic()) * 1000)))
+        flushed = _flush_and_end(setup, time.monotonic() + timeout_millis / 1000)
+        if not any(getattr(active, "running", False) for active in process_state.rollouts.values()):
+            process_state.content = Content()  # else what still runs might be exported whole
         process_state.provider = None
         if setup.own_provider:
-            setup.provider.shutdown()
             _forget_global(setup.provider)
-        else:
-            for processor in (setup.processor, *setup.processors):
-                remove_processor(setup.provider, processor)
-                processor.shutdown()
-        return flushed
+        return flushed and not _say_lost(setup)
+
+
+def _flush_and_end(setup: _Setup, deadline: float) -> bool:
+    """Flush the provider, and end our processors; False if that was not done by the deadline."""
+
+    def left() -> int:
+        return max(0, int((deadline - time.monotonic()) * 1000))
+
+    provider = setup.provider
+    # All at once: a trajectory exporter that hangs must not take the time of the spans.
+    flushed: tuple[TracerProvider | SpanQueue, ...] = (provider, *setup.processors)
+    late = in_time([(each, partial(each.force_flush, left())) for each in flushed], left() / 1000)
+    setup.processor.shutdown(left())
+    ends = [(queue, partial(queue.shutdown, left())) for queue in setup.processors]
+    late += in_time(ends, left() / 1000 + _LAST_SECONDS)
+    if setup.own_provider:
+        late += in_time([(provider, provider.shutdown)], left() / 1000 + _LAST_SECONDS)
+    else:
+        for processor in (setup.processor, *setup.processors):
+            remove_processor(provider, processor)
+    return not late
+
+
+def _say_lost(setup: _Setup) -> bool:
+    """True if trajectories or spans did not arrive; the queues of spans have said how many."""
+    ended = process_state.ended_exporters
+    # What is handed over again after a shutdown may refuse everything.
+    lost = [queue for queue in setup.processors if queue.lost and queue.exporter not in ended]
+    ended.update(queue.exporter for queue in setup.processors)
+    if setup.processor.dropped:
+        logger.error("%d trajectories did not reach their exporters", setup.processor.dropped)
+    return setup.processor.dropped > 0 or bool(lost)
 
 
 def _checked(
@@ -291,7 +323,7 @@ def _again(
         if span_exporter in setup.span_exporters:
             continue
         setup.span_exporters.append(span_exporter)
-        processor = BatchSpanProcessor(SplittingSpanExporter(span_exporter))
+        processor = SpanQueue(span_exporter, setup.max_bytes)
         setup.processors.append(processor)
         setup.provider.add_span_processor(processor)
 

@@ -84,7 +84,10 @@ def _say_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespac
 
 @contextmanager
 def _whole_file(name: str) -> Iterator[BinaryIO]:
-    """A file that is replaced when all of it is written; after a failure the former one stays."""
+    """A file that is replaced when all of it is written.
+
+    The former one stays after a failure, and if nothing was written.
+    """
     if name == "-":
         yield sys.stdout.buffer
         return
@@ -97,7 +100,11 @@ def _whole_file(name: str) -> Iterator[BinaryIO]:
     try:
         with open(part, "wb") as file:
             yield file
-        part.replace(path)
+            is_empty = file.tell() == 0
+        if is_empty and path.exists() and path.stat().st_size > 0:
+            say(f"nothing to write: {name} stays as it was")
+        else:
+            part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 

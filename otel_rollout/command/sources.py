@@ -19,6 +19,7 @@ from otel_rollout.export import (
     LINE_PREFIX,
     item_of,
     item_of_trajectory,
+    parsed_lines,
     parts_for,
     read_lines,
     reconstruct_apart,
@@ -60,7 +61,7 @@ class Sources:
                 yield from self._counted(read(source))
             else:
                 with self._open(source) as file:
-                    yield from self._counted(read(file, on_error=self.report))
+                    yield from self._counted(self._spans(file, source))
         self._bar.close()
 
     def trajectories(self, *, infer_rollouts: bool) -> Iterator[Trajectory]:
@@ -68,7 +69,7 @@ class Sources:
         with ExitStack() as opened:
             spans: list[Iterator[SpanRecord]] = []
             for file, source in self._of_trajectories(opened, spans):
-                yield from read_lines(file, source)
+                yield from read_lines(file, source, on_error=self.report)
             records = self._counted(itertools.chain.from_iterable(spans))
             found = reconstruct(records, infer_rollouts=infer_rollouts)
             self._bar.close()
@@ -103,21 +104,25 @@ class Sources:
             if start == LINE_PREFIX:
                 yield file, source
             else:
-                spans.append(read(file, on_error=self.report))
+                spans.append(self._spans(file, source))
+
+    def _spans(self, file: BinaryIO, source: str) -> Iterator[SpanRecord]:
+        """The spans of a file; a file without any is an error."""
+        errors, spans = self.errors, 0
+        for record in read(file, on_error=self.report):
+            spans += 1
+            yield record
+        if not spans and errors == self.errors:
+            self.report(SpanFormatError(f"{source}: there is no span in it"))
 
     def _lines(self, file: Iterable[bytes], source: str) -> Iterator[tuple[str, bytes]]:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{source}, line {number}"
+        for line, data, where in parsed_lines(file, source, self.report, self.report):
             try:
-                yield item_of(line, where)
+                item = item_of(line, data, where)
             except SpanFormatError as error:
                 self.report(error)
-            except (ValueError, RecursionError):
-                # A line that was truncated while it was written is passed over.
-                if not (line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line.rstrip())):
-                    self.report(SpanFormatError(f"{where}: not JSON: {line[:80]!r}"))
+            else:
+                yield item
 
     def report(self, error: SpanFormatError) -> None:
         """Say what could not be read; reading goes on."""

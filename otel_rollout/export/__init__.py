@@ -9,8 +9,14 @@ messages: `Json`, `loads`, `dumps`, `copy_json`, `json_of`, `MessagePath`, `path
 
 from otel_rollout.export.apart import reconstruct_apart
 from otel_rollout.export.contract import TrajectoryExporter
+from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.export.group_rows import Tally, item_of, item_of_trajectory, rows_of
-from otel_rollout.export.jsonl import LINE_PREFIX, JsonlTrajectoryExporter, read_lines
+from otel_rollout.export.jsonl import (
+    LINE_PREFIX,
+    JsonlTrajectoryExporter,
+    parsed_lines,
+    read_lines,
+)
 from otel_rollout.export.memory import InMemoryTrajectoryExporter
 from otel_rollout.export.options import CheckedOptions, Positive, check_choice
 from otel_rollout.export.partitions import parts_for
@@ -59,10 +65,12 @@ __all__ = [
     "item_of_trajectory",
     "json_of",
     "loads",
+    "parsed_lines",
     "parts_for",
     "path_messages",
     "read_lines",
     "reconstruct_apart",
+    "renew_after_fork",
     "row_exporter",
     "row_exporter_from_texts",
     "row_exporters",

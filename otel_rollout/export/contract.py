@@ -13,14 +13,18 @@ class TrajectoryExporter(Protocol):
     """What `TrajectorySpanProcessor` hands finished trajectories to.
 
     Calls of `export` never overlap. A trajectory is sealed when it arrives and is the same object
-    that the rollout's own code saw; a reward may still be set on it later. An exception from any
-    method is logged and counted, and never reaches the user's code; the trajectories of a failed
-    `export` are not offered again. After `shutdown` nothing is called any more.
+    that the rollout's own code saw; a reward may still be set on it later. Whatever a method
+    raises, also what ends a program, is logged, and never reaches the user's code or another
+    exporter; only a KeyboardInterrupt passes where `export` is called on the user's thread. The
+    trajectories of a failed `export` are counted and not offered again. `force_flush` and
+    `shutdown` are called on a thread of their own, which is left behind if they do not end in time;
+    `shutdown` also while an `export` hangs. After `shutdown` nothing is called any more.
     """
 
     blocking: bool
-    """True (what to use when in doubt): `export` may block and do I/O, so it is called on the
-    processor's worker thread, soon after the rollout ended. False: `export` only touches memory
+    """True (what to use when in doubt): `export` may block and do I/O, so it is called on a
+    thread for this exporter alone, soon after the rollout ended. What waits for it is bounded in
+    number and bytes; what does not fit is counted as dropped. False: `export` only touches memory
     and is called on the thread that ended the rollout, before the rollout's function returns."""
 
     def export(self, trajectories: Sequence[Trajectory]) -> None:

@@ -61,12 +61,12 @@ class Tally:
         return tally
 
 
-def item_of(line: bytes, where: str) -> tuple[str, bytes]:
-    """Key and item of a line that a trajectory was written as; `where` names file and line.
+def item_of(line: bytes, data: Json, where: str) -> tuple[str, bytes]:
+    """Key and item of a line that a trajectory was written as.
 
-    ValueError if it is no JSON, SpanFormatError if it is, but no trajectory.
+    `data` is what the line holds; `where` names file and line. SpanFormatError if it is no
+    trajectory.
     """
-    data = loads(line)
     if not isinstance(data, dict) or not isinstance(data.get("id"), str):
         raise SpanFormatError(f"{where}: not a Trajectory: {line[:80]!r}")
     return _key(data["id"], data.get("group_id")), where.encode() + b"\n" + line.strip()

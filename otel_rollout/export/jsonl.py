@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import io
+import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from otel_rollout.errors import ConfigurationError, SpanFormatError
+from otel_rollout.errors import SpanFormatError
 from otel_rollout.export.fork import renew_after_fork
+from otel_rollout.lines import HALF_A_LINE, append_line, check_appendable, is_half, whole_objects
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.wire import dumps, loads
+from otel_rollout.wire import Json, dumps, loads
+
+logger = logging.getLogger("otel_rollout")
+
+OnError = Callable[[SpanFormatError], None]
 
 
 class JsonlTrajectoryExporter:
     """Appends finished trajectories to a file, one JSON object a line; `read` gives them back.
 
-    Each line is one write: after a crash at most the last line is truncated, and the next run
-    starts a new one. `fsync=True` also survives the loss of power, at the cost of a disk flush for
-    each line.
+    A line is in the file as a whole or not at all: what a full disk does not take is taken back,
+    and `export` raises. Several processes may write to one file. A process that is killed in the
+    middle of a write costs that line only; what comes after it begins on a new one. `fsync=True`
+    also survives the loss of power, at the cost of a disk flush for each line.
     """
 
     blocking = True
@@ -27,56 +33,42 @@ class JsonlTrajectoryExporter:
 
     def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
         self.path = Path(path)
-        """The file, which is opened at the first trajectory."""
+        """The file. It is created with the exporter, if it does not exist."""
         self._fsync = fsync
         self._lock = threading.Lock()
-        self._file: io.FileIO | None = None
-        if not self.path.parent.is_dir():
-            raise ConfigurationError(
-                f"JsonlTrajectoryExporter({str(path)!r}): the folder {str(self.path.parent)!r} "
-                f"does not exist: create it first"
-            )
+        self._appended = Path(os.path.abspath(path))
+        """The file, also after the process has gone to another folder."""
+        check_appendable(path, type(self).__name__)
         renew_after_fork(self, _renew)
 
     def export(self, trajectories: Sequence[Trajectory]) -> None:
-        """Append the trajectories."""
+        """Append the trajectories, one after the other. OSError if one cannot be written."""
         for trajectory in trajectories:
             line = dumps(trajectory.to_dict()).encode() + b"\n"
             with self._lock:
-                if self._file is None:
-                    self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
-                    if self._last_byte() not in (b"", b"\n"):
-                        line = b"\n" + line
-                self._file.write(line)
-                if self._fsync:
-                    os.fsync(self._file.fileno())
-
-    def _last_byte(self) -> bytes:
-        assert self._file is not None
-        if self._file.seek(0, os.SEEK_END) == 0:
-            return b""
-        self._file.seek(-1, os.SEEK_END)
-        return self._file.read(1)
+                append_line(self._appended, line, fsync=self._fsync)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is buffered."""
         return True
 
     def shutdown(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+        """Nothing is held."""
 
     @staticmethod
-    def read(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
-        """The trajectories of a file, one at a time. A line that a crash truncated is left out.
+    def read(
+        path: str | os.PathLike[str], *, on_error: OnError | None = None
+    ) -> Iterator[Trajectory]:
+        """The trajectories of a file, one at a time.
 
+        A line that a stopped writer left unfinished is left out: without a word if it is the last
+        one, else with a warning in the log; a whole trajectory after it on the same line is read.
         SpanFormatError, with the line's number, for any other line that is not a trajectory.
+        With `on_error`, it is called with each such error, and each such warning as an error,
+        instead, and reading continues.
         """
         with open(path, "rb") as file:
-            yield from read_lines(file, str(path))
+            yield from read_lines(file, str(path), on_error=on_error)
 
 
 def _renew(exporter: JsonlTrajectoryExporter) -> None:
@@ -87,21 +79,70 @@ LINE_PREFIX = b'{"schema_version":'
 """Prefix of every line that is written."""
 
 
-def read_lines(lines: Iterable[bytes], name: str) -> Iterator[Trajectory]:
-    """The trajectories of JSON lines; `name` is the name of their file in an error."""
+def read_lines(
+    lines: Iterable[bytes], name: str, *, on_error: OnError | None = None
+) -> Iterator[Trajectory]:
+    """The trajectories of JSON lines; `name` is the name of their file in an error.
+
+    `on_error` is that of `JsonlTrajectoryExporter.read`.
+    """
+    fail, warn = on_error or _raise, on_error or _log
+    for _, data, where in parsed_lines(lines, name, fail, warn):
+        try:
+            trajectory = Trajectory.from_dict(data)
+        except SpanFormatError as error:
+            fail(SpanFormatError(f"{where}: {error}"))
+        else:
+            yield trajectory
+
+
+def parsed_lines(
+    lines: Iterable[bytes], name: str, fail: OnError, warn: OnError
+) -> Iterator[tuple[bytes, Json, str]]:
+    """Each line of JSON, what it holds, and its place; of an unfinished line what is whole on it.
+
+    `warn` is called for each unfinished line but the last one, which may still be written, and
+    `fail` for any other line that is not JSON.
+    """
+    half: str | None = None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            data = loads(line)
-        except ValueError:
-            if line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line.rstrip()):
-                continue  # truncated while it was written
-            raise SpanFormatError(
-                f"{name}, line {number}: not a Trajectory: is this a file that "
-                f"JsonlTrajectoryExporter wrote?"
-            ) from None
-        try:
-            yield Trajectory.from_dict(data)
-        except SpanFormatError as error:
-            raise SpanFormatError(f"{name}, line {number}: {error}") from None
+        if half is not None:
+            warn(SpanFormatError(f"{half}: {HALF_A_LINE}"))
+            half = None
+        where = f"{name}, line {number}"
+        data, is_json = _parsed(line)
+        if is_json:
+            yield line, data, where
+            continue
+        objects, is_all = whole_objects(line, LINE_PREFIX)
+        for each in objects:
+            data, is_json = _parsed(each)
+            if is_json:
+                yield each, data, where
+        if objects and not is_all:
+            warn(SpanFormatError(f"{where}: {HALF_A_LINE}"))
+        elif not objects and is_half(line, LINE_PREFIX):
+            half = where
+        elif not objects:
+            fail(SpanFormatError(f"{where}: {_NO_TRAJECTORY}"))
+
+
+def _parsed(line: bytes) -> tuple[Json, bool]:
+    """The JSON of a line, and True; None and False if it is none."""
+    try:
+        return loads(line), True
+    except (ValueError, RecursionError):
+        return None, False
+
+
+def _raise(error: SpanFormatError) -> None:
+    raise error
+
+
+def _log(error: SpanFormatError) -> None:
+    logger.warning("%s", error)
+
+
+_NO_TRAJECTORY = "not a Trajectory: is this a file that JsonlTrajectoryExporter wrote?"

@@ -7,17 +7,19 @@ the same plan goes on after the last group of the journal. FILE itself exists on
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.group_rows import Tally
 from otel_rollout.export.partitions import Partitions
 from otel_rollout.export.row_exporter import RowExporter
+from otel_rollout.lines import write_whole
 from otel_rollout.wire import Json, dumps
 
 try:
@@ -45,8 +47,8 @@ class RowFile:
         self._parts = 1
         self._done = -1, -1
         self._at = self._done
-        self._rows: BinaryIO | None = None
-        self._steps = open(self._journal, "ab")  # noqa: SIM115 - closed by close()
+        self._rows: io.FileIO | None = None
+        self._steps = open(self._journal, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         try:
             self._lock()
             if restart:
@@ -68,9 +70,14 @@ class RowFile:
 
     def _resume(self, plan: Mapping[str, Json]) -> None:
         lines = self._journal.read_bytes().splitlines(True)
-        steps = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        steps = list(_whole_steps(lines))
+        if not steps and lines and lines[0].endswith(b"\n"):
+            raise ConfigurationError(
+                f"{self._journal} is not the journal of an export: move it away, or remove it "
+                f"with --restart"
+            )
         if steps and steps[0] != plan:
-            was = steps[0] if isinstance(steps[0], dict) else {}
+            was = steps[0]
             differ = [
                 f"{key} was {was.get(key)!r} and is {plan.get(key)!r}"
                 for key in sorted(was.keys() | plan.keys())
@@ -133,9 +140,8 @@ class RowFile:
     def write(self, rows: Sequence[bytes], tally: Tally) -> None:
         """Write the rows of the group that `groups` gave last."""
         if self._rows is None:
-            self._rows = open(self._part, "ab")  # noqa: SIM115 - closed by close()
-        self._rows.writelines(rows)
-        self._rows.flush()
+            self._rows = open(self._part, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        write_whole(self._rows, b"".join(rows))
         part, group = self._at
         end = self._rows.tell()
         self._append({"part": part, "group": group, "end": end, "tally": tally.to_dict()})
@@ -161,8 +167,7 @@ class RowFile:
         self._steps.close()
 
     def _append(self, step: Mapping[str, Json]) -> None:
-        self._steps.write(dumps(step).encode() + b"\n")
-        self._steps.flush()
+        write_whole(self._steps, dumps(step).encode() + b"\n")
 
     def _begin_anew(self) -> None:
         self._remove_rest()
@@ -171,3 +176,15 @@ class RowFile:
     def _remove_rest(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         self._part.unlink(missing_ok=True)
+
+
+def _whole_steps(lines: Iterable[bytes]) -> Iterator[Any]:
+    """The steps of a journal up to the first that is not whole."""
+    for line in lines:
+        try:
+            step = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            return
+        if not isinstance(step, dict):
+            return
+        yield step

@@ -1,5 +1,6 @@
-"""The look lane: LLM spans for people to look at, drawn by an instrumentor behind a guard."""
+"""The look lane: LLM spans for people to look at, and the queue of spans on their way out."""
 
 from otel_rollout.look import instrumentors
+from otel_rollout.look.span_queue import SpanQueue
 
-__all__ = ["instrumentors"]
+__all__ = ["SpanQueue", "instrumentors"]

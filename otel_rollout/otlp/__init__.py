@@ -15,14 +15,14 @@ from otel_rollout.otlp.source import joined, read
 if TYPE_CHECKING:
     from otel_rollout.otlp.jaeger import find_jaeger, read_jaeger
     from otel_rollout.otlp.protobuf import read_protobuf
-    from otel_rollout.otlp.writing import JsonLinesSpanExporter, SplittingSpanExporter
+    from otel_rollout.otlp.writing import JsonLinesSpanExporter, SplittingSpanExporter, size_of
 else:
     __getattr__ = load_on_first_use(
         __name__,
         {
             "jaeger": ("find_jaeger", "read_jaeger"),
             "protobuf": ("read_protobuf",),
-            "writing": ("JsonLinesSpanExporter", "SplittingSpanExporter"),
+            "writing": ("JsonLinesSpanExporter", "SplittingSpanExporter", "size_of"),
         },
     )
 
@@ -37,4 +37,5 @@ __all__ = [
     "read_json",
     "read_json_lines",
     "read_protobuf",
+    "size_of",
 ]

@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.lines import HALF_A_LINE, whole_objects
 from otel_rollout.spans import AttributeValue, SpanEvent, SpanRecord
 
+SPANS_PREFIX = b'{"resourceSpans":'
+"""Prefix of the lines that span exporters write."""
 _ERROR = 2
 _OTHER_SIGNALS = ("resourceLogs", "resourceMetrics", "resourceProfiles")
 _HEX = frozenset("0123456789abcdef")
@@ -20,7 +23,8 @@ _HEX = frozenset("0123456789abcdef")
 def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
     """The spans of a file of OTLP/JSON lines, such as the collector's file exporter writes.
 
-    Each line is one `TracesData` object, not one trace. An incomplete last line is skipped.
+    Each line is one `TracesData` object, not one trace. An incomplete last line is skipped,
+    and a whole object that was appended to an incomplete line is read.
     SpanFormatError, with the line's number, for any other line that is not OTLP/JSON.
     """
     with open(path, "rb") as file:
@@ -33,14 +37,21 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
                     f"{os.fspath(path)}, line {cut}: not JSON: is this a file of OTLP/JSON lines?"
                 )
             try:
-                data = json.loads(line)
+                objects, is_all = [json.loads(line)], True
             except (ValueError, RecursionError):
-                cut = number
-                continue
+                found, is_all = whole_objects(line, SPANS_PREFIX)
+                objects = [json.loads(each) for each in found]
+                if not objects:
+                    cut = number
+                    continue
+            where = f"{os.fspath(path)}, line {number}"
             try:
-                yield from read_json(data)
+                for each in objects:
+                    yield from read_json(each)
             except SpanFormatError as error:
-                raise SpanFormatError(f"{os.fspath(path)}, line {number}: {error}") from None
+                raise SpanFormatError(f"{where}: {error}") from None
+            if not is_all:
+                raise SpanFormatError(f"{where}: {HALF_A_LINE}")
 
 
 def read_json(data: Any) -> Iterator[SpanRecord]:

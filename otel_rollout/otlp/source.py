@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.lines import HALF_A_LINE, whole_objects
 from otel_rollout.otlp.clickhouse import read_clickhouse
-from otel_rollout.otlp.json_lines import read_json
+from otel_rollout.otlp.json_lines import SPANS_PREFIX, read_json
 from otel_rollout.spans import SpanRecord
 
 OnError = Callable[[SpanFormatError], None]
@@ -38,7 +39,8 @@ def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRec
     * the http address of a trace in Jaeger, as copied from the browser or of its API v3.
     * rows of `otel_traces` as dicts.
 
-    A last line or message that is incomplete after a crash is skipped. SpanFormatError, with the
+    A last line or message that is incomplete after a crash is skipped, and a whole object that was
+    appended to an incomplete line is read. SpanFormatError, with the
     file and the line number, for anything else that cannot be read; with `on_error`, it is called
     with each such error instead, and reading continues. OSError if the source does not exist;
     LookupError if Jaeger has no such trace.
@@ -102,7 +104,7 @@ class _Reader:
         elif head.startswith(_ZSTD) or head[4:8] == _ZSTD:
             self._fail("", _COMPRESSED)
         elif _is_json(head):
-            yield from self._lines(whole)
+            yield from self._lines(enumerate(whole, 1))
         elif len(head) > 4 and head[4] == _FIELD and head[0] < _FIELD:
             yield from self._messages(whole)
         elif head[0] == _FIELD:
@@ -132,8 +134,10 @@ class _Reader:
                 return
             yield from self._all_of(f", message {number}", _read_protobuf, message)
 
-    def _lines(self, file: Iterable[bytes]) -> Iterator[SpanRecord]:
-        lines = enumerate(file, 1)
+    def _lines(
+        self, lines: Iterator[tuple[int, bytes]], *, may_be_long: bool = True
+    ) -> Iterator[SpanRecord]:
+        """The spans of numbered lines. `may_be_long`: the rest of the file may be one object."""
         documents = _Documents()
         cut: int | None = None
         for number, line in lines:
@@ -142,19 +146,33 @@ class _Reader:
             if cut is not None:
                 self._fail(f", line {cut}", f"not JSON; {_EXPECTED}")
                 cut = None
+            where = f", line {number}"
             try:
                 data = json.loads(line)
             except (ValueError, RecursionError):
-                if line.rstrip().endswith((b"{", b"[", b",")):  # an object over several lines
-                    line += b"".join(rest for _, rest in lines)
-                    try:
-                        data = json.loads(line)
-                    except (ValueError, RecursionError) as error:
-                        self._fail(f", line {number}", f"not JSON ({error}); {_EXPECTED}")
-                        return
-                else:
+                objects, is_all = whole_objects(line, SPANS_PREFIX)
+                for each in objects:
+                    yield from self._all_of(where, documents.spans, json.loads(each))
+                if objects and not is_all:
+                    self._fail(where, HALF_A_LINE)
+                elif not objects and may_be_long and line.rstrip().endswith((b"{", b"[", b",")):
+                    yield from self._over_lines(number, line, list(lines), documents)
+                elif not objects:
                     cut = number
-                    continue
+                continue
+            yield from self._all_of(where, documents.spans, data)
+
+    def _over_lines(
+        self, number: int, line: bytes, rest: list[tuple[int, bytes]], documents: _Documents
+    ) -> Iterator[SpanRecord]:
+        """The spans of an object over several lines; if it is none, those of the lines after it."""
+        try:
+            data = json.loads(line + b"".join(each for _, each in rest))
+        except (ValueError, RecursionError) as error:
+            self._fail(f", line {number}", f"not JSON ({error}); {_EXPECTED}")
+            yield from self._lines(iter(rest), may_be_long=False)
+        else:
+            rest.clear()
             yield from self._all_of(f", line {number}", documents.spans, data)
 
 

@@ -16,7 +16,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from otel_rollout.errors import ConfigurationError
+from otel_rollout.lines import append_line, check_folder
 
 logger = logging.getLogger("otel_rollout")
 
@@ -26,24 +26,24 @@ class JsonLinesSpanExporter(SpanExporter):
 
         configure(span_exporters=[JsonLinesSpanExporter("spans.jsonl")])
 
-    For runs without a collector; `read` reads the file.
+    For runs without a collector; `read` reads the file. What a full disk does not take whole is
+    taken back and reported as a failure.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        """The file. It is created when the first spans are written."""
         self._lock = threading.Lock()
-        if not self.path.parent.is_dir():
-            raise ConfigurationError(
-                f"JsonLinesSpanExporter({str(path)!r}): the folder {str(self.path.parent)!r} does "
-                f"not exist: create it first"
-            )
+        self._appended = Path(os.path.abspath(path))
+        """The file, also after the process has gone to another folder."""
+        check_folder(path, type(self).__name__)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append the spans. FAILURE, and an entry in the log, if they cannot be written."""
+        """Append the spans. FAILURE, and an entry in the log, if they cannot all be written."""
         try:
             line = to_json_line(spans).encode()
-            with self._lock, open(self.path, "ab", buffering=0) as file:
-                file.write(line)
+            with self._lock:
+                append_line(self._appended, line)
         except Exception:  # a span exporter does not raise
             logger.exception("%d spans were not written to %s", len(spans), self.path)
             return SpanExportResult.FAILURE
@@ -96,7 +96,7 @@ class SplittingSpanExporter(SpanExporter):
         batch: list[ReadableSpan] = []
         total = 0
         for span in spans:
-            size = _size(span)
+            size = size_of(span)
             if batch and total + size > self._max_bytes:
                 yield batch
                 batch, total = [], 0
@@ -114,7 +114,7 @@ class SplittingSpanExporter(SpanExporter):
         self._exporter.shutdown()
 
 
-def _size(span: ReadableSpan) -> int:
+def size_of(span: ReadableSpan) -> int:
     """Approximate size of a span in bytes; only texts are ever large."""
     size = 512
     for attributes in (span.attributes, *(event.attributes for event in span.events)):

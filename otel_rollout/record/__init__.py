@@ -2,10 +2,11 @@
 
 from otel_rollout.record import capture
 from otel_rollout.record.attributes import end_attributes, identity, present
-from otel_rollout.record.boundary import guarded
+from otel_rollout.record.boundary import contained, guarded
 from otel_rollout.record.calls import noting_requests
 from otel_rollout.record.content import SWITCHES, Content, switched_off
 from otel_rollout.record.current import begin, end
+from otel_rollout.record.delivery import in_time
 from otel_rollout.record.gather import (
     TooManyExceptionsError,
     gather_group,
@@ -50,6 +51,7 @@ __all__ = [
     "begin",
     "capture",
     "check_exporter",
+    "contained",
     "continue_environment",
     "continue_rollout",
     "end",
@@ -61,6 +63,7 @@ __all__ = [
     "get_history",
     "guarded",
     "identity",
+    "in_time",
     "late_reward",
     "leave_environment",
     "no_capture",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import ContextDecorator
 from types import TracebackType
 
@@ -33,6 +34,27 @@ class guarded(ContextDecorator):  # noqa: N801 - used as `with guarded(...)` and
         trace_back: TracebackType | None,
     ) -> bool:
         if not isinstance(error, Exception):
+            return False
+        logger.log(self._level, self._message, *self._arguments, exc_info=error)
+        return True
+
+
+class contained(guarded):  # noqa: N801 - used as `with contained(...)`
+    """`guarded` for calls of an exporter: also what ends a program or a task stays inside.
+
+    Only a KeyboardInterrupt on the main thread passes: there it is the user's.
+    """
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_back: TracebackType | None,
+    ) -> bool:
+        if error is None or (
+            isinstance(error, KeyboardInterrupt)
+            and threading.current_thread() is threading.main_thread()
+        ):
             return False
         logger.log(self._level, self._message, *self._arguments, exc_info=error)
         return True

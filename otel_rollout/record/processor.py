@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
@@ -25,14 +25,18 @@ from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.rebuild import Assembly
-from otel_rollout.record.boundary import guarded
+from otel_rollout.record.boundary import contained, guarded
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.deferred import settle
+from otel_rollout.record.delivery import Delivery, in_time
 from otel_rollout.record.running import ActiveRollout, Key
 from otel_rollout.spans import SpanRecord, as_record, unchecked_record
 from otel_rollout.trajectory import Conversations, Trajectory
 
 logger = logging.getLogger("otel_rollout")
+
+_LAST_SECONDS = 5.0
+"""Time that an exporter has for its own shutdown, whatever the flush before it took."""
 
 
 @dataclass(slots=True)
@@ -48,7 +52,7 @@ class _Buffer:
     open: dict[int, ReadableSpan] = field(default_factory=dict)
     """Exchange spans that have not ended, by span id."""
     size: int = 0
-    """Characters of span text that it holds."""
+    """Bytes of span text that it holds."""
     refused: int = 0
     """Exchange spans that were not kept, because `max_bytes` was reached."""
     cut_off: bool = False
@@ -62,9 +66,10 @@ class TrajectorySpanProcessor(SpanProcessor):
 
     exporters: objects with the methods of `TrajectoryExporter`.
     max_bytes: int, bound on the span text that all running rollouts hold together. A call beyond
-        it is not kept, and the trajectory has a warning.
-    max_queue_size: int, bound on finished trajectories that wait for exporters which block. One
-        beyond it is not exported: it is counted in `dropped`, and logged.
+        it is not kept, and the trajectory has a warning. The same bound holds for the finished
+        trajectories that wait for an exporter which blocks.
+    max_queue_size: int, bound on the number of those that wait. One beyond either bound is not
+        exported: it is counted in `dropped`, and logged.
 
     `on_start` and `on_end` do no I/O and never raise. ConfigurationError for what is no exporter,
     and for a bound below 1.
@@ -85,19 +90,17 @@ class TrajectorySpanProcessor(SpanProcessor):
                     f"got {value!r}"
                 )
         self.exporters = list(exporters)
-        self.dropped = 0
-        """Number of trajectories that did not reach the exporters."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._buffers: dict[Key, _Buffer] = {}
         self._rollouts: dict[str, Key] = {}
         """The rollout of each open rollout span, by span id: a limit may drop its attributes."""
         self._lock = threading.RLock()
-        self._exporting = threading.RLock()
-        """Held during `export` of an exporter that does not block: calls never overlap."""
         self._max_queue_size = max_queue_size
-        self._queue: queue.Queue[Trajectory | None] = queue.Queue(max_queue_size)
-        self._worker: threading.Thread | None = None
+        self._sizes: dict[str, int] = {}
+        """Bytes of span text of trajectories that are about to be handed over, by id."""
+        self._delivery_of: dict[int, Delivery] = {}
+        """The way to each exporter, by the exporter's `id()`."""
         self._closed = False
         if hasattr(os, "register_at_fork"):
             itself = weakref.ref(self)
@@ -142,7 +145,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             self._keep((rollout_id or "", process or ""), record)
 
     def _keep(self, key: Key, record: SpanRecord) -> None:
-        size = sum(len(value) for value in record.attributes.values() if isinstance(value, str))
+        size = _size(record)
         with self._lock:
             buffer = self._buffers.get(key)
             if buffer is None:
@@ -203,10 +206,13 @@ class TrajectorySpanProcessor(SpanProcessor):
             attributes = {**record.attributes, **buffer.active.kept_back}
             buffer.active.records.append(replace(record, attributes=attributes))
         elif not buffer.cut_off:
-            for claiming, _ in buffer.active.claims:
-                self._hand_over(claiming)
+            handed = [claiming for claiming, _ in buffer.active.claims]
             if not buffer.assembly.is_empty_workflow:
-                self._hand_over(trajectory)
+                handed.append(trajectory)
+            size = buffer.size + _size(record)
+            for each in handed:
+                self._sizes[each.id] = size // len(handed)
+                self._hand_over(each)
 
     def _trajectory(self, buffer: _Buffer, record: SpanRecord) -> Trajectory:
         active = buffer.active
@@ -234,83 +240,46 @@ class TrajectorySpanProcessor(SpanProcessor):
 
     # --- exporters
 
-    def _hand_over(self, trajectory: Trajectory) -> None:
-        for exporter in self.exporters:
-            if not getattr(exporter, "blocking", True):
-                with self._exporting:
-                    self._export(exporter, trajectory)
-        if not any(getattr(exporter, "blocking", True) for exporter in self.exporters):
-            return
-        try:
-            self._queue.put_nowait(trajectory)
-        except queue.Full:
-            self.dropped += 1
-            logger.error(
-                "trajectory %s was not exported: %d wait for exporters already "
-                "(TrajectorySpanProcessor(max_queue_size=...))",
-                trajectory.id,
-                self._max_queue_size,
-            )
-            return
-        if self._worker is None:
-            with self._lock:
-                if self._worker is None:
-                    self._worker = threading.Thread(
-                        target=self._work, name="otel-rollout-export", daemon=True
+    @property
+    def dropped(self) -> int:
+        """Number of trajectories that did not reach an exporter."""
+        return sum(delivery.dropped for delivery in self._deliveries())
+
+    def _deliveries(self) -> list[Delivery]:
+        """The ways to the exporters; one may have been added to the list since the last time."""
+        with self._lock:
+            for exporter in self.exporters:
+                if id(exporter) not in self._delivery_of:
+                    self._delivery_of[id(exporter)] = Delivery(
+                        exporter, self._max_queue_size, self._max_bytes
                     )
-                    # It works for all rollouts, so the context of this one must not go with it.
-                    token = otel_context.attach(Context())
-                    try:
-                        self._worker.start()
-                    finally:
-                        otel_context.detach(token)
+            return list(self._delivery_of.values())
+
+    def _hand_over(self, trajectory: Trajectory) -> None:
+        size = self._sizes.pop(trajectory.id, 0)
+        with ExitStack() as calls:  # an interrupt in one of them does not keep it from the others
+            for delivery in reversed(self._deliveries()):
+                calls.callback(delivery.hand_over, trajectory, size)
 
     def export_episode(self, episode: object) -> None:
         """Hand an episode that has ended to the exporters that take episodes."""
         for exporter in self.exporters:
             export = getattr(exporter, "export_episode", None)
             if export is not None:
-                _try(exporter, partial(export, episode))
-
-    def _work(self) -> None:
-        while True:
-            trajectory = self._queue.get()
-            try:
-                if trajectory is None:
-                    return
-                for exporter in self.exporters:
-                    if getattr(exporter, "blocking", True):
-                        self._export(exporter, trajectory)
-            finally:
-                self._queue.task_done()
-
-    def _export(self, exporter: TrajectoryExporter, trajectory: Trajectory) -> None:
-        with guarded("%s did not export trajectory %s", exporter, trajectory.id):
-            exporter.export([trajectory])
-            return
-        self.dropped += 1
+                with contained("%s failed", exporter):
+                    export(episode)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Wait until every finished trajectory is exported; False if that takes longer."""
         settle()
-        deadline = time.monotonic() + timeout_millis / 1000
-        with self._queue.all_tasks_done:
-            while self._queue.unfinished_tasks:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return False
-                self._queue.all_tasks_done.wait(remaining)
-        done = True
-        for exporter in self.exporters:
-            left = max(0, int((deadline - time.monotonic()) * 1000))
-            done = _try(exporter, partial(exporter.force_flush, left)) is not False and done
-        return done
+        calls = [(d.exporter, partial(d.flush, timeout_millis)) for d in self._deliveries()]
+        return not in_time(calls, timeout_millis / 1000)
 
     def shutdown(self, timeout_millis: int = 30_000) -> None:
         """Export the finished trajectories, and the running ones as far as they have come.
 
         Nothing is recorded afterwards. Trajectories that are not exported in time are counted in
-        `dropped`, and logged.
+        `dropped`, and logged. An exporter that does not end is left behind.
         """
         if self._closed:
             return
@@ -330,28 +299,16 @@ class TrajectorySpanProcessor(SpanProcessor):
             with guarded("a running rollout was not exported at shutdown"):
                 _take_in(buffer)
                 buffer.assembly.add(as_record(buffer.span))
+                self._sizes[buffer.active.id] = buffer.size
                 self._hand_over(buffer.assembly.trajectory())
-        if not self.force_flush(timeout_millis):
-            self._drop_waiting()
-        if self._worker is not None:
-            self._queue.put(None)
-            self._worker.join(timeout=min(5, timeout_millis / 1000))
-        for exporter in self.exporters:
-            _try(exporter, exporter.shutdown)
-
-    def _drop_waiting(self) -> None:
-        """Empty the queue: an exporter is stuck, and the process must be able to end."""
-        lost = 0
-        while True:
-            try:
-                self._queue.get_nowait()
-            except queue.Empty:
-                break
-            self._queue.task_done()
-            lost += 1
-        if lost:
-            self.dropped += lost
-            logger.error("%d trajectories were not exported: the exporters were not done", lost)
+        deadline = time.monotonic() + timeout_millis / 1000
+        self.force_flush(timeout_millis)
+        deliveries = self._deliveries()
+        for delivery in deliveries:
+            delivery.close()
+        left = max(deadline - time.monotonic(), min(_LAST_SECONDS, timeout_millis / 1000))
+        for exporter in in_time([(d.exporter, d.exporter.shutdown) for d in deliveries], left):
+            logger.error("%s was not shut down", exporter)
 
 
 def check_exporter(exporter: object) -> None:
@@ -370,26 +327,23 @@ def check_exporter(exporter: object) -> None:
         )
 
 
+def _size(record: SpanRecord) -> int:
+    """Bytes of memory that the texts of a span take."""
+    return sum(sys.getsizeof(value) for value in record.attributes.values() if type(value) is str)
+
+
 def _take_in(buffer: _Buffer) -> None:
     """Rebuild from the exchange spans that have ended since the last time."""
     ended, buffer.ended = buffer.ended, []
     buffer.assembly.add_later(ended)
 
 
-def _try(exporter: object, call: Callable[[], object]) -> object:
-    """The result of this call of an exporter; False if it raised."""
-    with guarded("%s failed", exporter):
-        return call()
-    return False
-
-
 def _forget_parent(processor: TrajectorySpanProcessor | None) -> None:
     """Empty the processor in a forked child: rollouts and worker are the parent's."""
     if processor is not None:
         processor._lock = threading.RLock()
-        processor._exporting = threading.RLock()
         processor._buffers = {}
         processor._rollouts = {}
         processor._bytes = 0
-        processor._queue = queue.Queue(processor._max_queue_size)
-        processor._worker = None
+        for delivery in processor._delivery_of.values():
+            delivery.renew()

@@ -54,6 +54,8 @@ class ProcessState:
         parent's object. None: it has no part."""
         self.forking = threading.Lock()
         """Held while a part is opened."""
+        self.ended_exporters: weakref.WeakSet[object] = weakref.WeakSet()
+        """Exporters of spans that `shutdown` has shut down, while anybody holds them."""
         self.waiting: deque[Callable[[], None]] = deque()
         """Work put off by `later`."""
 

@@ -30,6 +30,7 @@ from tests.command.exports import (
     spans_of,
     trajectories_of,
 )
+from tests.kit.disks import full_disk
 from tests.kit.recording import Recording
 
 pytestmark = pytest.mark.slow
@@ -71,12 +72,19 @@ def both(rows: Path) -> None:
     half_a_row(rows)
 
 
+def zeros(rows: Path) -> None:
+    """A page of the journal that a loss of power left empty."""
+    cut_journal(rows)
+    with open(rows.with_name("rows.journal"), "ab") as journal:
+        journal.write(b"\0" * 7 + b"\n")
+
+
 def nothing(rows: Path) -> None:
     pass
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
-@pytest.mark.parametrize("damage", [nothing, cut_journal, half_a_row, lost_rows, both])
+@pytest.mark.parametrize("damage", [nothing, cut_journal, half_a_row, lost_rows, both, zeros])
 def test_an_interrupted_export_goes_on(
     recorded: Recording,
     tmp_path: Path,
@@ -265,3 +273,32 @@ def test_a_bar_on_a_terminal_only(recorded: Recording, tmp_path: Path):
         [*command, str(tmp_path / "2")], env=environment, capture_output=True, check=True
     )
     assert len(quiet.stderr.splitlines()) == 2
+
+
+def test_an_export_on_a_full_disk_goes_on(recorded: Recording, tmp_path: Path, capsys: Any):
+    """It says that the disk is full, and ends with every row once when there is room again."""
+    source = trajectories_of(recorded.trajectories, tmp_path / "t")
+    rows = tmp_path / "rows"
+    sizes = iter(range(0, 1 << 20, 700))
+    while True:
+        with full_disk(next(sizes)):
+            status = export(source, "-o", str(rows))
+        said = capsys.readouterr().err
+        if status == 0:
+            break
+        assert "File too large" in said
+        assert not rows.exists()
+    assert by_place(rows_in(rows)) == by_place(expected(recorded.trajectories))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows", "t"]
+
+
+def test_a_journal_of_something_else_is_left_alone(
+    recorded: Recording, tmp_path: Path, capsys: Any
+):
+    """A file with the journal's name that no export wrote is not overwritten."""
+    source = trajectories_of(recorded.trajectories, tmp_path / "t")
+    journal = tmp_path / "rows.journal"
+    journal.write_text("my diary\n")
+    assert export(source, "-o", str(tmp_path / "rows")) == 1
+    assert "is not the journal of an export" in capsys.readouterr().err
+    assert journal.read_text() == "my diary\n"

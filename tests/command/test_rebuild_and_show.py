@@ -197,6 +197,57 @@ def test_nothing_to_rebuild(recorded: Recording, tmp_path: Path, capsys: Any):
     assert len(list(JsonlTrajectoryExporter.read(tmp_path / "out"))) == 2
 
 
+@pytest.mark.parametrize("content", ["", "\n", "{}\n", '{"resourceSpans":[{"resou'])
+def test_nothing_to_write_leaves_the_former_file(content: str, tmp_path: Path, capsys: Any):
+    """A source without spans is said and is no success, and what was made before stays."""
+    source = written(tmp_path / "spans.jsonl", content)
+    target = tmp_path / "out"
+    target.write_bytes(b"good")
+    assert main(["rebuild", source, "-o", str(target)]) == 1
+    assert target.read_bytes() == b"good"
+    said = capsys.readouterr().err
+    assert f"{source}: there is no span in it" in said
+    assert f"nothing to write: {target} stays as it was" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "spans.jsonl"]
+    assert main(["show", source]) == 1
+    assert f"{source}: there is no span in it" in capsys.readouterr().err
+
+
+def test_one_empty_source_among_others(recorded: Recording, tmp_path: Path, capsys: Any):
+    """It is named, and the others are rebuilt."""
+    empty = written(tmp_path / "empty.jsonl", "")
+    source = written(tmp_path / "spans.jsonl", lines(recorded.spans))
+    assert main(["rebuild", empty, source, "-o", str(tmp_path / "out")]) == 1
+    assert list(JsonlTrajectoryExporter.read(tmp_path / "out")) == list(recorded.trajectories)
+    assert f"{empty}: there is no span in it" in capsys.readouterr().err
+
+
+def test_trajectories_with_half_a_line_are_shown(recorded: Recording, tmp_path: Path, capsys: Any):
+    """What is whole is shown, what is not is said with its line, and the status is 1."""
+    path = tmp_path / "t.jsonl"
+    JsonlTrajectoryExporter(path).export(recorded.trajectories)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50] + whole)
+    assert main(["show", str(path)]) == 1
+    shown = capsys.readouterr()
+    assert f"{path}, line 1: its writer was stopped" in shown.err
+    assert all(trajectory.id[:8] in shown.out for trajectory in recorded.trajectories)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", [["rebuild"], ["show"], ["rebuild", "-o", "/dev/full"]])
+def test_an_output_that_is_full(verb: list[str], recorded: Recording, tmp_path: Path):
+    """It is said in a sentence, and the status is 1."""
+    source = written(tmp_path / "spans.jsonl", lines(recorded.spans))
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [*COMMAND, *verb, source], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert run.returncode == 1
+    assert "No space left on device" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 # --- show
 
 

@@ -407,3 +407,40 @@ def test_lines_are_read_as_they_come(spans: Any):
     with open(reading, "rb") as source, open(writing, "wb", buffering=0) as sink:
         sink.write(line * (8192 // len(line) + 2))
         assert next(read(source)).name == spans[0].name
+
+
+@pytest.mark.parametrize("cut", [1, 20, 200, -2])
+def test_an_object_behind_half_a_line_is_read(spans: Any, tmp_path: Path, cut: int):
+    """A writer that went on where another was stopped loses nothing, and the half is said."""
+    first, second = to_json_line(spans[:1]), to_json_line(spans[1:])
+    path = written(tmp_path / "a", second + first[:cut] + second + second)
+    errors: list[SpanFormatError] = []
+    names = [span.name for span in spans[1:]] * 3
+    assert [record.name for record in read(path, on_error=errors.append)] == names
+    assert [f"{path}, line 2: its writer was stopped" in str(error) for error in errors] == [True]
+    for reading in (read, read_json_lines):
+        with pytest.raises(SpanFormatError, match="line 2: its writer was stopped"):
+            list(reading(path))
+
+
+def test_objects_on_one_line_are_read(spans: Any, tmp_path: Path):
+    """Where only the end of a line was not written, nothing is half."""
+    first, second = to_json_line(spans[:1]), to_json_line(spans[1:])
+    path = written(tmp_path / "a", first[:-1] + second)
+    names = [span.name for span in (*spans[:1], *spans[1:])]
+    assert [record.name for record in read(path)] == names
+    assert [record.name for record in read_json_lines(path)] == names
+
+
+def test_half_a_line_that_ends_like_an_object_over_lines(spans: Any, tmp_path: Path):
+    """Half a line may end in a comma or a bracket; the lines after it are read."""
+    line = to_json_line(spans)
+    for end in (line.index(",") + 1, line.index("[") + 1, 1):
+        path = written(tmp_path / "a", line[:end] + "\n" + line + line[:end] + "\n" + line)
+        errors: list[SpanFormatError] = []
+        found = [record.name for record in read(path, on_error=errors.append)]
+        assert found == [span.name for span in spans] * 2
+        assert [str(error).split(": ")[0] for error in errors] == [
+            f"{path}, line 1",
+            f"{path}, line 3",
+        ]

@@ -13,6 +13,7 @@ import otel_rollout
 from otel_rollout import ConfigurationError, reconstruct, rollout
 from otel_rollout.otlp import JsonLinesSpanExporter, read
 from otel_rollout.otlp.writing import to_json_line
+from tests.kit.disks import full_disk
 from tests.kit.recording import Clients
 
 
@@ -63,3 +64,20 @@ def test_a_file_that_cannot_be_written(
     exporter = JsonLinesSpanExporter(tmp_path)
     assert exporter.export(spans) is SpanExportResult.FAILURE
     assert "2 spans were not written" in caplog.text
+
+
+def test_spans_that_do_not_fit_are_taken_back(
+    spans: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """A batch that the disk takes half of is a failure, and the file holds whole lines only."""
+    path = tmp_path / "spans.jsonl"
+    exporter = JsonLinesSpanExporter(path)
+    assert exporter.export(spans) is SpanExportResult.SUCCESS
+    whole = path.read_bytes()
+    with full_disk(len(whole) + 100):
+        assert exporter.export(spans) is SpanExportResult.FAILURE
+    assert "2 spans were not written" in caplog.text
+    assert path.read_bytes() == whole
+    path.write_bytes(whole[:-20])
+    assert exporter.export(spans) is SpanExportResult.SUCCESS
+    assert path.read_bytes() == whole[:-20] + b"\n" + whole

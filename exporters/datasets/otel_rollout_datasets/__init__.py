@@ -96,9 +96,14 @@ class DatasetRows:
         if output.suffix != ".parquet":
             os.replace(rows, output)
             return
-        with pq.ParquetWriter(output, FEATURES.arrow_schema) as writer:
-            for batch in _batches(rows):
-                writer.write_table(_table(batch))
+        part = output.with_name(output.name + ".unfinished")
+        try:
+            with pq.ParquetWriter(part, FEATURES.arrow_schema) as writer:
+                for batch in _batches(rows):
+                    writer.write_table(_table(batch))
+            os.replace(part, output)
+        finally:
+            part.unlink(missing_ok=True)
         rows.unlink()
 
 

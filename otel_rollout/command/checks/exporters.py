@@ -14,7 +14,8 @@ from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.provider import flat
 from otel_rollout.otlp import SplittingSpanExporter
 
-_SMALL_QUEUE = 2048
+_SMALL_QUEUE = 16_384
+"""A rollout of 1,000 calls ends two or three thousand spans, and several may end at once."""
 _CONNECT_SECONDS = 2.0
 
 
@@ -49,9 +50,10 @@ def _queue(processor: SpanProcessor, name: str, *, is_network: bool) -> Iterator
         yield Finding(
             "warning",
             "span queue",
-            f"the queue to {name} holds {size} spans; when more come, the oldest are "
-            f"dropped from traces (not from trajectories). Raise max_queue_size or "
-            f"OTEL_BSP_MAX_QUEUE_SIZE to {_SMALL_QUEUE} or more",
+            f"the queue to {name} holds {size} spans, and a rollout of 1,000 calls ends more than "
+            f"2,000: what finds it full is dropped from traces (not from trajectories). Raise "
+            f"max_queue_size or OTEL_BSP_MAX_QUEUE_SIZE to {_SMALL_QUEUE} or more, or pass the "
+            f"exporter as configure(span_exporters=[...])",
         )
     if size is None and is_network:
         yield Finding(

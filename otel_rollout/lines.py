@@ -1,0 +1,153 @@
+"""Lines in files that several processes append to: written whole, and found again where one is not.
+
+A line is in the file as a whole or not at all, and begins on a line of its own. A process that is
+killed in the middle of a write still leaves half a line; a reader says so, and reads what stands
+whole on the same line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+from otel_rollout.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+HALF_A_LINE = (
+    "its writer was stopped in the middle of this line; only the objects that stand whole on it "
+    "are read"
+)
+"""The error of a line that is not whole, after its place."""
+_LOCK_SECONDS = 5.0
+_MOST_TRIES = 64
+"""Places of one line at which an object is looked for."""
+
+
+def check_folder(path: str | os.PathLike[str], owner: str) -> None:
+    """ConfigurationError, which begins with `owner`, if the file's folder does not exist."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConfigurationError(
+            f"{owner}({str(path)!r}): the folder {folder!r} does not exist: create it first"
+        )
+
+
+def check_appendable(path: str | os.PathLike[str], owner: str) -> None:
+    """Create the file if it does not exist. ConfigurationError unless lines can be appended."""
+    check_folder(path, owner)
+    if os.path.isdir(path):
+        raise ConfigurationError(f"{owner}({str(path)!r}): this is a folder: name a file in it")
+    if os.path.exists(path) and not os.path.isfile(path):
+        return  # a device; to open a named pipe would wait for its reader
+    try:
+        open(path, "ab").close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{owner}({str(path)!r}): the file cannot be written ({error.strerror}): name "
+            f"another, or make it writable"
+        ) from None
+
+
+def append_line(path: str | os.PathLike[str], line: bytes, *, fsync: bool = False) -> None:
+    """Append a line, which ends in a newline, to a file. OSError if the disk does not take it all.
+
+    Then what came of it is taken back. If another writer left half a line, this one begins below.
+    """
+    with open(path, "a+b", buffering=0) as file, _alone(file):
+        end = file.seek(0, os.SEEK_END) if file.seekable() else 0
+        try:
+            if end:
+                file.seek(end - 1)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            write_whole(file, line)
+            if fsync:
+                os.fsync(file.fileno())
+        except BaseException:
+            with suppress(OSError):  # a device: nothing can be taken back
+                file.truncate(end)
+            raise
+
+
+def write_whole(file: BinaryIO, content: bytes) -> None:
+    """Write all bytes to a file without a buffer, whose `write` may take only some of them."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+@contextmanager
+def _alone(file: BinaryIO) -> Iterator[None]:
+    """Keep other writers from appending meanwhile, where there are file locks.
+
+    A lock that somebody holds for long is not waited for: a process that is stopped, or a child
+    that was forked while its parent held it.
+    """
+    if fcntl is None:
+        yield
+        return
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while not _locked(file) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # closing is not enough: a forked child may have the file open too
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _locked(file: BinaryIO) -> bool:
+    """True if the file is locked now, or cannot be locked at all; False if somebody else has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def whole_objects(line: bytes, prefix: bytes) -> tuple[list[bytes], bool]:
+    """The JSON objects that stand whole on a line that is not JSON; True if nothing else does.
+
+    An object begins with `prefix`, and the end of the line or another object follows it.
+    """
+    text = line.decode("utf-8", "surrogateescape").strip()
+    start, found = prefix.decode(), list[str]()
+    place = text.find(start)
+    for _ in range(_MOST_TRIES):
+        if place < 0:
+            break
+        end = _end_of_object(text, place)
+        if end == len(text) or (end is not None and text.startswith(start, end)):
+            found.append(text[place:end])
+            place = text.find(start, end)
+        else:
+            place = text.find(start, place + 1)
+    return [each.encode() for each in found], bool(found) and "".join(found) == text
+
+
+def _end_of_object(text: str, place: int) -> int | None:
+    """Where the JSON value that begins at this place ends; None if it is not whole."""
+    try:
+        _, end = _decoder.raw_decode(text, place)
+        text[place:end].encode()  # a character that is not whole
+    except (ValueError, RecursionError):
+        return None
+    return end
+
+
+_decoder = json.JSONDecoder()
+
+
+def is_half(line: bytes, prefix: bytes) -> bool:
+    """True if the line, which is not JSON, is what a stopped writer leaves of an object."""
+    start = line.strip(b"\0 \r\n\t")  # after a loss of power zeros may stand for the rest
+    return start.startswith(prefix) or prefix.startswith(start)
