@@ -8,13 +8,16 @@ from otel_rollout.spans.exchange import (
     context_key,
     digest_of,
     extend_tokens,
+    unread,
 )
-from otel_rollout.spans.reader import ExchangeReader
+from otel_rollout.spans.reader import ExchangeReader, absent
 from otel_rollout.spans.record import (
     AttributeValue,
     SpanEvent,
+    SpanKey,
     SpanRecord,
     as_record,
+    as_records,
     carried,
     label,
     unchecked_record,
@@ -32,9 +35,12 @@ __all__ = [
     "ExchangeReader",
     "ExchangeWriter",
     "SpanEvent",
+    "SpanKey",
     "SpanRecord",
     "TokenPath",
+    "absent",
     "as_record",
+    "as_records",
     "carried",
     "context_key",
     "digest_of",
@@ -42,5 +48,6 @@ __all__ = [
     "label",
     "unchecked_record",
     "united",
+    "unread",
     "with_lengths",
 ]

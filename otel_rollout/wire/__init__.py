@@ -15,6 +15,7 @@ from otel_rollout.wire.apis import (
     shown_part,
     tool_name,
 )
+from otel_rollout.wire.depth import check_depth
 from otel_rollout.wire.json import (
     Choice,
     Json,
@@ -50,7 +51,12 @@ from otel_rollout.wire.servers import (
     usage,
     weight_version,
 )
-from otel_rollout.wire.sse import events_of_frames, pack_events, unpack_events
+from otel_rollout.wire.sse import (
+    events_of_frames,
+    expands_too_far,
+    pack_events,
+    unpack_events,
+)
 
 __all__ = [
     "TAIL",
@@ -65,6 +71,7 @@ __all__ = [
     "api_of",
     "apis_of",
     "asked_ids",
+    "check_depth",
     "checked_json",
     "context_members",
     "conversation_members",
@@ -72,6 +79,7 @@ __all__ = [
     "dumps",
     "elements",
     "events_of_frames",
+    "expands_too_far",
     "expect",
     "extend",
     "is_list_of_objects",
