@@ -121,6 +121,8 @@ ROLLOUT_PROCESS: Final = "rollout.process"
 """Id of the process of these counts; each exchange has the id of its own process."""
 ROLLOUT_PROPAGATED: Final = "rollout.propagated"
 """True if the rollout was propagated: other processes may have continued it."""
+ROLLOUT_PROOF: Final = "rollout.proof"
+"""Baggage only: the HMAC by which a process knows that a carrier comes from another of ours."""
 ROLLOUT_PART: Final = "rollout.part"
 """True on the span of another process that continued the rollout."""
 

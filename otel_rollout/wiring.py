@@ -83,6 +83,7 @@ def configure(
     tracer_provider: TracerProvider | None = None,
     instrumentor: Literal["openai", "genai"] | None = "openai",
     request_token_ids: bool = False,
+    rollout_secret: str | None = None,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -105,6 +106,9 @@ def configure(
         None is no LLM spans. If one is active already, it stays, and none is added.
     request_token_ids: ask the server for token ids with every call of a rollout; see the function
         `request_token_ids`.
+    rollout_secret: a text that all processes of a rollout share. `propagate` then adds a proof
+        to its headers, and `continue_rollout` continues no rollout without it. None (default): the
+        environment variable OTEL_ROLLOUT_SECRET, else any header may name a rollout.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory.
 
     Calling it again adds the exporters that are new and returns the same provider.
@@ -116,6 +120,11 @@ def configure(
         raise ConfigurationError(
             f"configure(service_name=...): expected a name, got {service_name!r}"
         )
+    if rollout_secret is not None and (not isinstance(rollout_secret, str) or not rollout_secret):
+        raise ConfigurationError(
+            f"configure(rollout_secret=...): expected a text that is not empty, got "
+            f"{'an empty one' if rollout_secret == '' else type(rollout_secret)}"
+        )
     instrumentors.check(instrumentor)
     with process_state.configuring:
         before = _done_before()
@@ -123,6 +132,7 @@ def configure(
             _again(before, service_name, exporters, span_exporters, tracer_provider)
             if request_token_ids:
                 process_state.request_fields = {}
+            process_state.rollout_secret = rollout_secret or process_state.rollout_secret
             return before.provider
         provider, own = _provider(tracer_provider, service_name)
         processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
@@ -133,6 +143,7 @@ def configure(
         _warn_of_limits(provider)
         capture.instrument()
         process_state.request_fields = {} if request_token_ids else None
+        process_state.rollout_secret = rollout_secret
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(BatchSpanProcessor(exporter))
@@ -167,7 +178,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         if setup.part is not None:
             leave_environment(setup.part)
         capture.uninstrument()
-        process_state.request_fields = None
+        process_state.request_fields = process_state.rollout_secret = None
         if setup.uninstrument is not None:
             setup.uninstrument()
         if setup.threads:

@@ -37,6 +37,8 @@ class ProcessState:
         """The provider of rollout spans. None: OpenTelemetry's global one."""
         self.request_fields: Mapping[str, Any] | None = None
         """Request fields added beside those that ask for token ids. None: nothing is added."""
+        self.rollout_secret: str | None = None
+        """The secret that the processes of a rollout share. None: that of the environment."""
         self.hooks = Hooks()
         self.tracers: weakref.WeakKeyDictionary[trace.TracerProvider, trace.Tracer] = (
             weakref.WeakKeyDictionary()

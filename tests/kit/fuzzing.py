@@ -71,7 +71,7 @@ def _attribute(span: SpanRecord, draw: random.Random) -> SpanRecord:
     else:
         attributes[key] = draw.choice(JUNK)
     # A hostile sender counts again; a store that cuts does not.
-    if draw.random() < 0.6 and sc.LENGTHS in attributes and key != sc.LENGTHS:
+    if draw.random() < 0.8 and sc.LENGTHS in attributes and key != sc.LENGTHS:
         attributes = sealed(attributes)
     return replace(span, attributes=attributes)
 

@@ -47,16 +47,19 @@ def spans(recording: Recording, clients: Clients) -> list[SpanRecord]:
 def test_no_change_of_a_span_raises_or_reaches_others(seed: int, spans: list[SpanRecord]):
     draw = random.Random(seed)
     traces = {}
-    for span in spans: traces.setdefault(span.trace_id, []).append(span)
+    for span in spans:
+        traces.setdefault(span.trace_id, []).append(span)
     failures = []
     import collections, traceback, time
+
     t0 = time.time()
     where = collections.Counter()
     wholes = {}
     for number in range(ROUNDS):
         names = tuple(sorted(draw.sample(sorted(traces), 2)))
         some = [x for n in names for x in traces[n]]
-        if names not in wholes: wholes[names] = reconstruct(some)
+        if names not in wholes:
+            wholes[names] = reconstruct(some)
         whole = wholes[names]
         given, touched = hostile(some, draw)
         try:
