@@ -87,6 +87,8 @@ PREFIX: Final = "rollout"
 """Prefix of the names of our own attributes; a dot follows."""
 LENGTHS: Final = "rollout.lengths"
 """Length of each of our attributes when the span ended: shows which were truncated or dropped."""
+CHECKSUMS: Final = "rollout.checksums"
+"""CRC-32 of each text that decides what trains: shows one that became another as long."""
 
 # Rollout span. Values that are not scalars are JSON strings.
 ROLLOUT_ID: Final = "rollout.id"

@@ -52,7 +52,7 @@ def evaluation_name(name: str | None) -> str:
 
 def _change(record: SpanRecord) -> tuple[RewardKey, Reward | None] | None:
     """The key of a reward, and the reward or None if it was removed; None: it cannot be read."""
-    if not record.cut.isdisjoint((sc.REWARD, sc.REWARD_NUMBER)):
+    if not record.cut.isdisjoint((sc.REWARD, sc.REWARD_NUMBER, sc.CHECKSUMS)):
         return None
     try:
         row: Json = loads(record.text(sc.REWARD) or "")

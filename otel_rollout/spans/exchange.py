@@ -210,7 +210,10 @@ class Exchange:
 
     def _text(self) -> str:
         if self.events is not None:
-            return unpack_events(self.events)
+            try:
+                return unpack_events(self.events)
+            except ValueError:  # nobody packed them: they stay as they are
+                return self.events
         return dumps(self._reply) if self.body is None else self.body
 
     def _parse(self, whole: Callable[[str], str]) -> Json:

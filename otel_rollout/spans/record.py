@@ -3,6 +3,7 @@
 Limits and stores truncate attributes, and the rest may still look whole: `12` of a count of 123, an
 id without its end. So each span of ours has the lengths of its attributes (`with_lengths`), and a
 record holds only attributes that have theirs (`as_record`); the names of the others are in `cut`.
+The checksums beside the lengths show a text that became another one of the same length.
 Anybody may send a span, so `as_record` is also the one place where the types of its fields are
 checked: who reads a record that it gave finds values of the types below, or a name in `cut`.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeGuard
+from zlib import crc32
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
@@ -134,16 +136,40 @@ def carried(value: AttributeValue) -> AttributeValue:
 def with_lengths(
     attributes: Mapping[str, Any], before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The last attributes of a span of ours, and `rollout.lengths`: the length of every attribute.
+    """The last attributes of a span of ours, with the lengths of all and checksums of some.
 
     `before`: those that were set earlier.
     """
+    every = {**before, **attributes} if before else attributes
+    sums = [
+        f"{_quoted(key)}:{_checksum(value)}"
+        for key, value in every.items()
+        if key in _SUMMED and isinstance(value, str)
+    ]
+    if sums:
+        attributes = {**attributes, sc.CHECKSUMS: f"{{{','.join(sums)}}}"}
+        every = {**every, sc.CHECKSUMS: attributes[sc.CHECKSUMS]}
     lengths = [
         f"{_quoted(key)}:{len(value) if isinstance(value, str) else len(str(value))}"
-        for key, value in ({**before, **attributes} if before else attributes).items()
+        for key, value in every.items()
         if isinstance(value, str | int)
     ]
     return {**attributes, sc.LENGTHS: f"{{{','.join(lengths)}}}"}
+
+
+_SUMMED = frozenset(
+    (
+        *(sc.ROLLOUT_REWARDS, sc.ROLLOUT_APPENDED, sc.REWARD),
+        *(sc.REQUEST_KEY, sc.REQUEST_PARAMS, sc.REQUEST_RAW, sc.REQUEST_DIGEST),
+        *(sc.REQUEST_SHARED, sc.RESPONSE_ID, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS),
+        sc.RESPONSE_PROMPT_IDS,
+    )
+)
+"""Texts that decide what trains; messages and long parameters have digests of their own."""
+
+
+def _checksum(text: str) -> int:
+    return crc32(text.encode("utf-8", "surrogatepass"))
 
 
 @cache
@@ -174,6 +200,7 @@ def _checked(record: SpanRecord) -> SpanRecord:
         return record
     if record.end_time_ns is not None:
         wrong = _of_other_lengths(record)
+        wrong |= _of_other_checksums(record, wrong)
     else:
         wrong = set() if _is_rollout_id(record.text(sc.ROLLOUT_ID) or "") else {sc.ROLLOUT_ID}
     wrong |= {key for key in there.keys() & _READERS.keys() if _READERS[key](record, key) is None}
@@ -199,6 +226,24 @@ def _of_other_lengths(record: SpanRecord) -> set[str]:
         return (there.keys() | {sc.LENGTHS}) - whole
 
 
+def _of_other_checksums(record: SpanRecord, wrong: set[str]) -> set[str]:
+    """Names of texts that are not those that were written; spans written before have no sums."""
+    text = record.text(sc.CHECKSUMS)
+    if text is None or sc.CHECKSUMS in wrong:
+        return set()
+    try:
+        return {
+            name
+            for key, checksum in loads(text).items()
+            for name in (sc.PREFIX + key if key.startswith(".") else key,)
+            if name not in wrong
+            and isinstance(value := record.attributes.get(name), str)
+            and _checksum(value) != checksum
+        }
+    except (ValueError, AttributeError, RecursionError):
+        return {sc.CHECKSUMS}
+
+
 def _without(record: SpanRecord, wrong: set[str]) -> SpanRecord:
     kept = {key: value for key, value in record.attributes.items() if key not in wrong}
     return replace(record, attributes=kept, cut=record.cut | wrong)
@@ -206,7 +251,7 @@ def _without(record: SpanRecord, wrong: set[str]) -> SpanRecord:
 
 # --- types
 
-_READERS = {
+_READERS: dict[str, Callable[[SpanRecord, str], AttributeValue]] = {
     **dict.fromkeys(
         (
             sc.ROLLOUT_SCHEMA_VERSION,
@@ -234,10 +279,10 @@ _READERS = {
         ),
         SpanRecord.boolean,
     ),
+    sc.ROLLOUT_ID: lambda record, key: record.text(key) or None,
     **dict.fromkeys((sc.ROLLOUT_POLICY_VERSION, sc.EXCHANGE_POLICY_VERSION), SpanRecord.label),
     **dict.fromkeys(
         (
-            sc.ROLLOUT_ID,
             sc.ROLLOUT_PARENT_ID,
             sc.ROLLOUT_TASK_ID,
             sc.ROLLOUT_GROUP_ID,

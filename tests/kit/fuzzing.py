@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from otel_rollout import Trajectory, to_token_rows
@@ -24,7 +24,10 @@ JUNK: tuple[Any, ...] = (
 )
 """Values that are put in the place of others."""
 
-TEXTS = tuple(value for value in JUNK if isinstance(value, str))
+FIELDS = (
+    *("name", "trace_id", "span_id", "parent_span_id", "start_time_ns", "end_time_ns"),
+    *("attributes", "scope", "events", "status_error", "dropped_attributes"),
+)
 
 
 def mutated_json(value: Any, draw: random.Random) -> Any:
@@ -58,7 +61,8 @@ def _mutated_text(text: str, draw: random.Random) -> Any:
     return draw.choice(JUNK)
 
 
-def _attribute(span: SpanRecord, draw: random.Random) -> SpanRecord:
+def changed_attribute(span: SpanRecord, draw: random.Random, *, forged: bool = True) -> SpanRecord:
+    """The span with one attribute changed. forged: it may have a seal that fits."""
     attributes: dict[str, Any] = dict(span.attributes)
     if not attributes:
         return span
@@ -71,60 +75,80 @@ def _attribute(span: SpanRecord, draw: random.Random) -> SpanRecord:
     else:
         attributes[key] = draw.choice(JUNK)
     # A hostile sender counts again; a store that cuts does not.
-    if draw.random() < 0.8 and sc.LENGTHS in attributes and key != sc.LENGTHS:
+    if forged and draw.random() < 0.9 and sc.LENGTHS in attributes and key != sc.LENGTHS:
         attributes = sealed(attributes)
     return replace(span, attributes=attributes)
 
 
 def sealed(attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes with a seal that fits them, as whoever forges them would write it."""
-    plain = {k: v for k, v in attributes.items() if k != sc.LENGTHS}
+    plain = {k: v for k, v in attributes.items() if k not in (sc.LENGTHS, sc.CHECKSUMS)}
     try:
         return with_lengths(plain)
     except ValueError:  # an integer that has no text
         return attributes
 
 
-def _field(span: SpanRecord, draw: random.Random) -> SpanRecord:
-    name = draw.choice(
-        ("name", "trace_id", "span_id", "parent_span_id", "start_time_ns", "end_time_ns")
-        + ("attributes", "scope", "events", "status_error", "dropped_attributes")
-    )
+def changed_field(span: SpanRecord, draw: random.Random) -> SpanRecord:
+    name = draw.choice(FIELDS)
     value = getattr(span, name)
     if isinstance(value, str) and draw.random() < 0.4:
-        return replace(span, **{name: value[: draw.randrange(len(value) + 1)]})
-    return replace(span, **{name: draw.choice(JUNK)})
+        value = value[: draw.randrange(len(value) + 1)]
+    else:
+        value = draw.choice(JUNK)
+    fields: dict[str, Any] = {name: value}
+    return replace(span, **fields)
 
 
-MUTATIONS: tuple[Callable[[SpanRecord, random.Random], SpanRecord], ...] = (
-    *(_attribute, _attribute, _attribute, _attribute),
-    _field,
-)
+@dataclass(frozen=True)
+class Change:
+    """Spans of which one was changed."""
+
+    spans: list[SpanRecord]
+    touched: set[str]
+    """Ids of the rollouts and traces that the change is about."""
+    forged: bool
+    """True if nothing may tell the changed span from one that we wrote."""
+    what: str
 
 
-def mutated(span: SpanRecord, draw: random.Random) -> SpanRecord:
-    """The span with one to three of its fields changed."""
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        if not isinstance(span.attributes, dict):
-            break
-        span = draw.choice(MUTATIONS)(span, draw)
-    return span
-
-
-def hostile(spans: Sequence[SpanRecord], draw: random.Random) -> tuple[list[SpanRecord], set[str]]:
-    """The spans with one of them changed, or its changed copy added; the rollouts it touches."""
+def changed(spans: Sequence[SpanRecord], draw: random.Random) -> Change:
+    """The spans with one of them changed in one to three places, or its changed copy beside it."""
     place = draw.randrange(len(spans))
-    changed = mutated(spans[place], draw)
-    touched = {str(spans[place].attributes.get(sc.ROLLOUT_ID)), spans[place].trace_id}
-    if isinstance(changed.attributes, dict):
-        touched.add(str(changed.attributes.get(sc.ROLLOUT_ID)))
-        touched.add(str(changed.attributes.get(sc.ROLLOUT_PARENT_ID)))
+    before = after = spans[place]
+    forged = draw.random() < 0.8
+    for _ in range(draw.choice((1, 1, 1, 2, 3)) if forged else 1):
+        if not isinstance(after.attributes, dict):
+            break
+        if forged and draw.random() < 0.2:
+            after = changed_field(after, draw)
+        else:
+            after = changed_attribute(after, draw, forged=forged)
+    touched = {str(before.attributes.get(sc.ROLLOUT_ID)), before.trace_id, str(after.trace_id)}
+    if isinstance(after.attributes, dict):
+        touched |= {str(after.attributes.get(k)) for k in (sc.ROLLOUT_ID, sc.ROLLOUT_PARENT_ID)}
     given = list(spans)
     if draw.random() < 0.7:
-        given[place] = changed
+        given[place] = after
     else:
-        given.insert(draw.randrange(len(given)), changed)
-    return given, touched
+        given.insert(draw.randrange(len(given)), after)
+    return Change(given, touched, forged, f"{before.name}: {differences(before, after)}")
+
+
+def differences(before: SpanRecord, after: SpanRecord) -> str:
+    """What was changed, in a few words."""
+    fields = [
+        f"{name}={getattr(after, name)!r:.80}"
+        for name in ("name", "trace_id", "span_id", "start_time_ns", "end_time_ns", "events")
+        if getattr(after, name) != getattr(before, name)
+    ]
+    if isinstance(after.attributes, dict):
+        fields += [
+            f"{key}={after.attributes.get(key)!r:.200}"
+            for key in before.attributes
+            if repr(after.attributes.get(key)) != repr(before.attributes[key])
+        ]
+    return ", ".join(fields)
 
 
 PROPERTIES = (

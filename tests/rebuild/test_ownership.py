@@ -45,7 +45,7 @@ def spans(recording: Recording, clients: Clients) -> list[SpanRecord]:
 def forged(span: SpanRecord, **changes: Any) -> SpanRecord:
     """The span as somebody would send it: with other attributes, and with their lengths."""
     fields = {k: changes.pop(k) for k in ("span_id", "trace_id", "start_time_ns") if k in changes}
-    attributes = {k: v for k, v in span.attributes.items() if k != sc.LENGTHS}
+    attributes = {k: v for k, v in span.attributes.items() if k not in (sc.LENGTHS, sc.CHECKSUMS)}
     attributes |= {getattr(sc, name): value for name, value in changes.items()}
     return replace(span, **fields, attributes=with_lengths(attributes))
 
