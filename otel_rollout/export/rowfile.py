@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.group_rows import Tally
-from otel_rollout.export.partitions import Partitions
+from otel_rollout.export.partitions import Partitions, without_links
 from otel_rollout.export.row_exporter import RowExporter
 from otel_rollout.wire import Json, dumps
 
@@ -46,7 +46,7 @@ class RowFile:
         self._done = -1, -1
         self._at = self._done
         self._rows: BinaryIO | None = None
-        self._steps = open(self._journal, "ab")  # noqa: SIM115 - closed by close()
+        self._steps = open(self._journal, "ab", opener=without_links)  # noqa: SIM115 - closed by close()
         try:
             self._lock()
             if restart:
@@ -103,7 +103,7 @@ class RowFile:
             return
         self.is_complete = False
         os.truncate(self._journal, sum(map(len, lines[:kept])))
-        with open(self._part, "ab") as file:
+        with open(self._part, "ab", opener=without_links) as file:
             file.truncate(end)
 
     def collect(
@@ -133,7 +133,7 @@ class RowFile:
     def write(self, rows: Sequence[bytes], tally: Tally) -> None:
         """Write the rows of the group that `groups` gave last."""
         if self._rows is None:
-            self._rows = open(self._part, "ab")  # noqa: SIM115 - closed by close()
+            self._rows = open(self._part, "ab", opener=without_links)  # noqa: SIM115 - closed by close()
         self._rows.writelines(rows)
         self._rows.flush()
         part, group = self._at

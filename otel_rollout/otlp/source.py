@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.otlp import lines
 from otel_rollout.otlp.clickhouse import read_clickhouse
-from otel_rollout.otlp.json_lines import read_json
+from otel_rollout.otlp.json_lines import UNREADABLE, read_json
+from otel_rollout.otlp.lines import Unpacked, bounded_lines, too_long
 from otel_rollout.spans import SpanRecord
 
 OnError = Callable[[SpanFormatError], None]
@@ -35,6 +37,7 @@ def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRec
       ClickHouse's `otel_traces` (`FORMAT JSONEachRow`, `JSON`, `JSONCompact`,
       `JSONCompactEachRowWithNames`), as lines or as one object; an answer of Jaeger's API v3;
       OTLP/protobuf, one message or the collector's file of `format: proto`; each also gzipped.
+      A line or message may have 256 MiB, the content of a gzipped file 64 GiB.
     * the http address of a trace in Jaeger, as copied from the browser or of its API v3.
     * rows of `otel_traces` as dicts.
 
@@ -88,17 +91,21 @@ class _Reader:
             raise error from None
         self._on_error(error)
 
-    def spans(self, file: BinaryIO) -> Iterator[SpanRecord]:
+    def spans(self, file: BinaryIO, *, unpacked: bool = False) -> Iterator[SpanRecord]:
+        """The spans of a file. unpacked: it is the content of a compressed one."""
         head = file.read(_HEAD)
         if isinstance(head, str):
             raise SpanFormatError(f"{self._name}: open it for reading bytes: open(path, 'rb')")
         whole = joined(head, file, self._name)
         if head.startswith(_GZIP):
-            with gzip.GzipFile(fileobj=whole) as inside:
-                try:
-                    yield from self.spans(cast("BinaryIO", inside))
-                except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                    self._fail("", f"its compressed content is damaged or cut ({error})")
+            if unpacked:
+                self._fail("", "it is compressed twice, which no sender does: unpack it")
+                return
+            inside = io.BufferedReader(Unpacked(whole, self._name))
+            try:
+                yield from self.spans(inside, unpacked=True)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                self._fail("", f"its compressed content is damaged or cut ({error})")
         elif head.startswith(_ZSTD) or head[4:8] == _ZSTD:
             self._fail("", _COMPRESSED)
         elif _is_json(head):
@@ -106,7 +113,11 @@ class _Reader:
         elif len(head) > 4 and head[4] == _FIELD and head[0] < _FIELD:
             yield from self._messages(whole)
         elif head[0] == _FIELD:
-            yield from self._all_of("", _read_protobuf, whole.read())
+            message = whole.read(lines.LONGEST + 1)
+            if len(message) > lines.LONGEST:
+                self._fail("", too_long("its message"))
+            else:
+                yield from self._all_of("", _read_protobuf, message)
         else:
             self._fail("", f"no format of spans begins with {head[:20]!r}; {_EXPECTED}")
 
@@ -118,12 +129,17 @@ class _Reader:
             yield from parse(content)
         except SpanFormatError as error:
             self._fail(where, error)
+        except UNREADABLE as error:
+            self._fail(where, f"not spans ({error!r:.200}); {_EXPECTED}")
 
     def _messages(self, file: BinaryIO) -> Iterator[SpanRecord]:
         """The collector's `format: proto`: before each message its length, 4 bytes big-endian."""
         number = 0
         while len(size := file.read(4)) == 4:
             number += 1
+            if int.from_bytes(size, "big") > lines.LONGEST:
+                self._fail(f", message {number}", too_long("it"))
+                return
             message = file.read(int.from_bytes(size, "big"))
             if len(message) < int.from_bytes(size, "big"):
                 return  # incomplete: the writer crashed
@@ -132,11 +148,20 @@ class _Reader:
                 return
             yield from self._all_of(f", message {number}", _read_protobuf, message)
 
-    def _lines(self, file: Iterable[bytes]) -> Iterator[SpanRecord]:
-        lines = enumerate(file, 1)
-        documents = _Documents()
+    def _lines(self, file: BinaryIO) -> Iterator[SpanRecord]:
+        numbered = bounded_lines(file)
         cut: int | None = None
-        for number, line in lines:
+        where = ""
+
+        def report(error: SpanFormatError) -> None:
+            self._fail(where, error)
+
+        documents = _Documents(report)
+        for number, line in numbered:
+            where = f", line {number}"
+            if line is None:
+                self._fail(where, too_long("it"))
+                continue
             if not line.strip():
                 continue
             if cut is not None:
@@ -146,22 +171,40 @@ class _Reader:
                 data = json.loads(line)
             except (ValueError, RecursionError):
                 if line.rstrip().endswith((b"{", b"[", b",")):  # an object over several lines
-                    line += b"".join(rest for _, rest in lines)
+                    whole = _joined_lines(line, numbered)
+                    if whole is None:
+                        self._fail(where, too_long("its object"))
+                        return
                     try:
-                        data = json.loads(line)
+                        data = json.loads(whole)
                     except (ValueError, RecursionError) as error:
-                        self._fail(f", line {number}", f"not JSON ({error}); {_EXPECTED}")
+                        self._fail(where, f"not JSON ({error}); {_EXPECTED}")
                         return
                 else:
                     cut = number
                     continue
-            yield from self._all_of(f", line {number}", documents.spans, data)
+            yield from self._all_of(where, documents.spans, data)
+
+
+def _joined_lines(line: bytes, more: Iterable[tuple[int, bytes | None]]) -> bytes | None:
+    """The line and all that follow it; None if together they are too long."""
+    pieces, length = [line], len(line)
+    for _, rest in more:
+        length += lines.LONGEST if rest is None else len(rest)
+        if length > lines.LONGEST:
+            return None
+        pieces.append(rest or b"")
+    return b"".join(pieces)
 
 
 class _Documents:
-    """The JSON values of one file, in order: some of ClickHouse's formats start with the names."""
+    """The JSON values of one file, in order: some of ClickHouse's formats start with the names.
 
-    def __init__(self) -> None:
+    One span that cannot be read costs no other: it is reported, and reading goes on.
+    """
+
+    def __init__(self, report: OnError) -> None:
+        self._report = report
         self._columns: list[str] | None = None
         self._types_may_follow = False
 
@@ -172,9 +215,10 @@ class _Documents:
             yield from read_clickhouse([data])
         elif isinstance(data, dict) and isinstance(data.get("meta"), list) and "data" in data:
             names = [column["name"] for column in data["meta"]]
-            yield from read_clickhouse(_named(names, row) for row in data["data"])
+            for row in data["data"]:
+                yield from self._row(names, row)
         elif isinstance(data, dict) and "result" in data:
-            yield from read_json(data["result"])
+            yield from read_json(data["result"], on_error=self._report)
         elif isinstance(data, dict) and "data" in data and "resourceSpans" not in data:
             raise SpanFormatError(
                 "this looks like Jaeger's older API, which cuts times to microseconds: get "
@@ -186,7 +230,15 @@ class _Documents:
                 "reads it"
             )
         elif data != {}:
-            yield from read_json(data)
+            yield from read_json(data, on_error=self._report)
+
+    def _row(self, names: list[str], row: Any) -> Iterator[SpanRecord]:
+        try:
+            yield from read_clickhouse([_named(names, row)])
+        except SpanFormatError as error:
+            self._report(error)
+        except UNREADABLE as error:
+            self._report(SpanFormatError(f"not a row of otel_traces ({error!r:.200})"))
 
     def _list(self, data: list[Any]) -> Iterator[SpanRecord]:
         if all(isinstance(item, dict) for item in data):

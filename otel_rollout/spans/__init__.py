@@ -1,5 +1,6 @@
 """What is on a span: any span as plain data, and the exchange span, written and read. Pure."""
 
+from otel_rollout.spans.as_line import from_line, to_line
 from otel_rollout.spans.exchange import (
     EXACT_SOURCE,
     LARGE,
@@ -45,7 +46,9 @@ __all__ = [
     "context_key",
     "digest_of",
     "extend_tokens",
+    "from_line",
     "label",
+    "to_line",
     "unchecked_record",
     "united",
     "unread",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
 from otel_rollout import semconv as sc
@@ -191,6 +191,10 @@ class Trajectory:
     def histories(self) -> list[History]:
         """The conversations, in order of their first call; the first is the main one."""
         return self._read().conversations.histories(self.appended)
+
+    def each_history(self) -> Iterator[History]:
+        """The same, one at a time: those that share long prefixes are not in memory together."""
+        return self._read().conversations.each_history(self.appended)
 
     def messages(self) -> list[Json]:
         """The wire messages of the main history; [] where there is none."""
