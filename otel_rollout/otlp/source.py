@@ -156,7 +156,7 @@ class _Reader:
         def report(error: SpanFormatError) -> None:
             self._fail(where, error)
 
-        documents = _Documents(report)
+        documents = _Documents(report if self._on_error else None)
         for number, line in numbered:
             where = f", line {number}"
             if line is None:
@@ -200,10 +200,11 @@ def _joined_lines(line: bytes, more: Iterable[tuple[int, bytes | None]]) -> byte
 class _Documents:
     """The JSON values of one file, in order: some of ClickHouse's formats start with the names.
 
-    One span that cannot be read costs no other: it is reported, and reading goes on.
+    One span that cannot be read costs no other: it is reported, and reading goes on. Without a
+    `report` it is a SpanFormatError.
     """
 
-    def __init__(self, report: OnError) -> None:
+    def __init__(self, report: OnError | None) -> None:
         self._report = report
         self._columns: list[str] | None = None
         self._types_may_follow = False
@@ -235,10 +236,11 @@ class _Documents:
     def _row(self, names: list[str], row: Any) -> Iterator[SpanRecord]:
         try:
             yield from read_clickhouse([_named(names, row)])
-        except SpanFormatError as error:
-            self._report(error)
         except UNREADABLE as error:
-            self._report(SpanFormatError(f"not a row of otel_traces ({error!r:.200})"))
+            problem = error if isinstance(error, SpanFormatError) else SpanFormatError(repr(error))
+            if self._report is None:
+                raise problem from None
+            self._report(problem)
 
     def _list(self, data: list[Any]) -> Iterator[SpanRecord]:
         if all(isinstance(item, dict) for item in data):
