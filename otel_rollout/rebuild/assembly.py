@@ -82,7 +82,7 @@ class Assembly:
 
         One that is still open counts only for what it carries.
         """
-        known = self.spans.get(record.key)
+        known, copy = self.spans.get(record.key), record
         if known is not None:
             record = united(known, record)
             self._conversations = None
@@ -90,7 +90,9 @@ class Assembly:
                 kind.pop(record.key, None)
         self.spans[record.key] = record
         if sc.EXCHANGE_VERSION in record.attributes:
-            self._reader.add(record)
+            self._reader.add(copy)
+            if known is not None:
+                self._reader.add(record)
             if record.end_time_ns is not None:
                 self._exchanges[record.key] = record
                 self._unlinked.append(record.key)

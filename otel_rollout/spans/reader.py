@@ -112,20 +112,25 @@ class ExchangeReader:
         """Take in a span. Each of two copies may hold what was truncated in the other."""
         known = self._spans.get(span.key)
         if known is not None:
-            span = united(known[0], span)
+            copy, span = span, united(known[0], span)
             if span is known[0]:
                 return
+            # What others refer to may be in a part in which the copies differ: digests tell.
+            self._add_parts(copy, [])
         damage: list[str] = []
         self._spans[span.key] = span, damage
-        for key, part in _PARTS.items():
-            text = span.text(key)
-            if text is not None:
-                _guarded(key, damage, partial(part, self, span, text, damage))
+        self._add_parts(span, damage)
         if (span.integer(sc.EXCHANGE_VERSION) or 0) > sc.SCHEMA_VERSION:
             damage.append(
                 f"it was written in format {span.integer(sc.EXCHANGE_VERSION)}, this version "
                 f"reads up to {sc.SCHEMA_VERSION}: update otel-rollout"
             )
+
+    def _add_parts(self, span: SpanRecord, damage: list[str]) -> None:
+        for key, part in _PARTS.items():
+            text = span.text(key)
+            if text is not None:
+                _guarded(key, damage, partial(part, self, span, text, damage))
 
     def _add_messages(self, span: SpanRecord, text: str, damage: list[str]) -> None:
         if sc.REQUEST_REPEATED in span.cut:
