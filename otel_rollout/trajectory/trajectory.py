@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError, TrajectorySealedError, UnknownCompletionError
-from otel_rollout.spans import Exchange, SpanRecord, as_record
+from otel_rollout.spans import Exchange, SpanRecord, as_records
 from otel_rollout.trajectory.as_json import (
     FIELDS,
     SCHEMA_VERSION,
@@ -416,7 +416,7 @@ class Trajectory:
         the rollout has ended: then `reconstruct` the spans of both. SpanFormatError for what is no
         span.
         """
-        records = [record for record in map(as_record, spans) if self._owns(record)]
+        records = [record for record in as_records(spans) if self._owns(record)]
         if self._sealed:
             raise TrajectorySealedError(
                 f"trajectory.add_spans: the rollout {self.id} has ended; add the spans while it "
@@ -466,7 +466,7 @@ class Trajectory:
                 steps=None if steps is None else [Step.from_dict(step) for step in steps],
                 sealed=True,
             )
-        except (KeyError, TypeError, IndexError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise SpanFormatError(
                 f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
             ) from error
