@@ -18,7 +18,6 @@ from otel_rollout import (
 from otel_rollout import semconv as sc
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord, as_record
-from tests.dialects.compare import NAMES, spans_of
 from tests.kit.fuzzing import changed, changed_others, read_all
 from tests.kit.recording import Clients, Recording
 from tests.kit.scenarios import SCENARIOS, client, play, user
@@ -96,19 +95,3 @@ def test_many_changed_spans(
 ):
     """The same for long: `make fuzz`."""
     fuzz(traces, seed, 5000, caplog)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_changed_span_of_another_instrumentation(name: str):
-    """A trace that is not ours raises nothing either, whatever its spans hold."""
-    draw = random.Random(name)
-    spans = spans_of(name)
-    for number in range(20):
-        change = changed(spans, draw)
-        try:
-            for trajectory in reconstruct(change.spans, infer_rollouts=True):
-                if trajectory.trace_id in change.touched:
-                    read_all(trajectory)
-        except Exception as error:
-            raise AssertionError(f"change {number}: {change.what}") from error

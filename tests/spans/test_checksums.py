@@ -40,7 +40,11 @@ def test_a_span_without_checksums_is_read():
 def test_an_id_that_was_cut_is_cut_whatever_else_is_left(end: int | None):
     """Without lengths an id of 32 hex digits is whole, and a shorter one names nobody."""
     for text, whole in ((ID, True), (ID[:10], False), (ID[:-1] + "x", False), ("", False)):
-        attributes = {sc.EXCHANGE_VERSION: 1, sc.ROLLOUT_ID: text, sc.LENGTHS: '{".id":3'}
+        attributes: dict[str, Any] = {
+            sc.EXCHANGE_VERSION: 1,
+            sc.ROLLOUT_ID: text,
+            sc.LENGTHS: '{".id":3',
+        }
         found = as_record(replace(SPAN, end_time_ns=end, attributes=attributes))
         assert (found.text(sc.ROLLOUT_ID) == ID) is whole
         assert (sc.ROLLOUT_ID in found.cut) is not whole
