@@ -10,16 +10,19 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick test test-versions test-frameworks test-trainers test-backends backends check format bench pins clean
+.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-backends backends check format bench pins clean
 
 demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)  ## everything that needs no foreign program
-	$(BIN)/python -m pytest -n $(JOBS) -m "not backend and not framework and not trainer" $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not backend and not framework and not trainer and not fuzz" $(TESTS)
 
 quick: $(READY)  ## a minute: what most changes need, all but what is marked slow
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not backend and not framework and not trainer" $(TESTS)
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not backend and not framework and not trainer and not fuzz" $(TESTS)
+
+fuzz: $(READY)  ## spans that are changed at random, for many minutes
+	$(BIN)/python -m pytest -q -n $(JOBS) -m fuzz $(TESTS)
 
 # Other versions differ in the clients and the SDK: the tests of what touches those.
 VERSIONED := tests/test_configure.py tests/look tests/record/anthropic tests/record/endings \

@@ -89,6 +89,8 @@ PREFIX: Final = "rollout"
 """Prefix of the names of our own attributes; a dot follows."""
 LENGTHS: Final = "rollout.lengths"
 """Length of each of our attributes when the span ended: shows which were truncated or dropped."""
+CHECKSUMS: Final = "rollout.checksums"
+"""CRC-32 of each text that decides what trains: shows one that became another as long."""
 
 # Rollout span. Values that are not scalars are JSON strings.
 ROLLOUT_ID: Final = "rollout.id"
@@ -125,6 +127,8 @@ ROLLOUT_PROPAGATED: Final = "rollout.propagated"
 """True if the rollout was propagated: other processes may have continued it."""
 ROLLOUT_CONTENT: Final = "rollout.content"
 """`none` if model calls and texts were kept off the spans; else not set."""
+ROLLOUT_PROOF: Final = "rollout.proof"
+"""Baggage only: the HMAC by which a process knows that a carrier comes from another of ours."""
 ROLLOUT_PART: Final = "rollout.part"
 """True on the span of another process that continued the rollout."""
 

@@ -96,6 +96,7 @@ def configure(
     request_token_ids: bool = False,
     content: Literal["full", "none"] | None = None,
     redact: Callable[[bytes], bytes] | None = None,
+    rollout_secret: str | None = None,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -128,6 +129,9 @@ def configure(
         the reply that it merges to), and each text of the user, and returns what may be recorded
         of them. A call that it changes has no token ids and does not train. LLM spans are
         without content then. None (default): nothing is redacted.
+    rollout_secret: a text that all processes of a rollout share. `propagate` then adds a proof
+        to its headers, and `continue_rollout` continues no rollout without it. None (default): the
+        environment variable OTEL_ROLLOUT_SECRET, else any header may name a rollout.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
 
@@ -139,6 +143,11 @@ def configure(
     if service_name is not None and (not isinstance(service_name, str) or not service_name):
         raise ConfigurationError(
             f"configure(service_name=...): expected a name, got {service_name!r}"
+        )
+    if rollout_secret is not None and (not isinstance(rollout_secret, str) or not rollout_secret):
+        raise ConfigurationError(
+            f"configure(rollout_secret=...): expected a text that is not empty, got "
+            f"{'an empty one' if rollout_secret == '' else type(rollout_secret)}"
         )
     instrumentors.check(instrumentor)
     rule = _content(content, redact)
@@ -154,6 +163,7 @@ def configure(
                 )
             if request_token_ids:
                 process_state.request_fields = {}
+            process_state.rollout_secret = rollout_secret or process_state.rollout_secret
             return before.provider
         provider, own = _provider(tracer_provider, service_name)
         processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
@@ -163,6 +173,7 @@ def configure(
         process_state.content = rule
         capture.instrument()
         process_state.request_fields = {} if request_token_ids else None
+        process_state.rollout_secret = rollout_secret
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(SpanQueue(exporter, max_bytes))
@@ -199,7 +210,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         if setup.part is not None:
             leave_environment(setup.part)
         capture.uninstrument()
-        process_state.request_fields = None
+        process_state.request_fields = process_state.rollout_secret = None
         if setup.uninstrument is not None:
             setup.uninstrument()
         if setup.threads:

@@ -98,7 +98,8 @@ def _whole_file(name: str) -> Iterator[BinaryIO]:
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "wb") as file:
+        part.unlink(missing_ok=True)
+        with open(part, "xb") as file:  # never through a link that somebody put there
             yield file
             is_empty = file.tell() == 0
         if is_empty and path.exists() and path.stat().st_size > 0:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from otel_rollout.command.sources import Sources, say_unreadable
 from otel_rollout.command.text import has_colours, say
-from otel_rollout.command.tree import format_trajectory
+from otel_rollout.command.tree import trajectory_lines
 
 
 def show(options: argparse.Namespace) -> int:
@@ -25,8 +25,9 @@ def show(options: argparse.Namespace) -> int:
         if shown:
             print()
         shown += 1
-        for line in format_trajectory(trajectory, width=width).splitlines():
-            print(coloured(line))
+        for lines in trajectory_lines(trajectory, width=width):
+            for line in lines.split("\n"):
+                print(coloured(line))
     if not shown:
         say(f"no trajectory whose id begins with {wanted!r}" if wanted else "no trajectories")
     return max(say_unreadable(sources), int(bool(wanted) and not shown))

@@ -11,9 +11,22 @@ from tqdm import tqdm
 _id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b")
 
 
+_unsafe = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+
+
+def escaped(text: str) -> str:
+    """The text with escapes for what could steer a terminal or turn what is read on it around.
+
+    Control characters but tab and line feed, marks of direction, invisible ones, lone surrogates.
+    """
+    return _unsafe.sub(lambda match: repr(match[0])[1:-1], text)
+
+
 def say(text: str) -> None:
     """Print to stderr: stdout is for what was asked for."""
-    print(text, file=sys.stderr)
+    print(escaped(text), file=sys.stderr)
 
 
 def say_above(text: str) -> None:

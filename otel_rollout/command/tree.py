@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from otel_rollout.command.text import escaped, number_of
 from otel_rollout.trajectory import Completion, History, HistoryItem, Trajectory
 from otel_rollout.wire import Json, dumps, reasoning_of, shown_calls, shown_part, tool_name
 
 _SHORTEST = 20
-_controls = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_LONGEST_NOTE = 200
+"""Characters of ids and notes at the end of a line that is truncated."""
 
 
 def format_trajectory(trajectory: Trajectory, *, width: int | None = 80) -> str:
-    """The trajectory as a tree of its histories.
+    """The trajectory as a tree of its histories; messages that several begin with stand once.
 
     `●` is a completion that trains here, `○` one that does not (it trains in another history, or
     is not whole). Lines are truncated to `width` characters; None: no limit, and line breaks are
     kept. Control characters are shown as escapes.
     """
-    return "\n".join(_lines(trajectory, width))
+    return "\n".join(trajectory_lines(trajectory, width=width))
 
 
-def _lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
+def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Iterator[str]:
+    """The lines of `format_trajectory`, one at a time; without a width one may have line breaks."""
     yield _line("", f"{trajectory.name or 'rollout'}  {trajectory.id}", width)
     about = (
         ("task", trajectory.task_id),
@@ -31,17 +33,14 @@ def _lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
     )
     ids = "".join(f"  {name} {value}" for name, value in about if value is not None)
     yield _line("├─ ", _status(trajectory), width, ids)
-    histories = trajectory.histories
-    for number, history in enumerate(histories, 1):
-        tools = ", ".join(_tool_name(tool) for tool in history.tools or ())
-        yield _line("├─ ", f"history {number}" + (f"  (tools: {tools})" if tools else ""), width)
-        for item in history.items:
-            yield _item(item, histories, history, width)
-    failed = [completion for completion in trajectory.completions if not completion.items]
-    for completion in failed:
-        error = completion.error or {}
-        text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
-        yield _line(f"├─ call {completion.id}  ", text, width)
+    shown = _Shown(width)
+    for history in trajectory.each_history():
+        yield from shown.lines(history)
+    for completion in trajectory.completions:
+        if not completion.items:
+            error = completion.error or {}
+            text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
+            yield _line(f"├─ call {completion.id}  ", text, width)
     for reward in list(trajectory.all_rewards.values()):
         about_one = f" of {reward.completion_id}" if reward.completion_id else ""
         why = f"  ({reward.explanation})" if reward.explanation else ""
@@ -51,36 +50,93 @@ def _lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
         yield _line("├─ ", f"{metric}: {value}", width)
     for warning in trajectory.warnings:
         yield _line("├─ warning: ", warning, width)
-    trained = {c for h in histories for c in map(_trains, h.items) if c is not None}
+    trained = shown.trained
     tokens = [completion.token_ids for completion in trained]
     count = "" if None in tokens else f", {sum(len(ids or ()) for ids in tokens)} sampled tokens"
     yield f"└─ {len(trained)} of {len(trajectory.completions)} completions train{count}"
 
 
+class _Shown:
+    """The histories that were shown so far: what the next one has in common is folded."""
+
+    def __init__(self, width: int | None) -> None:
+        self.trained: dict[Completion, int] = {}
+        """The history that each completion trains in."""
+        self._width = width
+        self._count = 0
+        self._places: dict[tuple[int, int, int], tuple[int, int]] = {}
+        """Number of each place in the tree of messages, and of the history that it was shown in,
+        by the place before it, its message and its completion."""
+        self._messages: list[Json] = []
+        """The messages of these places, so that no other one gets the identity of one."""
+
+    def lines(self, history: History) -> Iterator[str]:
+        """The lines of the next history."""
+        self._count += 1
+        tools = ", ".join(_tool_name(tool) for tool in history.tools or ())
+        head = f"history {self._count}" + (f"  (tools: {tools})" if tools else "")
+        yield _line("├─ ", head, self._width)
+        folded, first = self._known(history)
+        if folded:
+            many = number_of(folded, "message")
+            yield _line("│      ", f"… {many} as in history {first}", self._width)
+        for item in history.items[folded:]:
+            completion = item.completion
+            if completion is not None and item.trainable:
+                self.trained[completion] = self._count
+            yield _item(item, self.trained.get(completion) if completion else None, self._width)
+
+    def _known(self, history: History) -> tuple[int, int]:
+        """How many messages an earlier history begins with too, and which; its places are kept."""
+        place, known, first = 0, 0, 0
+        for number, item in enumerate(history.items):
+            key = place, id(item.message), id(item.completion)
+            found = self._places.get(key)
+            if found is not None and known == number:
+                place, first = found
+                known += 1
+                continue
+            self._messages.append(item.message)
+            place = len(self._messages)
+            self._places[key] = place, self._count
+        if known == len(history.items):
+            known -= 1  # something of each history stands there
+        return (known, first) if known > 1 else (0, 0)
+
+
 def _line(before: str, text: str, width: int | None, after: str = "") -> str:
-    """One line, truncated to the width; without a width further lines are indented below it."""
-    text = _controls.sub(lambda match: repr(match[0])[1:-1], text)
+    """One line, truncated to the width; without a width further lines are indented below it.
+
+    Every line of a server's or an agent's text is made here, and here it is escaped.
+    """
+    before, text, after = (escaped(part) for part in (_one_line(before), text, _one_line(after)))
     if width is None:
         below = "\n│".ljust(len(before) + 1)
         return before + below.join(text.splitlines() or [""]) + after
-    text = " ".join(text.split())
+    before, after = _truncated(before, _LONGEST_NOTE), _truncated(after, _LONGEST_NOTE)
     room = max(width - len(before) - len(after), _SHORTEST)
-    return before + (text if len(text) <= room else text[: room - 1] + "…") + after
+    return before + _truncated(_one_line(text[: 100 * room]), room) + after
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()) if "\n" in text or "\t" in text else text
+
+
+def _truncated(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _status(trajectory: Trajectory) -> str:
     if trajectory.error:
-        return f"{trajectory.status} ({trajectory.error['type']}: {trajectory.error['message']})"
+        error = trajectory.error
+        return f"{trajectory.status} ({error.get('type')}: {error.get('message')})"
     return trajectory.status
 
 
-def _trains(item: HistoryItem) -> Completion | None:
-    return item.completion if item.trainable else None
-
-
-def _item(item: HistoryItem, histories: list[History], history: History, width: int | None) -> str:
+def _item(item: HistoryItem, trains_in: int | None, width: int | None) -> str:
+    """A message. trains_in: the history that its completion trains in; None: in none so far."""
     message = item.message
-    role = message.get("role", message.get("type", "")) if isinstance(message, dict) else "text"
+    role = message.get("role", message.get("type", "")) if isinstance(message, Mapping) else "text"
     note = ""
     if item.completion is not None:
         note = f"  [{item.completion.id}"
@@ -89,19 +145,10 @@ def _item(item: HistoryItem, histories: list[History], history: History, width: 
         if not item.completion.trainable:
             note += f", {item.completion.status}"
         elif not item.trainable:
-            elsewhere = next(
-                (
-                    number
-                    for number, other in enumerate(histories, 1)
-                    if other is not history
-                    and any(_trains(found) is item.completion for found in other.items)
-                ),
-                None,
-            )
-            note += f", trains in history {elsewhere}" if elsewhere else ", does not train"
+            note += f", trains in history {trains_in}" if trains_in else ", does not train"
         note += ", replayed without its reasoning]" if item.is_break else "]"
     mark = " " if item.completion is None else "●" if item.trainable else "○"
-    return _line(f"│    {mark} {role:<10} ", _content(message), width, note)
+    return _line(f"│    {mark} {_truncated(str(role), 40):<10} ", _content(message), width, note)
 
 
 def _content(message: Json) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import logging
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,8 +10,10 @@ from pathlib import Path
 from otel_rollout import semconv as sc
 from otel_rollout.export.partitions import Partitions
 from otel_rollout.rebuild import reconstruct
-from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.spans import SpanRecord, as_records, from_line, to_line
 from otel_rollout.trajectory import Trajectory
+
+logger = logging.getLogger("otel_rollout")
 
 
 def reconstruct_apart(
@@ -27,19 +29,22 @@ def reconstruct_apart(
     together = Partitions(folder / "together", parts)
     links = _Links()
     try:
-        for record in map(as_record, records):
+        for record in as_records(records):
             if (key := links.add(record, infer_rollouts=infer_rollouts)) is not None:
-                apart.add(key, pickle.dumps(record, pickle.HIGHEST_PROTOCOL))
+                try:
+                    apart.add(key, to_line(record))
+                except (ValueError, RecursionError) as error:
+                    logger.warning("a span of %s was passed over: %s", record.trace_id, error)
         if links.close():
             for item in apart.items():
-                record = pickle.loads(item)  # noqa: S301 - this process wrote it
+                record = from_line(item)
                 if (joint := links.first(record)) is not None:
                     together.add(joint, item)
             apart.remove()
             apart = together
         for part in range(parts):
             for items in apart.groups(part):
-                found = reconstruct(map(pickle.loads, items), infer_rollouts=infer_rollouts)
+                found = reconstruct(map(from_line, items), infer_rollouts=infer_rollouts)
                 items.clear()
                 yield from found
     finally:

@@ -7,11 +7,14 @@ file of a key is the same in every process.
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+
+from otel_rollout.errors import ConfigurationError
 
 PART = 256_000_000
 """Bytes of a source for which there is one more file."""
@@ -21,6 +24,11 @@ _BUFFER = 1 << 16
 """Bytes of a file that are held before they are written."""
 _HEAD = struct.Struct(">II")
 """Lengths of key and item, before each item."""
+
+
+def without_links(path: str, flags: int) -> int:
+    """An `opener` for files beside an output: a link is not followed (OSError)."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def parts_for(size: int | None) -> int:
@@ -36,7 +44,12 @@ class Partitions:
         """Number of files."""
         self._folder = folder
         self._buffers: dict[int, bytearray] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.is_symlink():
+            raise ConfigurationError(
+                f"{folder}: expected a folder of our own, got a link: somebody else may read and "
+                f"change what is written there; remove it"
+            )
 
     def add(self, key: str, item: bytes) -> None:
         """Write an item of a key."""
@@ -93,5 +106,5 @@ class Partitions:
         return self._folder / f"{part:04}"
 
     def _write(self, part: int) -> None:
-        with open(self._path(part), "ab") as file:
+        with open(self._path(part), "ab", opener=without_links) as file:
             file.write(self._buffers.pop(part))

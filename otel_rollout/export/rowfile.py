@@ -17,7 +17,7 @@ from typing import Any
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.group_rows import Tally
-from otel_rollout.export.partitions import Partitions
+from otel_rollout.export.partitions import Partitions, without_links
 from otel_rollout.export.row_exporter import RowExporter
 from otel_rollout.lines import write_whole
 from otel_rollout.wire import Json, dumps
@@ -48,7 +48,8 @@ class RowFile:
         self._done = -1, -1
         self._at = self._done
         self._rows: io.FileIO | None = None
-        self._steps = open(self._journal, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        # Unbuffered: a short write is seen.
+        self._steps = open(self._journal, "ab", 0, opener=without_links)  # noqa: SIM115 - closed by close()
         try:
             self._lock()
             if restart:
@@ -110,7 +111,7 @@ class RowFile:
             return
         self.is_complete = False
         os.truncate(self._journal, sum(map(len, lines[:kept])))
-        with open(self._part, "ab") as file:
+        with open(self._part, "ab", opener=without_links) as file:
             file.truncate(end)
 
     def collect(
@@ -140,7 +141,7 @@ class RowFile:
     def write(self, rows: Sequence[bytes], tally: Tally) -> None:
         """Write the rows of the group that `groups` gave last."""
         if self._rows is None:
-            self._rows = open(self._part, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+            self._rows = open(self._part, "ab", 0, opener=without_links)  # noqa: SIM115 - closed by close()
         write_whole(self._rows, b"".join(rows))
         part, group = self._at
         end = self._rows.tell()

@@ -28,7 +28,7 @@ def read_clickhouse(rows: Iterable[Mapping[str, Any]]) -> Iterator[SpanRecord]:
     for number, row in enumerate(rows, 1):
         try:
             yield _span(row)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             missing = f"no column {error}" if isinstance(error, KeyError) else str(error)
             raise SpanFormatError(
                 f"row {number}: expected a row of otel_traces as the ClickHouse exporter "

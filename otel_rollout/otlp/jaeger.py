@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,6 +19,10 @@ from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp.json_lines import read_json
 from otel_rollout.spans import SpanRecord
 
+_LONGEST = 1 << 30
+"""Bytes of an answer, at most."""
+_WHOLE = 10
+"""How many times as long as for its next bytes an answer may take as a whole."""
 _trace_address = re.compile(
     r"(https?://.+?)/(?:api/v3/traces|api/traces|trace)/([0-9a-fA-F]{1,32})/?(?:[?#].*)?"
 ).fullmatch
@@ -27,7 +32,8 @@ def read_jaeger(url: str, trace_id: str, *, timeout: float = 30.0) -> list[SpanR
     """The spans of one trace from a Jaeger query service, such as `http://127.0.0.1:16686`.
 
     LookupError if Jaeger does not have the trace (yet), SpanFormatError if the answer is not from
-    Jaeger's API v3, OSError if there is no answer. `timeout`: seconds.
+    Jaeger's API v3, OSError if there is no answer. `timeout`: seconds to wait for the next bytes;
+    a whole answer may take ten times as long, and have 1 GiB.
     """
     # Jaeger before 2.20 knows only the first spelling, later ones prefer the second.
     query = {"raw_traces": "true", "rawTraces": "true"}
@@ -94,7 +100,7 @@ def _get(url: str, path: str, query: Mapping[str, Any], timeout: float) -> Any:
         raise SpanFormatError(f"expected the http address of a Jaeger query service, got {url!r}")
     try:
         with urllib.request.urlopen(address, timeout=timeout) as answer:  # noqa: S310 - checked
-            body = answer.read()
+            body = _whole(answer, address, time.monotonic() + _WHOLE * timeout)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 404:
@@ -109,6 +115,20 @@ def _get(url: str, path: str, query: Mapping[str, Any], timeout: float) -> Any:
             f"{address} is not Jaeger's API v3: it answered {body[:80]!r}"
         ) from None
     return data["result"] if isinstance(data, dict) and "result" in data else data
+
+
+def _whole(answer: Any, address: str, deadline: float) -> bytes:
+    """The body of an answer. TimeoutError or SpanFormatError for one that has no end."""
+    pieces: list[bytes] = []
+    length = 0
+    while piece := answer.read1(1 << 20):
+        pieces.append(piece)
+        length += len(piece)
+        if length > _LONGEST:
+            raise SpanFormatError(f"{address} answered with more than {_LONGEST} bytes")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{address}: its answer took too long: {length} bytes came in time")
+    return b"".join(pieces)
 
 
 def _rfc3339(time_ns: int) -> str:

@@ -6,15 +6,19 @@ import base64
 import binascii
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.lines import HALF_A_LINE, whole_objects
+from otel_rollout.otlp.lines import bounded_lines, too_long
 from otel_rollout.spans import AttributeValue, SpanEvent, SpanRecord
 
 SPANS_PREFIX = b'{"resourceSpans":'
 """Prefix of the lines that span exporters write."""
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What data of another shape than expected may raise."""
 _ERROR = 2
 _OTHER_SIGNALS = ("resourceLogs", "resourceMetrics", "resourceProfiles")
 _HEX = frozenset("0123456789abcdef")
@@ -29,7 +33,9 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
     """
     with open(path, "rb") as file:
         cut: int | None = None
-        for number, line in enumerate(file, 1):
+        for number, line in bounded_lines(file):
+            if line is None:
+                raise SpanFormatError(f"{os.fspath(path)}, line {number}: {too_long('it')}")
             if not line.strip():
                 continue
             if cut is not None:
@@ -54,10 +60,14 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
                 raise SpanFormatError(f"{where}: {HALF_A_LINE}")
 
 
-def read_json(data: Any) -> Iterator[SpanRecord]:
+def read_json(
+    data: Any, *, on_error: Callable[[SpanFormatError], None] | None = None
+) -> Iterator[SpanRecord]:
     """The spans of one OTLP/JSON `TracesData` object. SpanFormatError if it is not one.
 
     An object of another signal has no spans: a collector may write logs to the same file.
+    SpanFormatError for a span that cannot be read; with `on_error`, it is called with the error
+    instead, and the other spans are read.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("resourceSpans"), list):
         if isinstance(data, Mapping) and any(key in data for key in _OTHER_SIGNALS):
@@ -65,14 +75,40 @@ def read_json(data: Any) -> Iterator[SpanRecord]:
         raise SpanFormatError(
             f"expected an OTLP/JSON object with 'resourceSpans', got {str(data)[:80]!r}"
         )
-    try:
-        for resource in data["resourceSpans"]:
-            for scope in resource.get("scopeSpans") or ():
-                name = (scope.get("scope") or {}).get("name", "")
-                for span in scope.get("spans") or ():
-                    yield _json_span(span, name)
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise SpanFormatError(f"not an OTLP/JSON span: {error!r}") from error
+    for read in _readers(data["resourceSpans"]):
+        try:
+            record = read()
+        except UNREADABLE as error:
+            problem = SpanFormatError(f"not an OTLP/JSON span: {error!r:.200}")
+            if on_error is None:
+                raise problem from error
+            on_error(problem)
+            continue
+        if record is not None:
+            yield record
+
+
+def _readers(resources: Iterable[Any]) -> Iterator[Callable[[], SpanRecord | None]]:
+    """For each span a function that reads it; for what holds spans and is broken one that fails."""
+    for resource in resources:
+        for scope in _listed(resource, "scopeSpans"):
+            if not isinstance(scope, Mapping):
+                yield partial(_fail, scope)
+                continue
+            about = scope.get("scope") or {}
+            name = about.get("name", "") if isinstance(about, Mapping) else ""
+            for span in _listed(scope, "spans"):
+                yield partial(_json_span, span, name)
+
+
+def _listed(holder: Any, key: str) -> list[Any]:
+    """A list in an object; [holder] where it is none, to be read, which fails."""
+    found = holder.get(key) if isinstance(holder, Mapping) else holder
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+def _fail(value: Any) -> None:
+    raise TypeError(f"expected an object with spans, got {value!r:.80}")
 
 
 def _json_span(span: Mapping[str, Any], scope: str) -> SpanRecord:

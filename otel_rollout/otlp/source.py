@@ -9,12 +9,15 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, BinaryIO, cast
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.lines import HALF_A_LINE, whole_objects
+from otel_rollout.otlp import lines
 from otel_rollout.otlp.clickhouse import read_clickhouse
-from otel_rollout.otlp.json_lines import SPANS_PREFIX, read_json
+from otel_rollout.otlp.json_lines import SPANS_PREFIX, UNREADABLE, read_json
+from otel_rollout.otlp.lines import Unpacked, bounded_lines, too_long
 from otel_rollout.spans import SpanRecord
 
 OnError = Callable[[SpanFormatError], None]
@@ -36,6 +39,7 @@ def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRec
       ClickHouse's `otel_traces` (`FORMAT JSONEachRow`, `JSON`, `JSONCompact`,
       `JSONCompactEachRowWithNames`), as lines or as one object; an answer of Jaeger's API v3;
       OTLP/protobuf, one message or the collector's file of `format: proto`; each also gzipped.
+      A line or message may have 256 MiB, the content of a gzipped file 64 GiB.
     * the http address of a trace in Jaeger, as copied from the browser or of its API v3.
     * rows of `otel_traces` as dicts.
 
@@ -90,25 +94,33 @@ class _Reader:
             raise error from None
         self._on_error(error)
 
-    def spans(self, file: BinaryIO) -> Iterator[SpanRecord]:
+    def spans(self, file: BinaryIO, *, unpacked: bool = False) -> Iterator[SpanRecord]:
+        """The spans of a file. unpacked: it is the content of a compressed one."""
         head = file.read(_HEAD)
         if isinstance(head, str):
             raise SpanFormatError(f"{self._name}: open it for reading bytes: open(path, 'rb')")
         whole = joined(head, file, self._name)
         if head.startswith(_GZIP):
-            with gzip.GzipFile(fileobj=whole) as inside:
-                try:
-                    yield from self.spans(cast("BinaryIO", inside))
-                except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                    self._fail("", f"its compressed content is damaged or cut ({error})")
+            if unpacked:
+                self._fail("", "it is compressed twice, which no sender does: unpack it")
+                return
+            inside = io.BufferedReader(Unpacked(whole, self._name))
+            try:
+                yield from self.spans(inside, unpacked=True)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                self._fail("", f"its compressed content is damaged or cut ({error})")
         elif head.startswith(_ZSTD) or head[4:8] == _ZSTD:
             self._fail("", _COMPRESSED)
         elif _is_json(head):
-            yield from self._lines(enumerate(whole, 1))
+            yield from self._lines(bounded_lines(whole))
         elif len(head) > 4 and head[4] == _FIELD and head[0] < _FIELD:
             yield from self._messages(whole)
         elif head[0] == _FIELD:
-            yield from self._all_of("", _read_protobuf, whole.read())
+            message = whole.read(lines.LONGEST + 1)
+            if len(message) > lines.LONGEST:
+                self._fail("", too_long("its message"))
+            else:
+                yield from self._all_of("", _read_protobuf, message)
         else:
             self._fail("", f"no format of spans begins with {head[:20]!r}; {_EXPECTED}")
 
@@ -120,12 +132,17 @@ class _Reader:
             yield from parse(content)
         except SpanFormatError as error:
             self._fail(where, error)
+        except UNREADABLE as error:
+            self._fail(where, f"not spans ({error!r:.200}); {_EXPECTED}")
 
     def _messages(self, file: BinaryIO) -> Iterator[SpanRecord]:
         """The collector's `format: proto`: before each message its length, 4 bytes big-endian."""
         number = 0
         while len(size := file.read(4)) == 4:
             number += 1
+            if int.from_bytes(size, "big") > lines.LONGEST:
+                self._fail(f", message {number}", too_long("it"))
+                return
             message = file.read(int.from_bytes(size, "big"))
             if len(message) < int.from_bytes(size, "big"):
                 return  # incomplete: the writer crashed
@@ -135,12 +152,21 @@ class _Reader:
             yield from self._all_of(f", message {number}", _read_protobuf, message)
 
     def _lines(
-        self, lines: Iterator[tuple[int, bytes]], *, may_be_long: bool = True
+        self, numbered: Iterator[tuple[int, bytes | None]], *, may_be_long: bool = True
     ) -> Iterator[SpanRecord]:
         """The spans of numbered lines. `may_be_long`: the rest of the file may be one object."""
-        documents = _Documents()
         cut: int | None = None
-        for number, line in lines:
+        where = ""
+
+        def report(error: SpanFormatError) -> None:
+            self._fail(where, error)
+
+        documents = _Documents(report if self._on_error else None)
+        for number, line in numbered:
+            where = f", line {number}"
+            if line is None:
+                self._fail(where, too_long("it"))
+                continue
             if not line.strip():
                 continue
             if cut is not None:
@@ -156,30 +182,46 @@ class _Reader:
                 if objects and not is_all:
                     self._fail(where, HALF_A_LINE)
                 elif not objects and may_be_long and line.rstrip().endswith((b"{", b"[", b",")):
-                    yield from self._over_lines(number, line, list(lines), documents)
+                    yield from self._over_lines(where, line, numbered, documents)
                 elif not objects:
                     cut = number
                 continue
             yield from self._all_of(where, documents.spans, data)
 
     def _over_lines(
-        self, number: int, line: bytes, rest: list[tuple[int, bytes]], documents: _Documents
+        self,
+        where: str,
+        line: bytes,
+        numbered: Iterator[tuple[int, bytes | None]],
+        documents: _Documents,
     ) -> Iterator[SpanRecord]:
         """The spans of an object over several lines; if it is none, those of the lines after it."""
+        rest: list[tuple[int, bytes | None]] = []
+        length = len(line)
+        while length <= lines.LONGEST and (more := next(numbered, None)) is not None:
+            rest.append(more)
+            length += lines.LONGEST if more[1] is None else len(more[1])
         try:
-            data = json.loads(line + b"".join(each for _, each in rest))
+            if length > lines.LONGEST:
+                raise ValueError(too_long("its object"))
+            data = json.loads(line + b"".join(each or b"" for _, each in rest))
         except (ValueError, RecursionError) as error:
-            self._fail(f", line {number}", f"not JSON ({error}); {_EXPECTED}")
-            yield from self._lines(iter(rest), may_be_long=False)
+            self._fail(where, f"not JSON ({error}); {_EXPECTED}")
+            yield from self._lines(chain(rest, numbered), may_be_long=False)
         else:
             rest.clear()
-            yield from self._all_of(f", line {number}", documents.spans, data)
+            yield from self._all_of(where, documents.spans, data)
 
 
 class _Documents:
-    """The JSON values of one file, in order: some of ClickHouse's formats start with the names."""
+    """The JSON values of one file, in order: some of ClickHouse's formats start with the names.
 
-    def __init__(self) -> None:
+    One span that cannot be read costs no other: it is reported, and reading goes on. Without a
+    `report` it is a SpanFormatError.
+    """
+
+    def __init__(self, report: OnError | None) -> None:
+        self._report = report
         self._columns: list[str] | None = None
         self._types_may_follow = False
 
@@ -190,9 +232,10 @@ class _Documents:
             yield from read_clickhouse([data])
         elif isinstance(data, dict) and isinstance(data.get("meta"), list) and "data" in data:
             names = [column["name"] for column in data["meta"]]
-            yield from read_clickhouse(_named(names, row) for row in data["data"])
+            for row in data["data"]:
+                yield from self._row(names, row)
         elif isinstance(data, dict) and "result" in data:
-            yield from read_json(data["result"])
+            yield from read_json(data["result"], on_error=self._report)
         elif isinstance(data, dict) and "data" in data and "resourceSpans" not in data:
             raise SpanFormatError(
                 "this looks like Jaeger's older API, which cuts times to microseconds: get "
@@ -204,7 +247,16 @@ class _Documents:
                 "reads it"
             )
         elif data != {}:
-            yield from read_json(data)
+            yield from read_json(data, on_error=self._report)
+
+    def _row(self, names: list[str], row: Any) -> Iterator[SpanRecord]:
+        try:
+            yield from read_clickhouse([_named(names, row)])
+        except UNREADABLE as error:
+            problem = error if isinstance(error, SpanFormatError) else SpanFormatError(repr(error))
+            if self._report is None:
+                raise problem from None
+            self._report(problem)
 
     def _list(self, data: list[Any]) -> Iterator[SpanRecord]:
         if all(isinstance(item, dict) for item in data):

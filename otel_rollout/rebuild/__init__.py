@@ -1,7 +1,8 @@
 """Spans in, trajectories out, whatever the source and the order of the spans. Pure."""
 
-from otel_rollout.rebuild.assembly import Assembly, evaluation_name
+from otel_rollout.rebuild.assembly import Assembly
 from otel_rollout.rebuild.episodes import reconstruct_episodes
+from otel_rollout.rebuild.late_rewards import evaluation_name
 from otel_rollout.rebuild.reconstruction import reconstruct
 from otel_rollout.rebuild.warnings import after_sentence
 

@@ -5,26 +5,35 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from otel_rollout import semconv as sc
+from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
+from otel_rollout.rebuild.ownership import doubts_of, own_of, trusted_parts
+from otel_rollout.rebuild.rollout_span import UNREADABLE, claims_of, read_rollout
 from otel_rollout.rebuild.warnings import after_sentence, damage_of, late_sentence, uncertain
-from otel_rollout.spans import Exchange, ExchangeReader, SpanRecord, as_record, united
+from otel_rollout.spans import (
+    Exchange,
+    ExchangeReader,
+    SpanKey,
+    SpanRecord,
+    as_record,
+    united,
+    unread,
+)
 from otel_rollout.trajectory import (
     AllRewards,
     Completion,
     Contents,
     Conversations,
     Recorded,
-    Reward,
     Source,
-    Step,
     Trajectory,
     completions_of,
     is_in_background,
     with_retrieved,
 )
-from otel_rollout.wire import Json, loads
 
 
 @dataclass(slots=True)
@@ -43,47 +52,58 @@ class Assembly:
     """Exchanges that whoever collected the spans did not keep; a note says why."""
     notes: list[str] = field(default_factory=list)
     """Warnings of whoever collected the spans, such as that a limit was hit."""
-    spans: dict[str, SpanRecord] = field(default_factory=dict)
-    """All that have come, by span id."""
+    spans: dict[SpanKey, SpanRecord] = field(default_factory=dict)
+    """All that have come. Trace and span id name one: a span id alone is anybody's."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _rollout: SpanRecord | None = None
+    """The rollout's own span; of several that say so the first."""
+    _rollouts: dict[SpanKey, SpanRecord] = field(default_factory=dict)
+    """Spans that say that they are the rollout's own."""
     _reader: ExchangeReader = field(default_factory=ExchangeReader)
-    _exchanges: dict[str, SpanRecord] = field(default_factory=dict)
-    _evaluations: dict[str, SpanRecord] = field(default_factory=dict)
-    _parts: dict[str, SpanRecord] = field(default_factory=dict)
-    """Spans of other processes that continued the rollout, by span id."""
+    _exchanges: dict[SpanKey, SpanRecord] = field(default_factory=dict)
+    _evaluations: dict[SpanKey, SpanRecord] = field(default_factory=dict)
+    _parts: dict[SpanKey, SpanRecord] = field(default_factory=dict)
+    """Spans of other processes that continued the rollout."""
     _pending: list[SpanRecord] = field(default_factory=list)
-    _read: dict[str, Exchange] = field(default_factory=dict)
-    """Exchanges that were read and lack nothing, by span id."""
+    _doubts: dict[SpanKey, str] = field(default_factory=dict)
+    """Why calls may not be the rollout's; known once it has ended."""
+    _read: dict[SpanKey, Exchange] = field(default_factory=dict)
+    """Exchanges that were read and lack nothing."""
     _completions: dict[str, list[Completion]] = field(default_factory=dict)
     _claimed: set[str] = field(default_factory=set)
     """Exchanges that belong to trajectories inside it, by span id."""
     _conversations: Conversations | None = None
     """The completions that were linked; None: to be made anew."""
-    _unlinked: list[str] = field(default_factory=list)
-    """Exchanges that are not in `_conversations` yet, by span id."""
+    _unlinked: list[SpanKey] = field(default_factory=list)
+    """Exchanges that are not in `_conversations` yet."""
 
     def add(self, record: SpanRecord) -> None:
         """Take in a span of this rollout, as `as_record` gives it.
 
         One that is still open counts only for what it carries.
         """
-        known = self.spans.get(record.span_id)
+        known, copy = self.spans.get(record.key), record
         if known is not None:
             record = united(known, record)
             self._conversations = None
-        self.spans[record.span_id] = record
+            for kind in (self._exchanges, self._evaluations, self._parts, self._rollouts):
+                kind.pop(record.key, None)
+        self.spans[record.key] = record
         if sc.EXCHANGE_VERSION in record.attributes:
-            self._reader.add(record)
+            self._reader.add(copy)
+            if known is not None:
+                self._reader.add(record)
             if record.end_time_ns is not None:
-                self._exchanges[record.span_id] = record
-                self._unlinked.append(record.span_id)
+                self._exchanges[record.key] = record
+                self._unlinked.append(record.key)
         elif sc.REWARD in record.attributes or sc.REWARD in record.cut:
-            self._evaluations[record.span_id] = record
+            self._evaluations[record.key] = record
         elif sc.ROLLOUT_PART in record.attributes:
-            self._parts[record.span_id] = record
+            self._parts[record.key] = record
         elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
-            self._rollout = record
+            self._rollouts[record.key] = record
+        if self._rollouts or known is not None:
+            self._rollout = own_of(self._rollouts.values())
 
     def add_later(self, records: Iterable[SpanRecord]) -> None:
         """Take in spans of this rollout when somebody asks for what they hold."""
@@ -103,9 +123,27 @@ class Assembly:
     def read(self) -> Contents:
         """The contents of the rollout, which has ended."""
         with self._lock:
+            self.judge()
             exchanges = self.exchanges()
             conversations = self.conversations()
             return Contents(conversations, exchanges, self._warnings(exchanges, conversations))
+
+    def judge(self) -> None:
+        """Find the calls that may not be the rollout's: all that will come has come."""
+        with self._lock:
+            self._settle()
+            calls = {key: r for key, r in self._exchanges.items() if not _is_late(r)}
+            doubts = doubts_of(calls, self._rollout, self._trusted_parts())
+            if doubts != self._doubts:
+                self._doubts, self._conversations = doubts, None
+
+    def _trusted_parts(self) -> list[SpanRecord]:
+        return trusted_parts(self._rollout, self._parts.values())
+
+    @property
+    def is_disputed(self) -> bool:
+        """True if several spans say that they are the rollout's own, or its copies differ."""
+        return len(self._rollouts) > 1 or bool(self._rollout and self._rollout.disputed)
 
     def conversations(self) -> Conversations:
         """The completions of the calls that have ended, linked.
@@ -130,9 +168,11 @@ class Assembly:
 
     def _extend(self, conversations: Conversations) -> bool:
         """Add what is new; False where all has to be read again."""
-        new = [id_ for id_ in self._unlinked if not _is_late(self._exchanges[id_])]
-        exchanges = [self._exchange(span_id) for span_id in new]
-        if any(map(_may_change, exchanges)) or not self._claimed.isdisjoint(new):
+        new = [key for key in self._unlinked if not _is_late(self._exchanges[key])]
+        exchanges = [self._exchange(key) for key in new]
+        if any(map(_may_change, exchanges)) or not self._claimed.isdisjoint(
+            e.span_id for e in exchanges
+        ):
             return False
         for exchange in exchanges:
             for completion in self._completions_of(exchange):
@@ -149,10 +189,18 @@ class Assembly:
             self._completions[exchange.span_id] = completions
         return completions
 
-    def _exchange(self, span_id: str) -> Exchange:
-        exchange = self._read.get(span_id) or self._reader.read(span_id)
+    def _exchange(self, key: SpanKey) -> Exchange:
+        exchange = self._read.get(key)
+        if exchange is None:
+            exchange = self._reader.read(key[1], key[0])
+            try:
+                self._completions_of(exchange)
+            except UNREADABLE as error:
+                exchange = unread(exchange, error)
         if not exchange.damage:  # what is missing may still come
-            self._read[span_id] = exchange
+            self._read[key] = exchange
+        if key in self._doubts:
+            return replace(exchange, damage=[*exchange.damage, self._doubts[key]])
         return exchange
 
     def exchanges(self, *, claimed: bool = False) -> list[Exchange]:
@@ -163,17 +211,21 @@ class Assembly:
         with self._lock:
             self._settle()
             exchanges = [
-                self._exchange(span_id)
-                for span_id, record in self._exchanges.items()
-                if not _is_late(record) and (span_id in self._claimed) is claimed
+                self._exchange(key)
+                for key, record in sorted(self._exchanges.items(), key=itemgetter(0))
+                if not _is_late(record) and (record.span_id in self._claimed) is claimed
             ]
         return sorted(exchanges, key=lambda e: (e.start_time_ns, e.started, e.span_id))
 
     @property
+    def trace_id(self) -> str | None:
+        """The trace of the rollout's own span; None where that did not come."""
+        return self._rollout.trace_id if self._rollout else None
+
+    @property
     def claims(self) -> frozenset[str]:
         """Exchanges of the rollout around this one that belong to it."""
-        text = self._rollout.text(sc.ROLLOUT_CLAIMS) if self._rollout else None
-        return frozenset(loads(text)) if text else frozenset()
+        return frozenset() if self._rollout is None else claims_of(self._rollout)
 
     @property
     def is_empty_workflow(self) -> bool:
@@ -181,7 +233,8 @@ class Assembly:
         if self._rollout is None or not self._rollout.name.startswith(_WORKFLOW):
             return False  # before anything is read: nobody may ever ask for it
         self._settle()
-        return not (self.rewards.has_own or self._exchanges.keys() - self._claimed)
+        ids = {record.span_id for record in self._exchanges.values()}
+        return not (self.rewards.has_own or ids - self._claimed)
 
     def claim(
         self,
@@ -208,23 +261,28 @@ class Assembly:
         if self._rollout is None:
             trajectory = self._without_rollout_span()
         else:
-            trajectory = _read_rollout(self._rollout, self.rewards, self)
+            trajectory = read_rollout(self._rollout, self.rewards, self)
         self.trainable = trajectory.trainable
         self.join_parts(trajectory)
-        for record in _in_order(self._evaluations.values()):
-            _apply_reward(record, self.rewards)
+        apply_rewards(self._evaluations.values(), self.rewards)
         return trajectory
 
     def join_parts(self, trajectory: Trajectory) -> None:
-        """Add what other processes set on the rollout; what it set itself stays."""
-        for record in sorted(self._parts.values(), key=lambda r: (r.start_time_ns, r.span_id)):
-            trajectory.join(_read_rollout(record, AllRewards(), None))
+        """Add what other processes set on the rollout; what it set itself stays.
+
+        A rollout of which it is disputed which span is its own is not to be trained on.
+        """
+        if self.is_disputed:
+            trajectory.trainable = self.trainable = False
+        for record in self._trusted_parts():
+            trajectory.join(read_rollout(record, AllRewards(), None))
 
     def _warnings(self, exchanges: Sequence[Exchange], conversations: Conversations) -> list[str]:
         """A short sentence for whatever is missing or uncertain."""
         there = [*exchanges, *self.exchanges(claimed=True)]
         return [
             *self.notes,
+            *self._disputes(),
             *self._incomplete(there),
             *self.lost_rewards(),
             *damage_of(exchanges),
@@ -233,26 +291,26 @@ class Assembly:
 
     def lost_rewards(self) -> list[str]:
         """A warning where rewards that came after the rollout are missing or truncated."""
-        unreadable = sum(map(_is_unreadable, self._evaluations.values()))
-        numbers = {record.integer(sc.REWARD_NUMBER) for record in self._evaluations.values()}
-        known = {number for number in numbers if number is not None}
-        missing = max(known, default=-1) + 1 - len(known) - unreadable
+        return lost_rewards(self._evaluations.values())
+
+    def _disputes(self) -> list[str]:
+        """A warning for what others may have sent in its name."""
         sentences: list[str] = []
-        if unreadable:
+        if len(self._rollouts) > 1:
             sentences.append(
-                f"{unreadable} rewards that came after the rollout were cut; what they may have "
-                f"replaced is None"
+                f"{len(self._rollouts)} spans say that they are its own: the first is read, and "
+                f"nothing of it trains"
             )
-        if missing > 0:
+        strangers = len(self._parts) - len(self._trusted_parts())
+        if strangers:
             sentences.append(
-                f"{missing} rewards that came after the rollout are missing: their spans did not "
-                f"come, what they replaced may still be there"
+                f"{strangers} parts of other processes are not in its trace: they are passed over"
             )
         return sentences
 
     def _without_rollout_span(self) -> Trajectory:
         records = [*self._exchanges.values(), *self._evaluations.values()]
-        first = min(records, key=lambda r: (r.start_time_ns, r.span_id), default=None)
+        first = min(records, key=lambda r: (r.start_time_ns, r.key), default=None)
         return Trajectory(
             id=self.rollout_id,
             trace_id=first.trace_id if first else "",
@@ -276,7 +334,7 @@ class Assembly:
         present = Counter(exchange.process for exchange in exchanges)
         began = still_open = missing = 0
         counted: set[str | None] = {""}
-        for record in (self._rollout, *self._parts.values()):
+        for record in (self._rollout, *self._trusted_parts()):
             if record is None:
                 continue
             if not record.cut.isdisjoint(_COUNTS):
@@ -344,6 +402,7 @@ class _Claimed:
 
     def read(self) -> Contents:
         """The exchanges that it claims, as far as they have come."""
+        self.around.judge()
         found = self.around.exchanges(claimed=True)
         exchanges = [exchange for exchange in found if exchange.span_id in self.span_ids]
         contents = Recorded(exchanges, self.rewards, trainable=self.trainable).read()
@@ -361,104 +420,9 @@ class _Claimed:
         """Its rollout has ended: nothing is taken."""
 
 
-def _may_change(exchange: Exchange) -> bool:
-    """Whether spans that come later may add to it."""
-    return bool(exchange.damage) or is_in_background(exchange)
-
-
 _WORKFLOW = f"{sc.OPERATION_INVOKE_WORKFLOW} "
 
 
-def _read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None) -> Trajectory:
-    warnings = [f"its {key} was cut, or did not come" for key in sorted(record.cut)]
-
-    def json(key: str) -> Json:
-        text = record.text(key)
-        if text is None:
-            return None
-        try:
-            return loads(text)
-        except (ValueError, RecursionError):
-            warnings.append(f"its {key} cannot be read")
-            return None
-
-    for row in json(sc.ROLLOUT_REWARDS) or ():
-        reward = Reward.from_dict(row)
-        if reward.key not in rewards:
-            rewards.put(reward)
-    steps = json(sc.ROLLOUT_STEPS)
-    if (record.integer(sc.ROLLOUT_SCHEMA_VERSION) or 0) > sc.SCHEMA_VERSION:
-        warnings.append("it was written by a newer otel-rollout: what that added is not read")
-    return Trajectory(
-        id=record.text(sc.ROLLOUT_ID) or "",
-        name=record.text(sc.GEN_AI_AGENT_NAME) or "",
-        trace_id=record.trace_id,
-        span_id=record.span_id,
-        parent_id=record.text(sc.ROLLOUT_PARENT_ID),
-        task_id=record.text(sc.ROLLOUT_TASK_ID),
-        group_id=record.text(sc.ROLLOUT_GROUP_ID),
-        sample_index=record.integer(sc.ROLLOUT_SAMPLE_INDEX),
-        policy_version=record.label(sc.ROLLOUT_POLICY_VERSION),
-        source=source,
-        trainable=record.boolean(sc.ROLLOUT_TRAINABLE) is not False
-        and sc.ROLLOUT_TRAINABLE not in record.cut,
-        appended={
-            (id_, choice): messages for id_, choice, messages in json(sc.ROLLOUT_APPENDED) or ()
-        },
-        rewards=rewards,
-        metrics=json(sc.ROLLOUT_METRICS),
-        metadata=json(sc.ROLLOUT_METADATA),
-        logs=json(sc.ROLLOUT_LOGS) or (),
-        status=record.text(sc.ROLLOUT_STATUS) or "unknown",
-        termination_reason=record.text(sc.ROLLOUT_TERMINATION_REASON),
-        error=json(sc.ROLLOUT_ERROR),
-        output=json(sc.ROLLOUT_OUTPUT),
-        start_time_ns=record.start_time_ns,
-        end_time_ns=record.end_time_ns,
-        steps=None if steps is None else [Step.from_dict(step) for step in steps],
-        warnings=warnings,
-        sealed=True,
-    )
-
-
-def _in_order(evaluations: Iterable[SpanRecord]) -> list[SpanRecord]:
-    """Late rewards by time; a process's own ones by their number, whatever its clock said.
-
-    Those that cannot be read come last: what they replaced is not known.
-    """
-    records = sorted(evaluations, key=lambda r: (r.start_time_ns, r.span_id))
-    numbered = [r for r in records if r.integer(sc.REWARD_NUMBER) is not None]
-    times: dict[str, int] = {}
-    latest = 0
-    for record in sorted(numbered, key=lambda r: r.integer(sc.REWARD_NUMBER) or 0):
-        times[record.span_id] = latest = max(latest, record.start_time_ns)
-    return sorted(
-        records,
-        key=lambda r: (
-            _is_unreadable(r),
-            times.get(r.span_id, r.start_time_ns),
-            r.integer(sc.REWARD_NUMBER) or 0,
-        ),
-    )
-
-
-def _is_unreadable(record: SpanRecord) -> bool:
-    return not record.cut.isdisjoint((sc.REWARD, sc.REWARD_NUMBER))
-
-
-def _apply_reward(record: SpanRecord, rewards: AllRewards) -> None:
-    if _is_unreadable(record):  # the span's name says which rewards it may have replaced
-        for key in [key for key in rewards if record.name == evaluation_name(key[0])]:
-            rewards.remove(key)
-        return
-    row = loads(record.text(sc.REWARD) or "")
-    key = row.get("name"), row.get("completion_id"), row.get("choice_index", 0)
-    if row.get("value") is None:
-        rewards.remove(key)
-    else:
-        rewards.put(Reward.from_dict(row))
-
-
-def evaluation_name(name: str | None) -> str:
-    """The name of the span of a reward with this name."""
-    return f"{sc.OPERATION_EVALUATE} {name or 'reward'}"
+def _may_change(exchange: Exchange) -> bool:
+    """Whether spans that come later may add to it."""
+    return bool(exchange.damage) or is_in_background(exchange)

@@ -7,7 +7,7 @@ from typing import Any
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.reconstruction import reconstruct
-from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.spans import SpanKey, SpanRecord, as_records
 from otel_rollout.trajectory import Episode
 from otel_rollout.wire import loads
 
@@ -18,12 +18,12 @@ def reconstruct_episodes(spans: Iterable[Any]) -> list[Episode]:
     An episode whose own span is missing is not there, its trajectories are among those of
     `reconstruct`. One of whose trajectories no span came has the others.
     """
-    records = [as_record(span) for span in spans]
+    records = list(as_records(spans))
     trajectories = {trajectory.id: trajectory for trajectory in reconstruct(records)}
-    workflows: dict[str, SpanRecord] = {}
-    for record in sorted(records, key=lambda r: (r.start_time_ns, r.span_id)):
+    workflows: dict[SpanKey, SpanRecord] = {}
+    for record in sorted(records, key=lambda r: (r.start_time_ns, r.key)):
         if record.text(sc.ROLLOUT_EPISODE) is not None:
-            workflows.setdefault(record.span_id, record)
+            workflows.setdefault(record.key, record)
     episodes: list[Episode] = []
     for record in workflows.values():
         try:

@@ -16,7 +16,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.rebuild.assembly import Assembly
 from otel_rollout.rebuild.dialects import error_of, read_trace
 from otel_rollout.rebuild.warnings import damage_of, repeated_ids
-from otel_rollout.spans import Exchange, SpanRecord, as_record, united
+from otel_rollout.spans import Exchange, SpanKey, SpanRecord, as_records, united
 from otel_rollout.trajectory import AllRewards, Contents, Recorded, Trajectory
 
 logger = logging.getLogger("otel_rollout")
@@ -26,8 +26,10 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     """The trajectories that these spans tell of, in order of their start.
 
     `spans`: SDK `ReadableSpan`s or what `otel_rollout.otlp` reads; spans of other libraries are
-    passed over. The same trajectories come out for any order of the same spans, and for
-    duplicates. SpanFormatError for what is no span.
+    passed over, so are spans that no ids name (with a warning in the log). The same trajectories
+    come out for any order of the same spans, and for duplicates. A span that is damaged, or that
+    somebody else wrote in a rollout's name, is a warning of that rollout, and changes no other.
+    SpanFormatError for what is no span.
 
     `infer_rollouts`: a trace without any span of ours, but with model calls that another
     instrumentation wrote (`otel_rollout.dialects`), is a trajectory too, with the trace's id. It
@@ -37,9 +39,8 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     rollouts: dict[str, Assembly] = {}
     foreign: dict[str, dict[str, SpanRecord]] = {}
     ours: set[str] = set()
-    nobodys: dict[str, SpanRecord] = {}
-    for span in spans:
-        record = as_record(span)
+    nobodys: dict[SpanKey, SpanRecord] = {}
+    for record in as_records(spans):
         rollout_id = record.text(sc.ROLLOUT_ID)
         if rollout_id is not None:
             rollouts.setdefault(rollout_id, Assembly(rollout_id)).add(record)
@@ -50,11 +51,11 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
             copy = known.get(record.span_id)
             known[record.span_id] = record if copy is None else united(copy, record)
         if sc.ROLLOUT_ID in record.cut:
-            nobodys[record.span_id] = record
+            nobodys[record.key] = record
     trajectories = [assembly.trajectory() for assembly in rollouts.values()]
     for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
         around = rollouts.get(trajectory.parent_id or "")
-        if around is not None and assembly.claims:
+        if around is not None and assembly.claims and _are_together(around, assembly):
             source = around.claim(
                 assembly.claims,
                 trajectory.all_rewards,
@@ -63,8 +64,8 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
             )
             trajectory.settle(source, trajectory.end_time_ns)
     for assembly in rollouts.values():
-        for span_id in nobodys.keys() & assembly.spans.keys():
-            del nobodys[span_id]  # it came whole, too
+        for key in nobodys.keys() & assembly.spans.keys():
+            del nobodys[key]  # it came whole, too
     for trace_id, count in Counter(record.trace_id for record in nobodys.values()).items():
         sentence = f"{count} spans of its trace were passed over: their {sc.ROLLOUT_ID} was cut"
         logger.warning("trace %s: %s", trace_id, sentence)
@@ -77,6 +78,17 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     empty = {assembly.rollout_id for assembly in rollouts.values() if assembly.is_empty_workflow}
     trajectories = [trajectory for trajectory in trajectories if trajectory.id not in empty]
     return sorted(trajectories, key=lambda t: (t.start_time_ns, t.id))
+
+
+def _are_together(around: Assembly, assembly: Assembly) -> bool:
+    """True if a rollout may have calls of the one around it: they are in the same trace."""
+    if around.trace_id in (None, assembly.trace_id):
+        return True
+    assembly.notes.append(
+        f"it claims calls of the rollout {around.rollout_id}, which is in another trace: they are "
+        f"not given to it"
+    )
+    return False
 
 
 def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:

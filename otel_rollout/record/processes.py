@@ -4,17 +4,22 @@
 rollout that its model calls belong to. Each process records its own part, with the number of its
 calls on a span of its own. All these spans together are one trajectory: a trace backend brings
 them together, or `Trajectory.add_spans` where the other process hands its spans back.
+
+Whoever can send a header can name a rollout. With a secret that its processes share, a carrier
+also has a proof (an HMAC), and one without it continues nothing.
 """
 
 from __future__ import annotations
 
+import hmac
+import logging
 import os
 import re
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Protocol
 
-from opentelemetry import baggage
+from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.propagators.composite import CompositePropagator
@@ -36,6 +41,11 @@ from otel_rollout.record.running import ActiveRollout, close
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import dumps, loads
+
+logger = logging.getLogger("otel_rollout")
+
+SECRET_VARIABLE = "OTEL_ROLLOUT_SECRET"  # noqa: S105 - its name
+"""The environment variable of the secret that the processes of a rollout share."""
 
 _propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
 _is_id = re.compile(r"[0-9a-f]{32}").fullmatch
@@ -65,6 +75,12 @@ def propagate(*, environ: bool = False) -> dict[str, str]:
             context = baggage.set_baggage(sc.ROLLOUT_POLICY_VERSION, dumps(version), context)
         if not active.trajectory.trainable:
             context = baggage.set_baggage(sc.ROLLOUT_TRAINABLE, dumps(False), context)
+        own = active.span.get_span_context()
+        if own.is_valid and own.trace_id != _trace_id(context):
+            # A framework opened a trace of its own, but the parts of a rollout are in its trace.
+            context = trace.set_span_in_context(active.span, context)
+        if (secret := _secret()) is not None:
+            context = baggage.set_baggage(sc.ROLLOUT_PROOF, _proof(secret, context), context)
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, context)
     return {key.upper(): value for key, value in carrier.items()} if environ else carrier
@@ -87,8 +103,9 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
         (default): `os.environ`.
 
     Works with `async with` too. A carrier without a rollout only continues its trace, and invalid
-    values are ignored: a server never fails for the headers it gets. ConfigurationError for a
-    carrier that is no mapping.
+    values are ignored: a server never fails for the headers it gets. With a secret
+    (`configure(rollout_secret=...)`), so does one that was not made with it; the log says so.
+    ConfigurationError for a carrier that is no mapping.
     """
 
     def __init__(self, carrier: Carrier | None = None) -> None:
@@ -120,10 +137,12 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
     def _continue(self, context: otel_context.Context) -> None:
         """Enter the context that the carrier brought, and this process's part of its rollout."""
         rollout_id = _rollout_in(context)
+        version = _policy_version(baggage.get_baggage(sc.ROLLOUT_POLICY_VERSION, context))
+        trainable = baggage.get_baggage(sc.ROLLOUT_TRAINABLE, context) != dumps(False)
         if rollout_id is None:
-            self._token = otel_context.attach(context)
+            self._token = otel_context.attach(_without_rollout(context))
             return
-        context = baggage.remove_baggage(sc.ROLLOUT_ID, context)
+        context = _without_rollout(context)
         here = running_rollout(rollout_id)
         if here is not None:
             with here.lock:
@@ -132,10 +151,6 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
             context = otel_context.set_value(CAPTURE_OFF, False, context)
             self._token = otel_context.attach(context)
             return
-        version = _policy_version(baggage.get_baggage(sc.ROLLOUT_POLICY_VERSION, context))
-        trainable = baggage.get_baggage(sc.ROLLOUT_TRAINABLE, context) != dumps(False)
-        for name in (sc.ROLLOUT_POLICY_VERSION, sc.ROLLOUT_TRAINABLE):
-            context = baggage.remove_baggage(name, context)
         options = Options(policy_version=version, trainable=trainable)
         self._run = begin_part(rollout_id, options, context)
         self._active = self._run.active
@@ -188,8 +203,54 @@ def _extract(carrier: Carrier) -> otel_context.Context:
 
 
 def _rollout_in(context: otel_context.Context) -> str | None:
+    """The id of the rollout that a carrier brought; None without one, or without its proof."""
     rollout_id = baggage.get_baggage(sc.ROLLOUT_ID, context)
-    return rollout_id if isinstance(rollout_id, str) and _is_id(rollout_id) else None
+    if not isinstance(rollout_id, str) or not _is_id(rollout_id):
+        return None
+    secret, proof = _secret(), str(baggage.get_baggage(sc.ROLLOUT_PROOF, context) or "")
+    if secret is None or hmac.compare_digest(proof.encode(), _proof(secret, context).encode()):
+        return rollout_id
+    logger.warning(
+        "a carrier names the rollout %s, but %s: it is not continued, and calls here do not belong "
+        "to it. The process that called propagate() needs the same rollout_secret "
+        "(configure(rollout_secret=...) or %s).",
+        rollout_id,
+        "its proof was made with another secret" if proof else "has no proof",
+        SECRET_VARIABLE,
+    )
+    return None
+
+
+_CARRIED = (
+    sc.ROLLOUT_ID,
+    sc.ROLLOUT_POLICY_VERSION,
+    sc.ROLLOUT_TRAINABLE,
+    sc.ROLLOUT_PROOF,
+)
+"""Baggage of ours."""
+
+
+def _without_rollout(context: otel_context.Context) -> otel_context.Context:
+    """The context without our baggage: it is for this process, not for those that it calls."""
+    for name in _CARRIED:
+        context = baggage.remove_baggage(name, context)
+    return context
+
+
+def _secret() -> bytes | None:
+    text = process_state.rollout_secret or os.environ.get(SECRET_VARIABLE)
+    return text.encode("utf-8", "surrogateescape") if text else None
+
+
+def _proof(secret: bytes, context: otel_context.Context) -> str:
+    """The HMAC of all that a carrier says of its rollout, and of the trace that it is in."""
+    said = [str(baggage.get_baggage(name, context) or "") for name in _CARRIED[:-1]]
+    message = "\n".join([f"{_trace_id(context):032x}", *said])
+    return hmac.digest(secret, message.encode("utf-8", "backslashreplace"), "sha256").hex()
+
+
+def _trace_id(context: otel_context.Context) -> int:
+    return trace.get_current_span(context).get_span_context().trace_id
 
 
 def _policy_version(text: object) -> str | int | None:

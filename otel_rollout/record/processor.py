@@ -49,7 +49,7 @@ class _Buffer:
     """The part of the rollout that is rebuilt already."""
     ended: list[SpanRecord] = field(default_factory=list)
     """Exchange spans that the assembly has not taken in yet."""
-    open: dict[int, ReadableSpan] = field(default_factory=dict)
+    open: dict[str, ReadableSpan] = field(default_factory=dict)
     """Exchange spans that have not ended, by span id."""
     size: int = 0
     """Bytes of span text that it holds."""
@@ -128,7 +128,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         elif sc.EXCHANGE_VERSION in (span.attributes or {}):
             buffer = self._buffers.get(active.key)
             if buffer is not None:
-                buffer.open[span.context.span_id] = span
+                buffer.open[f"{span.context.span_id:016x}"] = span
 
     @guarded("a span was not recorded for its trajectory")
     def on_end(self, span: ReadableSpan) -> None:
@@ -150,7 +150,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             buffer = self._buffers.get(key)
             if buffer is None:
                 return  # it came after the rollout's end, and the trajectory has a warning
-            buffer.open.pop(int(record.span_id, 16), None)
+            buffer.open.pop(record.span_id, None)
             if buffer.cut_off:
                 return
             if self._bytes + size > self._max_bytes:

@@ -30,7 +30,7 @@ from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
 from otel_rollout.trajectory import Contents, Conversations, Trajectory
-from otel_rollout.wire import dumps, loads
+from otel_rollout.wire import checked_json
 
 logger = logging.getLogger("otel_rollout")
 
@@ -264,8 +264,8 @@ class ActiveRollout:
             }
         elif output is not None:
             try:
-                trajectory.output = process_state.content.value(loads(dumps(output)))
-            except (TypeError, ValueError, RecursionError):
+                trajectory.output = process_state.content.value(checked_json(output, "output"))
+            except ValueError:
                 pass  # what a function returns need not be JSON; then the trajectory has none
         attributes: dict[str, Any] = {
             **end_attributes(trajectory),

@@ -40,6 +40,8 @@ class ProcessState:
         """Request fields added beside those that ask for token ids. None: nothing is added."""
         self.content = Content()
         """What of prompts and replies is recorded, and may be on spans that are exported."""
+        self.rollout_secret: str | None = None
+        """The secret that the processes of a rollout share. None: that of the environment."""
         self.hooks = Hooks()
         self.tracers: weakref.WeakKeyDictionary[trace.TracerProvider, trace.Tracer] = (
             weakref.WeakKeyDictionary()

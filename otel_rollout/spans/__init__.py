@@ -1,5 +1,6 @@
 """What is on a span: any span as plain data, and the exchange span, written and read. Pure."""
 
+from otel_rollout.spans.as_line import from_line, to_line
 from otel_rollout.spans.exchange import (
     EXACT_SOURCE,
     LARGE,
@@ -8,13 +9,16 @@ from otel_rollout.spans.exchange import (
     context_key,
     digest_of,
     extend_tokens,
+    unread,
 )
-from otel_rollout.spans.reader import ExchangeReader
+from otel_rollout.spans.reader import ExchangeReader, absent
 from otel_rollout.spans.record import (
     AttributeValue,
     SpanEvent,
+    SpanKey,
     SpanRecord,
     as_record,
+    as_records,
     carried,
     label,
     unchecked_record,
@@ -32,15 +36,21 @@ __all__ = [
     "ExchangeReader",
     "ExchangeWriter",
     "SpanEvent",
+    "SpanKey",
     "SpanRecord",
     "TokenPath",
+    "absent",
     "as_record",
+    "as_records",
     "carried",
     "context_key",
     "digest_of",
     "extend_tokens",
+    "from_line",
     "label",
+    "to_line",
     "unchecked_record",
     "united",
+    "unread",
     "with_lengths",
 ]

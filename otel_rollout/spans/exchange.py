@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -13,6 +13,7 @@ from otel_rollout.wire import (
     Json,
     MessagePath,
     Params,
+    check_depth,
     context_members,
     copy_json,
     dumps,
@@ -65,13 +66,18 @@ class TokenPath:
         return ids
 
 
-def extend_tokens(path: TokenPath | None, ids: list[int]) -> TokenPath:
-    """The path that continues `path` with these ids. OverflowError beyond 64 bits."""
-    length = len(ids) + (path.length if path else 0)
+def token_array(ids: Sequence[int]) -> array[int]:
+    """The ids in an array. TypeError for what are no integers, OverflowError beyond 64 bits."""
     try:
-        return TokenPath(path, array("i", ids), length)
+        return array("i", ids)
     except OverflowError:
-        return TokenPath(path, array("q", ids), length)
+        return array("q", ids)
+
+
+def extend_tokens(path: TokenPath | None, ids: Sequence[int]) -> TokenPath:
+    """The path that continues `path` with these ids. OverflowError beyond 64 bits."""
+    found = ids if isinstance(ids, array) else token_array(ids)
+    return TokenPath(path, found, len(found) + (path.length if path else 0))
 
 
 # --- Reading
@@ -163,7 +169,7 @@ class Exchange:
     def token_path(self, value: Json) -> TokenPath | None:
         """The same as a path, which shares a prefix with those of other calls."""
         if isinstance(value, dict) and isinstance(index := value.get("packed"), int):
-            return self.prompts[index] if index < len(self.prompts) else None
+            return self.prompts[index] if 0 <= index < len(self.prompts) else None
         if not isinstance(value, list) or not value:
             return None
         try:
@@ -204,7 +210,10 @@ class Exchange:
 
     def _text(self) -> str:
         if self.events is not None:
-            return unpack_events(self.events)
+            try:
+                return unpack_events(self.events)
+            except ValueError:  # nobody packed them: they stay as they are
+                return self.events
         return dumps(self._reply) if self.body is None else self.body
 
     def _parse(self, whole: Callable[[str], str]) -> Json:
@@ -212,6 +221,7 @@ class Exchange:
         if self.is_unanswered:
             return None
         text = whole(self._text())
+        check_depth(text)
         if self.events is None:
             return loads(text)
         merged = merge(text, path=self.path)
@@ -220,10 +230,30 @@ class Exchange:
         return merged.body
 
 
+def unread(exchange: Exchange, error: Exception) -> Exchange:
+    """The exchange without what was said in it: its request or response has an unknown shape."""
+    return replace(
+        exchange,
+        params={},
+        prompt=None,
+        prompt_is_known=False,
+        body=None,
+        events=None,
+        prompts=[],
+        damage=[*exchange.damage, f"its request or response cannot be read ({error!r:.200})"],
+        context_key=b"",
+        _reply=None,
+        _is_read=True,
+    )
+
+
 def context_key(params: Params) -> bytes:
     """Bytes that are equal for requests that may continue one another."""
     relevant = [visible_content(params.get(key)) for key in context_members()]
     return visible_key(relevant) if any(relevant) else b""
 
 
-_packed = re.compile(r'\{"packed":(\d+)\}').sub
+PLACEHOLDER = '{"packed":'
+"""What stands in a response for token ids that are on the span apart; a number follows."""
+
+_packed = re.compile(r'\{"packed":(\d{1,9})\}').sub

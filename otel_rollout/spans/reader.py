@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans.exchange import (
     LARGE,
+    PLACEHOLDER,
     Exchange,
     TokenPath,
     context_key,
     digest_of,
     extend_tokens,
+    token_array,
 )
-from otel_rollout.spans.record import SpanRecord, united
+from otel_rollout.spans.record import SpanKey, SpanRecord, united
 from otel_rollout.wire import (
     Json,
     MessagePath,
+    check_depth,
     context_members,
     dumps,
     elements,
+    expands_too_far,
     extend,
     loads,
     members,
+    unpack_events,
 )
+
+# A small span that names content again and again could become gigabytes. Beyond these bounds, which
+# no call of a model comes near, it is damaged.
+PROMPT_IDS = 1 << 22
+"""Token ids that the prompts of one response have together, if there are several."""
+SAME_VALUE = 8
+"""Parameters of one request that have one and the same long value."""
 
 _Path = TypeVar("_Path")
 
@@ -65,54 +80,66 @@ class _Chains(Generic[_Path, _Value]):
         return self._known.get(name)
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A span with messages that are on spans which have not come yet."""
+
+    span: SpanRecord
+    damage: list[str]
+    missing: set[str]
+    """Digests of those messages."""
+
+
 class ExchangeReader:
     """Reads exchange spans back; they may come in any order, more than once, and with gaps.
 
     `add` takes a span; what it refers to may come later. `read` gives an exchange with all that
-    has come by then.
+    has come by then. A span that cannot be read is damaged, and no other one for it.
     """
 
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, Json] = _Chains(extend)
-        self._tokens: _Chains[TokenPath, list[int]] = _Chains(extend_tokens)
+        self._tokens: _Chains[TokenPath, array[int]] = _Chains(extend_tokens)
         self._shared: dict[str, Json] = {}
         self._large: dict[str, Json] = {}
         """Large messages by digest: however often one came, it is one value."""
-        self._awaited: dict[str, list[SpanRecord]] = {}
-        """Spans with messages that are on others, by the digest of the first that has not come."""
+        self._awaited: dict[str, list[_Waiting]] = {}
+        """Spans that wait for a message, by its digest."""
         self._context_keys: dict[tuple[str, ...], bytes] = {}
-        self._spans: dict[str, tuple[SpanRecord, list[str]]] = {}
+        self._spans: dict[SpanKey, tuple[SpanRecord, list[str]]] = {}
 
     def add(self, span: SpanRecord) -> None:
         """Take in a span. Each of two copies may hold what was truncated in the other."""
-        known = self._spans.get(span.span_id)
+        known = self._spans.get(span.key)
         if known is not None:
-            span = united(known[0], span)
+            copy, span = span, united(known[0], span)
             if span is known[0]:
                 return
+            # What others refer to may be in a part in which the copies differ: digests tell.
+            self._add_parts(copy, [])
         damage: list[str] = []
-        self._spans[span.span_id] = span, damage
-        for key, part in _PARTS.items():
-            text = span.text(key)
-            if text is None:
-                continue
-            try:
-                part(self, span, text)
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                damage.append(f"its {key} cannot be read ({error}): was it cut by a length limit?")
+        self._spans[span.key] = span, damage
+        self._add_parts(span, damage)
         if (span.integer(sc.EXCHANGE_VERSION) or 0) > sc.SCHEMA_VERSION:
             damage.append(
                 f"it was written in format {span.integer(sc.EXCHANGE_VERSION)}, this version "
                 f"reads up to {sc.SCHEMA_VERSION}: update otel-rollout"
             )
 
-    def _add_messages(self, span: SpanRecord, text: str) -> None:
+    def _add_parts(self, span: SpanRecord, damage: list[str]) -> None:
+        for key, part in _PARTS.items():
+            text = span.text(key)
+            if text is not None:
+                _guarded(key, damage, partial(part, self, span, text, damage))
+
+    def _add_messages(self, span: SpanRecord, text: str, damage: list[str]) -> None:
         if sc.REQUEST_REPEATED in span.cut:
             return
+        check_depth(text)
         repeated = loads(span.text(sc.REQUEST_REPEATED) or "{}")
         links: list[tuple[bytes, Json]] = []
         came: list[str] = []
-        missing: str | None = None
+        missing: set[str] = set()
         for number, (value, start, end) in enumerate(elements(text, 1)):
             name = repeated.get(str(number))
             if name is None:
@@ -124,34 +151,52 @@ class ExchangeReader:
             elif name in self._large:
                 own, value = bytes.fromhex(name), self._large[name]
             else:
-                missing = name
+                missing.add(name)
                 continue
             links.append((own, value))
-        if missing is None:
+        if not missing:
             self._messages.add(span.text(sc.REQUEST_BASE_DIGEST) or "", links)
         else:
-            self._awaited.setdefault(missing, []).append(span)
-        for digest in came:
-            for waiting in self._awaited.pop(digest, ()):
-                self._add_messages(waiting, waiting.text(sc.REQUEST_MESSAGES) or "")
+            waiting = _Waiting(span, damage, missing)
+            for name in missing:
+                self._awaited.setdefault(name, []).append(waiting)
+        for name in came:
+            self._came(name)
 
-    def _add_shared(self, _: SpanRecord, text: str) -> None:
+    def _came(self, name: str) -> None:
+        """A message came: read the spans that waited for it last."""
+        for waiting in self._awaited.pop(name, ()):
+            waiting.missing.discard(name)
+            if not waiting.missing:
+                span = waiting.span
+                text = span.text(sc.REQUEST_MESSAGES) or ""
+                read = partial(self._add_messages, span, text, waiting.damage)
+                _guarded(sc.REQUEST_MESSAGES, waiting.damage, read)
+
+    def _add_shared(self, _: SpanRecord, text: str, _damage: list[str]) -> None:
+        check_depth(text)
         for digest, start, end in members(text, lambda _key, _start: None):
             if digest_of(text[start:end].encode()).hex() == digest:
                 self._shared[digest] = loads(text[start:end])
 
-    def _add_prompt_ids(self, _: SpanRecord, text: str) -> None:
+    def _add_prompt_ids(self, _: SpanRecord, text: str, _damage: list[str]) -> None:
         for entry in loads(text):
-            blocks = entry["blocks"]
-            links = [(digest_of(block.encode()), loads(f"[{block}]")) for block in blocks]
+            if not isinstance(entry["digest"], str):
+                raise TypeError(f"expected a digest, got {entry['digest']!r:.40}")
+            links = [
+                (digest_of(block.encode()), token_array(loads(f"[{block}]")))
+                for block in entry["blocks"]
+            ]
             self._tokens.add(entry["base"], links)
 
-    def read(self, span_id: str) -> Exchange:
-        """The exchange of a span that was added."""
-        span, damage = self._spans[span_id]
-        damage = [*(f"its {key} was cut, or did not come" for key in sorted(span.cut)), *damage]
+    def read(self, span_id: str, trace_id: str | None = None) -> Exchange:
+        """The exchange of a span that was added. trace_id: None: only one has this span id."""
+        if trace_id is None:
+            trace_id = next(trace for trace, span in self._spans if span == span_id)
+        span, damage = self._spans[trace_id, span_id]
+        damage = [*absent(span), *damage]
         params = _object(span.text(sc.REQUEST_PARAMS), damage)
-        shared = _object(span.text(sc.REQUEST_SHARED), damage)
+        shared = _shared_digests(span.text(sc.REQUEST_SHARED), damage)
         missing = {key for key, digest in shared.items() if digest not in self._shared}
         for key, digest in shared.items():
             if key not in missing:
@@ -175,9 +220,10 @@ class ExchangeReader:
         if span.boolean(sc.EXCHANGE_REDACTED):
             damage.append("it was redacted: what the model saw and said is not known exactly")
         cut_response = not span.cut.isdisjoint(_RESPONSE)
-        body = None if cut_response else span.text(sc.RESPONSE_BODY)
-        events = None if cut_response else span.text(sc.RESPONSE_EVENTS)
-        error = span.text(sc.EXCHANGE_ERROR)
+        prompts = self._read_prompt_ids(span, damage)
+        body = events = None
+        if not cut_response:
+            body, events = _response(span, len(prompts), damage)
         return Exchange(
             span_id=span.span_id,
             start_time_ns=span.start_time_ns,
@@ -186,8 +232,8 @@ class ExchangeReader:
             started=span.integer(sc.EXCHANGE_STARTED) or 0,
             ended=span.integer(sc.EXCHANGE_ENDED) or 0,
             path=span.text(sc.REQUEST_PATH) or "",
-            status=span.text(sc.EXCHANGE_STATUS) or "abandoned",
-            error=_object(error, damage) if error else None,
+            status=_status(span, damage),
+            error=_error(span.text(sc.EXCHANGE_ERROR), damage),
             attempts=span.integer(sc.EXCHANGE_ATTEMPTS) or 0,
             status_code=span.integer(sc.RESPONSE_STATUS_CODE),
             policy_version=span.label(sc.EXCHANGE_POLICY_VERSION),
@@ -200,7 +246,7 @@ class ExchangeReader:
             prompt_is_known=prompt_is_known,
             body=body,
             events=events,
-            prompts=self._read_prompt_ids(span, damage),
+            prompts=prompts,
             damage=damage,
             context_key=self._context_key(params, shared) if prompt_is_known else b"",
         )
@@ -219,11 +265,27 @@ class ExchangeReader:
             return [None]
         try:
             digests = [row["digest"] for row in loads(span.text(sc.RESPONSE_PROMPT_IDS) or "[]")]
-        except (ValueError, KeyError, TypeError):
+            paths = [self._tokens.get(digest) for digest in digests]
+        except (ValueError, KeyError, TypeError, RecursionError):
             return [None]  # `add` reported it
         if not all(digest in self._tokens for digest in digests):
             damage.append("the beginning of its prompt token ids is on a span that is missing")
-        return [self._tokens.get(digest) for digest in digests]
+        length = sum(path.length for path in paths if path)
+        if len(paths) > 1 and length > PROMPT_IDS:
+            damage.append(f"its {len(paths)} prompts would have {length} token ids")
+            return [None] * len(paths)
+        return paths
+
+
+def absent(span: SpanRecord) -> list[str]:
+    """A warning for each attribute that the span should have and has not."""
+    disputed = span.disputed
+    return [
+        f"copies of its span differ in {key}"
+        if key in disputed
+        else f"its {key} was cut, or did not come"
+        for key in sorted(span.cut)
+    ]
 
 
 _RESPONSE = frozenset((sc.RESPONSE_ID, sc.RESPONSE_STREAM, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS))
@@ -249,10 +311,21 @@ _PARTS = {
 }
 
 
+def _guarded(key: str, damage: list[str], read: Callable[[], None]) -> None:
+    """Read an attribute; what cannot be read is damage."""
+    try:
+        read()
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        damage.append(f"its {key} cannot be read ({error}): was it cut by a length limit?")
+    except RecursionError:
+        damage.append(f"its {key} cannot be read (it is nested too deep)")
+
+
 def _object(text: str | None, damage: list[str]) -> dict[str, Json]:
     if text is None:
         return {}
     try:
+        check_depth(text)
         value = loads(text)
     except (ValueError, RecursionError):
         value = None
@@ -260,3 +333,52 @@ def _object(text: str | None, damage: list[str]) -> dict[str, Json]:
         damage.append(f"{text[:40]!r} should be a JSON object: was it cut by a length limit?")
         return {}
     return value
+
+
+def _shared_digests(text: str | None, damage: list[str]) -> dict[str, str]:
+    """The digests of long parameters, by the names of the parameters."""
+    found = {k: v for k, v in _object(text, damage).items() if isinstance(v, str)}
+    if len(found) > SAME_VALUE * len(set(found.values())):
+        damage.append(f"{len(found)} of its parameters would have the same long value")
+        return {}
+    return found
+
+
+def _error(text: str | None, damage: list[str]) -> dict[str, str] | None:
+    """Type and message of what went wrong. None: nothing did."""
+    value = _object(text or None, damage)
+    if not value:
+        return None
+    if not all(isinstance(item, str) for item in value.values()):
+        damage.append(f"its {sc.EXCHANGE_ERROR} should have texts, got {value!r:.80}")
+    return {key: str(item) for key, item in value.items()}
+
+
+_STATUSES = ("complete", "error", "cancelled", "abandoned")
+
+
+def _status(span: SpanRecord, damage: list[str]) -> str:
+    """How the call ended; `abandoned` where nothing tells."""
+    status = span.text(sc.EXCHANGE_STATUS) or "abandoned"
+    if status in _STATUSES:
+        return status
+    damage.append(f"its status is {status[:40]!r}, expected one of {', '.join(_STATUSES)}")
+    return "abandoned"
+
+
+def _response(span: SpanRecord, prompts: int, damage: list[str]) -> tuple[str | None, str | None]:
+    """The response's body or packed events, unless they are not what the writer writes."""
+    body, events = span.text(sc.RESPONSE_BODY), span.text(sc.RESPONSE_EVENTS)
+    text = body or ""
+    try:
+        if events is not None:
+            if expands_too_far(events):
+                raise ValueError(f"{len(events)} characters would become far more events")
+            is_common = any(PLACEHOLDER in part for part in events.split("\n\n", 2)[:2])
+            text = unpack_events(events) if is_common else events
+        if sc.RESPONSE_PROMPT_IDS in span.attributes and text.count(PLACEHOLDER) > prompts:
+            raise ValueError(f"it names {prompts} prompts {text.count(PLACEHOLDER)} times")
+    except ValueError as error:
+        damage.append(f"its response cannot be read ({error})")
+        return None, None
+    return body, events

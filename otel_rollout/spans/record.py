@@ -3,18 +3,29 @@
 Limits and stores truncate attributes, and the rest may still look whole: `12` of a count of 123, an
 id without its end. So each span of ours has the lengths of its attributes (`with_lengths`), and a
 record holds only attributes that have theirs (`as_record`); the names of the others are in `cut`.
+The checksums beside the lengths show a text that became another one of the same length.
+Anybody may send a span, so `as_record` is also the one place where the types of its fields are
+checked: who reads a record that it gave finds values of the types below, or a name in `cut`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
+from zlib import crc32
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.wire import loads
+
+logger = logging.getLogger("otel_rollout")
+
+SpanKey = tuple[str, str]
+"""Trace id and span id: what names a span. Span ids alone are anybody's."""
 
 AttributeValue = str | bool | int | float | Sequence[str | bool | int | float] | bytes | None
 
@@ -40,15 +51,27 @@ class SpanRecord:
     end_time_ns: int | None
     """None for a span that is still open."""
     attributes: Mapping[str, AttributeValue]
+    """By name. None, of an attribute in `cut`: copies of the span differ in it."""
     scope: str = ""
     """Name of the instrumentation scope."""
     events: Sequence[SpanEvent] = ()
     status_error: str | None = None
     """Description of an ERROR status (may be empty); None for any other status."""
     cut: frozenset[str] = frozenset()
-    """Names of attributes that were truncated or dropped; they are not in `attributes`."""
+    """Names of attributes that were truncated, dropped or are of a wrong type, and of other fields
+    of a wrong type; `attributes` has no value for them."""
     dropped_attributes: int = 0
     """Number of attributes that the SDK dropped at its limit, if the source tells; else 0."""
+
+    @property
+    def key(self) -> SpanKey:
+        """What names the span."""
+        return self.trace_id, self.span_id
+
+    @property
+    def disputed(self) -> list[str]:
+        """Names of attributes in which copies of the span differ."""
+        return [name for name in self.cut if name in self.attributes]
 
     def text(self, key: str) -> str | None:
         """The attribute if it is a string, else None."""
@@ -63,7 +86,7 @@ class SpanRecord:
                 return int(value)
             except ValueError:
                 return None
-        return value if isinstance(value, int) else None
+        return value if _is_integer(value) else None
 
     def boolean(self, key: str) -> bool | None:
         """The attribute if it is a boolean or the text of one, else None."""
@@ -77,7 +100,11 @@ class SpanRecord:
         value = self.attributes.get(key)
         if isinstance(value, str):
             return self.integer(key) if self.attributes.get(key + _TYPE) == "int" else value
-        return value if isinstance(value, int) else None
+        return value if _is_integer(value) else None
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _TYPE = "_type"
@@ -109,16 +136,40 @@ def carried(value: AttributeValue) -> AttributeValue:
 def with_lengths(
     attributes: Mapping[str, Any], before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The last attributes of a span of ours, and `rollout.lengths`: the length of every attribute.
+    """The last attributes of a span of ours, with the lengths of all and checksums of some.
 
     `before`: those that were set earlier.
     """
+    every = {**before, **attributes} if before else attributes
+    sums = [
+        f"{_quoted(key)}:{_checksum(value)}"
+        for key, value in every.items()
+        if key in _SUMMED and isinstance(value, str)
+    ]
+    if sums:
+        attributes = {**attributes, sc.CHECKSUMS: f"{{{','.join(sums)}}}"}
+        every = {**every, sc.CHECKSUMS: attributes[sc.CHECKSUMS]}
     lengths = [
         f"{_quoted(key)}:{len(value) if isinstance(value, str) else len(str(value))}"
-        for key, value in ({**before, **attributes} if before else attributes).items()
+        for key, value in every.items()
         if isinstance(value, str | int)
     ]
     return {**attributes, sc.LENGTHS: f"{{{','.join(lengths)}}}"}
+
+
+_SUMMED = frozenset(
+    (
+        *(sc.ROLLOUT_REWARDS, sc.ROLLOUT_APPENDED, sc.REWARD),
+        *(sc.REQUEST_KEY, sc.REQUEST_PARAMS, sc.REQUEST_RAW, sc.REQUEST_DIGEST),
+        *(sc.REQUEST_SHARED, sc.RESPONSE_ID, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS),
+        sc.RESPONSE_PROMPT_IDS,
+    )
+)
+"""Texts that decide what trains; messages and long parameters have digests of their own."""
+
+
+def _checksum(text: str) -> int:
+    return crc32(text.encode("utf-8", "surrogatepass"))
 
 
 @cache
@@ -135,42 +186,239 @@ def _length(value: object) -> int | None:
 
 _KINDS = (sc.EXCHANGE_VERSION, sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_PART, sc.REWARD)
 """One of these is on each span that has lengths."""
+_is_rollout_id = re.compile(r"[0-9a-f]{32}").fullmatch
+"""A rollout's id as this library makes it; needed where no length tells whether one is whole."""
 
 
 def _checked(record: SpanRecord) -> SpanRecord:
     """The record without what was truncated. A span that is still open has no lengths yet."""
+    before, record = record, _typed(record)
+    if record is before and record.cut:
+        return record  # it was checked before
     there = record.attributes
-    ours = sc.LENGTHS in there or any(kind in there for kind in _KINDS)
-    if not ours or record.end_time_ns is None or record.cut:
+    if sc.LENGTHS not in there and not any(kind in there for kind in _KINDS):
         return record
+    if record.end_time_ns is not None:
+        wrong = _of_other_lengths(record)
+        wrong |= _of_other_checksums(record, wrong)
+    else:
+        wrong = set() if _is_rollout_id(record.text(sc.ROLLOUT_ID) or "") else {sc.ROLLOUT_ID}
+    wrong |= {key for key in there.keys() & _READERS.keys() if _READERS[key](record, key) is None}
+    return _without(record, wrong) if wrong else record
+
+
+def _of_other_lengths(record: SpanRecord) -> set[str]:
+    """Names of attributes that are not as long as the span says, or that it says nothing of."""
+    there = record.attributes
     try:
         lengths = loads(record.text(sc.LENGTHS) or "")
-        wrong = {
+        return {
             name
             for key, length in lengths.items()
             for name in (sc.PREFIX + key if key.startswith(".") else key,)
             if _length(there.get(name)) != length
         }
-    except (ValueError, AttributeError):  # the seal itself: nothing but what the span is stands
-        wrong = (there.keys() | {sc.LENGTHS}) - {sc.ROLLOUT_ID, *_KINDS[:-1]}
+    except (ValueError, AttributeError, RecursionError):
+        # The seal itself: nothing but what the span is stands, and an id that shows no cut.
+        whole = {*_KINDS[:-1]}
+        if _is_rollout_id(record.text(sc.ROLLOUT_ID) or ""):
+            whole.add(sc.ROLLOUT_ID)
+        return (there.keys() | {sc.LENGTHS}) - whole
+
+
+def _of_other_checksums(record: SpanRecord, wrong: set[str]) -> set[str]:
+    """Names of texts that are not those that were written; spans written before have no sums."""
+    text = record.text(sc.CHECKSUMS)
+    if text is None or sc.CHECKSUMS in wrong:
+        return set()
+    try:
+        return {
+            name
+            for key, checksum in loads(text).items()
+            for name in (sc.PREFIX + key if key.startswith(".") else key,)
+            if name not in wrong
+            and isinstance(value := record.attributes.get(name), str)
+            and _checksum(value) != checksum
+        }
+    except (ValueError, AttributeError, RecursionError):
+        return {sc.CHECKSUMS}
+
+
+def _without(record: SpanRecord, wrong: set[str]) -> SpanRecord:
+    kept = {key: value for key, value in record.attributes.items() if key not in wrong}
+    return replace(record, attributes=kept, cut=record.cut | wrong)
+
+
+# --- types
+
+_READERS: dict[str, Callable[[SpanRecord, str], AttributeValue]] = {
+    **dict.fromkeys(
+        (
+            sc.ROLLOUT_SCHEMA_VERSION,
+            sc.ROLLOUT_SAMPLE_INDEX,
+            sc.ROLLOUT_EXCHANGE_COUNT,
+            sc.ROLLOUT_OPEN_COUNT,
+            sc.REWARD_NUMBER,
+            sc.EXCHANGE_VERSION,
+            sc.EXCHANGE_STARTED,
+            sc.EXCHANGE_ENDED,
+            sc.EXCHANGE_ATTEMPTS,
+            sc.REQUEST_COUNT,
+            sc.REQUEST_BASE_COUNT,
+            sc.RESPONSE_STATUS_CODE,
+        ),
+        SpanRecord.integer,
+    ),
+    **dict.fromkeys(
+        (
+            sc.ROLLOUT_TRAINABLE,
+            sc.ROLLOUT_PROPAGATED,
+            sc.ROLLOUT_PART,
+            sc.EXCHANGE_LATE,
+            sc.RESPONSE_STREAM,
+        ),
+        SpanRecord.boolean,
+    ),
+    sc.ROLLOUT_ID: lambda record, key: record.text(key) or None,
+    **dict.fromkeys((sc.ROLLOUT_POLICY_VERSION, sc.EXCHANGE_POLICY_VERSION), SpanRecord.label),
+    **dict.fromkeys(
+        (
+            sc.ROLLOUT_PARENT_ID,
+            sc.ROLLOUT_TASK_ID,
+            sc.ROLLOUT_GROUP_ID,
+            sc.ROLLOUT_PROCESS,
+            sc.ROLLOUT_STATUS,
+            sc.ROLLOUT_TERMINATION_REASON,
+            sc.ROLLOUT_REWARDS,
+            sc.ROLLOUT_METRICS,
+            sc.ROLLOUT_METADATA,
+            sc.ROLLOUT_LOGS,
+            sc.ROLLOUT_APPENDED,
+            sc.ROLLOUT_STEPS,
+            sc.ROLLOUT_CLAIMS,
+            sc.ROLLOUT_EPISODE,
+            sc.ROLLOUT_ERROR,
+            sc.ROLLOUT_OUTPUT,
+            sc.REWARD,
+            sc.EXCHANGE_PROCESS,
+            sc.EXCHANGE_STATUS,
+            sc.EXCHANGE_ERROR,
+            sc.REQUEST_PATH,
+            sc.REQUEST_KEY,
+            sc.REQUEST_MESSAGES,
+            sc.REQUEST_REPEATED,
+            sc.REQUEST_DIGEST,
+            sc.REQUEST_BASE_DIGEST,
+            sc.REQUEST_PARAMS,
+            sc.REQUEST_SHARED,
+            sc.REQUEST_SHARED_VALUES,
+            sc.REQUEST_RAW,
+            sc.RESPONSE_ID,
+            sc.RESPONSE_BODY,
+            sc.RESPONSE_EVENTS,
+            sc.RESPONSE_PROMPT_IDS,
+        ),
+        SpanRecord.text,
+    ),
+}
+"""Reads an attribute of ours: it gives None for a value of another type."""
+
+
+def _typed(record: SpanRecord) -> SpanRecord:
+    """The record with fields of the types that they should have; `cut` names those that had not.
+
+    SpanFormatError for a span that no ids name.
+    """
+    ids = record.trace_id, record.span_id
+    if not (type(ids[0]) is type(ids[1]) is str):
+        raise SpanFormatError(f"a span: expected a trace id and a span id in hex, got {ids!r:.120}")
+    wrong = {
+        name: other for name, is_right, other in _FIELDS if not is_right(getattr(record, name))
+    }
     if not wrong:
         return record
-    kept = {key: value for key, value in there.items() if key not in wrong}
-    return replace(record, attributes=kept, cut=frozenset(wrong))
+    return replace(record, **wrong, cut=record.cut | wrong.keys())
+
+
+def _is_time(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 64
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _are_attributes(value: object) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_text, value))
+
+
+def _are_events(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(event, SpanEvent) and _is_text(event.name) and _are_attributes(event.attributes)
+        for event in value
+    )
+
+
+_FIELDS: tuple[tuple[str, Callable[[object], bool], Any], ...] = (
+    ("name", _is_text, ""),
+    ("parent_span_id", lambda value: value is None or _is_text(value), None),
+    ("start_time_ns", _is_time, 0),
+    ("end_time_ns", lambda value: value is None or _is_time(value), 0),
+    ("attributes", _are_attributes, {}),
+    ("scope", _is_text, ""),
+    ("events", _are_events, ()),
+    ("status_error", lambda value: value is None or _is_text(value), ""),
+    ("dropped_attributes", _is_time, 0),
+)
+"""Fields of a record: what they should be, and what stands for them if they are not."""
+
+
+# --- copies
 
 
 def united(first: SpanRecord, second: SpanRecord) -> SpanRecord:
     """One record of two copies of a span: an attribute that was cut in one may be whole in both.
 
-    The result is the same in either order.
+    An attribute of ours in which whole copies differ has no value: one of them was forged, and
+    nothing tells which. The result is the same for any number of copies in any order.
     """
     if first.end_time_ns is None or second.end_time_ns is None:
         return second if first.end_time_ns is None else first
-    if not first.cut or not second.cut:
-        return second if first.cut else first
-    attributes = {**first.attributes, **second.attributes}
-    cut = (first.cut | second.cut) - attributes.keys()
-    return replace(first, attributes=attributes, cut=cut)
+    if first == second:
+        return first
+    base, other = sorted((first, second), key=_in_order)
+    mine, theirs = base.attributes, other.attributes
+    differ = {
+        name
+        for name in mine.keys() & theirs.keys()
+        if name.startswith(sc.PREFIX) and not _are_one(mine[name], theirs[name])
+    }
+    differ |= {*base.disputed, *other.disputed}
+    attributes = {**theirs, **mine, **dict.fromkeys(differ)}
+    cut = ((base.cut | other.cut) - attributes.keys()) | differ
+    return replace(base, attributes=attributes, cut=cut)
+
+
+def _in_order(record: SpanRecord) -> tuple[object, ...]:
+    """Sort key of the copies of a span: whose fields count where they differ."""
+    return (
+        record.start_time_ns,
+        record.end_time_ns,
+        record.name,
+        record.parent_span_id or "",
+        repr(sorted(record.attributes.items(), key=lambda item: item[0])),
+    )
+
+
+def _are_one(mine: AttributeValue, theirs: AttributeValue) -> bool:
+    """Whether two values are the same as every store keeps it; they write floats in other ways."""
+    if isinstance(mine, float) or isinstance(theirs, float):
+        return True
+    return mine == theirs or _as_text(mine) == _as_text(theirs)
+
+
+def _as_text(value: AttributeValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_record(span: Any) -> SpanRecord:
@@ -179,6 +427,20 @@ def as_record(span: Any) -> SpanRecord:
     SpanFormatError for anything else.
     """
     return _checked(span if isinstance(span, SpanRecord) else unchecked_record(span))
+
+
+def as_records(spans: Iterable[Any]) -> Iterator[SpanRecord]:
+    """The records of spans. A record that no ids name is logged, and passed over.
+
+    SpanFormatError for what is no span.
+    """
+    for span in spans:
+        try:
+            yield as_record(span)
+        except SpanFormatError as error:
+            if not isinstance(span, SpanRecord):
+                raise
+            logger.warning("%s; it is passed over", error)
 
 
 def unchecked_record(span: Any) -> SpanRecord:

@@ -25,7 +25,7 @@ from hashlib import blake2b
 from operator import attrgetter
 
 from otel_rollout import semconv as sc
-from otel_rollout.spans.exchange import LARGE, digest_of
+from otel_rollout.spans.exchange import LARGE, PLACEHOLDER, digest_of
 from otel_rollout.wire import (
     conversation_members,
     dumps,
@@ -275,7 +275,7 @@ def _block(ids: bytes, start: int, end: int) -> bytes:
 
 _BETWEEN = b" ,\t\r\n"
 
-_PLACEHOLDER = b'{"packed":'
+_PLACEHOLDER = PLACEHOLDER.encode()
 
 _PROMPT_IDS = ((b'"prompt_token_ids"', b""), (b'"input_ids"', b'"sglext"'))
 """The members of a reply that hold token ids of a prompt, and what must come before them."""

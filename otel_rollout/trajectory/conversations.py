@@ -102,10 +102,11 @@ class Conversations:
         count = sum(map(len, list(appended.values())))
         with self._lock:
             if self._histories is None or self._histories[0] != count:
-                self._histories = count, list(self._built(appended))
+                self._histories = count, list(self.each_history(appended))
             return self._histories[1]
 
-    def _built(self, appended: Appended) -> Iterator[History]:
+    def each_history(self, appended: Appended) -> Iterator[History]:
+        """The same, one at a time."""
         parents = self._linked().parents
         completions = [completion for completion in self.completions if _is_linked(completion)]
         children: dict[Completion | None, list[Completion]] = {}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError, TrajectorySealedError, UnknownCompletionError
-from otel_rollout.spans import Exchange, SpanRecord, as_record
+from otel_rollout.spans import Exchange, SpanRecord, as_records
 from otel_rollout.trajectory.as_json import (
     FIELDS,
     SCHEMA_VERSION,
@@ -191,6 +191,10 @@ class Trajectory:
     def histories(self) -> list[History]:
         """The conversations, in order of their first call; the first is the main one."""
         return self._read().conversations.histories(self.appended)
+
+    def each_history(self) -> Iterator[History]:
+        """The same, one at a time: those that share long prefixes are not in memory together."""
+        return self._read().conversations.each_history(self.appended)
 
     def messages(self) -> list[Json]:
         """The wire messages of the main history; [] where there is none."""
@@ -432,7 +436,7 @@ class Trajectory:
         the rollout has ended: then `reconstruct` the spans of both. SpanFormatError for what is no
         span.
         """
-        records = [record for record in map(as_record, spans) if self._owns(record)]
+        records = [record for record in as_records(spans) if self._owns(record)]
         if self._sealed:
             raise TrajectorySealedError(
                 f"trajectory.add_spans: the rollout {self.id} has ended; add the spans while it "
@@ -482,7 +486,7 @@ class Trajectory:
                 steps=None if steps is None else [Step.from_dict(step) for step in steps],
                 sealed=True,
             )
-        except (KeyError, TypeError, IndexError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise SpanFormatError(
                 f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
             ) from error

@@ -15,6 +15,7 @@ from otel_rollout.wire.apis import (
     shown_part,
     tool_name,
 )
+from otel_rollout.wire.depth import check_depth
 from otel_rollout.wire.events import EventCutter, FrameCutter, is_count
 from otel_rollout.wire.json import (
     Choice,
@@ -56,6 +57,7 @@ from otel_rollout.wire.servers import (
 )
 from otel_rollout.wire.sse import (
     events_of_frames,
+    expands_too_far,
     is_events,
     is_json_object,
     pack_events,
@@ -78,6 +80,7 @@ __all__ = [
     "api_of",
     "apis_of",
     "asked_ids",
+    "check_depth",
     "checked_json",
     "context_members",
     "conversation_members",
@@ -86,6 +89,7 @@ __all__ = [
     "elements",
     "empty_ids",
     "events_of_frames",
+    "expands_too_far",
     "expect",
     "extend",
     "is_count",

@@ -5,7 +5,7 @@ vLLM takes several conversations at once at `/chat/completions/batch`: each choi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from otel_rollout.wire.api import Events, ModelApi, Sampled
 from otel_rollout.wire.choices import (
@@ -54,13 +54,19 @@ class ChatCompletions(ModelApi):
 
     def shown_calls(self, message: Message) -> list[str]:
         shown = [f"refusal: {message['refusal']}"] if message.get("refusal") else []
-        for call in message.get("tool_calls") or ():
-            body = call.get(call.get("type") or "function") or {}
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            kind = call.get("type") or "function" if isinstance(call, Mapping) else None
+            body = call.get(kind) if isinstance(kind, str) else None
+            if not isinstance(body, Mapping):
+                shown.append(f"→ {call}")
+                continue
             shown.append(f"→ {body.get('name')}({body.get('arguments', body.get('input', ''))})")
         return shown
 
     def tool_name(self, tool: Message) -> str | None:
-        body = tool.get(tool.get("type", "function"))
+        kind = tool.get("type", "function")
+        body = tool.get(kind) if isinstance(kind, str) else None
         return str(body.get("name", tool.get("type"))) if isinstance(body, dict) else None
 
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from otel_rollout.wire.depth import check_depth
+
 Json = Any
 """A JSON value: None, bool, int, float, str, list or dict with string keys."""
 Params: TypeAlias = Mapping[str, Json]
@@ -67,7 +69,9 @@ def copy_json(value: Json) -> Json:
 def checked_json(value: Json, what: str) -> Json:
     """`value` as JSON would carry it; ValueError that names `what` if it cannot."""
     try:
-        return loads(dumps(value))
+        text = dumps(value)
+        check_depth(text)
+        return loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{what}: expected a JSON value, got {value!r} ({error})") from None
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from otel_rollout.wire.depth import check_depth
 from otel_rollout.wire.json import Json
 
 _REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
@@ -206,6 +207,7 @@ def _visible_arguments(arguments: Json) -> Json:
     if not isinstance(arguments, str):
         return arguments
     try:
+        check_depth(arguments)
         value = _arguments.decode(arguments)
     except (ValueError, RecursionError):
         return arguments

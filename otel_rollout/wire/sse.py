@@ -18,6 +18,11 @@ _FIRST = (b"data:", b"event:", b"id:", b"retry:", b":")
 _FRAME = struct.Struct(">III")
 """Head of an AWS frame: length of the frame, length of its headers, checksum of the two."""
 
+_RATIO = 150
+"""Characters of events for each character of the packed ones, at most."""
+_SMALL = 1 << 16
+"""Characters of events that are never too many."""
+
 
 def parse_events(events: str) -> tuple[list[Json], bool]:
     """The JSON of each event, None for one that is no JSON; and True if `[DONE]` came."""
@@ -116,6 +121,12 @@ def pack_events(events: str) -> str:
     if len(some) > 1 and len(lines) > 4:
         begin = reduce(_common, some)
         end = reduce(_common, [line[len(begin) :][::-1] for line in some])[::-1]
+    packed = _packed(lines, begin, end)
+    # A reply that repeats one token for long has the same event again and again.
+    return _packed(lines, "", "") if expands_too_far(packed) else packed
+
+
+def _packed(lines: list[str], begin: str, end: str) -> str:
     first, least = len(begin), len(begin) + len(end)
     last = -len(end) or None
     return "\n\n".join(
@@ -136,6 +147,14 @@ def _common(first: str, second: str) -> str:
     """The longest common prefix."""
     pairs = enumerate(zip(first, second, strict=False))
     return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
+
+
+def expands_too_far(text: str) -> bool:
+    """True for what `pack_events` never writes: a small text that would become many events."""
+    begin, _, rest = text.partition("\n\n")
+    end = rest.partition("\n\n")[0]
+    length = rest.count("\n\n+") * (len(begin) + len(end))
+    return length > _SMALL + _RATIO * len(text)
 
 
 def unpack_events(text: str) -> str:

@@ -21,6 +21,7 @@ from otel_rollout import Trajectory, reconstruct
 from otel_rollout.otlp import read_json, read_protobuf
 from otel_rollout.spans.record import SpanRecord, as_record
 from tests.dialects.compare import NAMES, spans_of
+from tests.kit.fuzzing import changed, read_all
 
 pytestmark = pytest.mark.slow
 
@@ -103,3 +104,18 @@ def test_how_many_attributes_were_dropped_is_read_from_every_source():
     for span_data in data["resourceSpans"][0]["scopeSpans"][0]["spans"]:
         span_data |= {"traceId": record.trace_id, "spanId": record.span_id}
     assert [r.dropped_attributes for r in read_json(data)] == [3]
+
+
+@every_dialect
+def test_no_change_of_a_span_makes_reading_fail(name: str):
+    """Nor do fields of wrong types, and JSON that was changed in one place."""
+    draw = random.Random(name)
+    spans = spans_of(name)
+    for number in range(20):
+        change = changed(spans, draw)
+        try:
+            for trajectory in reconstruct(change.spans, infer_rollouts=True):
+                if trajectory.trace_id in change.touched:
+                    read_all(trajectory)
+        except Exception as error:
+            raise AssertionError(f"change {number}: {change.what}") from error

@@ -1,0 +1,139 @@
+"""A rollout's own span, and that of another process's part of it, as a trajectory.
+
+Each attribute is what it should be, or it is None and a warning says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from otel_rollout import semconv as sc
+from otel_rollout.spans import SpanRecord, absent
+from otel_rollout.trajectory import AllRewards, Reward, Source, Step, Trajectory
+from otel_rollout.wire import Json, check_depth, loads
+
+T = TypeVar("T")
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What JSON of another shape than expected may raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The attributes of a span that are JSON texts."""
+
+    record: SpanRecord
+    warnings: list[str]
+    """A sentence for each attribute that cannot be read is added here."""
+
+    def read(self, key: str, of: Callable[[Json], T]) -> T | None:
+        """What `of` makes of an attribute; None where it is not there or cannot be read."""
+        text = self.record.text(key)
+        if text is None:
+            return None
+        try:
+            check_depth(text)
+            return of(loads(text))
+        except UNREADABLE:
+            self.warnings.append(f"its {key} cannot be read")
+            return None
+
+
+def read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None) -> Trajectory:
+    """The trajectory of a rollout's span; its rewards are added to `rewards`."""
+    warnings = absent(record)
+    fields = Fields(record, warnings)
+    for reward in fields.read(sc.ROLLOUT_REWARDS, _rewards) or ():
+        if reward.key not in rewards:
+            rewards.put(reward)
+    if (record.integer(sc.ROLLOUT_SCHEMA_VERSION) or 0) > sc.SCHEMA_VERSION:
+        warnings.append("it was written by a newer otel-rollout: what that added is not read")
+    return Trajectory(
+        id=record.text(sc.ROLLOUT_ID) or "",
+        name=record.text(sc.GEN_AI_AGENT_NAME) or "",
+        trace_id=record.trace_id,
+        span_id=record.span_id,
+        parent_id=record.text(sc.ROLLOUT_PARENT_ID),
+        task_id=record.text(sc.ROLLOUT_TASK_ID),
+        group_id=record.text(sc.ROLLOUT_GROUP_ID),
+        sample_index=record.integer(sc.ROLLOUT_SAMPLE_INDEX),
+        policy_version=record.label(sc.ROLLOUT_POLICY_VERSION),
+        source=source,
+        trainable=record.boolean(sc.ROLLOUT_TRAINABLE) is not False
+        and sc.ROLLOUT_TRAINABLE not in record.cut,
+        appended=fields.read(sc.ROLLOUT_APPENDED, _appended),
+        rewards=rewards,
+        metrics=fields.read(sc.ROLLOUT_METRICS, _metrics),
+        metadata=fields.read(sc.ROLLOUT_METADATA, _object),
+        logs=fields.read(sc.ROLLOUT_LOGS, _texts) or (),
+        status=record.text(sc.ROLLOUT_STATUS) or "unknown",
+        termination_reason=record.text(sc.ROLLOUT_TERMINATION_REASON),
+        error=fields.read(sc.ROLLOUT_ERROR, _error),
+        output=fields.read(sc.ROLLOUT_OUTPUT, lambda value: value),
+        start_time_ns=record.start_time_ns,
+        end_time_ns=record.end_time_ns,
+        steps=fields.read(sc.ROLLOUT_STEPS, lambda rows: [Step.from_dict(row) for row in rows]),
+        warnings=warnings,
+        sealed=True,
+    )
+
+
+def claims_of(record: SpanRecord) -> frozenset[str]:
+    """Span ids of those exchanges of the rollout around it that belong to a rollout."""
+    return frozenset(Fields(record, []).read(sc.ROLLOUT_CLAIMS, _texts) or ())
+
+
+def reward_of(row: Json) -> Reward:
+    """A reward from its JSON. One of `UNREADABLE` for what is none."""
+    reward = Reward.from_dict(row)
+    expected((reward.name, reward.completion_id, reward.explanation), str | None)
+    expected([reward.choice_index], int)
+    return reward
+
+
+def expected(values: Any, kind: Any) -> None:
+    """TypeError unless all values are of a type."""
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"expected {kind}, got {value!r:.80}")
+
+
+def _rewards(rows: Json) -> list[Reward]:
+    return [reward_of(row) for row in rows]
+
+
+def _appended(rows: Json) -> dict[tuple[str, int], list[Json]]:
+    for completion_id, choice, messages in rows:
+        expected([completion_id], str)
+        expected([choice], int)
+        expected([messages], list)
+    return {(completion_id, choice): messages for completion_id, choice, messages in rows}
+
+
+def _metrics(value: Json) -> dict[str, float]:
+    numbers = _object(value)
+    expected(numbers.values(), int | float)
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError("a metric is a finite number")
+    return numbers
+
+
+def _object(value: Json) -> dict[str, Json]:
+    expected([value], dict)
+    found: dict[str, Json] = value
+    return found
+
+
+def _texts(values: Json) -> list[str]:
+    expected([values], list)
+    expected(values, str)
+    found: list[str] = values
+    return found
+
+
+def _error(value: Json) -> dict[str, str]:
+    error = _object(value)
+    expected((error["type"], error["message"]), str)
+    return error
