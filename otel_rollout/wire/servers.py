@@ -235,6 +235,8 @@ def _logprobs(choice: _Fields) -> Iterator[list[Json]]:
         except (KeyError, TypeError):
             if _are_objects(entries):
                 yield [entry.get("logprob") for entry in entries]
+    elif isinstance(logprobs, Mapping) and isinstance(logprobs.get("content"), list):
+        yield []  # a list of none, which is not what is sent for those that were not asked for
     if triples := _triples(choice):
         yield [triple[0] for triple in triples]
 

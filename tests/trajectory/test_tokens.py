@@ -264,6 +264,8 @@ def test_tool_arguments_with_different_keys_stay_as_they_were():
         ({"status": "cancelled"}, "its call ended as 'cancelled'"),
         ({"usage": 3}, "the server says that it sampled 3 tokens and sent 2 token ids"),
         ({"logprobs": [-1.0, -2.0, -3.0]}, "it has 2 token ids and 3 log-probabilities"),
+        ({"logprobs": [-1.0]}, "it has 2 token ids and 1 log-probabilities"),
+        ({"logprobs": []}, "it has 2 token ids and 0 log-probabilities"),
     ],
 )
 def test_what_is_not_admitted_says_why(call: dict[str, Any], reason: str):
