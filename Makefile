@@ -3,6 +3,7 @@
 PYTHON ?= python3
 TESTS ?=
 OURS := not backend and not framework and not server and not trainer
+OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= 2# tests at once; 0 is one after the other, to debug
 
 VENV := .venv
@@ -41,14 +42,14 @@ test-trainers: .venv-trainers/.ready  ## exporters/, each against its real train
 	.venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/tests
 	# A process each: ART changes transformers for all that runs in its process, verl other things.
 	set -e; for tests in $(or $(TESTS),$(EXPORTERS:/pyproject.toml=)); do \
-		HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
+		$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
 	done
 
 test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real vLLM and llama.cpp, and what trainers get of them
 	rm -rf build/served
 	OTEL_ROLLOUT_SERVED=build/served .venv-servers/bin/python -m pytest -W ignore -m server $(or $(TESTS),tests/servers)
-	set -e; for tests in $(wildcard exporters/*/tests/test_served.py); do \
-		OTEL_ROLLOUT_SERVED=build/served .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
+	set -e; for tests in $(if $(TESTS),,$(wildcard exporters/*/tests/test_*_served.py)); do \
+		OTEL_ROLLOUT_SERVED=build/served $(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
 	done
 
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
