@@ -19,6 +19,8 @@ from otel_rollout import JsonlTrajectoryExporter, Trajectory
 if TYPE_CHECKING:
     from tests.kit.recomputed import Model
 
+pytest.register_assert_rewrite("tests.servers.checks")
+
 INSTALLED = importlib.util.find_spec("xllamacpp") is not None
 """Whether this is the environment that has the servers."""
 collect_ignore_glob = [] if INSTALLED else ["test_*.py"]

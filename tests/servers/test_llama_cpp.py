@@ -81,7 +81,7 @@ async def test_conversations_of_ids(
 ) -> None:
     """Turns that go on from the sampled ids are one row; so do stop strings and length limits."""
 
-    @rollout
+    @rollout(name="llama.cpp /v1/completions")
     async def agent() -> None:
         endings: list[dict[str, Any]] = [{}, {}, {}, {"stop": ["dog", "3"]}, {"max_tokens": 4}]
         for seed, options in enumerate(endings * 2):
@@ -103,7 +103,7 @@ async def test_its_own_endpoint(
 ) -> None:
     """`/completion` has all ids, and fewer log-probabilities where a character is split."""
 
-    @rollout
+    @rollout(name="llama.cpp /completion")
     async def agent() -> None:
         for seed in range(12):
             body = {"prompt": prompt(tokenizer, "Why?"), "n_probs": 1, "return_tokens": True}

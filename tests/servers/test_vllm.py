@@ -93,7 +93,7 @@ async def test_text_completions(
 ) -> None:
     """Prompts that are text, and ids, and two samples of each."""
 
-    @rollout
+    @rollout(name="text completions")
     async def agent() -> None:
         for prompt in ("One fish, ", [12, 40, 41]):
             options: Any = {"prompt": prompt, "n": 2, "max_tokens": 12, "seed": 1}
@@ -115,7 +115,7 @@ async def test_a_call_that_the_server_refuses(
 ) -> None:
     """A prompt beyond the context fails, and the rollout goes on."""
 
-    @rollout
+    @rollout(name="a refused call")
     async def agent() -> None:
         chat = Chat(client, stream=False)
         with pytest.raises(openai.BadRequestError):
