@@ -93,7 +93,7 @@ async def test_conversations_of_ids(
     trajectory = await gather_trajectory(agent())
     rows, lost = trajectory.token_sequences(), split(trajectory)
     assert 0 < len(lost) < 20
-    assert all("the server says that it sampled" in dropped.reason for dropped in rows.dropped)
+    assert all("token ids" in dropped.reason for dropped in rows.dropped)
     assert max(len(row.spans) for row in rows) == 3
     check(trajectory, model, TOLERANCE, lost)
 
@@ -130,5 +130,5 @@ async def test_chats_have_no_rows(
         trajectory = await gather_trajectory(agent())
     (dropped,) = trajectory.token_sequences().dropped
     assert trajectory.messages()[-1]["role"] == "assistant"
-    assert dropped.reason == "the server sent no token ids of the prompt"
+    assert dropped.reason.startswith("the server sent no token ids")
     assert trajectory.token_sequences() == []
