@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 TESTS ?=
+OURS := not backend and not framework and not trainer and not server and not fuzz
+OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= 2# tests at once; 0 is one after the other, to debug
 
 VENV := .venv
@@ -10,16 +12,16 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-backends backends check format bench pins clean
+.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-backends backends check format bench pins clean
 
 demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)  ## everything that needs no foreign program
-	$(BIN)/python -m pytest -n $(JOBS) -m "not backend and not framework and not trainer and not fuzz" $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "$(OURS)" $(TESTS)
 
 quick: $(READY)  ## a minute: what most changes need, all but what is marked slow
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not backend and not framework and not trainer and not fuzz" $(TESTS)
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and $(OURS)" $(TESTS)
 
 fuzz: $(READY)  ## spans that are changed at random, for many minutes
 	$(BIN)/python -m pytest -q -n $(JOBS) -m fuzz $(TESTS)
@@ -43,7 +45,14 @@ test-trainers: .venv-trainers/.ready  ## exporters/, each against its real train
 	.venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/tests
 	# A process each: ART changes transformers for all that runs in its process, verl other things.
 	set -e; for tests in $(or $(TESTS),$(EXPORTERS:/pyproject.toml=)); do \
-		HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
+		$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
+	done
+
+test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real vLLM and llama.cpp, and what trainers get of them
+	rm -rf build/served
+	OTEL_ROLLOUT_SERVED=build/served .venv-servers/bin/python -m pytest -W ignore -m server $(or $(TESTS),tests/servers)
+	set -e; for tests in $(if $(TESTS),,$(wildcard exporters/*/tests/test_*_served.py)); do \
+		OTEL_ROLLOUT_SERVED=build/served $(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
 	done
 
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
@@ -76,6 +85,9 @@ $(READY): requirements/newest.txt pyproject.toml
 .venv-trainers/.ready: requirements/trainers.txt pyproject.toml $(EXPORTERS)
 	$(call environment,.venv-trainers,trainers,--no-deps,$(EXPORTERS:%/pyproject.toml=-e %))
 
+.venv-servers/.ready: requirements/servers.txt pyproject.toml
+	$(call environment,.venv-servers,servers,--no-deps)
+
 define environment
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(1)
@@ -97,6 +109,8 @@ pins:  ## write requirements/*.txt anew
 	$(UV) --upgrade --group pyproject.toml:frameworks -o requirements/frameworks.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--override requirements/overrides/trainers.in requirements/trainers.in -o requirements/trainers.txt
+	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--override requirements/overrides/servers.in requirements/servers.in -o requirements/servers.txt
 
 clean:
 	rm -rf .venv .venv-* .tools build dist
