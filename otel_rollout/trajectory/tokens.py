@@ -189,6 +189,9 @@ def _why_no_ids(completion: Completion) -> str:
         return f"it has no token ids: nothing was sampled (finish reason {reason!r})"
     if completion.ids_are_empty:
         return "the server sent no token ids: its list of them is empty"
+    count, listed = completion.sampled_count, len(completion.logprobs or ())
+    if count is not None and 0 < listed < count:
+        return f"the server sent no token ids of {count - listed} of the {count} tokens it sampled"
     return "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
 
 

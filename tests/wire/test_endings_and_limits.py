@@ -231,6 +231,8 @@ def test_entries_that_the_server_left_out(recording: Recording, clients: Clients
     reply = chat(token_ids=None, logprobs=entries(LOGPROBS[:2], IDS[:2]))
     completion = served(recording, clients, body(reply))
     assert completion.token_ids is None
+    (dropped,) = recording.trajectory.token_sequences().dropped
+    assert dropped.reason == "the server sent no token ids of 1 of the 3 tokens it sampled"
     whole = chat(token_ids=None, logprobs=entries(LOGPROBS, IDS))
     assert served(recording, clients, body(whole)).token_ids == IDS
 
