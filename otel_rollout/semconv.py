@@ -54,6 +54,21 @@ GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
 GEN_AI_RESPONSE_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 GEN_AI_USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+GEN_AI_USAGE_CACHE_READ: Final = (
+    "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.usage.cache_read_input_tokens",
+)
+GEN_AI_USAGE_CACHE_WRITE: Final = (
+    "gen_ai.usage.cache_write.input_tokens",
+    "gen_ai.usage.cache_creation.input_tokens",
+    "gen_ai.usage.cache_creation_input_tokens",
+)
+GEN_AI_USAGE_REASONING: Final = (
+    "gen_ai.usage.reasoning.output_tokens",
+    "gen_ai.usage.reasoning_tokens",
+    "gen_ai.usage.reasoning_output_tokens",
+)
+"""Present and former names of one number each."""
 GEN_AI_USAGE_RAW: Final = "gen_ai.usage.raw"
 GEN_AI_PROMPT: Final = "gen_ai.prompt."
 GEN_AI_COMPLETION: Final = "gen_ai.completion."

@@ -31,6 +31,14 @@ class Fact(Enum):
     REQUEST_REFUSAL = "refusals that were sent back"
     REPLY_REFUSAL = "that a reply is a refusal"
     NAMES = "names of messages"
+    PARTS = "how texts were divided into parts"
+    BLOCK_FIELDS = "further members of content blocks (signature, cache_control, is_error)"
+    FUNCTION_CALL = "calls in the former form (function_call)"
+    CUSTOM_TOOLS = "custom tools: definitions, calls and results"
+    CALL_IDS = "ids of tool calls of the Responses API (read as ids of items)"
+    FILES = "names of files and formats of sound"
+    REPLY_START = "where the request ends and the reply begins"
+    TEXT_END = "whether a limit cut the end of its longest text"
     IMAGES = "images that are data, not addresses"
     DETAIL = "detail of images"
     RESPONSE_ID = "the response id"
@@ -38,6 +46,7 @@ class Fact(Enum):
     CHOICES = "all choices but the first"
     FINISH_REASON = "why the reply ended"
     USAGE = "usage"
+    USAGE_DETAILS = "details of usage (cached tokens, reasoning tokens)"
     RESPONSE_FIELDS = "other fields of the response (system_fingerprint, stop_reason)"
     ITEMS = "the items of the Responses API (read as chat messages)"
     PREVIOUS = "which response a call of the Responses API continues"
@@ -104,16 +113,28 @@ def _applies(fact: Fact, call: Call) -> bool:
     """True if this call can have lost the fact at all."""
     if fact is Fact.ARGUMENTS:
         return bool(_with(call, "tool_calls"))
-    if fact in (Fact.IMAGES, Fact.DETAIL):
-        return not call.prompt_is_known or any(
-            isinstance(part, Mapping) and part.get("type") == "image_url"
-            for message in _with(call, "content")
-            if isinstance(message["content"], list)
-            for part in message["content"]
-        )
+    if fact is Fact.CALL_IDS:
+        return call.is_responses and bool(_with(call, "tool_calls"))
+    if fact in _PARTS:
+        return not call.prompt_is_known or not _PARTS[fact].isdisjoint(_part_types(call))
+    if fact is Fact.PARTS:
+        return any(isinstance(message["content"], list) for message in _with(call, "content"))
     if fact in (Fact.ITEMS, Fact.PREVIOUS):
         return call.is_responses
     return True
+
+
+_PARTS = {
+    Fact.IMAGES: {"image_url"},
+    Fact.DETAIL: {"image_url"},
+    Fact.FILES: {"file", "input_audio"},
+}
+"""Facts of parts, with the types of the parts that have them."""
+
+
+def _part_types(call: Call) -> set[Json]:
+    contents = [message["content"] for message in _with(call, "content")]
+    return {str(part.get("type")) for content in contents for part in objects(content)}
 
 
 def _with(call: Call, key: str) -> list[Mapping[str, Json]]:
@@ -252,11 +273,29 @@ def _text_of(choice: Mapping[str, Json]) -> Json:
     return (choice.get("message") or {}).get("content") or ""
 
 
-def usage(prompt: int | None, completion: int | None) -> dict[str, int] | None:
-    """Usage in the shape of the chat API. None: unknown."""
+def usage(
+    prompt: int | None,
+    completion: int | None,
+    *,
+    cached: int | None = None,
+    written: int | None = None,
+    reasoning: int | None = None,
+) -> dict[str, Json] | None:
+    """Usage in the shape of the chat API. None: unknown.
+
+    cached, written: prompt tokens that a cache gave, and that were written to it.
+    """
     if prompt is None and completion is None:
         return None
     total = None if prompt is None or completion is None else prompt + completion
+    asked = without_none({"cached_tokens": cached, "cache_write_tokens": written})
+    said = without_none({"reasoning_tokens": reasoning})
     return without_none(
-        {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+        {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": total,
+            "prompt_tokens_details": asked or None,
+            "completion_tokens_details": said or None,
+        }
     )

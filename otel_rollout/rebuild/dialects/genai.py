@@ -53,6 +53,9 @@ _LOSES = frozenset(
         Fact.REPLY_REFUSAL,
         Fact.DETAIL,
         Fact.RESPONSE_FIELDS,
+        Fact.USAGE_DETAILS,
+        Fact.CUSTOM_TOOLS,
+        Fact.FUNCTION_CALL,
     )
 )
 DIALECT = Dialect(
@@ -60,7 +63,7 @@ DIALECT = Dialect(
     "opentelemetry-instrumentation-genai-openai 1.3b0",
     recognises,
     read,
-    loses=_LOSES | {Fact.ITEMS, Fact.PREVIOUS},
+    loses=_LOSES | {Fact.FILES, Fact.ITEMS, Fact.PREVIOUS},
 )
 DIALECT_V2 = Dialect(
     "openai-v2",
