@@ -93,12 +93,17 @@ def _in_field(key: str, one: Any, two: Any) -> Difference:
         if _totals(one) != _totals(two):
             return Fact.USAGE
         return Fact.USAGE_DETAILS
-    named = {
-        "id": Fact.RESPONSE_ID,
-        "model": Fact.RESPONSE_MODEL,
-        "stop_reason": Fact.FINISH_REASON,
-    }
-    return named.get(key, Fact.TOKEN_IDS if key == "prompt_token_ids" else Fact.RESPONSE_FIELDS)
+    return _REPLY_FIELDS.get(key, Fact.RESPONSE_FIELDS)
+
+
+_REPLY_FIELDS = {
+    "id": Fact.RESPONSE_ID,
+    "model": Fact.RESPONSE_MODEL,
+    "stop_reason": Fact.FINISH_REASON,
+    "prompt_token_ids": Fact.TOKEN_IDS,
+    "token_ids": Fact.TOKEN_IDS,
+    "logprobs": Fact.LOGPROBS,
+}
 
 
 def _totals(said: Any) -> list[Any]:
@@ -252,6 +257,8 @@ def _in_content(sent: Json, read: Json) -> set[Difference]:
         return found | {Fact.FILES}
     if [_bare(part) for part in one] == [_bare(part) for part in two]:
         return found | {Fact.BLOCK_FIELDS}
+    if [_unseen(part) for part in one] == [_unseen(part) for part in two]:
+        return found | {Fact.IMAGES}
     return found | {f"content {str(read)[:60]!r}"}
 
 
@@ -272,6 +279,15 @@ def _bare(part: Any) -> Any:
     if part.get("type") == "tool_result":
         bare["content"] = [_bare(inner) for inner in _parts(part.get("content"))]
     return bare
+
+
+def _unseen(part: Any) -> Any:
+    """A block without the data of the images in it."""
+    if part.get("type") == "image":
+        return {"type": "image"}
+    inner = part.get("content")
+    inner = [_unseen(block) for block in inner] if isinstance(inner, list) else inner
+    return {**part, "content": inner}
 
 
 def _unnamed(part: Any) -> Any:
@@ -300,7 +316,10 @@ def _in_tools(sent: Any, read: Any) -> set[Difference]:
     if not sent or sent == read:
         return set()
     if not read:
-        return {Fact.TOOLS, Fact.STRICT, Fact.CUSTOM_TOOLS}
+        is_strict = any("strict" in tool.get("function", tool) for tool in sent)
+        is_custom = any(tool.get("type") == "custom" for tool in sent)
+        lost = {Fact.STRICT: is_strict, Fact.CUSTOM_TOOLS: is_custom}
+        return {Fact.TOOLS, *(fact for fact, there in lost.items() if there)}
     bare = [[_flat(tool) for tool in tools] for tools in (sent, read)]
     strict = [[tool.pop("strict", None) for tool in tools] for tools in bare]
     if bare[0] == bare[1]:

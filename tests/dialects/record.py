@@ -123,7 +123,8 @@ ANTHROPIC: dict[str, Any] = {
     "count": ["So."],
     "cut": [Reply("A reply that is long enough for several events.", cut_after=5)],
     "endings": [
-        Reply("and", finish_reason="max_tokens"),
+        # As a server may that is not Anthropic's.
+        Reply("and", finish_reason="max_tokens", extra={"token_ids": [1], "logprobs": {}}),
         Reply("and", extra={"stop_reason": "stop_sequence", "stop_sequence": "END"}),
         Reply("and", finish_reason="refusal"),
     ],

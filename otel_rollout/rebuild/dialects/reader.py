@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects import (
+    anthropic,
     genai,
     logfire,
     openinference,
@@ -25,6 +26,7 @@ DIALECTS = (
     genai.DIALECT,
     logfire.DIALECT,
     genai.DIALECT_V2,
+    anthropic.DIALECT,
 )
 
 
@@ -66,6 +68,9 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         call = Call("/chat/completions", {})
         call.miss(f"it is not as {dialect.name} writes it ({error!r})", prompt=True)
+    for key, value in span.attributes.items():
+        if key.endswith(_TRUNCATED) and value not in _NOT_TRUNCATED:
+            call.miss(f"its {key} says that content was left out", prompt=True)
     if not isinstance(call.reply, Mapping):
         call.reply = None
     elif not _has_shape(call.reply):
@@ -74,9 +79,15 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
     return call
 
 
+_TRUNCATED = (".truncated", "_truncated")
+_NOT_TRUNCATED = (False, 0, None, "", "0", "false", "False", "null", "[]")
+_SAID = ("choices", "output", "content")
+"""Members of a response that may hold what was sampled, by API."""
+
+
 def _has_shape(reply: Mapping[str, Json]) -> bool:
     """True if the parts of a response that other code relies on have their types."""
-    for key in ("choices", "output"):
+    for key in _SAID:
         items = reply.get(key)
         if items is not None and (
             not isinstance(items, list) or not all(isinstance(item, dict) for item in items)
@@ -157,17 +168,24 @@ def _status(span: SpanRecord, call: Call) -> tuple[str, dict[str, str] | None]:
     if call.path == "/embeddings":
         return "complete", None
     reply = call.reply or {}
-    if not (reply.get("choices") or reply.get("output")):
+    if not any(map(reply.get, _SAID)):
         if not call.damage:
             call.miss("its span has no reply: it was not recorded, or not kept")
         status = "abandoned" if call.stream else "error"
         return status, {"type": "NotRecorded", "message": "the span has no reply"}
-    if call.stream and not reply.get("usage") and not reply.get("output"):
-        reasons = [choice.get("finish_reason") for choice in reply["choices"]]
-        if not all(reasons):
-            call.miss("nothing says that its reply came to its end")
-            return "abandoned", None
+    if call.stream and not _came_to_its_end(reply):
+        call.miss("nothing says that its reply came to its end")
+        return "abandoned", None
     return "complete", None
+
+
+def _came_to_its_end(reply: Mapping[str, Json]) -> bool:
+    """True if the reply to a streamed call has what only the end of a stream brings."""
+    if "content" in reply:
+        return reply.get("stop_reason") is not None
+    if reply.get("usage") or reply.get("output"):
+        return True
+    return all(choice.get("finish_reason") for choice in reply["choices"])
 
 
 _STATUS_OF = {"CancelledError": "cancelled", "GeneratorExit": "abandoned"}
