@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from otel_rollout.spans import SpanRecord
-from otel_rollout.wire import Json, loads
+from otel_rollout.wire import Json, dumps, loads
 
 
 class Fact(Enum):
@@ -215,35 +215,51 @@ def _is_empty(message: Mapping[str, Json]) -> bool:
     return message.get("content") in (None, []) and not any(said)
 
 
-def cut_length(trace: Sequence[SpanRecord]) -> int | None:
-    """The length at which texts of this trace seem to be truncated. None: no sign of it.
+def check_not_cut(texts: Mapping[str, Json], call: Call, trace: Sequence[SpanRecord]) -> None:
+    """Note texts, by attribute, that a length limit may have cut.
 
-    A truncated text that is not JSON does not show it. Two signs do: the longest texts have equal
-    length, or their length is a usual limit. A false alarm is better than a wrong text.
+    A text that is no JSON does not show where it was cut. But a limit that cuts leaves nothing
+    longer: only the longest texts of a trace are in question. They are damage if there is a sign:
+    a usual limit, several texts of that length, or a reply that is short of its tokens. Without a
+    sign nothing can be known, and `Fact.TEXT_END` says so.
     """
-    longest: set[str] = set()
-    length = 0
-    for span in trace:
-        for value in span.attributes.values():
-            if isinstance(value, str) and len(value) >= max(length, _SHORTEST_LIMIT):
-                if len(value) > length:
-                    longest, length = set(), len(value)
-                longest.add(value)
-    if not longest:
-        return None
-    is_limit = length % 100 == 0 or length & (length - 1) == 0
-    return length if is_limit or len(longest) > 1 else None
+    values = {v for span in trace for v in span.attributes.values() if isinstance(v, str)}
+    for size in (len, _bytes_in):
+        length = max(map(size, values), default=0)
+        longest = [value for value in values if size(value) == length]
+        cut = {k: t for k, t in texts.items() if t in longest} if length >= _SHORTEST_LIMIT else {}
+        if not cut:
+            continue
+        if len(longest) > 1 or _is_usual_limit(length) or _is_short_of_tokens(call):
+            for key in cut:
+                call.miss(
+                    f"its {key} is {length} {_UNITS[size]} long: was it cut by a length limit?"
+                )
+        else:
+            call.also_loses |= {Fact.TEXT_END}
 
 
+def _bytes_in(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+_UNITS = {len: "characters", _bytes_in: "bytes"}
 _SHORTEST_LIMIT = 64
 
 
-def check_not_cut(texts: Mapping[str, Json], call: Call, trace: Sequence[SpanRecord]) -> None:
-    """Note texts, by attribute, that look as if a length limit had truncated them."""
-    limit = cut_length(trace)
-    for key, text in texts.items():
-        if limit is not None and isinstance(text, str) and len(text) == limit:
-            call.miss(f"its {key} is {limit} characters long: was it cut by a length limit?")
+def _is_usual_limit(length: int) -> bool:
+    """True for round numbers and powers of two, and for one less: some count an end mark."""
+    return any(n % 100 == 0 or n & (n - 1) == 0 for n in (length, length + 1))
+
+
+def _is_short_of_tokens(call: Call) -> bool:
+    """True if the reply's usage counts more tokens than its choices have bytes."""
+    if not isinstance(call.reply, Mapping):
+        return False
+    counted = call.reply.get("usage") or {}
+    hidden = (counted.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    tokens = (counted.get("completion_tokens") or 0) - hidden
+    return tokens > len(dumps(call.reply.get("choices")).encode())
 
 
 def without_none(fields: Mapping[str, Json]) -> dict[str, Json]:
