@@ -24,12 +24,16 @@ from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import (
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE as ERROR_TYPE
 
 # The oldest conventions package that we support lacks these; the names are the conventions'.
+GEN_AI_PROVIDER_NAME: Final = "gen_ai.provider.name"
+GEN_AI_CONVERSATION_ID: Final = "gen_ai.conversation.id"
+GEN_AI_WORKFLOW_NAME: Final = "gen_ai.workflow.name"
 GEN_AI_TOOL_TYPE: Final = "gen_ai.tool.type"
 GEN_AI_TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
 GEN_AI_TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
 GEN_AI_EVALUATION_RESULT: Final = "gen_ai.evaluation.result"
 GEN_AI_EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 GEN_AI_EVALUATION_SCORE_VALUE: Final = "gen_ai.evaluation.score.value"
+GEN_AI_EVALUATION_SCORE_LABEL: Final = "gen_ai.evaluation.score.label"
 GEN_AI_EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 
 # Attributes of other instrumentations, by the present conventions and by former ones. Names outside
@@ -89,6 +93,9 @@ MODEL_OPERATIONS: Final = (
 
 SCOPE: Final = "otel_rollout"
 """Instrumentation scope of every span that this library opens."""
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
+"""Schema of the conventions' names on our spans: the last one that has the GenAI ones."""
 
 SCHEMA_VERSION: Final = 1
 """Version of the `rollout.*` attributes; a reader refuses a newer one."""

@@ -18,6 +18,7 @@ from otel_rollout.wire.messages import MessagePath
 class ChatCompletions(ModelApi):
     """`/chat/completions`, as OpenAI, vLLM, SGLang, llama.cpp and many others serve it."""
 
+    provider = "openai"
     paths = ("/chat/completions",)
 
     def token_id_params(self, path: str) -> Params:
