@@ -14,6 +14,7 @@ from otel_rollout.rebuild.dialects.call import (
     Call,
     Dialect,
     Fact,
+    check_whole,
     is_true,
     object_rows,
     objects,
@@ -41,6 +42,7 @@ def recognises(span: SpanRecord) -> bool:
 def read(span: SpanRecord, _: Sequence[SpanRecord]) -> Call:
     stream = is_true(span, sc.GEN_AI_REQUEST_STREAM)
     call = Call("/v1/messages", _parameters(span), stream=stream)
+    check_whole(span, call)
     rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
     if rows is None and call.prompt_is_known:
         call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)

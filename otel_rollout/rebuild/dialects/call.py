@@ -192,6 +192,26 @@ def numbered(attributes: Mapping[str, Any], prefix: str) -> dict[int, dict[str, 
     return dict(sorted(rows.items()))
 
 
+def check_flags(span: SpanRecord, call: Call) -> None:
+    """Note flags of the span that say that something was left out, whoever set them."""
+    for key, value in span.attributes.items():
+        if key.endswith(_TRUNCATED) and value not in _NOT_TRUNCATED:
+            call.miss(f"its {key} says that content was left out", prompt=True)
+
+
+_TRUNCATED = (".truncated", "_truncated")
+_NOT_TRUNCATED: tuple[Any, ...] = (False, 0, None, "", "0", "false", "False", "null", "[]", [])
+
+
+def check_whole(span: SpanRecord, call: Call) -> None:
+    """Note that attributes of the span were dropped, where no other attribute has the same."""
+    check_flags(span, call)
+    if span.dropped_attributes:
+        call.miss(
+            f"{span.dropped_attributes} attributes of its span were dropped by a limit", prompt=True
+        )
+
+
 def check_not_empty(call: Call) -> None:
     """Note empty messages: their dialect could not record their content."""
     for number, message in enumerate(objects(call.request.get("messages"))):

@@ -13,6 +13,7 @@ from otel_rollout.rebuild.dialects.call import (
     Call,
     Dialect,
     Fact,
+    check_whole,
     completion_reply,
     object_rows,
     objects,
@@ -93,6 +94,8 @@ _USAGE_NAMES = {
 def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     output = _output_of(span, trace)
     call = Call("/chat/completions", {})
+    check_whole(span, call)
+    check_whole(output or span, call)
     request = structure(span, _REQUEST, call, prompt=True)
     call.request = dict(request) if isinstance(request, Mapping) else {}
     if _EVENTS in span.attributes:

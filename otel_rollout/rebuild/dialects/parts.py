@@ -13,6 +13,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
     Call,
     check_not_empty,
+    check_whole,
     completion_reply,
     object_rows,
     objects,
@@ -72,6 +73,8 @@ def read_call(
     tools = object_rows(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
     if tools:
         call.request["tools"] = [_tool(tool) for tool in tools]
+    check_whole(span, call)
+    check_whole(output, call)
     _read_request(span, call)
     _read_reply(span, output, call)
     check_not_empty(call)

@@ -14,7 +14,7 @@ from otel_rollout.rebuild.dialects import (
     openllmetry,
     openllmetry_flat,
 )
-from otel_rollout.rebuild.dialects.call import Call, Dialect
+from otel_rollout.rebuild.dialects.call import Call, Dialect, check_flags
 from otel_rollout.spans import Exchange, SpanRecord, context_key
 from otel_rollout.wire import Json, MessagePath, dumps, extend
 
@@ -68,9 +68,7 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         call = Call("/chat/completions", {})
         call.miss(f"it is not as {dialect.name} writes it ({error!r})", prompt=True)
-    for key, value in span.attributes.items():
-        if key.endswith(_TRUNCATED) and value not in _NOT_TRUNCATED:
-            call.miss(f"its {key} says that content was left out", prompt=True)
+    check_flags(span, call)
     if not isinstance(call.reply, Mapping):
         call.reply = None
     elif not _has_shape(call.reply):
@@ -79,8 +77,6 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
     return call
 
 
-_TRUNCATED = (".truncated", "_truncated")
-_NOT_TRUNCATED = (False, 0, None, "", "0", "false", "False", "null", "[]")
 _SAID = ("choices", "output", "content")
 """Members of a response that may hold what was sampled, by API."""
 
