@@ -163,6 +163,16 @@ def test_dropped_attributes_are_damage():
     assert "2 attributes" in completion.exchange.damage[0]
 
 
+@pytest.mark.parametrize("key", ["gen_ai.provider.name", "gen_ai.system"])
+def test_a_call_of_another_api_says_that_its_shape_is_lost(key: str):
+    """Spans of Anthropic's or Google's calls are read as chat, in other words than were sent."""
+    facts = {Fact.SHAPE.value, Fact.FINISH_REASON.value, Fact.USAGE.value}
+    for provider in ("anthropic", "Anthropic", "gcp.gemini", "aws.bedrock"):
+        assert facts <= set(read(**{key: provider})[0].lost)
+    for same in ("openai", "azure.ai.openai", None):
+        assert not facts & set(read(**{key: same})[0].lost)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (

@@ -48,6 +48,7 @@ class Fact(Enum):
     USAGE = "usage"
     USAGE_DETAILS = "details of usage (cached tokens, reasoning tokens)"
     RESPONSE_FIELDS = "other fields of the response (system_fingerprint, stop_reason)"
+    SHAPE = "the shape of an API that is not OpenAI's (read as chat messages)"
     ITEMS = "the items of the Responses API (read as chat messages)"
     PREVIOUS = "which response a call of the Responses API continues"
 

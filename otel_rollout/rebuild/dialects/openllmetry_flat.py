@@ -22,7 +22,7 @@ from otel_rollout.rebuild.dialects.call import (
     usage,
     without_none,
 )
-from otel_rollout.rebuild.dialects.parts import first_integer, parameters
+from otel_rollout.rebuild.dialects.parts import first_integer, lost_of_other_api, parameters
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, loads
 
@@ -46,6 +46,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
         kind = "completion"  # it is the first attribute to be dropped
     request = parameters(span)
     call = Call("/chat/completions", request, stream=is_true(span, _STREAMING))
+    call.also_loses |= lost_of_other_api(span)
     prompts = numbered(span.attributes, sc.GEN_AI_PROMPT)
     if kind == "embedding":
         call.path = "/embeddings"

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
     Call,
+    Fact,
     check_not_empty,
     check_whole,
     completion_reply,
@@ -73,6 +74,7 @@ def read_call(
     tools = object_rows(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
     if tools:
         call.request["tools"] = [_tool(tool) for tool in tools]
+    call.also_loses |= lost_of_other_api(span)
     check_whole(span, call)
     check_whole(output, call)
     _read_request(span, call)
@@ -117,6 +119,14 @@ def _read_reply(span: SpanRecord, output: SpanRecord, call: Call) -> None:
     )
     if "error" in ends:
         call.stream = True  # only a stream can break off with part of its reply
+
+
+def lost_of_other_api(span: SpanRecord) -> frozenset[Fact]:
+    """What is lost of a call of another API than OpenAI's, which is read as chat all the same."""
+    provider = span.text(sc.GEN_AI_PROVIDER_NAME) or span.text(sc.GEN_AI_SYSTEM) or ""
+    if not provider or "openai" in provider.lower():
+        return frozenset()
+    return frozenset((Fact.SHAPE, Fact.BLOCK_FIELDS, Fact.FINISH_REASON, Fact.USAGE))
 
 
 def usage_of(span: SpanRecord) -> dict[str, Json] | None:
