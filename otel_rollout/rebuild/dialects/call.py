@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from otel_rollout.spans import SpanRecord
@@ -236,6 +237,20 @@ def _is_empty(message: Mapping[str, Json]) -> bool:
     return message.get("content") in (None, []) and not any(said)
 
 
+class Trace(list[SpanRecord]):
+    """The spans of one trace, with what each of its calls asks of all of them."""
+
+    @cached_property
+    def longest(self) -> dict[Callable[[str], int], tuple[int, frozenset[str]]]:
+        """The longest texts of the trace and their length, in characters and in bytes."""
+        texts = {v for span in self for v in span.attributes.values() if isinstance(v, str)}
+        found: dict[Callable[[str], int], tuple[int, frozenset[str]]] = {}
+        for size in (len, _bytes_in):
+            length = max(map(size, texts), default=0)
+            found[size] = length, frozenset(text for text in texts if size(text) == length)
+        return found
+
+
 def check_not_cut(texts: Mapping[str, Json], call: Call, trace: Sequence[SpanRecord]) -> None:
     """Note texts, by attribute, that a length limit may have cut.
 
@@ -244,10 +259,8 @@ def check_not_cut(texts: Mapping[str, Json], call: Call, trace: Sequence[SpanRec
     a usual limit, several texts of that length, or a reply that is short of its tokens. Without a
     sign nothing can be known, and `Fact.TEXT_END` says so.
     """
-    values = {v for span in trace for v in span.attributes.values() if isinstance(v, str)}
-    for size in (len, _bytes_in):
-        length = max(map(size, values), default=0)
-        longest = [value for value in values if size(value) == length]
+    found = trace.longest if isinstance(trace, Trace) else Trace(trace).longest
+    for size, (length, longest) in found.items():
         cut = {k: t for k, t in texts.items() if t in longest} if length >= _SHORTEST_LIMIT else {}
         if not cut:
             continue

@@ -14,7 +14,7 @@ from otel_rollout.rebuild.dialects import (
     openllmetry,
     openllmetry_flat,
 )
-from otel_rollout.rebuild.dialects.call import Call, Dialect, check_flags
+from otel_rollout.rebuild.dialects.call import Call, Dialect, Trace, check_flags
 from otel_rollout.spans import Exchange, SpanRecord, context_key
 from otel_rollout.wire import Json, MessagePath, dumps, extend
 
@@ -41,7 +41,7 @@ def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:
     `trace`: all its spans, each once. If several spans record the same call, the one that keeps
     most is read.
     """
-    trace = [_as_json(span) for span in trace]
+    trace = Trace(_as_json(span) for span in trace)
     paths = _Paths()
     exchanges: list[Exchange] = []
     for span in trace:
