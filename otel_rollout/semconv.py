@@ -24,12 +24,16 @@ from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import (
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE as ERROR_TYPE
 
 # The oldest conventions package that we support lacks these; the names are the conventions'.
+GEN_AI_PROVIDER_NAME: Final = "gen_ai.provider.name"
+GEN_AI_CONVERSATION_ID: Final = "gen_ai.conversation.id"
+GEN_AI_WORKFLOW_NAME: Final = "gen_ai.workflow.name"
 GEN_AI_TOOL_TYPE: Final = "gen_ai.tool.type"
 GEN_AI_TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
 GEN_AI_TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
 GEN_AI_EVALUATION_RESULT: Final = "gen_ai.evaluation.result"
 GEN_AI_EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 GEN_AI_EVALUATION_SCORE_VALUE: Final = "gen_ai.evaluation.score.value"
+GEN_AI_EVALUATION_SCORE_LABEL: Final = "gen_ai.evaluation.score.label"
 GEN_AI_EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 
 # Attributes of other instrumentations, by the present conventions and by former ones. Names outside
@@ -49,11 +53,27 @@ GEN_AI_REQUEST_SEED: Final = "gen_ai.request.seed"
 GEN_AI_REQUEST_CHOICE_COUNT: Final = "gen_ai.request.choice.count"
 GEN_AI_REQUEST_STOP_SEQUENCES: Final = "gen_ai.request.stop_sequences"
 GEN_AI_REQUEST_STREAM: Final = "gen_ai.request.stream"
+GEN_AI_SYSTEM: Final = "gen_ai.system"
 GEN_AI_IS_STREAMING: Final = "gen_ai.is_streaming"
 GEN_AI_RESPONSE_MODEL: Final = "gen_ai.response.model"
 GEN_AI_RESPONSE_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 GEN_AI_USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+GEN_AI_USAGE_CACHE_READ: Final = (
+    "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.usage.cache_read_input_tokens",
+)
+GEN_AI_USAGE_CACHE_WRITE: Final = (
+    "gen_ai.usage.cache_write.input_tokens",
+    "gen_ai.usage.cache_creation.input_tokens",
+    "gen_ai.usage.cache_creation_input_tokens",
+)
+GEN_AI_USAGE_REASONING: Final = (
+    "gen_ai.usage.reasoning.output_tokens",
+    "gen_ai.usage.reasoning_tokens",
+    "gen_ai.usage.reasoning_output_tokens",
+)
+"""Present and former names of one number each."""
 GEN_AI_USAGE_RAW: Final = "gen_ai.usage.raw"
 GEN_AI_PROMPT: Final = "gen_ai.prompt."
 GEN_AI_COMPLETION: Final = "gen_ai.completion."
@@ -74,6 +94,9 @@ MODEL_OPERATIONS: Final = (
 
 SCOPE: Final = "otel_rollout"
 """Instrumentation scope of every span that this library opens."""
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
+"""Schema of the conventions' names on our spans: the last one that has the GenAI ones."""
 
 SCHEMA_VERSION: Final = 1
 """Version of the `rollout.*` attributes; a reader refuses a newer one."""

@@ -14,10 +14,16 @@ from otel_rollout.wire import Json, dumps
 
 
 def identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
-    """Attributes that tell which trajectory a span is of."""
+    """Attributes that tell which trajectory a span is of.
+
+    The conventions' conversation is what a backend groups messages by: here, the rollout.
+    """
+    is_workflow = operation == sc.OPERATION_INVOKE_WORKFLOW
     return {
         sc.GEN_AI_OPERATION_NAME: operation,
         sc.GEN_AI_AGENT_NAME: trajectory.name,
+        sc.GEN_AI_WORKFLOW_NAME: trajectory.name if is_workflow else None,
+        sc.GEN_AI_CONVERSATION_ID: None if is_workflow else trajectory.id,
         sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
         sc.ROLLOUT_ID: trajectory.id,
         sc.ROLLOUT_PARENT_ID: trajectory.parent_id,
@@ -53,6 +59,7 @@ def evaluation(reward: Reward) -> dict[str, Any]:
     attributes = {
         sc.GEN_AI_EVALUATION_NAME: reward.name or "reward",
         sc.GEN_AI_EVALUATION_SCORE_VALUE: float(reward),
+        sc.GEN_AI_EVALUATION_SCORE_LABEL: reward.label,
         sc.GEN_AI_EVALUATION_EXPLANATION: reward.explanation,
         sc.GEN_AI_RESPONSE_ID: reward.completion_id,
     }

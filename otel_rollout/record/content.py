@@ -34,12 +34,13 @@ _TEXTS = (
     sc.GEN_AI_TOOL_CALL_ARGUMENTS,
     sc.GEN_AI_TOOL_CALL_RESULT,
     sc.GEN_AI_EVALUATION_EXPLANATION,
+    sc.GEN_AI_EVALUATION_SCORE_LABEL,
 )
 """Attributes that are free text, or JSON with free text."""
 _FREE = {
     sc.ROLLOUT_ERROR: ("message", "traceback"),
-    sc.ROLLOUT_REWARDS: ("explanation",),
-    sc.REWARD: ("explanation",),
+    sc.ROLLOUT_REWARDS: ("explanation", "label"),
+    sc.REWARD: ("explanation", "label"),
 }
 """Attributes that are a JSON object, or a list of them, with its members that are free text."""
 

@@ -51,6 +51,7 @@ def record_reward(
     choice: int = 0,
     explanation: str | None = None,
     weight: float | None = None,
+    label: str | None = None,
     trajectory: Trajectory | str | None = None,
 ) -> Reward:
     """Record a reward of a trajectory, or of one completion of it.
@@ -62,6 +63,7 @@ def record_reward(
     explanation: text for people who look at it. None (default): none.
     weight: of a named reward, its weight in `Trajectory.reward` while no explicit reward is set.
         None (default): not counted.
+    label: the score in a word, such as "pass"; backends group by it. None (default): none.
     trajectory: a trajectory, or its id: a judge's process need not have the trajectory. Its
         rollout may have ended, here or in another process: then the reward is a span of its own,
         from which `reconstruct` knows it. None (default): the current trajectory.
@@ -76,6 +78,7 @@ def record_reward(
         choice_index=choice,
         explanation=explanation,
         weight=weight,
+        label=label,
     )
     if isinstance(trajectory, str):
         record_late_reward(rollout_tracer(), trajectory, None, reward.key, reward)

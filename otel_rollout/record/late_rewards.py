@@ -48,6 +48,8 @@ def record_late_reward(
     content = process_state.content
     if reward is not None and reward.explanation is not None:
         reward.explanation = content.recorded(reward.explanation)
+    if reward is not None and reward.label is not None:
+        reward.label = content.recorded(reward.label)
     attributes = {
         sc.ROLLOUT_ID: rollout_id,
         sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,

@@ -45,7 +45,7 @@ def rollout_tracer() -> trace.Tracer:
     provider = rollout_provider()
     tracer = process_state.tracers.get(provider)
     if tracer is None:
-        tracer = provider.get_tracer(sc.SCOPE, schema_url="")
+        tracer = provider.get_tracer(sc.SCOPE, schema_url=sc.SCHEMA_URL)
         sampler = getattr(tracer, "sampler", None)
         if isinstance(sampler, Sampler) and not isinstance(sampler, _RecordAnyway):
             tracer.sampler = _RecordAnyway(sampler)  # type: ignore[attr-defined]

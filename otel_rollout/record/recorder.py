@@ -106,6 +106,9 @@ class ExchangeRecorder:
         self._left_ns: int | None = None
         """When a stream was read no further, if its end has to wait. None: it has not to."""
         began = rollout.begin_call()
+        api = api_of(self._path)
+        if api is not None:
+            rollout.providers.add(api.provider_of(self._path.partition("?")[0]))
         self._late = not rollout.running
         """True if the rollout had ended before the call began."""
         self._written = _start_attributes(rollout, self._path, began)

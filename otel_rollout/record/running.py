@@ -117,6 +117,8 @@ class ActiveRollout:
         """Logical time: the number of calls that have begun."""
         self.open = 0
         """Calls that have begun and not ended."""
+        self.providers: set[str | None] = set()
+        """Whose APIs were asked, by the conventions' names; None: one that has no name there."""
         self.streams: set[OpenStream] = set()
         """Calls whose replies are being read."""
         self.began_late = 0
@@ -269,6 +271,10 @@ class ActiveRollout:
                 pass  # what a function returns need not be JSON; then the trajectory has none
         attributes: dict[str, Any] = {
             **end_attributes(trajectory),
+            # Of several none is the rollout's.
+            sc.GEN_AI_PROVIDER_NAME: next(iter(self.providers))
+            if len(self.providers) == 1
+            else None,
             sc.ROLLOUT_EXCHANGE_COUNT: self.clock,
             sc.ROLLOUT_OPEN_COUNT: self.open,
             sc.ROLLOUT_PROPAGATED: self.handed_on > 0 or None,

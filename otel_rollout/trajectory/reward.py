@@ -28,7 +28,7 @@ class Reward(float):
     Without `completion_id` it is a reward of the trajectory, with it a step reward.
     """
 
-    __slots__ = ("choice_index", "completion_id", "explanation", "name", "weight")
+    __slots__ = ("choice_index", "completion_id", "explanation", "label", "name", "weight")
 
     name: str | None
     """None for the reward of the trajectory or completion itself."""
@@ -38,6 +38,8 @@ class Reward(float):
     """Choice of that response; 0 where it has only one."""
     explanation: str | None
     """Reason for the score, in words; None: not given."""
+    label: str | None
+    """The score in a word, such as `pass` or `relevant`; None: not given."""
     weight: float | None
     """Weight in `Trajectory.reward` while no explicit reward is set. None: not counted."""
 
@@ -50,6 +52,7 @@ class Reward(float):
         choice_index: int = 0,
         explanation: str | None = None,
         weight: float | None = None,
+        label: str | None = None,
     ) -> Reward:
         try:
             number = math.nan if isinstance(value, str | bytes) else float(value)
@@ -77,6 +80,7 @@ class Reward(float):
         reward.completion_id = completion_id
         reward.choice_index = choice_index
         reward.explanation = explanation
+        reward.label = label
         return reward
 
     def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
@@ -92,7 +96,7 @@ class Reward(float):
         """JSON fields; None and choice 0 are left out."""
         fields: dict[str, Json] = {"value": float(self), "name": self.name}
         fields |= {"completion_id": self.completion_id, "explanation": self.explanation}
-        fields["weight"] = self.weight
+        fields |= {"weight": self.weight, "label": self.label}
         if self.choice_index:
             fields["choice_index"] = self.choice_index
         return {key: value for key, value in fields.items() if value is not None}
@@ -102,6 +106,11 @@ class Reward(float):
         """The reward that `to_dict` described."""
         fields = dict(data)
         return cls(fields.pop("value"), **fields)
+
+
+def texts_of(value: float) -> dict[str, Any]:
+    """The texts of a reward that is set anew; none of a plain number."""
+    return {key: getattr(value, key, None) for key in ("explanation", "label")}
 
 
 OnChange = Callable[[RewardKey, "Reward | None"], None]
@@ -232,8 +241,7 @@ class Rewards(MutableMapping[str, Reward]):
     def __setitem__(self, name: str, value: float) -> None:
         if not isinstance(name, str):
             raise ValueError(f"trajectory.rewards: expected a name (str), got {name!r}")
-        explanation = getattr(value, "explanation", None)
-        self._rewards.put(Reward(value, name=name, explanation=explanation))
+        self._rewards.put(Reward(value, name=name, **texts_of(value)))
 
     def __delitem__(self, name: str) -> None:
         self._rewards.remove(self[name].key)

@@ -23,7 +23,14 @@ from otel_rollout.trajectory.as_json import (
 )
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.history import History
-from otel_rollout.trajectory.reward import AllRewards, OnChange, Reward, RewardKey, Rewards
+from otel_rollout.trajectory.reward import (
+    AllRewards,
+    OnChange,
+    Reward,
+    RewardKey,
+    Rewards,
+    texts_of,
+)
 from otel_rollout.trajectory.source import Built, Contents, Recorded, Source
 from otel_rollout.trajectory.steps import CallKey, Step, call_key
 from otel_rollout.trajectory.tokens import Dropped, TokenSequences, token_sequences
@@ -334,7 +341,7 @@ class Trajectory:
         if value is None:
             self.remove_reward((None, None, 0))
         else:
-            self.all_rewards.put(Reward(value, explanation=getattr(value, "explanation", None)))
+            self.all_rewards.put(Reward(value, **texts_of(value)))
 
     @property
     def rewards(self) -> Rewards:
@@ -395,6 +402,8 @@ class Trajectory:
         for reward in self.all_rewards.all():
             explanation = change(reward.explanation)
             reward.explanation = None if explanation is None else str(explanation)
+            label = change(reward.label)
+            reward.label = None if label is None else str(label)
 
     def seal(self, on_reward: OnChange) -> None:
         """The rollout has ended: nothing but a reward may be set from now on.

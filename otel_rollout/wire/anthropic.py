@@ -21,6 +21,7 @@ _ends_with_stop = re.compile(rb'\ndata: ?\{\s*"type":\s*"message_stop"\s*\}').se
 class Messages(ModelApi):
     """`/v1/messages`, as Anthropic serves it, and vLLM, SGLang and llama.cpp beside their own."""
 
+    provider = "anthropic"
     paths = ("/v1/messages",)  # with the version: OpenAI's `/threads/{id}/messages` is no call
     context = ("tools", "system")
     finish_names = ("stop_reason",)

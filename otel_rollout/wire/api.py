@@ -77,6 +77,9 @@ class Events:
 class ModelApi:
     """How one model API is read. Stateless; one instance serves all threads."""
 
+    provider: str | None = None
+    """Whose API it is, by the GenAI conventions' name; other servers serve it, too. None: no one's
+    that has a name there."""
     paths: tuple[str, ...] = ()
     """Ends of the paths at which it is asked, such as `/chat/completions`."""
     conversation: str = "messages"
@@ -101,6 +104,10 @@ class ModelApi:
     def choices_asked(self, params: Params) -> int:
         """Number of choices that a request asks for."""
         return samples_per_prompt(params)
+
+    def provider_of(self, path: str) -> str | None:
+        """Whose API is asked at a path: `provider`, unless the path is only another server's."""
+        return self.provider
 
     def token_id_params(self, path: str) -> Params | None:
         """Members that ask for token ids and log-probabilities; None if nothing does at `path`."""

@@ -23,6 +23,7 @@ _BATCH = "/chat/completions/batch"
 class ChatCompletions(ModelApi):
     """`/chat/completions`, as OpenAI, vLLM, SGLang, llama.cpp and many others serve it."""
 
+    provider = "openai"
     paths = ("/chat/completions", _BATCH)
 
     def choices_asked(self, params: Params) -> int:

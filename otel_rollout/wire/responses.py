@@ -48,6 +48,7 @@ _retrieval = re.compile(r"(?:.*/)?responses/([^/?]+)(?:/cancel)?(?:\?.*)?$").mat
 class Responses(ModelApi):
     """`/responses`, as OpenAI and vLLM serve it."""
 
+    provider = "openai"
     paths = ("/responses",)
     conversation = "input"
     text = "input"  # its `prompt` is the name of a template

@@ -30,6 +30,7 @@ _PIECEWISE = ("content", "tokens", "completion_probabilities")
 class TextCompletions(ModelApi):
     """OpenAI's legacy `/completions`, and llama.cpp's own `/completion`."""
 
+    provider = "openai"
     paths = ("/completions", "/completion")
     conversation = "prompt"
     finish_names = ("finish_reason", "stop_type")
@@ -40,6 +41,9 @@ class TextCompletions(ModelApi):
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompts = len(prompt)
         return samples_per_prompt(params) * prompts
+
+    def provider_of(self, path: str) -> str | None:
+        return self.provider if self.path_of(path) == "/completions" else None  # else llama.cpp's
 
     def token_id_params(self, path: str) -> Params | None:
         if self.path_of(path) != "/completions":

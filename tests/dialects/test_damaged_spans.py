@@ -20,12 +20,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout.otlp import read_json, read_protobuf
 from otel_rollout.spans.record import SpanRecord, as_record
-from tests.dialects.compare import NAMES, spans_of
+from tests.dialects.compare import ALL, spans_of
 from tests.kit.fuzzing import changed, read_all
 
 pytestmark = pytest.mark.slow
 
-every_dialect = pytest.mark.parametrize("name", NAMES)
+every_dialect = pytest.mark.parametrize("name", ALL)
 JUNK = [
     *(
         "",

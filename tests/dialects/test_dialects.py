@@ -16,7 +16,7 @@ from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact, dialect_of
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.wire.messages import visible_key
 from tests.dialects.compare import (
-    LIMITED,
+    ALL,
     NAMES,
     lost_in,
     observed,
@@ -51,20 +51,22 @@ def only(spans: Any) -> Trajectory:
 # --- what is kept
 
 
-@every_dialect
+@pytest.mark.parametrize("name", ALL)
 def test_what_is_not_declared_lost_is_exact(name: str):
     """Every fact of every call that differs from the wire is in the completion's `lost`."""
     compared = 0
     for wire, exchange, of_call in pairs(name):
-        if wire.scenario in LIMITED:
-            continue
-        lost = {fact.value for fact in lost_in(wire, exchange, of_call)}
-        assert lost <= set(exchange.lost), wire.scenario
-        compared += 1
-    assert compared > 25
+        unnamed = {
+            difference
+            for difference in lost_in(wire, exchange, of_call)
+            if not isinstance(difference, Fact) or difference.value not in exchange.lost
+        }
+        assert not unnamed or exchange.damage, wire.scenario
+        compared += not exchange.damage
+    assert compared > (15 if name == "anthropic" else 25)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=NAMES)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=ALL)
 def test_what_is_declared_lost_is_lost(dialect: Dialect):
     """Nothing is declared lost that every recorded call kept."""
     plain, streamed = observed(dialect, stream=False), observed(dialect, stream=True)
@@ -78,6 +80,8 @@ def test_roles_texts_and_ids_are_those_of_the_wire(name: str):
     """In a call that is not damaged each message and reply has its role, text and tool calls."""
     for wire, exchange, of_call in pairs(name):
         if exchange.damage or "messages" not in wire.request:
+            continue
+        if lost_in(wire, exchange, of_call) & {Fact.CUSTOM_TOOLS, Fact.FUNCTION_CALL, Fact.PARTS}:
             continue
         read = exchange.request()["messages"]
         assert [_said(message) for message in read] == [
@@ -96,10 +100,14 @@ def _said(message: Any) -> Any:
     calls = [
         (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
+        if call["type"] == "function"
     ]
     content = message.get("content") or message.get("refusal") or ""
     if isinstance(content, list):
-        content = [part.get("text") or part["image_url"]["url"] for part in content]
+        content = [
+            part.get("text") or part.get("refusal") or (part.get("image_url") or {}).get("url")
+            for part in content
+        ]
         content = content[0] if len(content) == 1 else content
     return message["role"], content, calls, message.get("tool_call_id")
 

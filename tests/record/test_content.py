@@ -16,6 +16,7 @@ import otel_rollout
 from otel_rollout import (
     Episode,
     InMemoryTrajectoryExporter,
+    Reward,
     Step,
     Trajectory,
     Workflow,
@@ -359,4 +360,18 @@ def test_content_at_workflows(options: Any) -> None:
     recording = recording_with(**options)
     asyncio.run(ByHand().run_with_termination_handling({"q": f"{MARK} task"}, "t:0"))
     assert recording.spans
+    assert MARK not in text_of(recording.spans)
+
+
+@NOT_EXPORTED
+def test_labels_of_rewards_are_content():
+    """A label is a text of the user: it is exported only where content is."""
+    recording = recording_with(content="none")
+    with rollout("x") as trajectory:
+        record_reward(1, label=f"{MARK} pass")
+    trajectory.rewards["late"] = Reward(2, label=f"{MARK} poor")
+    assert [reward.label for reward in trajectory.all_rewards.all()] == [
+        f"{MARK} pass",
+        f"{MARK} poor",
+    ]
     assert MARK not in text_of(recording.spans)

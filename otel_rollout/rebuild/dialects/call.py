@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from otel_rollout.spans import SpanRecord
-from otel_rollout.wire import Json, loads
+from otel_rollout.wire import Json, dumps, loads
 
 
 class Fact(Enum):
@@ -31,6 +32,14 @@ class Fact(Enum):
     REQUEST_REFUSAL = "refusals that were sent back"
     REPLY_REFUSAL = "that a reply is a refusal"
     NAMES = "names of messages"
+    PARTS = "how texts were divided into parts"
+    BLOCK_FIELDS = "further members of content blocks (signature, cache_control, is_error)"
+    FUNCTION_CALL = "calls in the former form (function_call)"
+    CUSTOM_TOOLS = "custom tools: definitions, calls and results"
+    CALL_IDS = "ids of tool calls of the Responses API (read as ids of items)"
+    FILES = "names of files and formats of sound"
+    REPLY_START = "where the request ends and the reply begins"
+    TEXT_END = "whether a limit cut the end of its longest text"
     IMAGES = "images that are data, not addresses"
     DETAIL = "detail of images"
     RESPONSE_ID = "the response id"
@@ -38,7 +47,9 @@ class Fact(Enum):
     CHOICES = "all choices but the first"
     FINISH_REASON = "why the reply ended"
     USAGE = "usage"
+    USAGE_DETAILS = "details of usage (cached tokens, reasoning tokens)"
     RESPONSE_FIELDS = "other fields of the response (system_fingerprint, stop_reason)"
+    SHAPE = "the shape of an API that is not OpenAI's (read as chat messages)"
     ITEMS = "the items of the Responses API (read as chat messages)"
     PREVIOUS = "which response a call of the Responses API continues"
 
@@ -104,16 +115,28 @@ def _applies(fact: Fact, call: Call) -> bool:
     """True if this call can have lost the fact at all."""
     if fact is Fact.ARGUMENTS:
         return bool(_with(call, "tool_calls"))
-    if fact in (Fact.IMAGES, Fact.DETAIL):
-        return not call.prompt_is_known or any(
-            isinstance(part, Mapping) and part.get("type") == "image_url"
-            for message in _with(call, "content")
-            if isinstance(message["content"], list)
-            for part in message["content"]
-        )
+    if fact is Fact.CALL_IDS:
+        return call.is_responses and bool(_with(call, "tool_calls"))
+    if fact in _PARTS:
+        return not call.prompt_is_known or not _PARTS[fact].isdisjoint(_part_types(call))
+    if fact is Fact.PARTS:
+        return any(isinstance(message["content"], list) for message in _with(call, "content"))
     if fact in (Fact.ITEMS, Fact.PREVIOUS):
         return call.is_responses
     return True
+
+
+_PARTS = {
+    Fact.IMAGES: {"image_url", "image"},
+    Fact.DETAIL: {"image_url"},
+    Fact.FILES: {"file", "input_audio"},
+}
+"""Facts of parts, with the types of the parts that have them."""
+
+
+def _part_types(call: Call) -> set[Json]:
+    contents = [message["content"] for message in _with(call, "content")]
+    return {str(part.get("type")) for content in contents for part in objects(content)}
 
 
 def _with(call: Call, key: str) -> list[Mapping[str, Json]]:
@@ -171,6 +194,26 @@ def numbered(attributes: Mapping[str, Any], prefix: str) -> dict[int, dict[str, 
     return dict(sorted(rows.items()))
 
 
+def check_flags(span: SpanRecord, call: Call) -> None:
+    """Note flags of the span that say that something was left out, whoever set them."""
+    for key, value in span.attributes.items():
+        if key.endswith(_TRUNCATED) and value not in _NOT_TRUNCATED:
+            call.miss(f"its {key} says that content was left out", prompt=True)
+
+
+_TRUNCATED = (".truncated", "_truncated")
+_NOT_TRUNCATED: tuple[Any, ...] = (False, 0, None, "", "0", "false", "False", "null", "[]", [])
+
+
+def check_whole(span: SpanRecord, call: Call) -> None:
+    """Note that attributes of the span were dropped, where no other attribute has the same."""
+    check_flags(span, call)
+    if span.dropped_attributes:
+        call.miss(
+            f"{span.dropped_attributes} attributes of its span were dropped by a limit", prompt=True
+        )
+
+
 def check_not_empty(call: Call) -> None:
     """Note empty messages: their dialect could not record their content."""
     for number, message in enumerate(objects(call.request.get("messages"))):
@@ -194,35 +237,63 @@ def _is_empty(message: Mapping[str, Json]) -> bool:
     return message.get("content") in (None, []) and not any(said)
 
 
-def cut_length(trace: Sequence[SpanRecord]) -> int | None:
-    """The length at which texts of this trace seem to be truncated. None: no sign of it.
+class Trace(list[SpanRecord]):
+    """The spans of one trace, with what each of its calls asks of all of them."""
 
-    A truncated text that is not JSON does not show it. Two signs do: the longest texts have equal
-    length, or their length is a usual limit. A false alarm is better than a wrong text.
-    """
-    longest: set[str] = set()
-    length = 0
-    for span in trace:
-        for value in span.attributes.values():
-            if isinstance(value, str) and len(value) >= max(length, _SHORTEST_LIMIT):
-                if len(value) > length:
-                    longest, length = set(), len(value)
-                longest.add(value)
-    if not longest:
-        return None
-    is_limit = length % 100 == 0 or length & (length - 1) == 0
-    return length if is_limit or len(longest) > 1 else None
-
-
-_SHORTEST_LIMIT = 64
+    @cached_property
+    def longest(self) -> dict[Callable[[str], int], tuple[int, frozenset[str]]]:
+        """The longest texts of the trace and their length, in characters and in bytes."""
+        texts = {v for span in self for v in span.attributes.values() if isinstance(v, str)}
+        found: dict[Callable[[str], int], tuple[int, frozenset[str]]] = {}
+        for size in (len, _bytes_in):
+            length = max(map(size, texts), default=0)
+            found[size] = length, frozenset(text for text in texts if size(text) == length)
+        return found
 
 
 def check_not_cut(texts: Mapping[str, Json], call: Call, trace: Sequence[SpanRecord]) -> None:
-    """Note texts, by attribute, that look as if a length limit had truncated them."""
-    limit = cut_length(trace)
-    for key, text in texts.items():
-        if limit is not None and isinstance(text, str) and len(text) == limit:
-            call.miss(f"its {key} is {limit} characters long: was it cut by a length limit?")
+    """Note texts, by attribute, that a length limit may have cut.
+
+    A text that is no JSON does not show where it was cut. But a limit that cuts leaves nothing
+    longer: only the longest texts of a trace are in question. They are damage if there is a sign:
+    a usual limit, several texts of that length, or a reply that is short of its tokens. Without a
+    sign nothing can be known, and `Fact.TEXT_END` says so.
+    """
+    found = trace.longest if isinstance(trace, Trace) else Trace(trace).longest
+    for size, (length, longest) in found.items():
+        cut = {k: t for k, t in texts.items() if t in longest} if length >= _SHORTEST_LIMIT else {}
+        if not cut:
+            continue
+        if len(longest) > 1 or _is_usual_limit(length) or _is_short_of_tokens(call):
+            for key in cut:
+                call.miss(
+                    f"its {key} is {length} {_UNITS[size]} long: was it cut by a length limit?"
+                )
+        else:
+            call.also_loses |= {Fact.TEXT_END}
+
+
+def _bytes_in(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+_UNITS = {len: "characters", _bytes_in: "bytes"}
+_SHORTEST_LIMIT = 64
+
+
+def _is_usual_limit(length: int) -> bool:
+    """True for round numbers and powers of two, and for one less: some count an end mark."""
+    return any(n % 100 == 0 or n & (n - 1) == 0 for n in (length, length + 1))
+
+
+def _is_short_of_tokens(call: Call) -> bool:
+    """True if the reply's usage counts more tokens than its choices have bytes."""
+    if not isinstance(call.reply, Mapping):
+        return False
+    counted = call.reply.get("usage") or {}
+    hidden = (counted.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    tokens = (counted.get("completion_tokens") or 0) - hidden
+    return tokens > len(dumps(call.reply.get("choices")).encode())
 
 
 def without_none(fields: Mapping[str, Json]) -> dict[str, Json]:
@@ -252,11 +323,29 @@ def _text_of(choice: Mapping[str, Json]) -> Json:
     return (choice.get("message") or {}).get("content") or ""
 
 
-def usage(prompt: int | None, completion: int | None) -> dict[str, int] | None:
-    """Usage in the shape of the chat API. None: unknown."""
+def usage(
+    prompt: int | None,
+    completion: int | None,
+    *,
+    cached: int | None = None,
+    written: int | None = None,
+    reasoning: int | None = None,
+) -> dict[str, Json] | None:
+    """Usage in the shape of the chat API. None: unknown.
+
+    cached, written: prompt tokens that a cache gave, and that were written to it.
+    """
     if prompt is None and completion is None:
         return None
     total = None if prompt is None or completion is None else prompt + completion
+    asked = without_none({"cached_tokens": cached, "cache_write_tokens": written})
+    said = without_none({"reasoning_tokens": reasoning})
     return without_none(
-        {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+        {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": total,
+            "prompt_tokens_details": asked or None,
+            "completion_tokens_details": said or None,
+        }
     )

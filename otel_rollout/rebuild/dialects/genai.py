@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects import logfire, openinference, openllmetry, openllmetry_flat
+from otel_rollout.rebuild.dialects import (
+    anthropic,
+    logfire,
+    openinference,
+    openllmetry,
+    openllmetry_flat,
+)
 from otel_rollout.rebuild.dialects.call import Call, Dialect, Fact, is_true
 from otel_rollout.rebuild.dialects.parts import read_call
 from otel_rollout.spans import SpanRecord
 
 _V2_SCOPES = ("opentelemetry.util.genai", f"{openllmetry.SCOPE}openai_v2")
 _NEITHER = (
+    anthropic.recognises,
     openllmetry.recognises,
     openllmetry_flat.recognises,
     openinference.recognises,
@@ -53,6 +60,9 @@ _LOSES = frozenset(
         Fact.REPLY_REFUSAL,
         Fact.DETAIL,
         Fact.RESPONSE_FIELDS,
+        Fact.USAGE_DETAILS,
+        Fact.CUSTOM_TOOLS,
+        Fact.FUNCTION_CALL,
     )
 )
 DIALECT = Dialect(
@@ -60,7 +70,7 @@ DIALECT = Dialect(
     "opentelemetry-instrumentation-genai-openai 1.3b0",
     recognises,
     read,
-    loses=_LOSES | {Fact.ITEMS, Fact.PREVIOUS},
+    loses=_LOSES | {Fact.FILES, Fact.ITEMS, Fact.PREVIOUS},
 )
 DIALECT_V2 = Dialect(
     "openai-v2",

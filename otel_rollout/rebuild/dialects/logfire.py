@@ -13,12 +13,13 @@ from otel_rollout.rebuild.dialects.call import (
     Call,
     Dialect,
     Fact,
+    check_whole,
     completion_reply,
     object_rows,
+    objects,
     structure,
-    usage,
 )
-from otel_rollout.rebuild.dialects.parts import parameters, read_call
+from otel_rollout.rebuild.dialects.parts import as_turns, joined, parameters, read_call, usage_of
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json
 
@@ -27,6 +28,7 @@ _RESPONSE = "response_data"
 _EVENTS = "events"
 _SPAN_TYPE = "logfire.span_type"
 _EVENT_KEYS = ("role", "content", "tool_calls")
+_RESPONSES = "Responses API"
 _SCRUBBED = "[Scrubbed due to"
 
 
@@ -58,20 +60,42 @@ def _is_v1(span: SpanRecord) -> bool:
 
 def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     output = _output_of(span, trace)
-    call = read_call(span, output or span, stream=output is not None)
+    call = read_call(
+        span,
+        output or span,
+        stream=output is not None,
+        is_responses=span.name.startswith(_RESPONSES),
+    )
     _settle(call, span, output)
     if call.path == "/completions" and not call.request.get("prompt"):
         call.miss("its prompt was not written down", prompt=True)
         call.also_loses |= {Fact.FINISH_REASON} if call.stream else set()
-    raw = structure(output or span, sc.GEN_AI_USAGE_RAW, call)
-    if isinstance(call.reply, dict) and isinstance(raw, Mapping) and "prompt_tokens" in raw:
-        call.reply["usage"] = dict(raw)
+    if isinstance(call.reply, dict):
+        call.reply["usage"] = _usage(output or span, call) or call.reply.get("usage")
     return call
+
+
+def _usage(span: SpanRecord, call: Call) -> dict[str, Json] | None:
+    """Usage as the server sent it, with the chat API's names. None: it was not recorded."""
+    raw = structure(span, sc.GEN_AI_USAGE_RAW, call)
+    if not isinstance(raw, Mapping):
+        return None
+    return {_USAGE_NAMES.get(str(key), str(key)): value for key, value in raw.items()}
+
+
+_USAGE_NAMES = {
+    "input_tokens": "prompt_tokens",
+    "output_tokens": "completion_tokens",
+    "input_tokens_details": "prompt_tokens_details",
+    "output_tokens_details": "completion_tokens_details",
+}
 
 
 def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     output = _output_of(span, trace)
     call = Call("/chat/completions", {})
+    check_whole(span, call)
+    check_whole(output or span, call)
     request = structure(span, _REQUEST, call, prompt=True)
     call.request = dict(request) if isinstance(request, Mapping) else {}
     if _EVENTS in span.attributes:
@@ -111,21 +135,20 @@ def _read_events(call: Call, span: SpanRecord, output: SpanRecord) -> None:
     """The Responses API in version 1: request and reply are one list of events."""
     call.is_responses = True
     call.request = {**parameters(span), **call.request}
-    messages: list[dict[str, Json]] = []
-    for row in object_rows(output, _EVENTS, call, prompt=True) or ():
-        message: dict[str, Json] = {key: row[key] for key in _EVENT_KEYS if key in row}
-        if message.get("role") == "tool":
-            message["tool_call_id"] = row.get("id")
-        last = messages[-1] if messages else {}
-        if message.get("role") == last.get("role") == "assistant":  # items of one reply
-            texts = [text for m in (last, message) if (text := m.get("content"))]
-            last["content"] = "".join(texts) if all(isinstance(t, str) for t in texts) else texts
-            last["tool_calls"] = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
-        else:
-            messages.append(message)
+    rows = object_rows(output, _EVENTS, call, prompt=True) or []
+    messages = [found for row in rows if (found := _event_message(row, call)) is not None]
+    end = len(messages)
+    while end and messages[end - 1].get("role") == "assistant":
+        end -= 1
+    reply = messages[end:]
+    if len(reply) > 1:
+        call.also_loses |= {Fact.REPLY_START}
+    if len([message for message in reply if message.get("content")]) > 1:
+        call.miss("where its request ends and its reply begins was not recorded", prompt=True)
     choices: list[dict[str, Json]] = []
-    if messages and messages[-1].get("role") == "assistant":
-        choices = [{"index": 0, "finish_reason": None, "message": messages.pop()}]
+    if reply:
+        choices = [{"index": 0, "finish_reason": None, "message": joined(reply)}]
+    messages = as_turns(messages[:end])
     call.request["messages"] = messages
     tools = object_rows(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
     if tools:
@@ -135,15 +158,33 @@ def _read_events(call: Call, span: SpanRecord, output: SpanRecord) -> None:
         choices,
         id=span.text(sc.GEN_AI_RESPONSE_ID),
         model=span.text(sc.GEN_AI_RESPONSE_MODEL) if choices else None,
-        usage=usage(
-            output.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
-            output.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
-        ),
+        usage=_usage(output, call) or usage_of(output),
     )
 
 
+def _event_message(row: dict[str, Json], call: Call) -> dict[str, Json] | None:
+    """The chat message of an event. None: it is an item that chat has no message for."""
+    item = row.get("data")
+    if not isinstance(item, dict):
+        message: dict[str, Json] = {key: row[key] for key in _EVENT_KEYS if key in row}
+        if message.get("role") == "tool":
+            message["tool_call_id"] = row.get("id")
+        return message
+    if item.get("type") == "reasoning":
+        texts = [part.get("text") for part in objects(item.get("content") or item.get("summary"))]
+        return {"role": "assistant", "reasoning_content": "".join(map(str, texts))}
+    if item.get("type") == "custom_tool_call":
+        custom = {key: item.get(key) for key in ("name", "input")}
+        made = {"id": item.get("call_id"), "type": "custom", "custom": custom}
+        return {"role": "assistant", "content": None, "tool_calls": [made]}
+    if item.get("type") == "custom_tool_call_output":
+        result = {"tool_call_id": item.get("call_id"), "content": item.get("output")}
+        return {"role": "tool", **result}
+    call.miss(f"an item of type {item.get('type')!r} is not read", prompt=True)
+    return None
+
+
 def _settle(call: Call, span: SpanRecord, output: SpanRecord | None) -> None:
-    call.is_responses = call.is_responses or span.name.startswith("Responses API")
     if output is not None:
         call.stream = True
         call.ended_ns = output.end_time_ns or output.start_time_ns
@@ -214,6 +255,9 @@ DIALECT = Dialect(
             Fact.REPLY_REFUSAL,
             Fact.DETAIL,
             Fact.RESPONSE_FIELDS,
+            Fact.CUSTOM_TOOLS,
+            Fact.FUNCTION_CALL,
+            Fact.FILES,
             Fact.ITEMS,
             Fact.PREVIOUS,
         )

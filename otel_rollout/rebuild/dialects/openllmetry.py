@@ -45,6 +45,11 @@ DIALECT = Dialect(
             Fact.DETAIL,
             Fact.RESPONSE_MODEL,
             Fact.RESPONSE_FIELDS,
+            Fact.REPLY_REASONING,
+            Fact.USAGE_DETAILS,
+            Fact.CUSTOM_TOOLS,
+            Fact.FUNCTION_CALL,
+            Fact.CALL_IDS,
             Fact.ITEMS,
             Fact.PREVIOUS,
         )

@@ -22,13 +22,14 @@ from otel_rollout.rebuild.dialects.call import (
     usage,
     without_none,
 )
-from otel_rollout.rebuild.dialects.parts import parameters
+from otel_rollout.rebuild.dialects.parts import first_integer, lost_of_other_api, parameters
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, loads
 
 _KIND = "llm.request.type"
 _STREAMING = "llm.is_streaming"
 _FUNCTIONS = "llm.request.functions."
+_REASONING_TOKENS = "llm.usage.reasoning_tokens"
 _PROMPTS_KEPT = ("role", "content", "tool_call_id")
 
 
@@ -45,6 +46,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
         kind = "completion"  # it is the first attribute to be dropped
     request = parameters(span)
     call = Call("/chat/completions", request, stream=is_true(span, _STREAMING))
+    call.also_loses |= lost_of_other_api(span)
     prompts = numbered(span.attributes, sc.GEN_AI_PROMPT)
     if kind == "embedding":
         call.path = "/embeddings"
@@ -87,7 +89,11 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
         id=span.text(sc.GEN_AI_RESPONSE_ID),
         model=span.text(sc.GEN_AI_RESPONSE_MODEL),
         usage=usage(
-            span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS), span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS)
+            span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
+            span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
+            # It writes 0 where the server told nothing.
+            cached=first_integer(span, sc.GEN_AI_USAGE_CACHE_READ) or None,
+            reasoning=span.integer(_REASONING_TOKENS) or None,
         ),
     )
     call.is_responses = span.name == "openai.response"
@@ -117,9 +123,13 @@ def _message(row: Mapping[str, Any], call: Call, *, is_reply: bool = False) -> d
         except ValueError:
             call.miss("a content cannot be read: was it cut by a length limit?", prompt=True)
     message.setdefault("content", "" if row.get("role") == "tool" else None)
+    if is_reply and content == "FILTERED" and row.get("finish_reason") == "content_filter":
+        call.miss("a content filter ended its reply, and its text was replaced")
     if is_reply and row.get("refusal"):
         message["refusal"] = row["refusal"]
     calls = numbered(row, "tool_calls.")
+    if any("name" not in fields for fields in calls.values()):
+        call.miss("a tool call has no name: it was not written down", prompt=not is_reply)
     if calls:
         message["tool_calls"] = [
             {
@@ -163,6 +173,11 @@ DIALECT = Dialect(
             Fact.IMAGES,
             Fact.RESPONSE_MODEL,
             Fact.RESPONSE_FIELDS,
+            Fact.USAGE_DETAILS,
+            Fact.PARTS,
+            Fact.CUSTOM_TOOLS,
+            Fact.FUNCTION_CALL,
+            Fact.CALL_IDS,
             Fact.ITEMS,
             Fact.PREVIOUS,
         )

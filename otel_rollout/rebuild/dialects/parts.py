@@ -12,10 +12,13 @@ from collections.abc import Mapping, Sequence
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
     Call,
+    Fact,
     check_not_empty,
+    check_whole,
     completion_reply,
     object_rows,
     objects,
+    structure,
     usage,
     without_none,
 )
@@ -51,63 +54,99 @@ def parameters(span: SpanRecord) -> dict[str, Json]:
     return found
 
 
-def read_call(span: SpanRecord, output: SpanRecord, *, stream: bool) -> Call:
-    """The call of a span that follows the conventions; `output` is the span with its reply."""
-    operation = span.text(sc.GEN_AI_OPERATION_NAME)
+def read_call(
+    span: SpanRecord, output: SpanRecord, *, stream: bool, is_responses: bool = False
+) -> Call:
+    """The call of a span that follows the conventions; `output` is the span with its reply.
+
+    is_responses: it is of the Responses API; else that is seen by the span, if it shows at all.
+    """
     call = Call("/chat/completions", parameters(span), stream=stream)
-    rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
-    if operation == sc.OPERATION_EMBEDDINGS:
+    if span.text(sc.GEN_AI_OPERATION_NAME) == sc.OPERATION_EMBEDDINGS:
         call.path = "/embeddings"
         return call
-    response_id = span.text(sc.GEN_AI_RESPONSE_ID)
     call.is_responses = (
-        span.text(sc.OPENAI_API_TYPE) == "responses"
+        is_responses
+        or span.text(sc.OPENAI_API_TYPE) == "responses"
         or span.name == "openai.response"
-        or (response_id or "").startswith("resp_")
+        or (span.text(sc.GEN_AI_RESPONSE_ID) or "").startswith("resp_")
     )
-    if rows is None:
-        if call.prompt_is_known:
-            call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
-        rows = []
+    tools = object_rows(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
+    if tools:
+        call.request["tools"] = [_tool(tool) for tool in tools]
+    call.also_loses |= lost_of_other_api(span)
+    check_whole(span, call)
+    check_whole(output, call)
+    _read_request(span, call)
+    _read_reply(span, output, call)
+    check_not_empty(call)
+    return call
+
+
+def _read_request(span: SpanRecord, call: Call) -> None:
+    rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
+    if rows is None and call.prompt_is_known:
+        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
     instructions = object_rows(span, sc.GEN_AI_SYSTEM_INSTRUCTIONS, call, prompt=True)
-    if instructions:
-        rows = [{"role": "system", "parts": instructions}, *rows]
-    messages = to_messages(rows)
-    if operation == sc.OPERATION_TEXT_COMPLETION:
+    system = [{"role": "system", "parts": instructions}] if instructions else []
+    messages = to_messages([*system, *(rows or [])], call, prompt=True)
+    if span.text(sc.GEN_AI_OPERATION_NAME) == sc.OPERATION_TEXT_COMPLETION:
         call.path = "/completions"
         prompts = [message.get("content") for message in messages]
         call.request["prompt"] = prompts[0] if len(prompts) == 1 else prompts
     else:
         call.request["messages"] = messages
-    tools = object_rows(span, sc.GEN_AI_TOOL_DEFINITIONS, call)
-    if tools:
-        call.request["tools"] = [_tool(tool) for tool in tools]
+
+
+def _read_reply(span: SpanRecord, output: SpanRecord, call: Call) -> None:
     rows = object_rows(output, sc.GEN_AI_OUTPUT_MESSAGES, call) or []
-    choices = [_choice(index, row) for index, row in enumerate(rows)]
+    reasons = structure(output, sc.GEN_AI_RESPONSE_FINISH_REASONS, call)
+    told = reasons if isinstance(reasons, list) and len(reasons) == len(rows) else []
+    ends = [row.get("finish_reason") for row in rows]
+    ends = [end or other for end, other in zip(ends, told or [None] * len(rows), strict=True)]
+    messages = [joined(to_messages([row], call, prompt=False)) for row in rows]
+    if call.is_responses and rows:  # its items are one reply
+        messages, ends = [joined(messages)], [next(filter(None, reversed(ends)), None)]
     call.reply = completion_reply(
-        choices,
+        [
+            {"index": index, "finish_reason": _finish_reason(end), "message": message}
+            for index, (message, end) in enumerate(zip(messages, ends, strict=True))
+        ],
         is_text=call.path == "/completions",
-        id=response_id,
-        model=span.text(sc.GEN_AI_RESPONSE_MODEL) if choices else None,
-        usage=usage(
-            output.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
-            output.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
-        ),
+        id=span.text(sc.GEN_AI_RESPONSE_ID),
+        model=span.text(sc.GEN_AI_RESPONSE_MODEL) if rows else None,
+        usage=usage_of(output),
     )
-    if any(row.get("finish_reason") == "error" for row in rows):
+    if "error" in ends:
         call.stream = True  # only a stream can break off with part of its reply
-    check_not_empty(call)
-    return call
 
 
-def _choice(index: int, row: dict[str, Json]) -> dict[str, Json]:
-    reason = row.get("finish_reason")
-    messages = to_messages([row])
-    return {
-        "index": index,
-        "finish_reason": _FINISH_REASONS.get(reason, reason) if isinstance(reason, str) else None,
-        "message": messages[0] if messages else None,
-    }
+def lost_of_other_api(span: SpanRecord) -> frozenset[Fact]:
+    """What is lost of a call of another API than OpenAI's, which is read as chat all the same."""
+    provider = span.text(sc.GEN_AI_PROVIDER_NAME) or span.text(sc.GEN_AI_SYSTEM) or ""
+    if not provider or "openai" in provider.lower():
+        return frozenset()
+    return frozenset((Fact.SHAPE, Fact.BLOCK_FIELDS, Fact.FINISH_REASON, Fact.USAGE))
+
+
+def usage_of(span: SpanRecord) -> dict[str, Json] | None:
+    """Usage by the names of the conventions, in the shape of the chat API."""
+    return usage(
+        span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
+        span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
+        cached=first_integer(span, sc.GEN_AI_USAGE_CACHE_READ),
+        written=first_integer(span, sc.GEN_AI_USAGE_CACHE_WRITE),
+        reasoning=first_integer(span, sc.GEN_AI_USAGE_REASONING),
+    )
+
+
+def first_integer(span: SpanRecord, keys: Sequence[str]) -> int | None:
+    """The first of these attributes that is an integer. None: none of them is."""
+    return next((found for key in keys if (found := span.integer(key)) is not None), None)
+
+
+def _finish_reason(reason: Json) -> str | None:
+    return _FINISH_REASONS.get(reason, reason) if isinstance(reason, str) else None
 
 
 def _tool(tool: dict[str, Json]) -> Json:
@@ -120,37 +159,98 @@ def _tool(tool: dict[str, Json]) -> Json:
     }
 
 
-def to_messages(rows: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Chat messages of the conventions' messages; several tool results in one become several."""
+def to_messages(
+    rows: Sequence[dict[str, Json]], call: Call, *, prompt: bool
+) -> list[dict[str, Json]]:
+    """Chat messages of the conventions' messages; several tool results in one become several.
+
+    `prompt`: they are the request's, so what is missing in them is missing there. Items of the
+    Responses API that were sampled one after the other are one message.
+    """
     messages: list[dict[str, Json]] = []
     for row in rows:
-        parts = objects(row.get("parts"))
+        parts = _parts_of(row, call, prompt=prompt)
         results = [part for part in parts if part.get("type") == "tool_call_response"]
         for part in results:
             value = part.get("response", part.get("result"))
-            content = value if isinstance(value, str) else dumps(value)
-            result = {"role": "tool", "tool_call_id": part.get("id"), "content": content}
+            result = {"role": "tool", "tool_call_id": part.get("id"), "content": _result(value)}
             messages.append(without_none({**result, "name": row.get("name")}))
-        if not results:
-            messages.append(_message(row, parts))
-    return messages
+        rest = [part for part in parts if part not in results]
+        if rest or not results:
+            messages.append(_message(row, rest, call, prompt=prompt))
+    return as_turns(messages) if call.is_responses else messages
 
 
-def _message(row: Mapping[str, Json], parts: list[dict[str, Json]]) -> dict[str, Json]:
+def as_turns(messages: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    """The messages, each run of the assistant's as one: items of one reply."""
+    turns: list[dict[str, Json]] = []
+    for message in messages:
+        if turns and turns[-1].get("role") == message.get("role") == "assistant":
+            message = joined([turns.pop(), message])
+        turns.append(message)
+    return turns
+
+
+def _parts_of(row: Mapping[str, Json], call: Call, *, prompt: bool) -> list[dict[str, Json]]:
+    """The parts of a message; a text for a part, or for all of them, is a part of text."""
+    parts = row.get("parts")
+    if parts is None:
+        parts = row.get("content") or []
+    parts = parts if isinstance(parts, list) else [parts]
+    parts = [{"type": "text", "content": p} if isinstance(p, str) else p for p in parts]
+    if not all(isinstance(part, dict) for part in parts):
+        call.miss("a message has a part that is neither a text nor an object", prompt=prompt)
+    return objects(parts)
+
+
+def _result(value: Json) -> Json:
+    """The content of a tool result: a text, or a list of parts; anything else is JSON text."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(_is_part(part) for part in value):
+        return [_content_part(part) for part in value]
+    return "" if value is None else dumps(value)
+
+
+def _is_part(value: Json) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("type"), str)
+
+
+def joined(messages: Sequence[dict[str, Json]]) -> dict[str, Json]:
+    """One message of several that were sampled one after the other."""
+    whole = dict(messages[0])
+    for message in messages[1:]:
+        for key, value in message.items():
+            if value is None or key == "role":
+                continue
+            before = whole.get(key)
+            if not before:
+                whole[key] = value
+            elif isinstance(before, str) and isinstance(value, str):
+                whole[key] = value if key == "name" else before + value
+            else:
+                whole[key] = [*_as_list(before), *_as_list(value)]
+    return whole
+
+
+def _as_list(content: Json) -> list[Json]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _message(
+    row: Mapping[str, Json], parts: list[dict[str, Json]], call: Call, *, prompt: bool
+) -> dict[str, Json]:
     message: dict[str, Json] = {"role": row.get("role"), "content": None}
     content: list[Json] = []
     calls: list[Json] = []
     for part in parts:
         kind = part.get("type")
         if kind == "tool_call":
-            arguments = part.get("arguments")
-            text = arguments if isinstance(arguments, str) else dumps(arguments)
-            function = {"name": part.get("name"), "arguments": text}
-            calls.append({"id": part.get("id"), "type": "function", "function": function})
-        elif kind == "reasoning":
-            message["reasoning_content"] = part.get("content")
-        elif kind == "refusal":
-            message["refusal"] = part.get("content") or part.get("refusal")
+            calls.append(_tool_call(part, call, prompt=prompt))
+        elif kind in ("reasoning", "refusal"):
+            key = "reasoning_content" if kind == "reasoning" else kind
+            text = part.get("content") or part.get(kind)
+            message[key] = (message.get(key) or "") + (text if isinstance(text, str) else "")
         else:
             content.append(_content_part(part))
     if len(content) == 1 and content[0].keys() == {"type", "text"}:
@@ -164,17 +264,41 @@ def _message(row: Mapping[str, Json], parts: list[dict[str, Json]]) -> dict[str,
     return message
 
 
+def _tool_call(part: Mapping[str, Json], call: Call, *, prompt: bool) -> Json:
+    name, arguments = part.get("name"), part.get("arguments")
+    if not name:
+        call.miss("a tool call has no name: it was not written down", prompt=prompt)
+    if isinstance(arguments, str) and name in _custom_tools(call):
+        custom = {"name": name, "input": arguments}
+        return {"id": part.get("id"), "type": "custom", "custom": custom}
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = dumps(arguments)
+    function = {"name": name, "arguments": arguments or ""}
+    return {"id": part.get("id"), "type": "function", "function": function}
+
+
+def _custom_tools(call: Call) -> list[Json]:
+    """Names of the custom tools that the request defines, where that was written down."""
+    tools = [tool for tool in objects(call.request.get("tools")) if tool.get("type") == "custom"]
+    return [(tool.get("custom") or tool).get("name") for tool in tools]
+
+
 def _content_part(part: Mapping[str, Json]) -> dict[str, Json]:
     kind, modality = part.get("type"), part.get("modality") or "image"
-    mime = part.get("mime_type") or ""
+    mime, content = part.get("mime_type") or "", part.get("content")
     if kind == "text":
-        return {"type": "text", "text": part.get("content")}
+        text = content if content is not None else part.get("text")
+        return {"type": "text", "text": text if isinstance(text, str) else dumps(text)}
     if kind == "uri" and modality == "image":
         return {"type": "image_url", "image_url": {"url": part.get("uri")}}
-    if kind == "blob" and (modality == "image" and not mime.startswith("audio/")):
-        url = f"data:{mime};base64,{part.get('content')}"
-        return {"type": "image_url", "image_url": {"url": url}}
-    if kind == "blob" and mime.startswith("audio/"):
-        audio = {"data": part.get("content"), "format": mime.partition("/")[2]}
+    if kind != "blob":
+        return dict(part)
+    data = f"data:{mime};base64,{content}"
+    if mime.startswith("audio/") or modality == "audio":
+        audio = without_none({"data": content, "format": mime.partition("/")[2] or None})
         return {"type": "input_audio", "input_audio": audio}
+    if modality == "image":
+        return {"type": "image_url", "image_url": {"url": data}}
+    if modality == "document":
+        return {"type": "file", "file": {"file_data": data}}
     return dict(part)

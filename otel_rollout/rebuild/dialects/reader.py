@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects import (
+    anthropic,
     genai,
     logfire,
     openinference,
     openllmetry,
     openllmetry_flat,
 )
-from otel_rollout.rebuild.dialects.call import Call, Dialect
+from otel_rollout.rebuild.dialects.call import Call, Dialect, Trace, check_flags
 from otel_rollout.spans import Exchange, SpanRecord, context_key
 from otel_rollout.wire import Json, MessagePath, dumps, extend
 
@@ -25,6 +26,7 @@ DIALECTS = (
     genai.DIALECT,
     logfire.DIALECT,
     genai.DIALECT_V2,
+    anthropic.DIALECT,
 )
 
 
@@ -39,7 +41,7 @@ def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:
     `trace`: all its spans, each once. If several spans record the same call, the one that keeps
     most is read.
     """
-    trace = [_as_json(span) for span in trace]
+    trace = Trace(_as_json(span) for span in trace)
     paths = _Paths()
     exchanges: list[Exchange] = []
     for span in trace:
@@ -66,6 +68,7 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         call = Call("/chat/completions", {})
         call.miss(f"it is not as {dialect.name} writes it ({error!r})", prompt=True)
+    check_flags(span, call)
     if not isinstance(call.reply, Mapping):
         call.reply = None
     elif not _has_shape(call.reply):
@@ -74,9 +77,13 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
     return call
 
 
+_SAID = ("choices", "output", "content")
+"""Members of a response that may hold what was sampled, by API."""
+
+
 def _has_shape(reply: Mapping[str, Json]) -> bool:
     """True if the parts of a response that other code relies on have their types."""
-    for key in ("choices", "output"):
+    for key in _SAID:
         items = reply.get(key)
         if items is not None and (
             not isinstance(items, list) or not all(isinstance(item, dict) for item in items)
@@ -157,17 +164,24 @@ def _status(span: SpanRecord, call: Call) -> tuple[str, dict[str, str] | None]:
     if call.path == "/embeddings":
         return "complete", None
     reply = call.reply or {}
-    if not (reply.get("choices") or reply.get("output")):
+    if not any(map(reply.get, _SAID)):
         if not call.damage:
             call.miss("its span has no reply: it was not recorded, or not kept")
         status = "abandoned" if call.stream else "error"
         return status, {"type": "NotRecorded", "message": "the span has no reply"}
-    if call.stream and not reply.get("usage") and not reply.get("output"):
-        reasons = [choice.get("finish_reason") for choice in reply["choices"]]
-        if not all(reasons):
-            call.miss("nothing says that its reply came to its end")
-            return "abandoned", None
+    if call.stream and not _came_to_its_end(reply):
+        call.miss("nothing says that its reply came to its end")
+        return "abandoned", None
     return "complete", None
+
+
+def _came_to_its_end(reply: Mapping[str, Json]) -> bool:
+    """True if the reply to a streamed call has what only the end of a stream brings."""
+    if "content" in reply:
+        return reply.get("stop_reason") is not None
+    if reply.get("usage") or reply.get("output"):
+        return True
+    return all(choice.get("finish_reason") for choice in reply["choices"])
 
 
 _STATUS_OF = {"CancelledError": "cancelled", "GeneratorExit": "abandoned"}
