@@ -115,7 +115,7 @@ def _line(before: str, text: str, width: int | None, after: str = "") -> str:
         return before + below.join(text.splitlines() or [""]) + after
     before, after = _truncated(before, _LONGEST_NOTE), _truncated(after, _LONGEST_NOTE)
     room = max(width - len(before) - len(after), _SHORTEST)
-    return before + _truncated(_one_line(text[: 100 * room]), room) + after
+    return before + _truncated(" ".join(text[: 100 * room].split()), room) + after
 
 
 def _one_line(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-DEEPEST = 200
+DEEPEST = 850
 """Levels of lists and objects; no request or reply of a model has nearly as many."""
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
