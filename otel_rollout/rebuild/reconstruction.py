@@ -41,16 +41,17 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     ours: set[str] = set()
     nobodys: dict[SpanKey, SpanRecord] = {}
     for record in as_records(spans):
-        rollout_id = record.text(sc.ROLLOUT_ID)
+        rollout_id = record.text(sc.ROLLOUT_ID) or None
+        is_cut = sc.ROLLOUT_ID in record.cut or record.text(sc.ROLLOUT_ID) == ""
         if rollout_id is not None:
             rollouts.setdefault(rollout_id, Assembly(rollout_id)).add(record)
-        if rollout_id is not None or record.scope == sc.SCOPE or sc.ROLLOUT_ID in record.cut:
+        if rollout_id is not None or record.scope == sc.SCOPE or is_cut:
             ours.add(record.trace_id)
         elif infer_rollouts:
             known = foreign.setdefault(record.trace_id, {})
             copy = known.get(record.span_id)
             known[record.span_id] = record if copy is None else united(copy, record)
-        if sc.ROLLOUT_ID in record.cut:
+        if is_cut:
             nobodys[record.key] = record
     trajectories = [assembly.trajectory() for assembly in rollouts.values()]
     for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):

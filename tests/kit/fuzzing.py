@@ -72,8 +72,9 @@ def changed_attribute(span: SpanRecord, draw: random.Random, *, forged: bool = T
         del attributes[key]
     elif isinstance(value, str):
         attributes[key] = _mutated_text(value, draw)
-    else:
-        attributes[key] = draw.choice(JUNK)
+    else:  # what is cut is shorter; who writes another number of the same length forges it
+        junk = [other for other in JUNK if forged or len(str(other)) != len(str(value))]
+        attributes[key] = draw.choice(junk)
     # A hostile sender counts again; a store that cuts does not.
     if forged and draw.random() < 0.9 and sc.LENGTHS in attributes and key != sc.LENGTHS:
         attributes = sealed(attributes)

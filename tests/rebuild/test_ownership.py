@@ -176,3 +176,11 @@ def test_calls_that_are_claimed_from_another_trace(spans: list[SpanRecord]):
         found = {t.id: t for t in reconstruct(given)}
         assert trained(found.pop("9" * 32)) == []
         assert trained(next(iter(found.values()))) == ["one", "two", "there"]
+
+
+def test_a_span_without_an_id_is_nobodys(spans: list[SpanRecord], caplog: pytest.LogCaptureFixture):
+    """A span whose rollout id is empty makes no rollout of its own, and is named in the log."""
+    (own,) = (span for span in spans if sc.ROLLOUT_SCHEMA_VERSION in span.attributes)
+    found = reconstruct([*spans, forged(own, span_id="f" * 16, ROLLOUT_ID="")])
+    assert [t.id for t in found] == [own.attributes[sc.ROLLOUT_ID]]
+    assert "1 spans of its trace were passed over" in caplog.text
