@@ -182,8 +182,8 @@ async def test_tools_are_rendered_as_they_were_sent(
     trajectory.reward = 1.0
     for mode in ("conversation", "per_call"):
         made = to_art_trajectory(trajectory, mode=mode)
-        for history in (made, *made.additional_histories):
-            for served in history.tools or ():
+        for tools in (made.tools, *(history.tools for history in made.additional_histories)):
+            for served in tools or ():
                 assert json.dumps(served) == json.dumps(tool)
     own = tokenizer.chat_template
     tokenizer.chat_template = "{{ tools | tojson }}" + TEMPLATE
