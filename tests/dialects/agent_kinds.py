@@ -7,8 +7,16 @@ from typing import Any
 
 import openai
 
-from tests.dialects import agent
-from tests.dialects.agent import MODEL, PIXEL, TOOLS, create, user
+from tests.dialects.agent import (
+    MODEL,
+    PIXEL,
+    TOOLS,
+    create,
+    instrument_client,
+    user,
+)
+from tests.dialects.agent import RESPONSES_TOOLS as PLAIN_RESPONSES_TOOLS
+from tests.dialects.agent import SCENARIOS as PLAIN
 
 LENGTHS = (4000, 4095, 4096, 4777, 9000)
 """Lengths of texts: some that a limit would leave, some that none would."""
@@ -133,7 +141,7 @@ def streamed(client: openai.OpenAI) -> None:
 
 
 RESPONSES_TOOLS: list[Any] = [
-    *agent.RESPONSES_TOOLS,
+    *PLAIN_RESPONSES_TOOLS,
     {"type": "custom", "name": "shell", "description": "Run a command."},
 ]
 
@@ -164,7 +172,7 @@ def responses_tool_stream(client: openai.OpenAI) -> None:
 
 
 SCENARIOS: dict[str, Callable[[openai.OpenAI], None]] = {
-    **agent.SCENARIOS,
+    **PLAIN,
     "cached": talk,
     "custom_tools": custom_tools,
     "endings": endings,
@@ -194,5 +202,5 @@ SCENARIOS: dict[str, Callable[[openai.OpenAI], None]] = {
 
 def run(name: str, url: str) -> None:
     client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
-    agent.instrument_client(client)
+    instrument_client(client)
     SCENARIOS[name](client)
