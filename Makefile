@@ -28,7 +28,7 @@ fuzz: $(READY)  ## spans that are changed at random, for many minutes
 
 # Other versions differ in the clients and the SDK: the tests of what touches those.
 VERSIONED := tests/test_configure.py tests/look tests/record/anthropic tests/record/endings \
-	$(patsubst %,tests/record/test_%.py,capture capture_scope http lifecycle live_trajectory nested_rollouts \
+	$(patsubst %,tests/record/test_%.py,capture capture_scope content counted_streams http lifecycle live_trajectory nested_rollouts \
 	other_endpoints processor request_token_ids responses_api retries rollout secrets text_completions tool \
 	ways_of_calling) tests/trajectory/test_media.py tests/wire/test_servers.py
 
