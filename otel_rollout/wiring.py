@@ -198,10 +198,10 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
     """Flush trajectories and spans, and undo `configure`.
 
     The hooks are removed from the clients. A provider that `configure` created is shut down; one
-    of yours is flushed and keeps running without our processors. False if something could not be
-    flushed within `timeout_millis`, or if trajectories or spans have not reached their exporters
-    since `configure`; the log says how many. An exporter that hangs is left behind. Without
-    `configure` it does nothing and returns True.
+    of yours is flushed and keeps running without our processors. False if something was not
+    flushed and ended within `timeout_millis`, or if trajectories or spans have not reached their
+    exporters since `configure`; the log says how many. An exporter that hangs is left behind.
+    Without `configure` it does nothing and returns True.
     """
     with process_state.configuring:
         setup, process_state.setup = _done_before(), None
@@ -234,15 +234,16 @@ def _flush_and_end(setup: _Setup, deadline: float) -> bool:
     # All at once: a trajectory exporter that hangs must not take the time of the spans.
     flushed: tuple[TracerProvider | SpanQueue, ...] = (provider, *setup.processors)
     late = in_time([(each, partial(each.force_flush, left())) for each in flushed], left() / 1000)
-    setup.processor.shutdown(left())
-    ends = [(queue, partial(queue.shutdown, left())) for queue in setup.processors]
-    late += in_time(ends, left() / 1000 + _LAST_SECONDS)
+    in_its_time = setup.processor.end(left())
+    ends = [(queue, partial(queue.end, left())) for queue in setup.processors]
+    # Each queue keeps to its own time, and says what is lost when that is over.
+    late += in_time(ends, left() / 1000 + 2 * _LAST_SECONDS)
     if setup.own_provider:
         late += in_time([(provider, provider.shutdown)], left() / 1000 + _LAST_SECONDS)
     else:
         for processor in (setup.processor, *setup.processors):
             remove_processor(provider, processor)
-    return not late
+    return in_its_time and not late
 
 
 def _say_lost(setup: _Setup) -> bool:

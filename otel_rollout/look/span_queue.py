@@ -71,13 +71,18 @@ class SpanQueue(BatchSpanProcessor):
 
     def shutdown(self, timeout_millis: int = 30_000) -> None:
         """Export what waits, and end; what has not arrived by then is counted and logged."""
+        self.end(timeout_millis)
+
+    def end(self, timeout_millis: int = 30_000) -> bool:
+        """Do `shutdown`; False if the exporter did not end in its time."""
         if self._ended:
-            return
+            return True
         self._ended = True
         shutdown = partial(self._batch_processor.shutdown, timeout_millis)
-        in_time([(self._out, shutdown)], timeout_millis / 1000 + _LAST_SECONDS)
+        late = in_time([(self._out, shutdown)], timeout_millis / 1000 + _LAST_SECONDS)
         if self.lost:
             logger.error("%d of %d spans did not reach %s", self.lost, self._out.taken, self._out)
+        return not late
 
 
 class _CountingExporter(SplittingSpanExporter):

@@ -281,8 +281,12 @@ class TrajectorySpanProcessor(SpanProcessor):
         Nothing is recorded afterwards. Trajectories that are not exported in time are counted in
         `dropped`, and logged. An exporter that does not end is left behind.
         """
+        self.end(timeout_millis)
+
+    def end(self, timeout_millis: int = 30_000) -> bool:
+        """Do `shutdown`; False if an exporter did not end in its time."""
         if self._closed:
-            return
+            return True
         self._closed = True
         with self._lock:
             running = list(self._buffers.values())
@@ -307,8 +311,10 @@ class TrajectorySpanProcessor(SpanProcessor):
         for delivery in deliveries:
             delivery.close()
         left = max(deadline - time.monotonic(), min(_LAST_SECONDS, timeout_millis / 1000))
-        for exporter in in_time([(d.exporter, d.exporter.shutdown) for d in deliveries], left):
+        late = in_time([(d.exporter, d.exporter.shutdown) for d in deliveries], left)
+        for exporter in late:
             logger.error("%s was not shut down", exporter)
+        return not late
 
 
 def check_exporter(exporter: object) -> None:

@@ -349,9 +349,13 @@ def _error(text: str | None, damage: list[str]) -> dict[str, str] | None:
     value = _object(text or None, damage)
     if not value:
         return None
-    if not all(isinstance(item, str) for item in value.values()):
-        damage.append(f"its {sc.EXCHANGE_ERROR} should have texts, got {value!r:.80}")
-    return {key: str(item) for key, item in value.items()}
+    error = {key: str(value.get(key, "")) for key in ("type", "message")}
+    if error != value:
+        damage.append(
+            f"its {sc.EXCHANGE_ERROR} should have a type and a message, both texts; "
+            f"got {value!r:.80}"
+        )
+    return error
 
 
 _STATUSES = ("complete", "error", "cancelled", "abandoned")

@@ -72,9 +72,8 @@ def changed_attribute(span: SpanRecord, draw: random.Random, *, forged: bool = T
         del attributes[key]
     elif isinstance(value, str):
         attributes[key] = _mutated_text(value, draw)
-    else:  # what is cut is shorter; who writes another number of the same length forges it
-        junk = [other for other in JUNK if forged or len(str(other)) != len(str(value))]
-        attributes[key] = draw.choice(junk)
+    else:
+        attributes[key] = draw.choice(JUNK)
     # A hostile sender counts again; a store that cuts does not.
     if forged and draw.random() < 0.9 and sc.LENGTHS in attributes and key != sc.LENGTHS:
         attributes = sealed(attributes)
@@ -128,12 +127,24 @@ def changed(spans: Sequence[SpanRecord], draw: random.Random) -> Change:
     touched = {str(before.attributes.get(sc.ROLLOUT_ID)), before.trace_id, str(after.trace_id)}
     if isinstance(after.attributes, dict):
         touched |= {str(after.attributes.get(k)) for k in (sc.ROLLOUT_ID, sc.ROLLOUT_PARENT_ID)}
+        forged = forged or _keeps_lengths(before, after)
     given = list(spans)
     if draw.random() < 0.7:
         given[place] = after
     else:
         given.insert(draw.randrange(len(given)), after)
     return Change(given, touched, forged, f"{before.name}: {differences(before, after)}")
+
+
+def _keeps_lengths(before: SpanRecord, after: SpanRecord) -> bool:
+    """True if a value without a checksum was changed to one as long: what cuts does not do that."""
+    checked = str(before.attributes.get(sc.CHECKSUMS, ""))
+    return any(
+        len(str(after.attributes.get(key))) == len(str(value))
+        and f'"{key.removeprefix(sc.PREFIX)}"' not in checked
+        for key, value in before.attributes.items()
+        if after.attributes.get(key) != value
+    )
 
 
 def differences(before: SpanRecord, after: SpanRecord) -> str:

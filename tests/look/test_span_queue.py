@@ -138,6 +138,19 @@ def test_an_exporter_that_hangs_is_left_behind(where: str, monkeypatch: pytest.M
     go.set()
 
 
+def test_a_trajectory_exporter_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch):
+    """`shutdown` says so, though every trajectory has arrived."""
+    go = threading.Event()
+    stuck = InMemoryTrajectoryExporter()
+    monkeypatch.setattr(stuck, "shutdown", lambda *_: go.wait(60))
+    otel_rollout.configure("x", [stuck])
+    with rollout("x"):
+        pass
+    assert not otel_rollout.shutdown(300)
+    assert len(stuck.get_finished_trajectories()) == 1
+    go.set()
+
+
 def test_a_trajectory_exporter_that_hangs_takes_no_time_of_the_spans():
     """What waited for an exporter of spans arrives all the same."""
     go = threading.Event()

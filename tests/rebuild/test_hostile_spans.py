@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,8 @@ from otel_rollout import (
 from otel_rollout import semconv as sc
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord, as_record
-from tests.kit.fuzzing import changed, changed_others, read_all
+from otel_rollout.wire import dumps
+from tests.kit.fuzzing import changed, changed_others, read_all, sealed
 from tests.kit.recording import Clients, Recording
 from tests.kit.scenarios import SCENARIOS, client, play, user
 
@@ -77,6 +80,27 @@ def fuzz(
             assert [t.to_dict() for t in again] == [t.to_dict() for t in found]
         except Exception as error:
             raise AssertionError(f"seed {seed}, change {number}: {change.what}") from error
+
+
+@pytest.mark.parametrize("error", [{"value": "nan"}, {"type": 1, "message": "m"}, {"type": "E"}])
+def test_an_error_of_another_shape(error: dict[str, Any], recording: Recording, clients: Clients):
+    """What went wrong has a type and a message, both texts, whatever the span says."""
+    with client(clients.serve("hello").base_url) as c, rollout("agent"):
+        c.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+    wrong = {sc.EXCHANGE_STATUS: "error", sc.EXCHANGE_ERROR: dumps(error)}
+    spans = [
+        replace(span, attributes=sealed({**span.attributes, **wrong}))
+        if sc.EXCHANGE_STATUS in span.attributes
+        else span
+        for span in map(as_record, recording.spans)
+    ]
+    (trajectory,) = reconstruct(spans)
+    read_all(trajectory)
+    found = trajectory.completions[0].error
+    assert found is not None
+    assert set(found) == {"type", "message"}
+    assert all(isinstance(text, str) for text in found.values())
+    assert any("should have a type and a message" in text for text in trajectory.warnings)
 
 
 @pytest.mark.slow
