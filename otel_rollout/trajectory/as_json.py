@@ -126,8 +126,10 @@ def _exchange_to_dict(
     tokens: _Rows[TokenPath],
     params: dict[str, int],
 ) -> dict[str, Json]:
-    reply, text = exchange.reply, None
-    if reply is None:
+    reply, text, events = exchange.reply, None, None
+    if reply is None and exchange.events is not None:
+        events = exchange.events  # of no known shape, though each may be JSON
+    elif reply is None:
         text = exchange.response()
     elif any(word in (exchange.body or exchange.events or "") for word in ("NaN", "Infinity")):
         text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
@@ -142,6 +144,7 @@ def _exchange_to_dict(
         "params": params.setdefault(dumps(exchange.params), len(params)),
         "response": None if text is not None else reply,
         "response_text": text,
+        **({} if events is None else {"response_events": events}),
         "prompt_token_ids": [tokens.number(path) for path in exchange.prompts],
     }
 
@@ -160,7 +163,7 @@ def _exchange_from_dict(
         prompt=paths[row["prompt"]],
         params=params,
         body=text,
-        events=None,
+        events=row.get("response_events"),
         prompts=[tokens[number] for number in row["prompt_token_ids"]],
         context_key=context,
         _reply=reply,

@@ -152,6 +152,11 @@ STREAMS: dict[str, Case] = {
     "error event": failed(events(WHOLE[0], json.dumps(ERROR)), "ErrorResponse", text="Par"),
     "HTML page": failed(Raw(200, b"<html/>", "text/html"), "InvalidResponse"),
     "not streamed": Case(raw(body())),
+    "not streamed, but called events": Case(
+        Raw(200, json.dumps(body()).encode(), "text/event-stream")
+    ),
+    "a number called events": failed(Raw(200, b"-5", "text/event-stream"), "EOFError"),
+    "a text called events": failed(Raw(200, b'"busy"', "text/event-stream"), "EOFError"),
     "400": failed(Raw(400, json.dumps(ERROR).encode())),
     "chunk without choices": Case(events(json.dumps({"id": "chatcmpl-1"}), *WHOLE), alone=True),
     "5 MB event": Case(events(chunk(BIG), *WHOLE[2:]), text=BIG),
