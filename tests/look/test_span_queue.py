@@ -132,8 +132,8 @@ def test_an_exporter_that_hangs_is_left_behind(where: str, monkeypatch: pytest.M
     monkeypatch.setattr("otel_rollout.look.span_queue._LAST_SECONDS", 0.2)
     end_spans(provider, 3)
     began = time.monotonic()
-    done = otel_rollout.shutdown(300)
-    assert time.monotonic() - began < 5
+    done = otel_rollout.shutdown(2000)
+    assert time.monotonic() - began < 15
     assert done is (where == "force_flush")  # a batch processor does not flush its exporter
     go.set()
 
@@ -161,7 +161,7 @@ def test_a_trajectory_exporter_that_hangs_takes_no_time_of_the_spans():
     otel_rollout.configure("x", [stuck], span_exporters=[spans])
     with rollout("x"):
         pass
-    assert not otel_rollout.shutdown(500)
+    assert not otel_rollout.shutdown(2000)
     assert spans.spans == ["invoke_agent x"]
     go.set()
 

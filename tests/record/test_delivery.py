@@ -118,7 +118,7 @@ def test_an_exporter_that_fails_to_end_stops_no_other(
     monkeypatch.setattr(other, end, lambda *_: calls.append(end))
     otel_rollout.configure("x", [raising, other])
     names = run(2)
-    assert otel_rollout.shutdown() is (end == "shutdown")
+    assert not otel_rollout.shutdown()
     assert other.names == names
     assert calls[0] == end
 
@@ -134,9 +134,8 @@ def test_a_hanging_exporter_is_left_behind(where: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("otel_rollout.wiring._LAST_SECONDS", 0.2)
     names = run(5)
     began = time.monotonic()
-    done = otel_rollout.shutdown(500)
-    assert time.monotonic() - began < 5
-    assert done is (where == "shutdown")
+    assert not otel_rollout.shutdown(2000)
+    assert time.monotonic() - began < 15
     assert other.names == names
     go.set()
 
@@ -188,10 +187,10 @@ with rollout("x"):
     pass
 otel_rollout.record.processor._LAST_SECONDS = 0.5
 if {explicit}:
-    otel_rollout.shutdown(500)
+    otel_rollout.shutdown(2000)
 else:
     processor = provider._active_span_processor._span_processors[0]
-    processor.shutdown.__func__.__defaults__ = (500,)
+    processor.shutdown.__func__.__defaults__ = (2000,)
 print("done")
 sys.exit(7)
 """

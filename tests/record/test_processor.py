@@ -104,17 +104,18 @@ def test_an_exporter_that_raises_is_logged_and_counted(
 
 
 def test_a_slow_exporter_delays_nobody(provider: TracerProvider):
-    """An exporter that takes a second does so on its own thread, in order, once each."""
-    slow = Exporter(lambda _: time.sleep(1))
+    """Rollouts end while an exporter waits on its own thread; it gets them in order, once each."""
+    go = threading.Event()
+    slow = Exporter(lambda _: go.wait(30))
     processor = TrajectorySpanProcessor(slow)
     provider.add_span_processor(processor)
-    began = time.monotonic()
     for name in ("a", "b"):
         with rollout(name):
             pass
-    assert time.monotonic() - began < 0.5
+    assert not processor.force_flush(100)
+    assert "b" not in slow.calls
+    go.set()
     assert processor.force_flush()
-    assert time.monotonic() - began > 1.9
     assert slow.calls == ["a", "b"]
     assert len(set(slow.threads)) == 1
     assert threading.get_ident() not in slow.threads
@@ -450,7 +451,7 @@ def test_a_stuck_exporter_does_not_keep_the_process(caplog: pytest.LogCaptureFix
             pass
     began = time.monotonic()
     assert not otel_rollout.shutdown(timeout_millis=300)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert processor.dropped == 2
     assert "2 trajectories were not exported" in caplog.text
     assert stuck.calls == ["x", "shutdown"]
