@@ -70,8 +70,8 @@ class Assembly:
     _read: dict[SpanKey, Exchange] = field(default_factory=dict)
     """Exchanges that were read and lack nothing."""
     _completions: dict[str, list[Completion]] = field(default_factory=dict)
-    _claimed: set[str] = field(default_factory=set)
-    """Exchanges that belong to trajectories inside it, by span id."""
+    _claimed: Counter[str] = field(default_factory=Counter)
+    """How many trajectories inside it say that an exchange belongs to them, by its span id."""
     _conversations: Conversations | None = None
     """The completions that were linked; None: to be made anew."""
     _unlinked: list[SpanKey] = field(default_factory=list)
@@ -89,7 +89,10 @@ class Assembly:
             for kind in (self._exchanges, self._evaluations, self._parts, self._rollouts):
                 kind.pop(record.key, None)
         self.spans[record.key] = record
-        if sc.EXCHANGE_VERSION in record.attributes:
+        # Copies may say that it is several kinds of span: the rollout's own decides most.
+        if sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
+            self._rollouts[record.key] = record
+        elif sc.EXCHANGE_VERSION in record.attributes:
             self._reader.add(copy)
             if known is not None:
                 self._reader.add(record)
@@ -100,8 +103,6 @@ class Assembly:
             self._evaluations[record.key] = record
         elif sc.ROLLOUT_PART in record.attributes:
             self._parts[record.key] = record
-        elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
-            self._rollouts[record.key] = record
         if self._rollouts or known is not None:
             self._rollout = own_of(self._rollouts.values())
 
@@ -170,9 +171,7 @@ class Assembly:
         """Add what is new; False where all has to be read again."""
         new = [key for key in self._unlinked if not _is_late(self._exchanges[key])]
         exchanges = [self._exchange(key) for key in new]
-        if any(map(_may_change, exchanges)) or not self._claimed.isdisjoint(
-            e.span_id for e in exchanges
-        ):
+        if any(map(_may_change, exchanges)) or any(e.span_id in self._claimed for e in exchanges):
             return False
         for exchange in exchanges:
             for completion in self._completions_of(exchange):
@@ -199,9 +198,10 @@ class Assembly:
                 exchange = unread(exchange, error)
         if not exchange.damage:  # what is missing may still come
             self._read[key] = exchange
-        if key in self._doubts:
-            return replace(exchange, damage=[*exchange.damage, self._doubts[key]])
-        return exchange
+        doubts = [self._doubts[key]] if key in self._doubts else []
+        if self._claimed[key[1]] > 1:
+            doubts.append(f"{self._claimed[key[1]]} trajectories claim it")
+        return replace(exchange, damage=[*exchange.damage, *doubts]) if doubts else exchange
 
     def exchanges(self, *, claimed: bool = False) -> list[Exchange]:
         """The calls that are part of the rollout, in order of their start.
@@ -234,7 +234,7 @@ class Assembly:
             return False  # before anything is read: nobody may ever ask for it
         self._settle()
         ids = {record.span_id for record in self._exchanges.values()}
-        return not (self.rewards.has_own or ids - self._claimed)
+        return not (self.rewards.has_own or ids - self._claimed.keys())
 
     def claim(
         self,
@@ -250,7 +250,7 @@ class Assembly:
         """
         span_ids = frozenset(span_ids)
         with self._lock:
-            self._claimed |= span_ids
+            self._claimed.update(span_ids)
             self._conversations = None
         return _Claimed(self, span_ids, rewards, trainable, own)
 

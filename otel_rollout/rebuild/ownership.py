@@ -46,8 +46,9 @@ def doubts_of(
         process, number = _number(record)
         count = counts.get(process)
         if process is None or number is None:
-            continue  # cut: it is damaged anyway
-        if all_told and process not in told:
+            if record.cut.isdisjoint(_NUMBER):  # else it is damaged anyway
+                doubts[key] = "its span does not say which call of which process it is"
+        elif all_told and process not in told:
             doubts[key] = (
                 f"neither its rollout nor a part in its trace is of its process {process!r}"
             )
@@ -58,6 +59,9 @@ def doubts_of(
         elif numbers[process, number] > 1:
             doubts[key] = f"{numbers[process, number]} calls of its process are call {number}"
     return doubts
+
+
+_NUMBER = (sc.EXCHANGE_PROCESS, sc.EXCHANGE_STARTED)
 
 
 def _number(record: SpanRecord) -> tuple[str | None, int | None]:

@@ -83,6 +83,9 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
 
 def _are_together(around: Assembly, assembly: Assembly) -> bool:
     """True if a rollout may have calls of the one around it: they are in the same trace."""
+    if around is assembly:
+        assembly.notes.append("it claims calls of itself: they stay where they are")
+        return False
     if around.trace_id in (None, assembly.trace_id):
         return True
     assembly.notes.append(

@@ -59,7 +59,7 @@ class SpanRecord:
     """Description of an ERROR status (may be empty); None for any other status."""
     cut: frozenset[str] = frozenset()
     """Names of attributes that were truncated, dropped or are of a wrong type, and of other fields
-    of a wrong type; `attributes` has no value for them."""
+    of a wrong type or in which copies differ; `attributes` has no value for them."""
     dropped_attributes: int = 0
     """Number of attributes that the SDK dropped at its limit, if the source tells; else 0."""
 
@@ -275,6 +275,7 @@ _READERS: dict[str, Callable[[SpanRecord, str], AttributeValue]] = {
             sc.ROLLOUT_PROPAGATED,
             sc.ROLLOUT_PART,
             sc.EXCHANGE_LATE,
+            sc.EXCHANGE_REDACTED,
             sc.RESPONSE_STREAM,
         ),
         SpanRecord.boolean,
@@ -299,6 +300,8 @@ _READERS: dict[str, Callable[[SpanRecord, str], AttributeValue]] = {
             sc.ROLLOUT_EPISODE,
             sc.ROLLOUT_ERROR,
             sc.ROLLOUT_OUTPUT,
+            sc.ROLLOUT_CONTENT,
+            sc.GEN_AI_AGENT_NAME,
             sc.REWARD,
             sc.EXCHANGE_PROCESS,
             sc.EXCHANGE_STATUS,
@@ -330,7 +333,7 @@ def _typed(record: SpanRecord) -> SpanRecord:
     SpanFormatError for a span that no ids name.
     """
     ids = record.trace_id, record.span_id
-    if not (type(ids[0]) is type(ids[1]) is str):
+    if not (type(ids[0]) is type(ids[1]) is str and all(ids)):
         raise SpanFormatError(f"a span: expected a trace id and a span id in hex, got {ids!r:.120}")
     wrong = {
         name: other for name, is_right, other in _FIELDS if not is_right(getattr(record, name))
@@ -379,8 +382,9 @@ _FIELDS: tuple[tuple[str, Callable[[object], bool], Any], ...] = (
 def united(first: SpanRecord, second: SpanRecord) -> SpanRecord:
     """One record of two copies of a span: an attribute that was cut in one may be whole in both.
 
-    An attribute of ours in which whole copies differ has no value: one of them was forged, and
-    nothing tells which. The result is the same for any number of copies in any order.
+    An attribute in which whole copies differ has no value: one of them was forged, and nothing
+    tells which; so it is if they differ in their times. Of a span of ours only what we wrote
+    counts: a store may add its own. The result is the same for any number of copies in any order.
     """
     if first.end_time_ns is None or second.end_time_ns is None:
         return second if first.end_time_ns is None else first
@@ -388,15 +392,24 @@ def united(first: SpanRecord, second: SpanRecord) -> SpanRecord:
         return first
     base, other = sorted((first, second), key=_in_order)
     mine, theirs = base.attributes, other.attributes
+    is_ours = sc.ROLLOUT_ID in mine or sc.ROLLOUT_ID in theirs
+    counts = (sc.PREFIX, sc.GEN_AI_AGENT_NAME) if is_ours else ""
     differ = {
         name
         for name in mine.keys() & theirs.keys()
-        if name.startswith(sc.PREFIX) and not _are_one(mine[name], theirs[name])
+        if name.startswith(counts) and not _are_one(mine[name], theirs[name])
     }
+    for name in ("start_time_ns", "end_time_ns"):
+        if abs(getattr(base, name) - getattr(other, name)) > _SAME_TIME:
+            differ.add(name)
     differ |= {*base.disputed, *other.disputed}
     attributes = {**theirs, **mine, **dict.fromkeys(differ)}
     cut = ((base.cut | other.cut) - attributes.keys()) | differ
     return replace(base, attributes=attributes, cut=cut)
+
+
+_SAME_TIME = 1_000_000
+"""Nanoseconds by which times of one span differ at most: stores round them."""
 
 
 def _in_order(record: SpanRecord) -> tuple[object, ...]:

@@ -184,3 +184,104 @@ def test_a_span_without_an_id_is_nobodys(spans: list[SpanRecord], caplog: pytest
     found = reconstruct([*spans, forged(own, span_id="f" * 16, ROLLOUT_ID="")])
     assert [t.id for t in found] == [own.attributes[sc.ROLLOUT_ID]]
     assert "1 spans of its trace were passed over" in caplog.text
+
+
+@pytest.mark.parametrize("key", [sc.EXCHANGE_PROCESS, sc.EXCHANGE_STARTED])
+def test_a_call_that_names_no_process_or_number(key: str, spans: list[SpanRecord]):
+    """Nothing accounts for a call that does not say which one it is, though its seal fits."""
+    call = kind(spans, sc.EXCHANGE_VERSION)[0]
+    bare = replace(call, attributes={k: v for k, v in call.attributes.items() if k != key})
+    found = rebuilt([*spans, forged(bare, span_id="7" * 16)])
+    assert trained(found) == ["one", "two", "there"]
+    assert any("which call of which process" in warning for warning in found.warnings)
+
+
+def all_trained(spans: Sequence[SpanRecord]) -> list[str]:
+    return sorted(text for trajectory in reconstruct(spans) for text in trained(trajectory))
+
+
+def claiming(own: SpanRecord, call: SpanRecord, number: int) -> SpanRecord:
+    return forged(
+        own,
+        span_id=f"{number:016x}",
+        ROLLOUT_ID=f"{number:032x}",
+        ROLLOUT_PARENT_ID=own.attributes[sc.ROLLOUT_ID],
+        ROLLOUT_CLAIMS=f'["{call.span_id}"]',
+        ROLLOUT_EXCHANGE_COUNT=0,
+    )
+
+
+def test_a_call_that_two_trajectories_claim_trains_in_neither(spans: list[SpanRecord]):
+    """What was sampled once trains at most once."""
+    (own,) = kind(spans, sc.ROLLOUT_SCHEMA_VERSION)
+    call = kind(spans, sc.EXCHANGE_VERSION)[0]
+    one, two = (claiming(own, call, number) for number in (1, 2))
+    assert all_trained([*spans, one]) == ["one", "there", "two"]
+    for given in ([*spans, one, two], [two, one, *spans]):
+        found = {t.id: t for t in reconstruct(given)}
+        assert all_trained(given) == ["there", "two"]
+        for number in (1, 2):
+            (warning,) = found[f"{number:032x}"].warnings
+            assert "2 trajectories claim it" in warning
+
+
+def test_a_rollout_that_claims_calls_of_itself_keeps_all(spans: list[SpanRecord]):
+    """A rollout is not inside itself: no call of it is lost."""
+    (own,) = kind(spans, sc.ROLLOUT_SCHEMA_VERSION)
+    call = kind(spans, sc.EXCHANGE_VERSION)[0]
+    itself = forged(
+        own,
+        ROLLOUT_PARENT_ID=own.attributes[sc.ROLLOUT_ID],
+        ROLLOUT_CLAIMS=f'["{call.span_id}"]',
+    )
+    found = rebuilt([itself if span is own else span for span in spans])
+    assert trained(found) == ["one", "two", "there"]
+    assert any("calls of itself" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("change", [{"start_time_ns": 5}, {"GEN_AI_AGENT_NAME": "evil1"}])
+def test_copies_of_the_rollouts_span_that_differ(change: dict[str, Any], spans: list[SpanRecord]):
+    """Also in its name or its times: nothing tells which is true."""
+    (own,) = kind(spans, sc.ROLLOUT_SCHEMA_VERSION)
+    found = rebuilt([*spans, forged(own, **change)])
+    assert trained(found) == []
+    assert any("copies of its span differ" in warning for warning in found.warnings)
+
+
+def test_copies_of_a_call_that_differ_in_time(spans: list[SpanRecord]):
+    """Times decide what continues what; a store that rounds them changes nothing."""
+    call = kind(spans, sc.EXCHANGE_VERSION)[1]
+    found = rebuilt([*spans, forged(call, start_time_ns=5)])
+    assert trained(found) == ["one", "there"]
+    rounded = replace(call, start_time_ns=call.start_time_ns // 1000 * 1000)
+    assert rebuilt([*spans, rounded]).warnings == []
+
+
+@pytest.mark.parametrize("changes", [{"ROLLOUT_PART": True}, {"EXCHANGE_VERSION": 1}])
+def test_a_copy_of_the_rollouts_span_as_another_kind(
+    changes: dict[str, Any], spans: list[SpanRecord]
+):
+    """It stays the rollout's own, of which copies differ."""
+    (own,) = kind(spans, sc.ROLLOUT_SCHEMA_VERSION)
+    found = rebuilt([*spans, forged(own, **changes)])
+    assert trained(found) == []
+    assert found.name == "agent"
+
+
+def test_a_mark_of_redaction_of_another_type_is_damage(spans: list[SpanRecord]):
+    """Whether the call was redacted is not known then."""
+    call = kind(spans, sc.EXCHANGE_VERSION)[0]
+    changed = forged(call, EXCHANGE_REDACTED="yes")
+    found = rebuilt([changed if span is call else span for span in spans])
+    assert trained(found) == ["two", "there"]
+
+
+@pytest.mark.parametrize("field", ["span_id", "trace_id"])
+def test_an_empty_id_names_no_span(
+    field: str, spans: list[SpanRecord], caplog: pytest.LogCaptureFixture
+):
+    """Spans without an id are not copies of each other: they are passed over, with a warning."""
+    call = kind(spans, sc.EXCHANGE_VERSION)[0]
+    found = rebuilt([*spans, forged(call, **{field: ""})])
+    assert (trained(found), found.warnings) == (["one", "two", "there"], [])
+    assert "it is passed over" in caplog.text
