@@ -38,6 +38,8 @@ GEN_AI_EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 
 # Attributes of other instrumentations, by the present conventions and by former ones. Names outside
 # of `gen_ai.*` that only one instrumentation uses are in its module of `rebuild.dialects`.
+GEN_AI: Final = "gen_ai."
+"""Prefix of the conventions' names."""
 GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"
 GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 GEN_AI_SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"

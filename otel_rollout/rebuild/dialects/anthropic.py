@@ -14,6 +14,7 @@ from otel_rollout.rebuild.dialects.call import (
     Call,
     Dialect,
     Fact,
+    check_tool_call,
     check_whole,
     is_true,
     object_rows,
@@ -28,6 +29,8 @@ from otel_rollout.wire import Json
 SCOPE = "com.anthropic.sdk"
 _STOP_REASON = "anthropic.message.stop_reason"
 _THINKING = {"type": "anthropic.thinking.type", "budget_tokens": "anthropic.thinking.budget_tokens"}
+_TEXTS = {"text": "text", "reasoning": "thinking"}
+"""Types of parts that are texts, and of their blocks."""
 _OTHER_BLOCK = "anthropic_"
 _SERVER_TOOL = "srvtoolu_"
 _SERVER_NAME = "anthropic_mcp_server_name"
@@ -44,7 +47,7 @@ def read(span: SpanRecord, _: Sequence[SpanRecord]) -> Call:
     call = Call("/v1/messages", _parameters(span), stream=stream)
     check_whole(span, call)
     rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
-    if rows is None and call.prompt_is_known:
+    if not rows and call.prompt_is_known:
         call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
     call.request["messages"] = [
         {"role": row.get("role"), "content": _content(row.get("parts"), call, prompt=True)}
@@ -75,6 +78,8 @@ def _reply(span: SpanRecord, call: Call) -> dict[str, Json] | None:
         if span.status_error is None:
             call.miss("its span has no reply: it was not recorded, or not kept")
         return None
+    if len(rows) > 1 or rows[0].get("role", "assistant") != "assistant":
+        call.miss("its reply is not one message of the assistant")
     return without_none(
         {
             "id": span.text(sc.GEN_AI_RESPONSE_ID),
@@ -123,10 +128,10 @@ def _content(parts: Json, call: Call, *, prompt: bool) -> Json:
 
 def _block(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str, Json]:
     kind = str(part.get("type"))
-    if kind == "text":
-        return {"type": "text", "text": part.get("content")}
-    if kind == "reasoning":
-        return {"type": "thinking", "thinking": part.get("content")}
+    if kind in _TEXTS:
+        if not isinstance(part.get("content"), str):
+            call.miss(f"a part of type {kind!r} has no text", prompt=prompt)
+        return {"type": _TEXTS[kind], _TEXTS[kind]: part.get("content")}
     if kind == "tool_call":
         return _tool_use(part, call, prompt=prompt)
     if kind == "tool_call_response":
@@ -138,8 +143,7 @@ def _block(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str, J
 
 def _tool_use(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str, Json]:
     named = {"id": part.get("id"), "name": part.get("name"), "input": part.get("arguments")}
-    if not named["name"]:
-        call.miss("a tool call has no name: it was not written down", prompt=prompt)
+    check_tool_call(named["name"], named["input"], call, prompt=prompt)
     if _SERVER_NAME in part:
         return {"type": "mcp_tool_use", **named, "server_name": part[_SERVER_NAME]}
     is_servers = str(part.get("id")).startswith(_SERVER_TOOL)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from otel_rollout.spans import SpanRecord
-from otel_rollout.wire import Json, dumps, loads
+from otel_rollout.wire import Json, check_depth, dumps, loads
 
 
 class Fact(Enum):
@@ -49,6 +49,8 @@ class Fact(Enum):
     USAGE = "usage"
     USAGE_DETAILS = "details of usage (cached tokens, reasoning tokens)"
     RESPONSE_FIELDS = "other fields of the response (system_fingerprint, stop_reason)"
+    END = "why its reply ended: nothing on its span says"
+    OTHER_PARTS = "parts that chat has no name for (kept as they were written)"
     SHAPE = "the shape of an API that is not OpenAI's (read as chat messages)"
     ITEMS = "the items of the Responses API (read as chat messages)"
     PREVIOUS = "which response a call of the Responses API continues"
@@ -107,8 +109,9 @@ class Dialect:
 
     def losses(self, call: Call) -> list[str]:
         """A sentence for each fact that is lost, or may be, in this call."""
-        lost = self.loses | call.also_loses | (self.loses_in_streams if call.stream else set())
-        return [fact.value for fact in Fact if fact in lost and _applies(fact, call)]
+        declared = self.loses | (self.loses_in_streams if call.stream else set())
+        lost = {fact for fact in declared if _applies(fact, call)} | call.also_loses
+        return [fact.value for fact in Fact if fact in lost]
 
 
 def _applies(fact: Fact, call: Call) -> bool:
@@ -155,8 +158,9 @@ def structure(span: SpanRecord, key: str, call: Call, *, prompt: bool = False) -
     """The JSON value of an attribute. None: it is absent, or damaged, which is noted."""
     value: Any = span.attributes.get(key)
     if not isinstance(value, str):
-        return list(value) if isinstance(value, Sequence) else value
+        return value
     try:
+        check_depth(value)
         return loads(value)
     except (ValueError, RecursionError):
         call.miss(f"its {key} cannot be read: was it cut by a length limit?", prompt=prompt)
@@ -294,6 +298,14 @@ def _is_short_of_tokens(call: Call) -> bool:
     hidden = (counted.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     tokens = (counted.get("completion_tokens") or 0) - hidden
     return tokens > len(dumps(call.reply.get("choices")).encode())
+
+
+def check_tool_call(name: Json, arguments: Json, call: Call, *, prompt: bool) -> None:
+    """Note what a tool call lacks: each has a name and arguments, if only an empty object."""
+    if not name:
+        call.miss("a tool call has no name: it was not written down", prompt=prompt)
+    if arguments is None:
+        call.miss("a tool call has no arguments: they were not written down", prompt=prompt)
 
 
 def without_none(fields: Mapping[str, Json]) -> dict[str, Json]:

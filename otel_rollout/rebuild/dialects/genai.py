@@ -43,7 +43,16 @@ def recognises_v2(span: SpanRecord) -> bool:
 
 
 def read(span: SpanRecord, _: Sequence[SpanRecord]) -> Call:
-    return read_call(span, span, stream=is_true(span, sc.GEN_AI_REQUEST_STREAM))
+    call = read_call(span, span, stream=is_true(span, sc.GEN_AI_REQUEST_STREAM))
+    if not span.scope.startswith(_RECORDED):
+        call.also_loses |= _LOST_BY_OTHERS
+    return call
+
+
+_RECORDED = (*_V2_SCOPES, f"{openllmetry.SCOPE}genai")
+"""Scopes of the instrumentations of which there are recordings: what they keep is known."""
+_LOST_BY_OTHERS = frozenset((Fact.TOOLS, Fact.NAMES, Fact.PARTS, Fact.IMAGES, Fact.CHOICES))
+"""What the recorded instrumentations keep, and others that follow the conventions may not."""
 
 
 _LOSES = frozenset(

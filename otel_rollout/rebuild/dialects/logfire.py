@@ -19,7 +19,14 @@ from otel_rollout.rebuild.dialects.call import (
     objects,
     structure,
 )
-from otel_rollout.rebuild.dialects.parts import as_turns, joined, parameters, read_call, usage_of
+from otel_rollout.rebuild.dialects.parts import (
+    as_turns,
+    joined,
+    lost_of_other_api,
+    parameters,
+    read_call,
+    usage_of,
+)
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json
 
@@ -94,6 +101,7 @@ _USAGE_NAMES = {
 def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     output = _output_of(span, trace)
     call = Call("/chat/completions", {})
+    call.also_loses |= lost_of_other_api(span)
     check_whole(span, call)
     check_whole(output or span, call)
     request = structure(span, _REQUEST, call, prompt=True)

@@ -15,12 +15,14 @@ from otel_rollout.rebuild.dialects.call import (
     Fact,
     check_not_cut,
     check_not_empty,
+    check_tool_call,
     completion_reply,
     numbered,
     structure,
     usage,
     without_none,
 )
+from otel_rollout.rebuild.dialects.parts import lost_of_other_api
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json
 
@@ -44,6 +46,7 @@ def recognises(span: SpanRecord) -> bool:
 
 def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     call = Call("/chat/completions", {})
+    call.also_loses |= lost_of_other_api(span)
     if span.text(_KIND) == "EMBEDDING":
         call.path = "/embeddings"
     request = _whole(span, _INPUT, call)
@@ -103,7 +106,7 @@ def _read_request_fields(span: SpanRecord, call: Call) -> None:
     if model := span.text(_MODEL):
         call.request.setdefault("model", model)
     rows = numbered(span.attributes, _INPUT_MESSAGES)
-    call.request["messages"] = [_message(row) for row in rows.values()]
+    call.request["messages"] = [_message(row, call, prompt=True) for row in rows.values()]
     tools = [
         structure(span, f"{_TOOLS}{number}.tool.json_schema", call)
         for number in numbered(span.attributes, _TOOLS)
@@ -121,7 +124,11 @@ def _read_reply_fields(span: SpanRecord, call: Call) -> None:
     reason = span.text(_FINISH_REASON)
     call.reply = completion_reply(
         [
-            {"index": index, "finish_reason": reason, "message": _message(row)}
+            {
+                "index": index,
+                "finish_reason": reason,
+                "message": _message(row, call, prompt=False),
+            }
             for index, row in enumerate(rows.values())
         ],
         model=span.text(_MODEL) if rows else None,
@@ -132,37 +139,38 @@ def _read_reply_fields(span: SpanRecord, call: Call) -> None:
         call.reply = None
     if rows:
         call.also_loses |= _LOST_IN_REPLY_FIELDS
+    if rows and reason is None:
+        call.also_loses |= {Fact.END}
+    if len(rows) > 1:  # one reason stands for all of them
+        call.also_loses |= {Fact.FINISH_REASON}
     check_not_empty(call)
 
 
-def _message(row: Mapping[str, Any]) -> dict[str, Json]:
+def _message(row: Mapping[str, Any], call: Call, *, prompt: bool) -> dict[str, Json]:
     fields = {key.removeprefix("message."): value for key, value in row.items()}
     message: dict[str, Json] = {"role": fields.get("role"), "content": fields.get("content")}
-    parts = [_part(part) for part in numbered(fields, "contents.").values()]
+    parts = [_part(part, call, prompt=prompt) for part in numbered(fields, "contents.").values()]
     if parts:
         message["content"] = parts
-    calls = [
-        {
-            "id": call.get("tool_call.id"),
-            "type": "function",
-            "function": {
-                "name": call.get("tool_call.function.name"),
-                "arguments": call.get("tool_call.function.arguments", ""),
-            },
-        }
-        for call in numbered(fields, "tool_calls.").values()
-    ]
+    calls = []
+    for made in numbered(fields, "tool_calls.").values():
+        name, arguments = (made.get(f"tool_call.function.{key}") for key in ("name", "arguments"))
+        check_tool_call(name, arguments, call, prompt=prompt)
+        function = {"name": name, "arguments": arguments or ""}
+        calls.append({"id": made.get("tool_call.id"), "type": "function", "function": function})
     if calls:
         message["tool_calls"] = calls
     named = {key: fields.get(key) for key in ("name", "tool_call_id")}
     return {**message, **without_none(named)}
 
 
-def _part(row: Mapping[str, Any]) -> dict[str, Json]:
+def _part(row: Mapping[str, Any], call: Call, *, prompt: bool) -> dict[str, Json]:
     fields = {key.removeprefix("message_content."): value for key, value in row.items()}
     url = fields.get("image.image.url")
     if url is not None:
         return {"type": "image_url", "image_url": {"url": url}}
+    if not isinstance(fields.get("text"), str):
+        call.miss(f"of a part of type {fields.get('type')!r} only the type is read", prompt=prompt)
     return {key: value for key, value in fields.items() if key in ("type", "text")}
 
 
@@ -194,12 +202,23 @@ def _verify_token_ids(call: Call) -> None:
 
 
 _LOST_IN_FIELDS = frozenset(
-    (Fact.PARAMETERS, Fact.ARGUMENTS, Fact.REQUEST_REASONING, Fact.REQUEST_REFUSAL, Fact.DETAIL)
+    (
+        Fact.PARAMETERS,
+        Fact.ARGUMENTS,
+        Fact.REQUEST_REASONING,
+        Fact.REQUEST_REFUSAL,
+        Fact.DETAIL,
+        Fact.FUNCTION_CALL,
+        Fact.CUSTOM_TOOLS,
+    )
 )
 _LOST_IN_REPLY_FIELDS = frozenset(
     (
         Fact.LOGPROBS,
         Fact.TOKEN_IDS,
+        Fact.ARGUMENTS,
+        Fact.FUNCTION_CALL,
+        Fact.CUSTOM_TOOLS,
         Fact.REPLY_REASONING,
         Fact.REPLY_REFUSAL,
         Fact.RESPONSE_ID,

@@ -16,6 +16,7 @@ from otel_rollout.rebuild.dialects.call import (
     Fact,
     check_not_cut,
     check_not_empty,
+    check_tool_call,
     completion_reply,
     is_true,
     numbered,
@@ -128,8 +129,8 @@ def _message(row: Mapping[str, Any], call: Call, *, is_reply: bool = False) -> d
     if is_reply and row.get("refusal"):
         message["refusal"] = row["refusal"]
     calls = numbered(row, "tool_calls.")
-    if any("name" not in fields for fields in calls.values()):
-        call.miss("a tool call has no name: it was not written down", prompt=not is_reply)
+    for fields in calls.values():
+        check_tool_call(fields.get("name"), fields.get("arguments"), call, prompt=not is_reply)
     if calls:
         message["tool_calls"] = [
             {

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
     Call,
     Fact,
     check_not_empty,
+    check_tool_call,
     check_whole,
     completion_reply,
     object_rows,
@@ -37,6 +39,10 @@ _PARAMETERS = {
     "n": sc.GEN_AI_REQUEST_CHOICE_COUNT,
     "stop": sc.GEN_AI_REQUEST_STOP_SEQUENCES,
 }
+_RESULT = "tool_call_response"
+_NOT_SAMPLED = ("system", "developer", "user", "tool", "function")
+_VALUES = {"uri": "uri", "blob": "content"}
+"""The members without which parts of these types say nothing."""
 _FINISH_REASONS = {"tool_call": "tool_calls", "error": None, "": None}
 """Finish reasons of the conventions as those of the API; a reply that broke off has none."""
 
@@ -89,6 +95,8 @@ def _read_request(span: SpanRecord, call: Call) -> None:
         call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
     instructions = object_rows(span, sc.GEN_AI_SYSTEM_INSTRUCTIONS, call, prompt=True)
     system = [{"role": "system", "parts": instructions}] if instructions else []
+    if rows == [] and not system:
+        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
     messages = to_messages([*system, *(rows or [])], call, prompt=True)
     if span.text(sc.GEN_AI_OPERATION_NAME) == sc.OPERATION_TEXT_COMPLETION:
         call.path = "/completions"
@@ -105,6 +113,7 @@ def _read_reply(span: SpanRecord, output: SpanRecord, call: Call) -> None:
     ends = [row.get("finish_reason") for row in rows]
     ends = [end or other for end, other in zip(ends, told or [None] * len(rows), strict=True)]
     messages = [joined(to_messages([row], call, prompt=False)) for row in rows]
+    call.also_loses |= _lost_of_reply(span, call, ends, reasons)
     if call.is_responses and rows:  # its items are one reply
         messages, ends = [joined(messages)], [next(filter(None, reversed(ends)), None)]
     call.reply = completion_reply(
@@ -121,12 +130,34 @@ def _read_reply(span: SpanRecord, output: SpanRecord, call: Call) -> None:
         call.stream = True  # only a stream can break off with part of its reply
 
 
+def _lost_of_reply(
+    span: SpanRecord, call: Call, ends: Sequence[Json], reasons: Json
+) -> frozenset[Fact]:
+    """What this span does not say of the reply that it has."""
+    number = call.request.get("n")
+    asked = max(
+        number if isinstance(number, int) else 0, len(reasons) if isinstance(reasons, list) else 0
+    )
+    lost = {
+        Fact.CHOICES: len(ends) < asked,
+        Fact.END: not all(ends),
+        Fact.RESPONSE_ID: span.text(sc.GEN_AI_RESPONSE_ID) is None,
+        Fact.RESPONSE_MODEL: span.text(sc.GEN_AI_RESPONSE_MODEL) is None,
+    }
+    if call.is_responses:  # its items are one reply, and have no reasons of their own
+        del lost[Fact.CHOICES], lost[Fact.END]
+    return frozenset(fact for fact, is_lost in lost.items() if ends and is_lost)
+
+
 def lost_of_other_api(span: SpanRecord) -> frozenset[Fact]:
     """What is lost of a call of another API than OpenAI's, which is read as chat all the same."""
-    provider = span.text(sc.GEN_AI_PROVIDER_NAME) or span.text(sc.GEN_AI_SYSTEM) or ""
+    provider = next(filter(None, map(span.text, _PROVIDERS)), "")
     if not provider or "openai" in provider.lower():
         return frozenset()
     return frozenset((Fact.SHAPE, Fact.BLOCK_FIELDS, Fact.FINISH_REASON, Fact.USAGE))
+
+
+_PROVIDERS = (sc.GEN_AI_PROVIDER_NAME, sc.GEN_AI_SYSTEM, "llm.system", "llm.provider")
 
 
 def usage_of(span: SpanRecord) -> dict[str, Json] | None:
@@ -170,14 +201,13 @@ def to_messages(
     messages: list[dict[str, Json]] = []
     for row in rows:
         parts = _parts_of(row, call, prompt=prompt)
-        results = [part for part in parts if part.get("type") == "tool_call_response"]
-        for part in results:
-            value = part.get("response", part.get("result"))
-            result = {"role": "tool", "tool_call_id": part.get("id"), "content": _result(value)}
-            messages.append(without_none({**result, "name": row.get("name")}))
-        rest = [part for part in parts if part not in results]
-        if rest or not results:
-            messages.append(_message(row, rest, call, prompt=prompt))
+        for is_result, run in groupby(parts, lambda part: part.get("type") == _RESULT):
+            if is_result:
+                messages += [_tool_result(row, part, call, prompt=prompt) for part in run]
+            else:
+                messages.append(_message(row, list(run), call, prompt=prompt))
+        if not parts:
+            messages.append(_message(row, [], call, prompt=prompt))
     return as_turns(messages) if call.is_responses else messages
 
 
@@ -203,13 +233,21 @@ def _parts_of(row: Mapping[str, Json], call: Call, *, prompt: bool) -> list[dict
     return objects(parts)
 
 
-def _result(value: Json) -> Json:
-    """The content of a tool result: a text, or a list of parts; anything else is JSON text."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and all(_is_part(part) for part in value):
-        return [_content_part(part) for part in value]
-    return "" if value is None else dumps(value)
+def _tool_result(
+    row: Mapping[str, Json], part: Mapping[str, Json], call: Call, *, prompt: bool
+) -> dict[str, Json]:
+    """The message of a tool's result: a text, or a list of parts; anything else is JSON text."""
+    if not prompt:
+        call.miss("its reply has the result of a tool in it")
+    if part.keys().isdisjoint(("response", "result")):
+        call.miss("a tool's result has no content: it was not written down", prompt=prompt)
+    content = part.get("response", part.get("result"))
+    if isinstance(content, list) and content and all(_is_part(item) for item in content):
+        content = [_content_part(item, call, prompt=prompt) for item in content]
+    elif not isinstance(content, str):
+        content = "" if content is None else dumps(content)
+    result = {"role": "tool", "tool_call_id": part.get("id"), "content": content}
+    return without_none({**result, "name": row.get("name")})
 
 
 def _is_part(value: Json) -> bool:
@@ -240,19 +278,19 @@ def _as_list(content: Json) -> list[Json]:
 def _message(
     row: Mapping[str, Json], parts: list[dict[str, Json]], call: Call, *, prompt: bool
 ) -> dict[str, Json]:
-    message: dict[str, Json] = {"role": row.get("role"), "content": None}
+    message: dict[str, Json] = {"role": _role(row, call, prompt=prompt), "content": None}
     content: list[Json] = []
     calls: list[Json] = []
     for part in parts:
         kind = part.get("type")
         if kind == "tool_call":
             calls.append(_tool_call(part, call, prompt=prompt))
-        elif kind in ("reasoning", "refusal"):
-            key = "reasoning_content" if kind == "reasoning" else kind
+        elif kind in ("reasoning", "thinking", "refusal"):
+            key = "refusal" if kind == "refusal" else "reasoning_content"
             text = part.get("content") or part.get(kind)
             message[key] = (message.get(key) or "") + (text if isinstance(text, str) else "")
         else:
-            content.append(_content_part(part))
+            content.append(_content_part(part, call, prompt=prompt))
     if len(content) == 1 and content[0].keys() == {"type", "text"}:
         message["content"] = content[0]["text"]
     elif content:
@@ -264,10 +302,18 @@ def _message(
     return message
 
 
+def _role(row: Mapping[str, Json], call: Call, *, prompt: bool) -> Json:
+    role = row.get("role")
+    if prompt and not isinstance(role, str):
+        call.miss("the role of a message of its request is missing", prompt=True)
+    if not prompt and role in _NOT_SAMPLED:
+        call.miss(f"its reply has a message of the role {role!r}, which no model samples")
+    return role or (None if prompt else "assistant")
+
+
 def _tool_call(part: Mapping[str, Json], call: Call, *, prompt: bool) -> Json:
     name, arguments = part.get("name"), part.get("arguments")
-    if not name:
-        call.miss("a tool call has no name: it was not written down", prompt=prompt)
+    check_tool_call(name, arguments, call, prompt=prompt)
     if isinstance(arguments, str) and name in _custom_tools(call):
         custom = {"name": name, "input": arguments}
         return {"id": part.get("id"), "type": "custom", "custom": custom}
@@ -283,15 +329,22 @@ def _custom_tools(call: Call) -> list[Json]:
     return [(tool.get("custom") or tool).get("name") for tool in tools]
 
 
-def _content_part(part: Mapping[str, Json]) -> dict[str, Json]:
+def _content_part(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str, Json]:
     kind, modality = part.get("type"), part.get("modality") or "image"
     mime, content = part.get("mime_type") or "", part.get("content")
     if kind == "text":
         text = content if content is not None else part.get("text")
-        return {"type": "text", "text": text if isinstance(text, str) else dumps(text)}
+        if not isinstance(text, str):
+            call.miss("a part of text has no text: it was not written down", prompt=prompt)
+        return {"type": "text", "text": dumps(text) if isinstance(text, list | dict) else text}
+    if kind in _VALUES and not isinstance(part.get(_VALUES[kind]), str):
+        call.miss(f"a part of type {kind!r} has no {_VALUES[kind]}", prompt=prompt)
+        return dict(part)
     if kind == "uri" and modality == "image":
         return {"type": "image_url", "image_url": {"url": part.get("uri")}}
     if kind != "blob":
+        if kind == "uri" or kind not in part:  # chat's own parts have a member of that name
+            call.also_loses |= {Fact.OTHER_PARTS}
         return dict(part)
     data = f"data:{mime};base64,{content}"
     if mime.startswith("audio/") or modality == "audio":
@@ -301,4 +354,5 @@ def _content_part(part: Mapping[str, Json]) -> dict[str, Json]:
         return {"type": "image_url", "image_url": {"url": data}}
     if modality == "document":
         return {"type": "file", "file": {"file_data": data}}
+    call.also_loses |= {Fact.OTHER_PARTS}
     return dict(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from otel_rollout import semconv as sc
@@ -15,7 +16,7 @@ from otel_rollout.rebuild.dialects import (
     openllmetry_flat,
 )
 from otel_rollout.rebuild.dialects.call import Call, Dialect, Trace, check_flags
-from otel_rollout.spans import Exchange, SpanRecord, context_key
+from otel_rollout.spans import Exchange, SpanRecord, absent, context_key
 from otel_rollout.wire import Json, MessagePath, dumps, extend
 
 DIALECTS = (
@@ -54,11 +55,30 @@ def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:
 
 
 def _as_json(span: SpanRecord) -> SpanRecord:
-    """The span without attributes of bytes, which are no JSON; no dialect writes them."""
-    if not any(isinstance(value, bytes) for value in span.attributes.values()):
+    """The span with values of JSON's types alone; others, such as bytes, are in `cut`."""
+    if all(isinstance(value, str | int | float | None) for value in span.attributes.values()):
         return span
-    kept = {k: v for k, v in span.attributes.items() if not isinstance(v, bytes)}
-    return replace(span, attributes=kept)
+    kept: dict[str, Json] = {}
+    for key, value in span.attributes.items():
+        with suppress(TypeError, RecursionError):
+            kept[key] = _plain(value)
+    return replace(span, attributes=kept, cut=span.cut | (span.attributes.keys() - kept.keys()))
+
+
+def _plain(value: Json) -> Json:
+    """The value with lists and dicts for the sequences and mappings in it; TypeError for bytes."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if not isinstance(value, str | int | float | None):
+        raise TypeError(f"expected a JSON value, got {value!r:.80}")
+    return value
+
+
+_READ = (sc.GEN_AI, "llm.", "input.", "output.", "request_data", "response_data", "events")
+"""What the names of attributes that hold a call begin with."""
+_TIMES = ("start_time_ns", "end_time_ns")
 
 
 def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Call:
@@ -69,6 +89,9 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
         call = Call("/chat/completions", {})
         call.miss(f"it is not as {dialect.name} writes it ({error!r})", prompt=True)
     check_flags(span, call)
+    unknown = frozenset(key for key in span.cut if key.startswith(_READ) or key in _TIMES)
+    for sentence in absent(replace(span, cut=unknown)):
+        call.miss(sentence, prompt=True)
     if not isinstance(call.reply, Mapping):
         call.reply = None
     elif not _has_shape(call.reply):
@@ -230,7 +253,10 @@ def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[E
     for outer, inner in _inside(exchanges, trace, writers).items():
         of_writer: dict[tuple[str, str], list[str]] = {}
         for span_id in inner:
-            if by_span[span_id].path == by_span[outer].path and writers[span_id] != writers[outer]:
+            paths = {by_span[span_id].path, by_span[outer].path}
+            # A call of one API may be told as one of another: as chat, by most of them.
+            is_one = len(paths) == 1 or "/embeddings" not in paths
+            if is_one and writers[span_id] != writers[outer]:
                 of_writer.setdefault(writers[span_id], []).append(span_id)
         for span_ids in of_writer.values():
             if len(span_ids) == 1:

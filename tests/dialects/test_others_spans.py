@@ -1,0 +1,241 @@
+"""Spans of writers that were never recorded: what they leave out is damage, or lost by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from otel_rollout import Completion, Trajectory, reconstruct
+from otel_rollout.rebuild.dialects import Fact
+from otel_rollout.spans.record import SpanRecord
+
+ASKED = [{"role": "user", "parts": [{"type": "text", "content": "hm?"}]}]
+SAID = [{"role": "assistant", "parts": [{"type": "text", "content": "So."}]}]
+MESSAGES = {"gen_ai.input.messages": ASKED, "gen_ai.output.messages": SAID}
+CHAT = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai"}
+ANTHROPIC = "com.anthropic.sdk.python"
+
+
+def span(attributes: Mapping[str, Any], scope: str = "", *, plain: bool = False) -> SpanRecord:
+    """The span with these attributes; lists and objects as JSON texts unless `plain`."""
+    texts = {
+        k: json.dumps(v) if isinstance(v, list | dict) and not plain else v
+        for k, v in attributes.items()
+    }
+    return SpanRecord("chat m", "1" * 32, "2" * 16, None, 1, 2, {**texts}, scope)
+
+
+def read(*spans: SpanRecord) -> Trajectory:
+    (trajectory,) = reconstruct(spans, infer_rollouts=True)
+    assert json.dumps(trajectory.to_dict())
+    return trajectory
+
+
+def one(attributes: Mapping[str, Any], scope: str = "", *, plain: bool = False) -> Completion:
+    (completion,) = read(span({**CHAT, **MESSAGES, **attributes}, scope, plain=plain)).completions
+    return completion
+
+
+WITHOUT_CONTENT: list[dict[str, Any]] = [
+    {"type": "text"},
+    {"type": "text", "content": None},
+    {"type": "text", "content": {"a": 1}},
+    {"type": "tool_call", "id": "c", "name": "f"},
+    {"type": "tool_call", "id": "c", "name": "f", "arguments": None},
+]
+
+
+@pytest.mark.parametrize("scope", ["", ANTHROPIC])
+@pytest.mark.parametrize("part", WITHOUT_CONTENT)
+def test_parts_without_their_content(part: dict[str, Any], scope: str):
+    """So they are written where content is switched off; none of it is `null`, and none trains."""
+    for attributes in (
+        {"gen_ai.input.messages": [{"role": "assistant", "parts": [part]}, *ASKED]},
+        {"gen_ai.output.messages": [{"role": "assistant", "parts": [part]}]},
+    ):
+        completion = one(attributes, scope)
+        assert not completion.trainable
+        assert completion.exchange.damage
+        assert '"null"' not in json.dumps([completion.message, *completion.request_messages])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "blob", "modality": "image", "mime_type": "image/png"},
+        {"type": "uri", "modality": "image"},
+        {"type": "tool_call_response", "id": "c"},
+    ],
+)
+def test_parts_of_a_request_without_their_content(part: dict[str, Any]):
+    """An image without data and a result without content are damage."""
+    completion = one({"gen_ai.input.messages": [{"role": "user", "parts": [part]}, *ASKED]})
+    assert not completion.trainable
+    assert "None" not in json.dumps(completion.request_messages)
+
+
+@pytest.mark.parametrize("scope", ["", ANTHROPIC])
+def test_a_reply_is_what_a_model_sampled(scope: str):
+    """Some write the whole conversation as the reply: what a user said is never trained."""
+    said = [{"role": "user", "parts": ASKED[0]["parts"]}]
+    assert not one({"gen_ai.output.messages": said}, scope).trainable
+    result = {"type": "tool_call_response", "id": "c", "response": "3"}
+    of_parts = [{"role": "assistant", "parts": [result, *SAID[0]["parts"]]}]
+    if not scope:
+        assert not one({"gen_ai.output.messages": of_parts}).trainable
+    else:
+        assert not one({"gen_ai.output.messages": [*SAID, *SAID]}, scope).trainable
+
+
+def test_a_request_has_messages_with_roles():
+    """An empty list of messages, or one without a role, is not what was sent."""
+    for scope in ("", ANTHROPIC):
+        assert not one({"gen_ai.input.messages": []}, scope).trainable
+    completion = one({"gen_ai.input.messages": [{"parts": ASKED[0]["parts"]}]})
+    assert not completion.trainable
+
+
+def test_parts_stay_in_their_order():
+    """A text before a tool's result is a message before it."""
+    result = {"type": "tool_call_response", "id": "c", "response": "3"}
+    parts = [{"type": "text", "content": "a"}, result, {"type": "text", "content": "b"}]
+    completion = one({"gen_ai.input.messages": [{"role": "user", "parts": parts}]})
+    assert [m["content"] for m in completion.request_messages] == ["a", "3", "b"]
+    assert [m["role"] for m in completion.request_messages] == ["user", "tool", "user"]
+
+
+def test_thinking_is_reasoning():
+    """Pydantic AI calls it so."""
+    parts = [{"type": "thinking", "content": "hm"}, *SAID[0]["parts"]]
+    completion = one({"gen_ai.output.messages": [{"role": "assistant", "parts": parts}]})
+    said = {"role": "assistant", "content": "So.", "reasoning_content": "hm"}
+    assert completion.message == said
+
+
+def test_a_part_that_chat_does_not_know_is_named():
+    """It is kept, and is not what was on the wire."""
+    for part in (
+        {"type": "server_tool_call", "name": "web_search"},
+        {"type": "uri", "modality": "audio", "uri": "http://x/a.wav"},
+        {"type": "blob", "modality": "video", "content": "AAAA"},
+    ):
+        asked = [{"role": "user", "parts": [part, *ASKED[0]["parts"]]}]
+        completion = one({"gen_ai.input.messages": asked})
+        assert Fact.OTHER_PARTS.value in completion.lost
+    image = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
+    asked = [{"role": "user", "parts": [image]}]
+    assert Fact.OTHER_PARTS.value not in one({"gen_ai.input.messages": asked}).lost
+
+
+GENAI = "opentelemetry.instrumentation.genai.openai"
+WHOLE = {
+    "gen_ai.response.finish_reasons": ["stop"],
+    "gen_ai.response.id": "r",
+    "gen_ai.response.model": "m",
+}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "fact"),
+    [
+        ({"gen_ai.request.choice.count": 2}, Fact.CHOICES),
+        ({"gen_ai.response.finish_reasons": ["stop", "stop"]}, Fact.CHOICES),
+        ({"gen_ai.response.finish_reasons": None}, Fact.END),
+        ({"gen_ai.response.id": None}, Fact.RESPONSE_ID),
+        ({"gen_ai.response.model": None}, Fact.RESPONSE_MODEL),
+    ],
+)
+def test_what_a_span_does_not_say_is_named(attributes: dict[str, Any], fact: Fact):
+    """Fewer replies than were asked for, no reason, no id: `lost` says so."""
+    assert fact.value not in one(WHOLE, GENAI).lost
+    assert fact.value in one({**WHOLE, **attributes}, GENAI).lost
+
+
+def test_a_writer_that_was_never_recorded_may_lose_more():
+    """What only the recorded instrumentations are known to keep is not taken for kept."""
+    may_be_lost = {Fact.TOOLS.value, Fact.NAMES.value, Fact.IMAGES.value, Fact.CHOICES.value}
+    assert may_be_lost <= set(one(WHOLE, "my.own.writer").lost)
+    assert not may_be_lost & set(one(WHOLE, GENAI).lost)
+
+
+@pytest.mark.parametrize("key", ["gen_ai.output.messages", "gen_ai.tool.definitions"])
+def test_values_that_are_no_json(key: str):
+    """Bytes inside a structured attribute are damage of the call, and no exception."""
+    part = {"type": "x", "content": b"\xff"}
+    completion = one({key: [{"role": "assistant", "parts": [part]}]}, plain=True)
+    assert not completion.trainable
+    assert any(key in damage for damage in completion.exchange.damage)
+    assert one({"app.hash": b"\xff"}).trainable
+
+
+def test_structured_attributes_of_tuples():
+    """The SDK keeps sequences as tuples: they are read as lists."""
+    asked = ({"role": "user", "parts": ({"type": "text", "content": "hm?"},)},)
+    completion = one({"gen_ai.input.messages": asked}, plain=True)
+    assert completion.request_messages == [{"role": "user", "content": "hm?"}]
+    assert completion.trainable
+
+
+def test_copies_that_differ_are_not_believed():
+    """Whoever sends a copy with another reply gets none of both trained."""
+    whole = span({**CHAT, **MESSAGES})
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": "No."}]}]
+    other = span({**CHAT, **MESSAGES, "gen_ai.output.messages": said})
+    for given in ([whole, other], [other, whole], [whole, other, whole]):
+        (completion,) = read(*given).completions
+        assert not completion.trainable
+        assert "copies of its span differ" in completion.exchange.damage[0]
+    (completion,) = read(whole, whole).completions
+    assert completion.trainable
+
+
+OI = {
+    "openinference.span.kind": "LLM",
+    "llm.input_messages.0.message.role": "user",
+    "llm.input_messages.0.message.content": "hm?",
+    "llm.output_messages.0.message.role": "assistant",
+    "llm.output_messages.0.message.content": "So.",
+}
+
+
+@pytest.mark.parametrize("scope", ["openinference.instrumentation.langchain"])
+def test_openinference_of_other_libraries(scope: str):
+    """From fields alone neither the reason nor the API's own shape is known."""
+    (completion,) = read(span(OI, scope)).completions
+    assert completion.trainable
+    assert {Fact.END.value, Fact.ARGUMENTS.value} <= set(completion.lost)
+    for system in ("anthropic", "google"):
+        (completion,) = read(span({**OI, "llm.system": system}, scope)).completions
+        assert Fact.SHAPE.value in completion.lost
+    (completion,) = read(span({**OI, "llm.system": "openai"}, scope)).completions
+    assert Fact.SHAPE.value not in completion.lost
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"contents.0.message_content.type": "audio"},
+        {"tool_calls.0.tool_call.id": "c", "tool_calls.0.tool_call.function.arguments": "{}"},
+        {"tool_calls.0.tool_call.id": "c", "tool_calls.0.tool_call.function.name": "f"},
+    ],
+)
+def test_openinferences_fields_without_their_content(fields: dict[str, Any]):
+    """A sound, and a tool call without its name or arguments."""
+    for place in ("llm.input_messages.0", "llm.output_messages.0"):
+        more = {f"{place}.message.{key}": value for key, value in fields.items()}
+        (completion,) = read(span({**OI, **more})).completions
+        assert not completion.trainable
+
+
+def test_a_call_that_is_told_as_two_apis_is_one():
+    """A client's own span of Anthropic's API inside one that tells it as chat."""
+    inner = span({**CHAT, **MESSAGES, "gen_ai.response.finish_reasons": ["end_turn"]}, ANTHROPIC)
+    outer = replace(
+        span({**CHAT, **MESSAGES, "gen_ai.provider.name": "anthropic"}), span_id="3" * 16
+    )
+    (completion,) = read(outer, replace(inner, parent_span_id=outer.span_id)).completions
+    assert completion.trainable
