@@ -256,6 +256,6 @@ def _trace_id(context: otel_context.Context) -> int:
 def _policy_version(text: object) -> str | int | None:
     try:
         value = loads(text) if isinstance(text, str) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, str | int) and not isinstance(value, bool) else None

@@ -2,7 +2,8 @@
 
 `messages` and `tokens` are trees: each row is [row of what is before it, or 0; content], rows count
 from 1, and the exchanges name rows. A message that stands after several prefixes is written once;
-its other rows are [row before, null, row that has it].
+its other rows are [row before, null, row that has it]. So it is with `params`: a row in which long
+values are null, since earlier rows have them, is [params, {name: row that has it}], from row 0.
 """
 
 from __future__ import annotations
@@ -10,8 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from otel_rollout.spans import EXACT_SOURCE, Exchange, TokenPath, context_key, extend_tokens
-from otel_rollout.wire import Json, MessagePath, dumps, extend, loads
+from otel_rollout.spans import (
+    EXACT_SOURCE,
+    LARGE,
+    Exchange,
+    TokenPath,
+    context_key,
+    digest_of,
+    extend_tokens,
+)
+from otel_rollout.wire import Json, MessagePath, Params, copy_json, dumps, extend
 
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
@@ -63,11 +72,11 @@ def exchanges_to_dict(exchanges: Sequence[Exchange]) -> dict[str, Json]:
     """The exchanges, with the messages, tokens and parameters that they name."""
     paths: _Rows[MessagePath] = _Rows()
     tokens: _Rows[TokenPath] = _Rows()
-    params: dict[str, int] = {}
+    params = _Params()
     rows = [_exchange_to_dict(exchange, paths, tokens, params) for exchange in exchanges]
     return {
         "exchanges": rows,
-        "params": [loads(text) for text in params],
+        "params": params.rows,
         "messages": _message_rows(paths),
         "tokens": [[parent, path.ids.tolist()] for parent, path in tokens],
     }
@@ -83,7 +92,11 @@ def exchanges_from_dict(data: Mapping[str, Json]) -> list[Exchange]:
     tokens: list[TokenPath | None] = [None]
     for parent, ids in data["tokens"]:
         tokens.append(extend_tokens(tokens[parent], ids))
-    params = [(row, context_key(row)) for row in data["params"]]
+    params: list[tuple[Json, bytes]] = []
+    for row in data["params"]:
+        row, again = row if isinstance(row, list) else (row, {})
+        row = {**row, **{key: params[number][0][key] for key, number in again.items()}}
+        params.append((row, context_key(row)))
     return [
         _exchange_from_dict(row, paths, tokens, *params[row["params"]]) for row in data["exchanges"]
     ]
@@ -111,6 +124,39 @@ class _Rows(Generic[_Node]):
         return iter(self._rows)
 
 
+class _Params:
+    """Parameters of requests as rows, each once; row numbers count from 0."""
+
+    def __init__(self) -> None:
+        self.rows: list[Json] = []
+        self._numbers: dict[str, int] = {}
+        self._first: dict[tuple[str, str], int] = {}
+        """The first row that has a long value, by its name and its digest."""
+        self._digests: dict[int, str] = {}
+        """Digests of values by their identity: calls of one rollout share the long ones."""
+
+    def number(self, params: Params) -> int:
+        long = {key: digest for key, value in params.items() if (digest := self._digest(value))}
+        text = dumps([{**params, **dict.fromkeys(long)}, long])
+        if text not in self._numbers:
+            number = self._numbers[text] = len(self.rows)
+            first = {name: self._first.setdefault((name, long[name]), number) for name in long}
+            again = {name: row for name, row in first.items() if row != number}
+            row = copy_json({**params, **dict.fromkeys(again)})
+            self.rows.append([row, again] if again else row)
+        return self._numbers[text]
+
+    def _digest(self, value: Json) -> str:
+        """The digest of a long value; "" for a short one."""
+        if not isinstance(value, str | list | dict):
+            return ""
+        if id(value) not in self._digests:
+            text = dumps(value)
+            is_long = len(text) > LARGE
+            self._digests[id(value)] = digest_of(text.encode()).hex() if is_long else ""
+        return self._digests[id(value)]
+
+
 def _message_rows(paths: _Rows[MessagePath]) -> list[list[Json]]:
     first: dict[int, int] = {}
     rows: list[list[Json]] = []
@@ -124,7 +170,7 @@ def _exchange_to_dict(
     exchange: Exchange,
     paths: _Rows[MessagePath],
     tokens: _Rows[TokenPath],
-    params: dict[str, int],
+    params: _Params,
 ) -> dict[str, Json]:
     reply, text, events = exchange.reply, None, None
     if reply is None and exchange.events is not None:
@@ -141,7 +187,7 @@ def _exchange_to_dict(
             else {}
         ),
         "prompt": paths.number(exchange.prompt),
-        "params": params.setdefault(dumps(exchange.params), len(params)),
+        "params": params.number(exchange.params),
         "response": None if text is not None else reply,
         "response_text": text,
         **({} if events is None else {"response_events": events}),

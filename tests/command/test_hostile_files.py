@@ -22,7 +22,7 @@ from tests.kit.fuzzing import changed
 from tests.kit.recording import Clients, Recording
 from tests.kit.scenarios import play
 
-STEERS = "\x1b]0;mine\x07\x1b[2J\r\x9b1m\u202eabc\u2066\u200b\u061c"
+STEERS = "\x1b]0;mine\x07\x1b[2J\r\x9b1m\u202eabc\u2066\u200b\u061c\U000e0041\xad"
 pytestmark = pytest.mark.not_replayed("spans are made and changed by hand")
 
 

@@ -574,6 +574,19 @@ def test_headers_from_outside_never_break_a_server(
     assert recording.trajectories == ()
 
 
+@pytest.mark.not_replayed("the rollout's own span is on no side")
+def test_a_policy_version_that_is_nested_too_deep_is_ignored(
+    recording: Recording, clients: Clients
+):
+    """The rollout is continued all the same: its calls are recorded, without a policy version."""
+    client = clients.sync(clients.serve("hello"))
+    deep = "%5B" * 1300
+    with continue_rollout({"baggage": f"rollout.id={'b' * 32},rollout.policy_version={deep}"}) as p:
+        ask(client, "there")
+    (found,) = reconstruct(p.spans)
+    assert [c.policy_version for c in found.completions] == [None]
+
+
 def test_an_exception_passes_through(recording: Recording):
     """What the code inside raises is what comes out, and the part says so on its span."""
     with (

@@ -1,0 +1,33 @@
+"""A trajectory's JSON has each content once, and gives the same trajectory back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from otel_rollout import Trajectory, rollout
+from otel_rollout.wire import dumps
+from tests.kit.recording import Clients, Recording
+
+LONG = "x" * 100_000
+
+
+def test_long_parameters_are_written_once(recording: Recording, clients: Clients):
+    """Calls that differ in a short parameter share the tools that all of them have."""
+    tool: Any = {"type": "function", "function": {"name": "f", "description": LONG}}
+    client = clients.sync(clients.serve("hello"))
+    with rollout("agent") as trajectory:
+        for seed in range(10):
+            client.chat.completions.create(
+                model="m",
+                seed=seed,
+                tools=[tool] if seed % 2 else [tool, tool],
+                messages=[{"role": "user", "content": "hi"}],
+            )
+    data = trajectory.to_dict()
+    assert len(dumps(data)) < 4 * len(LONG)
+    again = Trajectory.from_dict(data)
+    assert [c.request for c in again.completions] == [c.request for c in trajectory.completions]
+    assert [c.sampling for c in again.completions] == [c.sampling for c in trajectory.completions]
+    assert again.to_dict() == data
+    data["params"][0]["tools"].clear()
+    assert trajectory.completions[0].tools
