@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeGuard
@@ -20,7 +21,7 @@ from zlib import crc32
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.wire import loads
+from otel_rollout.wire import dumps, loads
 
 logger = logging.getLogger("otel_rollout")
 
@@ -431,6 +432,9 @@ def _are_one(mine: AttributeValue, theirs: AttributeValue) -> bool:
 
 
 def _as_text(value: AttributeValue) -> str:
+    if isinstance(value, list | tuple):  # the SDK has tuples, files have lists, some stores JSON
+        with suppress(TypeError, RecursionError):
+            return dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -95,8 +95,8 @@ def test_a_request_has_messages_with_roles():
     """An empty list of messages, or one without a role, is not what was sent."""
     for scope in ("", ANTHROPIC):
         assert not one({"gen_ai.input.messages": []}, scope).trainable
-    completion = one({"gen_ai.input.messages": [{"parts": ASKED[0]["parts"]}]})
-    assert not completion.trainable
+        completion = one({"gen_ai.input.messages": [{"parts": ASKED[0]["parts"]}]}, scope)
+        assert not completion.trainable
 
 
 def test_parts_stay_in_their_order():
@@ -190,6 +190,17 @@ def test_copies_that_differ_are_not_believed():
         assert not completion.trainable
         assert "copies of its span differ" in completion.exchange.damage[0]
     (completion,) = read(whole, whole).completions
+    assert completion.trainable
+
+
+def test_copies_from_several_stores_are_one():
+    """The same values as the SDK, a file and a store of texts keep them."""
+    values: tuple[Any, ...] = (("stop",), ["stop"], '["stop"]')
+    whole = span({**CHAT, **MESSAGES})
+    copies = [
+        replace(whole, attributes={**whole.attributes, "app.list": value}) for value in values
+    ]
+    (completion,) = read(*copies).completions
     assert completion.trainable
 
 
