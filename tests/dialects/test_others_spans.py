@@ -250,3 +250,39 @@ def test_a_call_that_is_told_as_two_apis_is_one():
     )
     (completion,) = read(outer, replace(inner, parent_span_id=outer.span_id)).completions
     assert completion.trainable
+
+
+FLAT = {
+    "llm.request.type": "chat",
+    "gen_ai.prompt.0.role": "user",
+    "gen_ai.prompt.0.content": "hm?",
+    "gen_ai.completion.0.role": "assistant",
+    "gen_ai.completion.0.content": "So.",
+    "gen_ai.completion.0.finish_reason": "stop",
+}
+
+
+@pytest.mark.parametrize(
+    ("whole", "change"),
+    [
+        (FLAT, {"gen_ai.completion.0.role": "user"}),
+        (FLAT, {"gen_ai.completion.0.content": 5}),
+        (OI, {"llm.output_messages.0.message.role": "user"}),
+        (OI, {"llm.input_messages.0.message.role": None}),
+    ],
+)
+def test_roles_and_texts_of_fields(whole: dict[str, Any], change: dict[str, Any]):
+    """Also where each field has an attribute, a reply is a model's, and a request has roles."""
+    (completion,) = read(span(whole)).completions
+    assert completion.trainable
+    (completion,) = read(span({**whole, **change})).completions
+    assert not completion.trainable
+    assert completion.exchange.damage
+
+
+def test_a_flat_reply_without_a_reason_is_named():
+    """Nothing says why it ended, and whether all choices that were asked for are there."""
+    assert not {Fact.END.value, Fact.CHOICES.value} & set(read(span(FLAT)).completions[0].lost)
+    short = {"gen_ai.completion.0.finish_reason": None, "gen_ai.request.choice.count": 2}
+    (completion,) = read(span({**FLAT, **short})).completions
+    assert {Fact.END.value, Fact.CHOICES.value} <= set(completion.lost)

@@ -47,10 +47,8 @@ def read(span: SpanRecord, _: Sequence[SpanRecord]) -> Call:
     call = Call("/v1/messages", _parameters(span), stream=stream)
     check_whole(span, call)
     rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
-    if not rows and call.prompt_is_known:
+    if rows is None and call.prompt_is_known:
         call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
-    if not all(isinstance(row.get("role"), str) for row in rows or ()):
-        call.miss("the role of a message of its request is missing", prompt=True)
     call.request["messages"] = [
         {"role": row.get("role"), "content": _content(row.get("parts"), call, prompt=True)}
         for row in rows or ()

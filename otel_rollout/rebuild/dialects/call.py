@@ -236,6 +236,30 @@ def check_not_empty(call: Call) -> None:
             call.miss("its reply has nothing in it: what it held was not written down")
 
 
+def check_roles(call: Call) -> None:
+    """Note a request without messages or roles, and replies that are not what a model sampled."""
+    messages = call.request.get("messages")
+    if call.path != "/embeddings" and messages == [] and call.prompt_is_known:
+        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
+    if not all(isinstance(message.get("role"), str) for message in objects(messages)):
+        call.miss("the role of a message of its request is missing", prompt=True)
+    choices = objects(call.reply.get("choices") if isinstance(call.reply, Mapping) else None)
+    for choice in choices:
+        message = choice.get("message") or {}
+        if message.get("role") in _NOT_SAMPLED:
+            call.miss(f"its reply is of the role {message['role']!r}, which no model samples")
+        if not isinstance(message.get("content"), str | list | None):
+            call.miss("its reply has a content that is no text")
+    asked = call.request.get("n")
+    if choices and isinstance(asked, int) and len(choices) < asked:
+        call.also_loses |= {Fact.CHOICES}
+    if not all(choice.get("finish_reason") for choice in choices) and not call.is_responses:
+        call.also_loses |= {Fact.END}
+
+
+_NOT_SAMPLED = ("system", "developer", "user", "tool", "function")
+
+
 def _is_empty(message: Mapping[str, Json]) -> bool:
     said = (message.get(key) for key in ("tool_calls", "refusal", "reasoning_content"))
     return message.get("content") in (None, []) and not any(said)

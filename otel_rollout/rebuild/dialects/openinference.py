@@ -139,8 +139,6 @@ def _read_reply_fields(span: SpanRecord, call: Call) -> None:
         call.reply = None
     if rows:
         call.also_loses |= _LOST_IN_REPLY_FIELDS
-    if rows and reason is None:
-        call.also_loses |= {Fact.END}
     if len(rows) > 1:  # one reason stands for all of them
         call.also_loses |= {Fact.FINISH_REASON}
     check_not_empty(call)
@@ -148,7 +146,8 @@ def _read_reply_fields(span: SpanRecord, call: Call) -> None:
 
 def _message(row: Mapping[str, Any], call: Call, *, prompt: bool) -> dict[str, Json]:
     fields = {key.removeprefix("message."): value for key, value in row.items()}
-    message: dict[str, Json] = {"role": fields.get("role"), "content": fields.get("content")}
+    role = fields.get("role") or (None if prompt else "assistant")
+    message: dict[str, Json] = {"role": role, "content": fields.get("content")}
     parts = [_part(part, call, prompt=prompt) for part in numbered(fields, "contents.").values()]
     if parts:
         message["content"] = parts

@@ -40,7 +40,6 @@ _PARAMETERS = {
     "stop": sc.GEN_AI_REQUEST_STOP_SEQUENCES,
 }
 _RESULT = "tool_call_response"
-_NOT_SAMPLED = ("system", "developer", "user", "tool", "function")
 _VALUES = {"uri": "uri", "blob": "content"}
 """The members without which parts of these types say nothing."""
 _FINISH_REASONS = {"tool_call": "tool_calls", "error": None, "": None}
@@ -95,8 +94,6 @@ def _read_request(span: SpanRecord, call: Call) -> None:
         call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
     instructions = object_rows(span, sc.GEN_AI_SYSTEM_INSTRUCTIONS, call, prompt=True)
     system = [{"role": "system", "parts": instructions}] if instructions else []
-    if rows == [] and not system:
-        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
     messages = to_messages([*system, *(rows or [])], call, prompt=True)
     if span.text(sc.GEN_AI_OPERATION_NAME) == sc.OPERATION_TEXT_COMPLETION:
         call.path = "/completions"
@@ -130,23 +127,15 @@ def _read_reply(span: SpanRecord, output: SpanRecord, call: Call) -> None:
         call.stream = True  # only a stream can break off with part of its reply
 
 
-def _lost_of_reply(
-    span: SpanRecord, call: Call, ends: Sequence[Json], reasons: Json
-) -> frozenset[Fact]:
+def _lost_of_reply(span: SpanRecord, call: Call, ends: Sequence[Json], reasons: Json) -> set[Fact]:
     """What this span does not say of the reply that it has."""
-    number = call.request.get("n")
-    asked = max(
-        number if isinstance(number, int) else 0, len(reasons) if isinstance(reasons, list) else 0
-    )
+    is_short = isinstance(reasons, list) and len(ends) < len(reasons) and not call.is_responses
     lost = {
-        Fact.CHOICES: len(ends) < asked,
-        Fact.END: not all(ends),
+        Fact.CHOICES: is_short,
         Fact.RESPONSE_ID: span.text(sc.GEN_AI_RESPONSE_ID) is None,
         Fact.RESPONSE_MODEL: span.text(sc.GEN_AI_RESPONSE_MODEL) is None,
     }
-    if call.is_responses:  # its items are one reply, and have no reasons of their own
-        del lost[Fact.CHOICES], lost[Fact.END]
-    return frozenset(fact for fact, is_lost in lost.items() if ends and is_lost)
+    return {fact for fact, is_lost in lost.items() if ends and is_lost}
 
 
 def lost_of_other_api(span: SpanRecord) -> frozenset[Fact]:
@@ -278,7 +267,8 @@ def _as_list(content: Json) -> list[Json]:
 def _message(
     row: Mapping[str, Json], parts: list[dict[str, Json]], call: Call, *, prompt: bool
 ) -> dict[str, Json]:
-    message: dict[str, Json] = {"role": _role(row, call, prompt=prompt), "content": None}
+    role = row.get("role") or (None if prompt else "assistant")
+    message: dict[str, Json] = {"role": role, "content": None}
     content: list[Json] = []
     calls: list[Json] = []
     for part in parts:
@@ -300,15 +290,6 @@ def _message(
     if row.get("name"):
         message["name"] = row["name"]
     return message
-
-
-def _role(row: Mapping[str, Json], call: Call, *, prompt: bool) -> Json:
-    role = row.get("role")
-    if prompt and not isinstance(role, str):
-        call.miss("the role of a message of its request is missing", prompt=True)
-    if not prompt and role in _NOT_SAMPLED:
-        call.miss(f"its reply has a message of the role {role!r}, which no model samples")
-    return role or (None if prompt else "assistant")
 
 
 def _tool_call(part: Mapping[str, Json], call: Call, *, prompt: bool) -> Json:

@@ -15,7 +15,7 @@ from otel_rollout.rebuild.dialects import (
     openllmetry,
     openllmetry_flat,
 )
-from otel_rollout.rebuild.dialects.call import Call, Dialect, Trace, check_flags
+from otel_rollout.rebuild.dialects.call import Call, Dialect, Trace, check_flags, check_roles
 from otel_rollout.spans import Exchange, SpanRecord, absent, context_key
 from otel_rollout.wire import Json, MessagePath, dumps, extend
 
@@ -97,6 +97,7 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
     elif not _has_shape(call.reply):
         call.miss("its response has not the shape of a response")
         call.reply = None
+    check_roles(call)
     return call
 
 
