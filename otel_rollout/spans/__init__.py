@@ -1,6 +1,7 @@
 """What is on a span: any span as plain data, and the exchange span, written and read. Pure."""
 
 from otel_rollout.spans.as_line import from_line, to_line
+from otel_rollout.spans.copies import united
 from otel_rollout.spans.exchange import (
     EXACT_SOURCE,
     LARGE,
@@ -22,7 +23,6 @@ from otel_rollout.spans.record import (
     carried,
     label,
     unchecked_record,
-    united,
     with_lengths,
 )
 from otel_rollout.spans.writer import COPIES, ExchangeWriter

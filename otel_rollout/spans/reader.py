@@ -9,6 +9,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from otel_rollout import semconv as sc
+from otel_rollout.spans.copies import united
 from otel_rollout.spans.exchange import (
     LARGE,
     PLACEHOLDER,
@@ -19,7 +20,7 @@ from otel_rollout.spans.exchange import (
     extend_tokens,
     token_array,
 )
-from otel_rollout.spans.record import SpanKey, SpanRecord, united
+from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.wire import (
     Json,
     MessagePath,
