@@ -21,8 +21,9 @@ SWITCHES = {
     "TRACELOOP_TRACE_CONTENT": "false",
 }
 """Variables by which instrumentations are told to leave content out, with the value that does."""
-_OFF = {"false", "no_content", "event_only", "0", "no", "off"}
-"""Their values, in lower case, with which content is on no span."""
+_ON = {"", "true", "1", "yes", "on", "span_only", "span_and_event"}
+"""Their values, in lower case, with which content is on spans: instrumentations leave it out with
+any other, also with one that they do not know."""
 
 _TEXTS = (
     sc.ROLLOUT_OUTPUT,
@@ -120,6 +121,6 @@ def switched_off() -> str | None:
     """The switch of the environment by which content is on no span, as `NAME=value`; or None."""
     for name in SWITCHES:
         value = os.environ.get(name, "")
-        if value.strip().lower() in _OFF:
+        if value.strip().lower() not in _ON:
             return f"{name}={value}"
     return None
