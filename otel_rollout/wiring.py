@@ -200,7 +200,8 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
     The hooks are removed from the clients. A provider that `configure` created is shut down; one
     of yours is flushed and keeps running without our processors. False if something was not
     flushed and ended within `timeout_millis`, or if trajectories or spans have not reached their
-    exporters since `configure`; the log says how many. An exporter that hangs is left behind.
+    exporters since `configure`; the log says how many. An exporter of spans that an earlier
+    `shutdown` has ended may refuse all: then only the log says so. One that hangs is left behind.
     Without `configure` it does nothing and returns True.
     """
     with process_state.configuring:
@@ -249,8 +250,11 @@ def _flush_and_end(setup: _Setup, deadline: float) -> bool:
 def _say_lost(setup: _Setup) -> bool:
     """True if trajectories or spans did not arrive; the queues of spans have said how many."""
     ended = process_state.ended_exporters
-    # What is handed over again after a shutdown may refuse everything.
-    lost = [queue for queue in setup.processors if queue.lost and queue.exporter not in ended]
+    lost = [
+        queue
+        for queue in setup.processors
+        if queue.lost and not (queue.exporter in ended and queue.has_exported_none)
+    ]
     ended.update(queue.exporter for queue in setup.processors)
     if setup.processor.dropped:
         logger.error("%d trajectories did not reach their exporters", setup.processor.dropped)
