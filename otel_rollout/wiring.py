@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from typing import Literal
@@ -37,6 +37,7 @@ from otel_rollout.record import (
     continue_environment,
     in_time,
     leave_environment,
+    of_environment,
     process_state,
     switched_off,
 )
@@ -170,8 +171,7 @@ def configure(
         setup = _Setup(provider, own, processor, max_bytes, span_exporters=list(span_exporters))
         look = [*span_exporters, *(_otlp_exporters() if own else ())]
         _warn_of_limits(provider)
-        process_state.content = rule
-        capture.instrument()
+        capture.instrument(rule)
         process_state.request_fields = {} if request_token_ids else None
         process_state.rollout_secret = rollout_secret
         provider.add_span_processor(processor)
@@ -306,13 +306,9 @@ def _content(
             ContentWarning,
             stacklevel=3,
         )
-    elif off and content is None:
-        logger.warning(
-            "%s: spans are exported without prompts and replies, so trajectories cannot be rebuilt "
-            "from them. configure(content='full') exports them",
-            off,
-        )
-    return Content(exported=content == "full" or (content is None and not off), redact=redact)
+    elif content is None:
+        return replace(of_environment(), redact=redact)
+    return Content(exported=content == "full", redact=redact)
 
 
 def _again(

@@ -6,6 +6,7 @@ send it. Trajectories of this process, and what trains on them, keep it.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any
 from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
 from otel_rollout.wire import Json, dumps, loads
+
+logger = logging.getLogger("otel_rollout")
 
 Redact = Callable[[bytes], bytes]
 SWITCHES = {
@@ -115,6 +118,18 @@ def _without(value: Json, members: tuple[str, ...]) -> Json:
     if isinstance(value, dict):
         return {name: member for name, member in value.items() if name not in members}
     return value
+
+
+def of_environment() -> Content:
+    """The rule of the environment's switches; one that turns content off is logged."""
+    off = switched_off()
+    if off:
+        logger.warning(
+            "%s: spans are exported without prompts and replies, so trajectories cannot be rebuilt "
+            "from them. configure(content='full') exports them",
+            off,
+        )
+    return Content(exported=not off)
 
 
 def switched_off() -> str | None:

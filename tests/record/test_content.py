@@ -9,6 +9,8 @@ from typing import Any
 
 import openai
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -19,6 +21,7 @@ from otel_rollout import (
     Reward,
     Step,
     Trajectory,
+    TrajectorySpanProcessor,
     Workflow,
     continue_rollout,
     get_current_trajectory,
@@ -30,6 +33,7 @@ from otel_rollout import (
     tool,
 )
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.record import capture, process_state
 from otel_rollout.record.content import Content
 from otel_rollout.testing import Raw
 from otel_rollout.wire.servers import without_tokens
@@ -183,6 +187,34 @@ def test_the_switches_of_instrumentations_hold_on_both_lanes(
     assert f"{name}={value}" in caplog.text
     otel_rollout.shutdown()
     assert os.environ[name] == value
+
+
+@NOT_EXPORTED
+def test_the_switches_hold_where_capture_is_set_up_by_hand(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Without `configure` too exchange spans stay in the process; after it, its rule stays."""
+    monkeypatch.setenv("TRACELOOP_TRACE_CONTENT", "false")
+    exporter, spans, provider = (
+        InMemoryTrajectoryExporter(),
+        InMemorySpanExporter(),
+        TracerProvider(),
+    )
+    provider.add_span_processor(TrajectorySpanProcessor(exporter))
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    trace.set_tracer_provider(provider)
+    client = clients.sync(clients.serve(f"{MARK} said"))
+    capture.instrument()
+    with rollout("agent"):
+        client.chat.completions.create(model="m", messages=ASKED)
+    capture.uninstrument()
+    assert MARK not in text_of(spans.get_finished_spans())
+    assert MARK in str(exporter.get_finished_trajectories()[0].messages())
+    assert "TRACELOOP_TRACE_CONTENT=false" in caplog.text
+    monkeypatch.delenv("TRACELOOP_TRACE_CONTENT")
+    otel_rollout.configure(content="none")
+    capture.instrument()
+    assert not process_state.content.exported
 
 
 def test_content_that_is_asked_for_against_a_switch_warns(monkeypatch: pytest.MonkeyPatch):
