@@ -59,9 +59,10 @@ def check_appendable(path: str | os.PathLike[str], owner: str) -> None:
 def append_line(path: str | os.PathLike[str], line: bytes, *, fsync: bool = False) -> None:
     """Append a line, which ends in a newline, to a file. OSError if the disk does not take it all.
 
-    Then what came of it is taken back. If another writer left half a line, this one begins below.
+    Then what came of it is taken back, unless somebody else may have appended meanwhile: they hold
+    the lock. If another writer left half a line, this one begins below.
     """
-    with open(path, "a+b", buffering=0) as file, _alone(file):
+    with open(path, "a+b", buffering=0) as file, _alone(file) as is_alone:
         end = file.seek(0, os.SEEK_END) if file.seekable() else 0
         try:
             if end:
@@ -71,8 +72,9 @@ def append_line(path: str | os.PathLike[str], line: bytes, *, fsync: bool = Fals
             if fsync:
                 os.fsync(file.fileno())
         except BaseException:
-            with suppress(OSError):  # a device: nothing can be taken back
-                file.truncate(end)
+            if is_alone:
+                with suppress(OSError):  # a device: nothing can be taken back
+                    file.truncate(end)
             raise
 
 
@@ -84,20 +86,20 @@ def write_whole(file: BinaryIO, content: bytes) -> None:
 
 
 @contextmanager
-def _alone(file: BinaryIO) -> Iterator[None]:
-    """Keep other writers from appending meanwhile, where there are file locks.
+def _alone(file: BinaryIO) -> Iterator[bool]:
+    """Keep other writers from appending meanwhile, where there are file locks; False if it failed.
 
     A lock that somebody holds for long is not waited for: a process that is stopped, or a child
     that was forked while its parent held it.
     """
     if fcntl is None:
-        yield
+        yield True
         return
     deadline = time.monotonic() + _LOCK_SECONDS
-    while not _locked(file) and time.monotonic() < deadline:
+    while not (is_alone := _locked(file)) and time.monotonic() < deadline:
         time.sleep(0.001)
     try:
-        yield
+        yield is_alone
     finally:
         with suppress(OSError):  # closing is not enough: a forked child may have the file open too
             fcntl.flock(file, fcntl.LOCK_UN)

@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from typing import Literal
@@ -37,6 +37,7 @@ from otel_rollout.record import (
     continue_environment,
     in_time,
     leave_environment,
+    of_environment,
     process_state,
     switched_off,
 )
@@ -170,8 +171,7 @@ def configure(
         setup = _Setup(provider, own, processor, max_bytes, span_exporters=list(span_exporters))
         look = [*span_exporters, *(_otlp_exporters() if own else ())]
         _warn_of_limits(provider)
-        process_state.content = rule
-        capture.instrument()
+        capture.instrument(rule)
         process_state.request_fields = {} if request_token_ids else None
         process_state.rollout_secret = rollout_secret
         provider.add_span_processor(processor)
@@ -200,7 +200,8 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
     The hooks are removed from the clients. A provider that `configure` created is shut down; one
     of yours is flushed and keeps running without our processors. False if something was not
     flushed and ended within `timeout_millis`, or if trajectories or spans have not reached their
-    exporters since `configure`; the log says how many. An exporter that hangs is left behind.
+    exporters since `configure`; the log says how many. An exporter of spans that an earlier
+    `shutdown` has ended may refuse all: then only the log says so. One that hangs is left behind.
     Without `configure` it does nothing and returns True.
     """
     with process_state.configuring:
@@ -249,8 +250,11 @@ def _flush_and_end(setup: _Setup, deadline: float) -> bool:
 def _say_lost(setup: _Setup) -> bool:
     """True if trajectories or spans did not arrive; the queues of spans have said how many."""
     ended = process_state.ended_exporters
-    # What is handed over again after a shutdown may refuse everything.
-    lost = [queue for queue in setup.processors if queue.lost and queue.exporter not in ended]
+    lost = [
+        queue
+        for queue in setup.processors
+        if queue.lost and not (queue.exporter in ended and queue.has_exported_none)
+    ]
     ended.update(queue.exporter for queue in setup.processors)
     if setup.processor.dropped:
         logger.error("%d trajectories did not reach their exporters", setup.processor.dropped)
@@ -302,13 +306,9 @@ def _content(
             ContentWarning,
             stacklevel=3,
         )
-    elif off and content is None:
-        logger.warning(
-            "%s: spans are exported without prompts and replies, so trajectories cannot be rebuilt "
-            "from them. configure(content='full') exports them",
-            off,
-        )
-    return Content(exported=content == "full" or (content is None and not off), redact=redact)
+    elif content is None:
+        return replace(of_environment(), redact=redact)
+    return Content(exported=content == "full", redact=redact)
 
 
 def _again(

@@ -175,17 +175,19 @@ class _Call:
 
     def _without_secrets(self, error: BaseException) -> BaseException:
         """The exception, or one of the same name without the keys that signed the request."""
-        if not isinstance(error, Exception):
-            return error
         try:
-            secrets, content = self._secrets(error), process_state.content
             text = "".join(traceback.format_exception(error))
-            if content.is_whole and secrets.scrub(text) == text:
+            if process_state.content.is_whole and self._secrets(error).scrub(text) == text:
                 return error
-            text = content.text(content.recorded(secrets.scrub(str(error))))
+            text = self._public_text(str(error), error)
         except Exception:
             text = "(no text)"
         return _public_error(type(error), text)
+
+    def _public_text(self, text: str, error: BaseException | None = None) -> str:
+        """The text of an error as a span may show it."""
+        content = process_state.content
+        return content.text(content.recorded(self._secrets(error).scrub(text)))
 
     def _secrets(self, error: BaseException | None = None) -> Secrets:
         secrets = Secrets()
@@ -226,7 +228,7 @@ class _Call:
             if isinstance(choice.get("message"), dict):
                 choice["message"] = shown_message(choice["message"])
         if data.get("error"):
-            data["error"] = json.loads(self._secrets().scrub(json.dumps(data["error"])))
+            data["error"] = self._public_text(json.dumps(data["error"]))
         return data
 
     def swallow(self, error: BaseException) -> None:
@@ -274,7 +276,7 @@ def _end_span(span: Any, error: BaseException | None, *, recorded: bool = False)
     span.end()
 
 
-def _public_error(kind: type[Exception], text: str) -> Exception:
+def _public_error(kind: type[BaseException], text: str) -> Exception:
     """An exception with this text, which spans show under the name of `kind`."""
 
     class PublicError(Exception):

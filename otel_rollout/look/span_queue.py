@@ -56,6 +56,11 @@ class SpanQueue(BatchSpanProcessor):
         """Number of spans that the exporter has not exported; while it works, some still wait."""
         return self._out.taken - self._out.exported
 
+    @property
+    def has_exported_none(self) -> bool:
+        """True if the exporter has exported no span at all."""
+        return self._out.exported == 0
+
     def on_end(self, span: ReadableSpan) -> None:
         """Let the span wait for the exporter, if it is sampled and there is room."""
         if self._ended or not (span.context and span.context.trace_flags.sampled):

@@ -4,7 +4,7 @@ from otel_rollout.record import capture
 from otel_rollout.record.attributes import end_attributes, identity, present
 from otel_rollout.record.boundary import contained, guarded
 from otel_rollout.record.calls import noting_requests
-from otel_rollout.record.content import SWITCHES, Content, switched_off
+from otel_rollout.record.content import SWITCHES, Content, of_environment, switched_off
 from otel_rollout.record.current import begin, end
 from otel_rollout.record.delivery import in_time
 from otel_rollout.record.gather import (
@@ -68,6 +68,7 @@ __all__ = [
     "leave_environment",
     "no_capture",
     "noting_requests",
+    "of_environment",
     "present",
     "process_state",
     "propagate",

@@ -15,11 +15,15 @@ import importlib
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record import litellm, openai_client
+from otel_rollout.record.content import Content, of_environment
 from otel_rollout.record.state import process_state
 
 
-def instrument() -> None:
+def instrument(content: Content | None = None) -> None:
     """Capture the calls of every client of this process, also of those made before.
+
+    content: the rule for content on spans. None (default): that of `configure`, else that of the
+        environment's switches.
 
     That is OpenAI's; and of `anthropic` and its like (see `openai_client.ALIKE`) and LiteLLM's own
     if they are, or once they are, imported. Calling it twice is safe. ConfigurationError if this
@@ -34,6 +38,8 @@ def instrument() -> None:
             f"capture hooks {', '.join(missing)} of {openai_client.MODULE}, which openai {version} "
             f"does not have: use a version that otel-rollout is tested with (1.66 to 3.x)"
         )
+    if content is not None or process_state.setup is None:
+        process_state.content = content or of_environment()
     hooks = process_state.hooks
     hooks.install(module, openai_client.HOOKS)
     for name in openai_client.ALIKE:

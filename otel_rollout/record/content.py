@@ -6,6 +6,7 @@ send it. Trajectories of this process, and what trains on them, keep it.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,14 +16,17 @@ from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
 from otel_rollout.wire import Json, dumps, loads
 
+logger = logging.getLogger("otel_rollout")
+
 Redact = Callable[[bytes], bytes]
 SWITCHES = {
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "no_content",
     "TRACELOOP_TRACE_CONTENT": "false",
 }
 """Variables by which instrumentations are told to leave content out, with the value that does."""
-_OFF = {"false", "no_content", "event_only", "0", "no", "off"}
-"""Their values, in lower case, with which content is on no span."""
+_ON = {"", "true", "1", "yes", "on", "span_only", "span_and_event"}
+"""Their values, in lower case, with which content is on spans: instrumentations leave it out with
+any other, also with one that they do not know."""
 
 _TEXTS = (
     sc.ROLLOUT_OUTPUT,
@@ -116,10 +120,22 @@ def _without(value: Json, members: tuple[str, ...]) -> Json:
     return value
 
 
+def of_environment() -> Content:
+    """The rule of the environment's switches; one that turns content off is logged."""
+    off = switched_off()
+    if off:
+        logger.warning(
+            "%s: spans are exported without prompts and replies, so trajectories cannot be rebuilt "
+            "from them. configure(content='full') exports them",
+            off,
+        )
+    return Content(exported=not off)
+
+
 def switched_off() -> str | None:
     """The switch of the environment by which content is on no span, as `NAME=value`; or None."""
     for name in SWITCHES:
         value = os.environ.get(name, "")
-        if value.strip().lower() in _OFF:
+        if value.strip().lower() not in _ON:
             return f"{name}={value}"
     return None

@@ -67,6 +67,8 @@ class Delivery:
 
     def _is_full(self, size: int) -> str | None:
         """The reason why no further trajectory may wait; None if one may."""
+        if self._closed:
+            return f"{self.exporter} was shut down"
         if len(self._waiting) >= self._max_waiting:
             return (
                 f"{len(self._waiting)} wait for {self.exporter} already "

@@ -202,14 +202,14 @@ class TrajectorySpanProcessor(SpanProcessor):
             trajectory = self._trajectory(buffer, record)
             del self._buffers[key]
             self._bytes -= buffer.size
+        whole = replace(record, attributes={**record.attributes, **buffer.active.kept_back})
         if buffer.active.is_part:
-            attributes = {**record.attributes, **buffer.active.kept_back}
-            buffer.active.records.append(replace(record, attributes=attributes))
+            buffer.active.records.append(whole)
         elif not buffer.cut_off:
             handed = [claiming for claiming, _ in buffer.active.claims]
             if not buffer.assembly.is_empty_workflow:
                 handed.append(trajectory)
-            size = buffer.size + _size(record)
+            size = buffer.size + _size(whole)
             for each in handed:
                 self._sizes[each.id] = size // len(handed)
                 self._hand_over(each)

@@ -43,6 +43,7 @@ _ERROR_TAIL = 1 << 16
 """Bytes at the end of a stream in which an error that ended it is looked for."""
 _response_id = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
 _has_error = re.compile(rb'"error"\s*:\s*[^n\s]').search
+_is_of_model = re.compile(rb'"(?:choices|output|content|data)"\s*:').search
 _is_framed = re.compile(r"application/vnd\.amazon\.eventstream").match
 _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
 
@@ -132,7 +133,7 @@ class ExchangeRecorder:
         headers, url: never recorded; what they hold is a secret, should an error repeat it.
         """
         self.attempts += 1
-        self._rollout.secrets.of_request(headers, url)
+        self._rollout.secrets.of_request(headers, url, self)
         if self.attempts > 1:
             status = {} if self._last_status is None else {"http_status": self._last_status}
             self._last_status = None  # an attempt that fails without a response has none
@@ -317,7 +318,8 @@ class ExchangeRecorder:
                     error = InvalidResponse("an event of the stream is not JSON")
         status, error = _ending(error, reported, complete=complete, ended=ended)
         if status == "complete" and self._is_invalid(body):
-            text = body[:200].decode("utf-8", "replace")
+            # Scrubbed before it is cut: half a secret would not be found.
+            text = self._rollout.scrub(body.decode("utf-8", "replace"))[:200]
             status = "error"
             error = InvalidResponse(f"the response is not a JSON object: {text!r}")
         self._body = body or None
@@ -372,7 +374,9 @@ class ExchangeRecorder:
         body = self._body
         if body is None:
             return
-        if error is not None or (not self._is_events and _has_error(body)):
+        if error is not None or (
+            not self._is_events and (_has_error(body) or not _is_of_model(body))
+        ):
             body = self._rollout.secrets.scrub_reply(body)
         found = _response_id(body)
         body, is_events = self._redacted(body)
@@ -387,7 +391,8 @@ class ExchangeRecorder:
         """The reply to record, and True if it is a stream of events.
 
         A stream is redacted as the reply that it merges to: what is redacted may be split over its
-        chunks. What is redacted in a text must not be told by its tokens.
+        chunks. One that merges to none is not recorded. What is redacted in a text must not be told
+        by its tokens.
         """
         content = process_state.content
         if content.redact is None:
@@ -395,8 +400,10 @@ class ExchangeRecorder:
         whole, is_events = body, self._is_events
         if is_events:
             merged = merge(body.decode("utf-8", "replace"), self._choices(), self._path).body
-            if merged is not None:
-                whole, is_events = dumps(merged).encode(), False
+            if merged is None:
+                self._is_redacted = True
+                return b"", False
+            whole, is_events = dumps(merged).encode(), False
         redacted, changed = content.body(whole)
         if not changed and not self._is_redacted:
             return body, self._is_events
@@ -410,8 +417,10 @@ class ExchangeRecorder:
         if status == "error":
             self.span.set_status(trace.StatusCode.ERROR, message)
 
+    @guarded(INCOMPLETE)
     def _let_go(self) -> None:
         """Release everything: some clients keep a response, and with it this, for long."""
+        self._rollout.secrets.close(self)
         self._chunks = self._body = self._request = None
         self._written = {}
 

@@ -133,8 +133,8 @@ class ActiveRollout:
         """True if its span is recorded at all: not without an SDK."""
         self.recorded = False
         """True if a processor took the finished rollout."""
-        self.secrets = Secrets()
-        """What its clients signed requests with."""
+        self.secrets: Secrets = parent.secrets if parent else Secrets()
+        """What clients signed requests with, in it and in those around it: an error passes both."""
         self.span: trace.Span = trace.INVALID_SPAN
         self.id = part_of or os.urandom(16).hex()
         self._trajectory: Trajectory | None = Trajectory(

@@ -6,19 +6,24 @@ reply that was sampled is never changed.
 
 from __future__ import annotations
 
+import json
 import re
 import string
-import threading
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 from otel_rollout.wire import loads
 
 REDACTED = "[redacted]"
 _SCHEME = string.ascii_letters + string.digits + "+-."
 _SHORTEST_SECRET = 8
+_is_basic = re.compile(r"Basic\s+(\S+)\s*$", re.I).match
+_escape = re.compile(r"%[0-9A-F]{2}")
+_OF_REPLIES = frozenset({"choices", "output", "content", "data"})
+"""Members of replies that a model made, one of which each has."""
 _NO_SECRET = re.compile(
     r"(accept|content)(-[\w-]+)?|api-version|anthropic-(version|beta)|connection|date|expect|host|"
     r"idempotency-key|openai-beta|te|traceparent|tracestate|transfer-encoding|user-agent|"
@@ -27,15 +32,21 @@ _NO_SECRET = re.compile(
 ).fullmatch
 """Headers, and fields of a query, whose values are no secrets."""
 
+
+@lru_cache(256)
+def _is_harmless(name: str) -> bool:
+    return _NO_SECRET(name) is not None
+
+
 _PATTERNS = (
-    (re.compile(r"(://)[^\s/@'\"]+(?=@)"), rf"\1{REDACTED}"),
+    (re.compile(r"(://)[^\s/'\"]+(?=@)"), rf"\1{REDACTED}"),
     (re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{6,}", re.I), rf"\1 {REDACTED}"),
     (re.compile(r"\b(?:sk|pk|rk|gsk|hf|xai)[-_][\w-]{8,}"), REDACTED),
     (
-        # An assignment, a field of a query, or a member of JSON.
+        # An assignment, a field of a query, or a member of JSON, which may stand in a text of JSON.
         re.compile(
-            r"""((?:key|token|secret|password|passwd|signature|\bsig|credential)["']?\s*"""
-            r"""(?:=\s*["']?|:\s*["']))[^\s"'&,;()\[\]{}]{8,}""",
+            r"""((?:key|token|secret|password|passwd|signature|\bsig|credential)\\*["']?\s*"""
+            r"""(?:=\s*\\*["']?|:\s*\\*["']))[^\s"'&,;()\[\]{}\\]{8,}""",
             re.I,
         ),
         rf"\1{REDACTED}",
@@ -45,64 +56,99 @@ _PATTERNS = (
 
 
 class Secrets:
-    """The secrets of the requests of one rollout. Any thread may add and ask."""
+    """The secrets of the requests of one rollout, and of those inside it.
+
+    Any thread may add and ask. Without a lock: another thread could hold it while this one forks.
+    """
 
     def __init__(self) -> None:
-        self._found: frozenset[str] = frozenset()
-        self._requests: dict[tuple[str, str], Mapping[str, Any]] = {}
-        """Headers of requests that were not read yet, by `Authorization` and address.
+        self._found = set[str]()
+        self._read = set[str]()
+        """Values and addresses that were read already."""
+        self._open: dict[object, tuple[Mapping[str, Any], str]] = {}
+        """Headers and address of each call that is being made: an HTTP library may add to its
+        headers, or replace them, as it sends."""
 
-        An HTTP library may replace the `Authorization` as it sends.
-        """
-        self._lock = threading.Lock()
+    def of_request(self, headers: Mapping[str, Any], url: str = "", call: object = None) -> None:
+        """A call sends a request with these headers; what they were before is learned."""
+        self.close(call)
+        self._open[call] = headers, url
 
-    def of_request(self, headers: Mapping[str, Any], url: str = "") -> None:
-        """Learn the values of a request's headers and address, once somebody asks."""
-        self._requests[headers.get("authorization", ""), url] = headers
+    def close(self, call: object = None) -> None:
+        """A call has ended: learn the values of its headers and address as they are now."""
+        if (request := self._open.get(call)) is not None:
+            self.learn(*request)
+            self._open.pop(call, None)  # only now: whoever asks meanwhile finds it here or learned
 
     def learn(self, headers: Mapping[str, Any], url: str = "") -> None:
         """Add the values of headers and of an address."""
-        found = secrets_in(headers) | secrets_of_url(url)
-        with self._lock:
-            self._found |= found
+        new = {
+            name: value
+            for name, value in headers.items()
+            if isinstance(value, str) and value not in self._read and not _is_harmless(str(name))
+        }
+        for secret in secrets_in(new):
+            self._found.update(_forms(secret))
+        if url not in self._read:
+            for secret in secrets_of_url(url):
+                self._found.update(_forms(secret))
+        self._read.update(new.values(), (url,))
 
     def found(self) -> frozenset[str]:
         """All secrets."""
-        while self._requests:
-            with suppress(KeyError):  # another thread has it
-                (signed, url), headers = self._requests.popitem()
-                self.learn({"authorization": signed}, url)
-                self.learn(headers)
-        return self._found
+        for headers, url in self._open.copy().values():
+            self.learn(headers, url)
+        return frozenset(self._found)
 
     def scrub(self, text: str) -> str:
         """The text of an error without them, and without what looks like a secret."""
         return scrub(text, self.found())
 
     def scrub_reply(self, body: bytes) -> bytes:
-        """A server's reply without them if it is an error; a sampled reply stays as it is."""
+        """A server's reply without them; one that a model made stays as it is."""
         try:
             reply = loads(body)
         except (ValueError, RecursionError):
             reply = None
-        if isinstance(reply, dict) and not reply.get("error"):
+        if isinstance(reply, dict) and not reply.get("error") and _OF_REPLIES & reply.keys():
             return body
         text = body.decode("utf-8", "surrogateescape")
         scrubbed = _without(text, self.found())
         return body if scrubbed == text else scrubbed.encode("utf-8", "surrogateescape")
 
 
+def _forms(secret: str) -> set[str]:
+    """The secret as it stands in plain text, in JSON, in Python's `repr` and in an address."""
+    plain = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    quoted = {quote(secret, errors="replace"), quote(secret, safe="", errors="replace")}
+    quoted.add(quote_plus(secret, errors="replace"))
+    quoted |= {_escape.sub(lambda match: match[0].lower(), each) for each in quoted}
+    return plain | quoted | {each.replace("/", "\\/") for each in plain} | {repr(secret)[1:-1]}
+
+
 def secrets_in(headers: Mapping[str, Any]) -> set[str]:
     """The values of headers, and their parts, but of those that are known to be harmless.
 
-    A part is a word (the key after `Bearer `), a cookie, or what follows its `=`.
+    A part is a word (the key after `Bearer `), a cookie, what follows its `=`, or the user and the
+    password after `Basic `.
     """
     found = set[str]()
     for name, value in headers.items():
-        if isinstance(value, str) and not _NO_SECRET(str(name)):
+        if isinstance(value, str) and not _is_harmless(str(name)):
             for part in (value, *re.split(r"[;,\s]+", value)):
                 found |= {part, part.partition("=")[2]}
+            if (basic := _is_basic(value)) is not None:
+                found |= _parts_of_basic(basic[1])
     return {secret for secret in found if len(secret) >= _SHORTEST_SECRET}
+
+
+def _parts_of_basic(encoded: str) -> set[str]:
+    """User and password of an `Authorization: Basic ...`."""
+    try:
+        user_info = b64decode(encoded).decode()
+    except ValueError:
+        return set()
+    return {user_info, *user_info.split(":", 1)}
 
 
 def secrets_of_url(url: str) -> set[str]:
@@ -114,8 +160,10 @@ def secrets_of_url(url: str) -> set[str]:
     user_info = parts.netloc.rpartition("@")[0]
     found = {user_info, *user_info.split(":", 1)}
     for field in parts.query.split("&"):
-        name, _, value = field.partition("=")
-        if not _NO_SECRET(name):
+        name, separator, value = field.partition("=")
+        if not separator:
+            found.add(name)
+        elif not _is_harmless(name):
             found |= {value, *(decoded for _, decoded in parse_qsl(field))}
     found |= {unquote(secret) for secret in found}
     return {secret for secret in found if len(secret) >= _SHORTEST_SECRET}
@@ -127,13 +175,14 @@ def public_path(url: str) -> str:
         https://me:password@host/v1/chat/completions?api-version=1&key=x
         /v1/chat/completions?api-version&key
 
-    An address without a scheme is a path, with or without the first `/`.
+    A field without a `=` is left out: it may be a key. An address without a scheme is a path, with
+    or without the first `/`.
     """
     address, _, query = url.partition("#")[0].partition("?")
     scheme, separator, rest = address.partition("//")
     if separator and not scheme.rstrip(":").strip(_SCHEME):
         address = rest.partition("/")[2]
-    names = [field.partition("=")[0] for field in query.split("&") if field]
+    names = [field.partition("=")[0] for field in query.split("&") if "=" in field]
     return "/" + address.lstrip("/") + ("?" + "&".join(names) if names else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -148,3 +149,27 @@ def test_a_trajectory_inside_half_a_line_is_not_one(tmp_path: Path):
     path.write_bytes(line[:end] + line)
     assert ids(path) == ["outer"]
     assert json.loads(line)["id"] == "outer"
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_only_what_is_ones_own_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
+):
+    """Where somebody else holds the lock, and appends, a failure does not cut off their line."""
+    path = written(tmp_path / "t.jsonl", *some(1))
+    theirs = path.read_bytes().replace(b"t0", b"t9")
+
+    def fail(_: int) -> None:
+        if is_held:
+            with open(path, "ab") as file:
+                file.write(theirs)
+        raise OSError("no fsync")
+
+    monkeypatch.setattr("otel_rollout.lines._LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(os, "fsync", fail)
+    with open(path, "ab") as holder:
+        if is_held:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="no fsync"):
+            JsonlTrajectoryExporter(path, fsync=True).export(some(1, 1))
+    assert ids(path) == (["t0", "t1", "t9"] if is_held else ["t0"])

@@ -121,6 +121,18 @@ def test_spans_on_a_full_disk_are_counted(tmp_path: Path, caplog: pytest.LogCapt
     assert "5 of 5 spans did not reach JsonLinesSpanExporter" in caplog.text
 
 
+def test_an_exporter_that_is_used_again_is_counted_again():
+    """After one `shutdown` its losses are losses, as long as it takes anything."""
+    turns = iter(range(9))
+    exporter = Exporter(lambda: next(turns) != 2 or fail(ValueError())())
+    for is_whole in (True, False):
+        provider = otel_rollout.configure("x", span_exporters=[exporter])
+        for _ in range(2):
+            end_spans(provider, 1)
+            provider.force_flush()
+        assert otel_rollout.shutdown() is is_whole
+
+
 @pytest.mark.parametrize("where", ["export", "force_flush", "shutdown"])
 def test_an_exporter_that_hangs_is_left_behind(where: str, monkeypatch: pytest.MonkeyPatch):
     """`shutdown` ends in its time and says so, wherever an exporter of spans is stuck."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import openai
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -19,6 +21,7 @@ from otel_rollout import (
     Reward,
     Step,
     Trajectory,
+    TrajectorySpanProcessor,
     Workflow,
     continue_rollout,
     get_current_trajectory,
@@ -30,6 +33,7 @@ from otel_rollout import (
     tool,
 )
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.record import capture, process_state
 from otel_rollout.record.content import Content
 from otel_rollout.testing import Raw
 from otel_rollout.wire.servers import without_tokens
@@ -38,6 +42,7 @@ from tests.kit.recording import Clients, Recording
 
 MARK = "xyzzy"
 """Stands in each text of the user below, and in no name."""
+ASKED: list[Any] = [{"role": "user", "content": "?"}]
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "look", "description": f"{MARK} tool"}}
 ]
@@ -164,6 +169,8 @@ def test_content_is_on_the_spans_by_default(clients: Clients):
         ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "NO_CONTENT"),
         ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "event_only"),
         ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "false"),
+        ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "nocontent"),
+        ("TRACELOOP_TRACE_CONTENT", "disabled"),
     ],
 )
 def test_the_switches_of_instrumentations_hold_on_both_lanes(
@@ -180,6 +187,34 @@ def test_the_switches_of_instrumentations_hold_on_both_lanes(
     assert f"{name}={value}" in caplog.text
     otel_rollout.shutdown()
     assert os.environ[name] == value
+
+
+@NOT_EXPORTED
+def test_the_switches_hold_where_capture_is_set_up_by_hand(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Without `configure` too exchange spans stay in the process; after it, its rule stays."""
+    monkeypatch.setenv("TRACELOOP_TRACE_CONTENT", "false")
+    exporter, spans, provider = (
+        InMemoryTrajectoryExporter(),
+        InMemorySpanExporter(),
+        TracerProvider(),
+    )
+    provider.add_span_processor(TrajectorySpanProcessor(exporter))
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    trace.set_tracer_provider(provider)
+    client = clients.sync(clients.serve(f"{MARK} said"))
+    capture.instrument()
+    with rollout("agent"):
+        client.chat.completions.create(model="m", messages=ASKED)
+    capture.uninstrument()
+    assert MARK not in text_of(spans.get_finished_spans())
+    assert MARK in str(exporter.get_finished_trajectories()[0].messages())
+    assert "TRACELOOP_TRACE_CONTENT=false" in caplog.text
+    monkeypatch.delenv("TRACELOOP_TRACE_CONTENT")
+    otel_rollout.configure(content="none")
+    capture.instrument()
+    assert not process_state.content.exported
 
 
 def test_content_that_is_asked_for_against_a_switch_warns(monkeypatch: pytest.MonkeyPatch):
@@ -308,6 +343,45 @@ def test_nothing_is_recorded_where_redacting_fails(clients: Clients, redact: Any
     assert MARK not in text_of(recording.spans)
     assert len(recording.trajectories[0].completions) == 4
     assert not any(c.trainable for t in recording.trajectories for c in t.completions)
+
+
+def test_a_stream_that_merges_to_nothing_is_not_recorded(clients: Clients):
+    """What is to be redacted may be split over its events, where `redact` cannot see it."""
+    event = 'data: {"id": "a", "choices": [{"index": 0, "delta": {"content": "%s"}}]}\n\n'
+    events = event % MARK[:3] + event % MARK[3:] + "data: no JSON\n\n"
+    recording = recording_with(redact=mask)
+    client = clients.sync(
+        clients.serve(Raw(200, events.encode(), content_type="text/event-stream"))
+    )
+    with rollout("agent"), pytest.raises(ValueError, match="Expecting"):
+        for _ in client.chat.completions.create(model="m", messages=ASKED, stream=True):
+            pass
+    assert MARK[3:] not in text_of(recording.spans)
+    assert MARK[3:] not in json.dumps(recording.trajectory.to_dict())
+    assert [c.status for c in recording.trajectory.completions] == ["error"]
+
+
+@NOT_EXPORTED
+@pytest.mark.parametrize("options", [{"content": "none"}, {"redact": mask}], ids=["none", "redact"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Raw(200, json.dumps({"error": {"message": f"{MARK} is wrong"}}).encode()),
+        Raw(200, f"<p>{'x' * 195}{MARK}</p>".encode(), content_type="text/html"),
+    ],
+    ids=["error", "no JSON"],
+)
+def test_errors_with_status_200_are_content(clients: Clients, options: Any, reply: Raw):
+    """The text of an error is on no LLM span either, nor is the start of what `redact` replaces."""
+    recording = recording_with(**options)
+    client = clients.sync(clients.serve(reply))
+    with rollout("agent"):
+        client.chat.completions.create(model="m", messages=ASKED)
+    assert "openai.chat" in [span.name for span in recording.spans]
+    assert MARK[:3] not in text_of(recording.spans).replace("x" * 195, "")
+    if "redact" in options:
+        text = json.dumps(recording.trajectory.to_dict()).replace("x" * 195, "")
+        assert MARK[:3] not in text
 
 
 def test_tokens_are_taken_out_of_replies():

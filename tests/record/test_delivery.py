@@ -22,6 +22,7 @@ from otel_rollout import (
     TrajectorySpanProcessor,
     rollout,
 )
+from otel_rollout.record.delivery import Delivery
 
 
 class Exporter:
@@ -138,6 +139,30 @@ def test_a_hanging_exporter_is_left_behind(where: str, monkeypatch: pytest.Monke
     assert time.monotonic() - began < 15
     assert other.names == names
     go.set()
+
+
+@pytest.mark.not_replayed("texts are on no span that is exported")
+def test_what_waits_is_bounded_without_content_too():
+    """Texts that `content="none"` keeps off the spans are in memory all the same."""
+    go = threading.Event()
+    provider = otel_rollout.configure(
+        "x", [Exporter(lambda: go.wait(30))], content="none", max_bytes=1 << 20
+    )
+    run(100, "x" * 100_000)
+    (processor, *_) = provider._active_span_processor._span_processors
+    assert isinstance(processor, TrajectorySpanProcessor)
+    assert 85 < processor.dropped < 97
+    go.set()
+    assert not otel_rollout.shutdown()
+
+
+def test_what_comes_after_the_end_is_counted(caplog: pytest.LogCaptureFixture):
+    """A rollout may end just when the exporters are closed: it is not lost without a word."""
+    delivery = Delivery(Exporter(), max_waiting=10, max_bytes=10)
+    delivery.close()
+    delivery.hand_over(Trajectory(id="late"), 1)
+    assert delivery.dropped == 1
+    assert "trajectory late was not exported" in caplog.text
 
 
 def test_a_stuck_exporter_holds_bounded_text(

@@ -184,6 +184,116 @@ def ask_once(client: openai.OpenAI, options: Json, stream: bool) -> Any:
     return [chunk.model_extra for chunk in reply] if stream else reply.model_extra
 
 
+PLAIN = "hunter-in-a-header"
+SIGNED: Json = {"default_headers": {"X-Plain": PLAIN}}
+
+
+def refusing(said: str) -> Raw:
+    return Raw(401, json.dumps({"error": {"message": said}}).encode())
+
+
+def texts_of(recording: Recording) -> str:
+    return "\n".join([everything(recording), *(span.to_json() for span in recording.spans)])
+
+
+def test_an_error_that_leaves_a_rollout_inside_another(
+    recording: Recording, clients: Clients
+) -> None:
+    """The outer rollout, and a tool in it, have the error of the inner one without its secrets."""
+    client = clients.sync(clients.serve(refusing(f"not {PLAIN}")), **SIGNED)
+
+    @tool
+    def ask_agent() -> None:
+        with rollout("inner"):
+            chat_once(client)
+
+    with pytest.raises(openai.AuthenticationError, match=PLAIN), rollout("outer"):
+        ask_agent()
+    assert "execute_tool" in texts_of(recording)
+    assert PLAIN not in texts_of(recording)
+
+
+def test_each_request_is_learned_from(recording: Recording, clients: Clients) -> None:
+    """A secret of an earlier call is known, also where a later one differs in nothing else."""
+    client = clients.sync(clients.serve("x"))
+
+    @rollout
+    def agent() -> None:
+        for secret in (PLAIN, "another-in-a-header"):
+            chat_once(client, extra_headers={"X-Plain": secret})
+        raise RuntimeError(f"they were {PLAIN}")
+
+    with pytest.raises(RuntimeError):
+        agent()
+    assert PLAIN not in texts_of(recording)
+
+
+def test_a_secret_that_is_added_while_a_call_is_sent() -> None:
+    """Headers are read when somebody asks, and again when the call is over."""
+    secrets, headers = Secrets(), {"x-plain": "first-plain-value"}
+    secrets.of_request(headers, call=1)
+    assert secrets.scrub("first-plain-value second-plain-value") == "[redacted] second-plain-value"
+    headers["x-plain"] = "second-plain-value"
+    secrets.of_request({}, call=2)
+    secrets.close(1)
+    assert secrets.scrub("first-plain-value second-plain-value") == "[redacted] [redacted]"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Raw(200, json.dumps({"detail": f"not {PLAIN}"}).encode()),
+        Raw(200, f"<p>{'x' * 190}{PLAIN}</p>".encode(), content_type="text/html"),
+    ],
+    ids=["without an error", "cut"],
+)
+def test_replies_that_no_model_made(recording: Recording, clients: Clients, reply: Raw) -> None:
+    """An error under another name is scrubbed, and so is what a message quotes the start of."""
+    client = clients.sync(clients.serve(reply), **SIGNED)
+    with rollout("agent"), contextlib.suppress(openai.APIError):
+        chat_once(client)
+    assert PLAIN[:7] not in texts_of(recording)
+
+
+@pytest.mark.parametrize("secret", ['quoted"back\\0815', "key/with+and==0815"])
+@pytest.mark.parametrize("escape", [str, lambda text: text.replace("/", "\\/")])
+def test_a_secret_in_the_escapes_of_json(
+    recording: Recording, clients: Clients, secret: str, escape: Any
+) -> None:
+    """A server's JSON may have other characters for it."""
+    said = escape(json.dumps({"error": {"message": f"not {secret}"}}))
+    client = clients.sync(
+        clients.serve(Raw(401, said.encode())), default_headers={"X-Plain": secret}
+    )
+    with pytest.raises(openai.AuthenticationError), rollout("agent"):
+        chat_once(client)
+    assert "0815" not in texts_of(recording).replace("[redacted]", "")
+
+
+class Stop(BaseException):
+    """What ends a program and is no `Exception`."""
+
+
+def test_what_ends_a_program_has_no_secret_either(recording: Recording, clients: Clients) -> None:
+    """An LLM span has it without them, as it has any error."""
+
+    def stop(request: Any) -> None:
+        raise Stop(f"sent {dict(request.headers)}")
+
+    http_client = openai.DefaultHttpxClient(event_hooks={"request": [stop]})
+    client = clients.sync(clients.serve("x"), http_client=http_client, **SIGNED)
+    with pytest.raises(Stop), rollout("agent"):
+        chat_once(client)
+    assert "Stop" in texts_of(recording)
+    assert PLAIN not in texts_of(recording)
+
+
+def chat_once(client: openai.OpenAI, **options: Any) -> Any:
+    return client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "q"}], **options
+    )
+
+
 @pytest.mark.parametrize(
     ("url", "path"),
     [
@@ -197,6 +307,7 @@ def ask_once(client: openai.OpenAI, options: Json, stream: bool) -> Any:
             "/responses/resp_1?stream&starting_after",
         ),
         ("/models/a:b/chat", "/models/a:b/chat"),
+        ("/v1/chat?secret-token&beta=true", "/v1/chat?beta"),
     ],
 )
 def test_the_path_has_no_secret(url: str, path: str) -> None:
@@ -213,6 +324,15 @@ def test_the_path_has_no_secret(url: str, path: str) -> None:
         (
             {"Cookie": "a=0123456789; b=x"},
             {"a=0123456789; b=x", "0123456789; b=x", "a=0123456789", "0123456789"},
+        ),
+        (
+            {"Authorization": "Basic bWU6cGFzcy13b3JkLTA4MTc="},
+            {
+                "Basic bWU6cGFzcy13b3JkLTA4MTc=",
+                "bWU6cGFzcy13b3JkLTA4MTc=",
+                "me:pass-word-0817",
+                "pass-word-0817",
+            },
         ),
         ({"X-Auth-Token": "short"}, set()),
         ({"X-Secret": None, "api-key": 7}, set()),
@@ -233,6 +353,9 @@ def test_what_of_headers_is_secret(headers: Any, found: set[str]) -> None:
         ("GET /v1?key=0123456789&x=1", "GET /v1?key=[redacted]&x=1"),
         ('{"api_key": "0123456789"}', '{"api_key": "[redacted]"}'),
         ("OpenAI(api_key='0123456789')", "OpenAI(api_key='[redacted]')"),
+        ("at https://me:p@ss@host/v1", "at https://[redacted]@host/v1"),
+        (r'"sent {\"api_key\": \"0123456789\"}"', r'"sent {\"api_key\": \"[redacted]\"}"'),
+        (r'"sent \"?key=0123456789\""', r'"sent \"?key=[redacted]\""'),
         ("KeyError: 'messages'", "KeyError: 'messages'"),
         ("max_tokens=4096000000", "max_tokens=4096000000"),
         ("see https://host/path?page=1", "see https://host/path?page=1"),
