@@ -120,6 +120,8 @@ class Completion:
         api, whole = self.api, self._whole
         if api.is_truncated(self.choice, whole) or api.is_stopped(self.choice, whole):
             return True
+        if self.exchange.source == EXACT_SOURCE and self.finish_reason is None:
+            return True  # another instrumentation may only not have kept it
         limit = length_limit(self.exchange.params)
         ids = self._sampled_ids if limit is not None else None
         return limit is not None and ids is not None and len(ids) >= limit
@@ -149,13 +151,15 @@ class Completion:
 
     @property
     def sampled_in_response(self) -> int | None:
-        """Token ids that the choices of its response have together, as `usage` counts them."""
-        found = self._whole.get("choices")
-        choices = [choice for choice in found if isinstance(choice, Mapping)] if found else []
-        if len(choices) < 2:
-            choices = [self.choice]
-        counts = [len(sampled_ids(choice, self._whole) or ()) for choice in choices]
-        return sum(counts) if all(counts) else None
+        """Token ids that came for all choices of its response together; None if none came.
+
+        `usage` counts them so. A choice without ids has lost them, or none was sampled for it.
+        """
+        whole, choices = self._whole, [self.choice]
+        if whole.get("choices"):
+            sampled = self.api.sampled(self.exchange.params, self.exchange.prompt, whole)
+            choices = [one.choice for one in sampled] or choices
+        return sum(len(sampled_ids(choice, whole) or ()) for choice in choices) or None
 
     @property
     def prompt_token_ids(self) -> list[int] | None:

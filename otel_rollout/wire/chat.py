@@ -15,7 +15,7 @@ from otel_rollout.wire.choices import (
     merge_choices,
 )
 from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply
-from otel_rollout.wire.messages import MessagePath, extend
+from otel_rollout.wire.messages import MessagePath, extend, visible_content
 
 _BATCH = "/chat/completions/batch"
 
@@ -51,6 +51,9 @@ class ChatCompletions(ModelApi):
             message = choice.get("message")
             if conversations is not None:
                 prompt = _path(conversations[index]) if index < len(conversations) else None
+            if params.get("echo") and isinstance(message, dict) and prompt is not None:
+                message = _without_echo(message, prompt.message)
+                choice = {**choice, "message": message}
             yield Sampled(index, choice, (message,) if isinstance(message, dict) else (), prompt)
 
     def shown_calls(self, message: Message) -> list[str]:
@@ -69,6 +72,19 @@ class ChatCompletions(ModelApi):
         kind = tool.get("type", "function")
         body = tool.get(kind) if isinstance(kind, str) else None
         return str(body.get("name", tool.get("type"))) if isinstance(body, dict) else None
+
+
+def _without_echo(message: Message, last: Json) -> Message:
+    """The message without the text of the request's last one, which vLLM's `echo` puts before it.
+
+    It does so where the reply goes on from a message of the same role.
+    """
+    if not isinstance(last, Mapping) or last.get("role") != message.get("role"):
+        return message
+    text, echoed = message.get("content"), visible_content(last.get("content"))
+    if not (isinstance(text, str) and isinstance(echoed, str)):
+        return message
+    return {**message, "content": text.removeprefix(echoed)}
 
 
 def _conversations(params: Params) -> list[Json] | None:
