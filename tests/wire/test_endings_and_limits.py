@@ -373,10 +373,19 @@ def test_an_echo_of_several_choices(recording: Recording, clients: Clients, as_i
     assert [(row.token_ids, row.loss_mask, row.logprobs) for row in rows] == [ROW, ROW]
 
 
-def test_an_echo_without_a_count(recording: Recording, clients: Clients) -> None:
-    """Where nothing tells the prompt's tokens from the others, none of them is called sampled."""
-    logprobs = echoed(as_ids=True, texts=TEXTS)
-    reply = {**text_reply("Once upon! a time", logprobs, prompt_token_ids=PROMPT), "usage": None}
+@pytest.mark.parametrize("as_ids", [False, True], ids=["texts", "token_id:"])
+@pytest.mark.parametrize("said", ["Once upon! a time", " a time", "<s>Once upon! a time"])
+def test_an_echo_without_a_count(
+    recording: Recording, clients: Clients, said: str, as_ids: bool
+) -> None:
+    """Where nothing tells the prompt's tokens from the others, none of them is called sampled.
+
+    The prompt may also be left out of the text, or be written there in another way.
+    """
+    logprobs = echoed(as_ids=as_ids, texts=TEXTS)
+    if not as_ids:
+        del logprobs["text_offset"]
+    reply = {**text_reply(said, logprobs, prompt_token_ids=PROMPT), "usage": None}
     with rollout("x"):
         clients.sync(clients.serve(body(reply))).completions.create(
             model="m", prompt="Once upon!", echo=True
