@@ -102,6 +102,8 @@ def _without_echo(choice: Choice, prompt: Json, counted: int | None) -> Choice:
     logprobs = choice.get("logprobs")
     logprobs = logprobs if isinstance(logprobs, Mapping) else {}
     lists = {name: value for name, value in logprobs.items() if isinstance(value, list)}
+    if set(map(type, lists.get("text_offset", ()))) != {int}:
+        lists.pop("text_offset", None)
     text = str(choice.get("text"))
     start = _prompt_tokens(choice, lists, prompt, text, counted)
     end = _prompt_end(text, lists, prompt, start)
