@@ -155,10 +155,16 @@ class Completion:
 
         `usage` counts them so. A choice without ids has lost them, or none was sampled for it.
         """
-        whole, choices = self._whole, [self.choice]
-        if whole.get("choices"):
-            sampled = self.api.sampled(self.exchange.params, self.exchange.prompt, whole)
-            choices = [one.choice for one in sampled] or choices
+        whole, params = self._whole, self.exchange.params
+        found = whole.get("choices")
+        choices = (
+            [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+        )
+        if len(choices) < 2:
+            choices = [self.choice]
+        elif params.get("echo"):  # without the prompts, which costs more
+            sampled = self.api.sampled(params, self.exchange.prompt, whole)
+            choices = [one.choice for one in sampled]
         return sum(len(sampled_ids(choice, whole) or ()) for choice in choices) or None
 
     @property

@@ -46,11 +46,12 @@ class ChatCompletions(ModelApi):
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:
-        conversations = _conversations(params)
+        conversations, n = _conversations(params), max(1, super().choices_asked(params))
         for index, choice in indexed_choices(reply):
             message = choice.get("message")
             if conversations is not None:
-                prompt = _path(conversations[index]) if index < len(conversations) else None
+                asked = conversations[index // n : index // n + 1]
+                prompt = _path(asked[0]) if asked else None
             if params.get("echo") and isinstance(message, dict) and prompt is not None:
                 message = _without_echo(message, prompt.message)
                 choice = {**choice, "message": message}

@@ -445,6 +445,21 @@ def test_a_batch_of_chats(recording: Recording, clients: Clients) -> None:
     assert trajectory.warnings == []
 
 
+def test_a_batch_of_chats_with_several_choices(recording: Recording, clients: Clients) -> None:
+    """As with several prompts of a text completion: those of one conversation stand together."""
+    conversations = [[{"role": "user", "content": text}] for text in ("a?", "b?")]
+    reply = chat()
+    (choice,) = reply["choices"]
+    reply["choices"] = [{**choice, "index": index} for index in range(4)]
+    server = clients.serve(routes={"/v1/chat/completions/batch": body(reply)})
+    request = {"model": "m", "messages": conversations, "n": 2}
+    with rollout("x") as trajectory:
+        client = clients.sync(server)
+        client.post("/chat/completions/batch", cast_to=object, body=request)
+    asked = [completion.request_messages for completion in trajectory.completions]
+    assert asked == [conversations[0]] * 2 + [conversations[1]] * 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_choices_at_an_unknown_path(recording: Recording, clients: Clients, stream: bool) -> None:
     """What was sampled there is in no completion, and the trajectory says so."""
