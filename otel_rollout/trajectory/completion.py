@@ -115,7 +115,8 @@ class Completion:
     def truncated(self) -> bool:
         """True if the model did not end it: a length limit did, a filter, an abort, an error.
 
-        The server says so, gives a reason that is not known, or sent as many tokens as the limit.
+        The server says so, gives no reason or one that is not known, or sent as many tokens as the
+        limit.
         """
         api, whole = self.api, self._whole
         if api.is_truncated(self.choice, whole) or api.is_stopped(self.choice, whole):
