@@ -87,7 +87,9 @@ class InMemoryTrajectoryExporter:
         """Remove and return the groups that are complete: `size` trajectories of one `group_id`.
 
         In the order in which they became so; failures count. Of more than `size` trajectories the
-        first ones are taken. Trajectories without a group id stay. ValueError for no size.
+        first ones are taken. Rollouts that ran inside them and are held, too, are removed with
+        them: they are the group's `children`. Other trajectories without a group id stay.
+        ValueError for no size.
         """
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"groups(size): expected a number from 1 on, got {size!r}")
@@ -101,7 +103,9 @@ class InMemoryTrajectoryExporter:
                 group.append(trajectory)
                 if len(group) == size:
                     complete.append(TrajectoryGroup.of(members.pop(trajectory.group_id)))
+            children = [child for group in complete for child in group.adopt(self._finished)]
             taken = {id(t) for group in complete for t in (*group.trajectories, *group.failures)}
+            taken |= set(map(id, children))
             self._finished = deque(t for t in self._finished if id(t) not in taken)
             self._notify()
         return complete

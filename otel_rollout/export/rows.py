@@ -35,8 +35,8 @@ class Rows(list[dict[str, Any]]):
         self.dropped: list[Dropped] = []
         """Completions that no row trains, with the reasons."""
         self.children: list[Trajectory] = []
-        """Trajectories of rollouts inside those of the group, which gave no rows: they do with
-        `include_children=True`."""
+        """Trajectories of rollouts inside those of the group, which gave no rows. They do with
+        `include_children=True`, unless the one that they ran inside gave none since it failed."""
         self.masked: list[Trajectory] = []
         """Trajectories that gave no rows because of how they ended (`mask_reasons`)."""
 
@@ -72,7 +72,8 @@ def to_token_rows(
     trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
     trajectory. parent_id: the trajectory that it ran inside, or None. history: the place in
     `trajectory.histories` of the conversation that the row ends with; None where it is in none.
-    `options` are those of `Trajectory.token_sequences`.
+    `options` are those of `Trajectory.token_sequences`; with `on_failure="keep"` the failures of a
+    group have rows after the others, without an advantage.
 
     What is in no row is in `dropped`, `masked` and `children` of what is returned.
     """
@@ -85,12 +86,16 @@ def to_token_rows(
     masked = _reasons(mask_reasons)
     rows = Rows()
     children = _children(trajectories)
-    for sample in _samples(trajectories, _Scale(scale_advantages, epsilon, ddof)):
+    samples = _samples(trajectories, _Scale(scale_advantages, epsilon, ddof))
+    failures = trajectories.failures if isinstance(trajectories, TrajectoryGroup) else []
+    kept = len(samples) + (len(failures) if options.get("on_failure") == "keep" else 0)
+    samples += [_Sample(t, t.termination_reason, t.group_id) for t in failures]
+    for position, sample in enumerate(samples):
         own = children.pop(sample.trajectory.id, [])
         if sample.reason in masked:
             rows.masked += [sample.trajectory, *own]
             continue
-        if not include_children:
+        if not include_children or position >= kept:
             rows.children += own
             own = []
         _add_rows(rows, sample, own, credit, options)
@@ -259,13 +264,10 @@ class TokenRows(JsonRows):
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """A row for each token sequence; failures with `on_failure="keep"` only."""
         yield from to_token_rows(group, credit=self.credit, **self._options())
-        if self.on_failure == "keep":
-            yield from to_token_rows(group.failures, credit=self.credit, **self._options())
 
     def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
         """The completions that no row trains."""
-        failures = group.failures if self.on_failure == "keep" else []
-        return dropped_completions([*group, *failures], **self._options())
+        return dropped_completions([*group, *group.failures], **self._options())
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -8,7 +8,7 @@ from otel_rollout.spans import Exchange
 from otel_rollout.trajectory import Completion, Conversations
 from otel_rollout.wire import api_of
 
-_UNKNOWN_LOGPROBS = ("NaN", "-9999", "e+38", "e38", "e+308", "e308", "-340282")
+_UNKNOWN_LOGPROBS = ("NaN", "Infinity", "-9999", "e+3", "e38", "e308", "0" * 30, "-340282")
 """Texts without which no response has a log-probability that is read as None, but for null."""
 
 

@@ -211,8 +211,7 @@ async def _gather_group(
         nested=nested,
     )
     group = TrajectoryGroup.of(trajectories, name)
-    group.children = nested
-    group.children = [child for child in nested if group.member_of(child) is not None]
+    group.adopt(nested)
     return group
 
 

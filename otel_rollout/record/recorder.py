@@ -7,6 +7,7 @@ step that fails costs the span a part, never the user's call anything.
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import re
@@ -304,6 +305,7 @@ class ExchangeRecorder:
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
         """End a reply; of a stream of events, the text tells if it is complete."""
         complete, reported = ended, None
+        body = body.removeprefix(codecs.BOM_UTF8)  # clients do so before they parse
         self._is_events = is_events(body, self._is_events)
         with guarded("a streamed reply was not understood; it is kept as it came"):
             # Parse the stream now only if it ended abnormally.

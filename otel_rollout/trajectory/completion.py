@@ -115,11 +115,14 @@ class Completion:
     def truncated(self) -> bool:
         """True if the model did not end it: a length limit did, a filter, an abort, an error.
 
-        The server says so, gives a reason that is not known, or sent as many tokens as the limit.
+        The server says so, gives no reason or one that is not known, or sent as many tokens as the
+        limit.
         """
         api, whole = self.api, self._whole
         if api.is_truncated(self.choice, whole) or api.is_stopped(self.choice, whole):
             return True
+        if self.exchange.source == EXACT_SOURCE and self.finish_reason is None:
+            return True  # another instrumentation may only not have kept it
         limit = length_limit(self.exchange.params)
         ids = self._sampled_ids if limit is not None else None
         return limit is not None and ids is not None and len(ids) >= limit
@@ -149,13 +152,21 @@ class Completion:
 
     @property
     def sampled_in_response(self) -> int | None:
-        """Token ids that the choices of its response have together, as `usage` counts them."""
-        found = self._whole.get("choices")
-        choices = [choice for choice in found if isinstance(choice, Mapping)] if found else []
+        """Token ids that came for all choices of its response together; None if none came.
+
+        `usage` counts them so. A choice without ids has lost them, or none was sampled for it.
+        """
+        whole, params = self._whole, self.exchange.params
+        found = whole.get("choices")
+        choices = (
+            [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+        )
         if len(choices) < 2:
             choices = [self.choice]
-        counts = [len(sampled_ids(choice, self._whole) or ()) for choice in choices]
-        return sum(counts) if all(counts) else None
+        elif params.get("echo"):  # without the prompts, which costs more
+            sampled = self.api.sampled(params, self.exchange.prompt, whole)
+            choices = [one.choice for one in sampled]
+        return sum(len(sampled_ids(choice, whole) or ()) for choice in choices) or None
 
     @property
     def prompt_token_ids(self) -> list[int] | None:

@@ -41,7 +41,8 @@ class TrajectoryGroup:
     """The `group_id` of the trajectories. None: they have none."""
     children: list[Trajectory] = field(default_factory=list)
     """Trajectories of rollouts that ran inside those of the group, at any depth, in order of their
-    start. They are not compared. `gather_group` collects them."""
+    start. They are not compared. `gather_group` and `groups` of an exporter in memory collect
+    them; see `adopt`."""
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory], id: str | None = None) -> TrajectoryGroup:  # noqa: A002
@@ -85,6 +86,19 @@ class TrajectoryGroup:
         for key, nested in inside.items():
             made[key].children = sorted(nested, key=lambda t: (t.start_time_ns, t.id))
         return list(made.values())
+
+    def adopt(self, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+        """Make children of those trajectories that ran inside its members; returns them."""
+        trajectories = list(trajectories)
+        members = {member.id: member for member in (*self.trajectories, *self.failures)}
+        known = {trajectory.id: trajectory for trajectory in trajectories} | members
+        found = [
+            trajectory
+            for trajectory in trajectories
+            if trajectory.id not in members and _ancestor(trajectory, known).id in members
+        ]
+        self.children = sorted([*self.children, *found], key=lambda t: (t.start_time_ns, t.id))
+        return found
 
     def member_of(self, child: Trajectory) -> Trajectory | None:
         """The member, or failure, that this trajectory ran inside. None: none of them."""

@@ -23,7 +23,12 @@ from typing import Literal
 from otel_rollout.spans import TokenPath
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.histories import ended_before, in_order
-from otel_rollout.wire import allows_no_token, reasoning_of
+from otel_rollout.wire import (
+    allows_no_token,
+    asks_for_reasoning,
+    path_messages,
+    reasoning_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,7 @@ def _admit(completion: Completion, *, keep_aborted: bool) -> _Call | str:
         return (
             "its stream has no count of its tokens, and a parser of tool calls or reasoning may "
             "have lost some (ask for it: otel_rollout.request_token_ids(), or "
-            "stream_options={'include_usage': True})"
+            "stream_options={'include_usage': True}; and read the stream to its end)"
         )
     return _Call(completion, prompt, ids, logprobs)
 
@@ -196,13 +201,18 @@ def _why_no_ids(completion: Completion) -> str:
 
 
 def _is_parsed(completion: Completion) -> bool:
-    """Whether the server may have parsed the reply for tool calls, or for reasoning."""
+    """Whether the server may have parsed the reply for tool calls, or for reasoning.
+
+    A parser that loses all reasoning leaves none to see: what was asked for, or came before, tells.
+    """
     message, params = completion.message or {}, completion.exchange.params
     offered = bool(params.get("tools") or params.get("functions"))
     return (
         (offered and params.get("tool_choice") != "none")
         or bool(message.get("tool_calls") or message.get("function_call"))
+        or asks_for_reasoning(params)
         or any(reasoning_of(item) is not None for item in completion.items)
+        or any(reasoning_of(message) is not None for message in path_messages(completion.prompt))
     )
 
 

@@ -42,7 +42,12 @@ from otel_rollout.wire.messages import (
     visible_content,
     visible_key,
 )
-from otel_rollout.wire.params import allows_no_token, length_limit, sampling_params
+from otel_rollout.wire.params import (
+    allows_no_token,
+    asks_for_reasoning,
+    length_limit,
+    sampling_params,
+)
 from otel_rollout.wire.servers import (
     asked_ids,
     empty_ids,
@@ -80,6 +85,7 @@ __all__ = [
     "api_of",
     "apis_of",
     "asked_ids",
+    "asks_for_reasoning",
     "check_depth",
     "checked_json",
     "context_members",

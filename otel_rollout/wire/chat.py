@@ -15,7 +15,7 @@ from otel_rollout.wire.choices import (
     merge_choices,
 )
 from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply
-from otel_rollout.wire.messages import MessagePath, extend
+from otel_rollout.wire.messages import MessagePath, extend, visible_content
 
 _BATCH = "/chat/completions/batch"
 
@@ -46,11 +46,15 @@ class ChatCompletions(ModelApi):
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:
-        conversations = _conversations(params)
+        conversations, n = _conversations(params), max(1, super().choices_asked(params))
         for index, choice in indexed_choices(reply):
             message = choice.get("message")
             if conversations is not None:
-                prompt = _path(conversations[index]) if index < len(conversations) else None
+                asked = conversations[index // n : index // n + 1]
+                prompt = _path(asked[0]) if asked else None
+            if params.get("echo") and isinstance(message, dict) and prompt is not None:
+                message = _without_echo(message, prompt.message)
+                choice = {**choice, "message": message}
             yield Sampled(index, choice, (message,) if isinstance(message, dict) else (), prompt)
 
     def shown_calls(self, message: Message) -> list[str]:
@@ -69,6 +73,19 @@ class ChatCompletions(ModelApi):
         kind = tool.get("type", "function")
         body = tool.get(kind) if isinstance(kind, str) else None
         return str(body.get("name", tool.get("type"))) if isinstance(body, dict) else None
+
+
+def _without_echo(message: Message, last: Json) -> Message:
+    """The message without the text of the request's last one, which vLLM's `echo` puts before it.
+
+    It does so where the reply goes on from a message of the same role.
+    """
+    if not isinstance(last, Mapping) or last.get("role") != message.get("role"):
+        return message
+    text, echoed = message.get("content"), visible_content(last.get("content"))
+    if not (isinstance(text, str) and isinstance(echoed, str)):
+        return message
+    return {**message, "content": text.removeprefix(echoed)}
 
 
 def _conversations(params: Params) -> list[Json] | None:

@@ -14,17 +14,20 @@ from otel_rollout.wire.merging import finish, merge_field
 
 _EXTENSION = "sglext"
 """SGLang's own fields of a reply, sent in one chunk or in two."""
+_LARGEST_INDEX = (1 << 31) - 1
 _PADDING = "obfuscation"
 """Noise on the chunks of a stream, so that their lengths tell nothing."""
 
 
 def indexed_choices(reply: Reply) -> Iterator[tuple[int, Choice]]:
-    """`(index, choice)` of each choice; its position where the server gave no index."""
+    """`(index, choice)` of each choice; its position where the server gave no index from 0 on."""
     choices = reply.get("choices")
     for position, choice in enumerate(choices if isinstance(choices, list) else ()):
         if isinstance(choice, Mapping):
             index = choice.get("index")
-            yield index if isinstance(index, int) else position, choice
+            if not isinstance(index, int) or not 0 <= index <= _LARGEST_INDEX:
+                index = position
+            yield index, choice
 
 
 def samples_per_prompt(params: Params) -> int:

@@ -40,7 +40,7 @@ def is_constrained(params: Params) -> bool:
         any(_is_set(params.get(name)) for name in _MASKS)
         or any(_has_constraint(params.get(name)) for name in _COLLECTIONS)
         or any(_is_format(params.get(name)) for name in _FORMATS)
-        or _forces_a_call(params.get("tool_choice", params.get("function_call")))
+        or any(_forces_a_call(params.get(name)) for name in ("tool_choice", "function_call"))
         or _has_strict_tools(params)
         or any(
             is_constrained(nested)

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from otel_rollout.wire.json import Json, Params
 
 _LENGTH_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+
+_REASONING = (
+    "reasoning",
+    "reasoning_effort",
+    "include_reasoning",
+    "separate_reasoning",
+    "thinking",
+    "thinking_token_budget",
+)
+"""Members that steer how long a model thinks, or what becomes of its thoughts."""
 
 _SAMPLING = frozenset(
     (
@@ -88,7 +100,22 @@ def length_limit(params: Params) -> int | None:
     return min((n for n in limits if isinstance(n, int) and n > 0), default=None)
 
 
+def asks_for_reasoning(params: Params) -> bool:
+    """True if a request has the model think, or has the server tell thoughts from the reply."""
+    template = params.get("chat_template_kwargs")
+    switches = template.items() if isinstance(template, Mapping) else ()
+    return any(_is_on(params.get(name)) for name in _REASONING) or any(
+        _is_on(value) for name, value in switches if "think" in name or "reason" in name
+    )
+
+
+def _is_on(value: Json) -> bool:
+    if isinstance(value, Mapping):
+        value = value.get("type", value.get("effort", True))
+    return bool(value) and value not in ("none", "disabled")
+
+
 def allows_no_token(params: Params) -> str | None:
     """The member by which a request allows a choice no token at all; None if none does so."""
     limits = ((name, params.get(name)) for name in _LENGTH_LIMITS)
-    return next((name for name, n in limits if n == 0 and type(n) is int), None)
+    return next((name for name, n in limits if n == 0 and n is not False), None)

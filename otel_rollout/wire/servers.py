@@ -54,11 +54,15 @@ def _are_all(ids: list[Json], reply: _Fields) -> bool:
 
     llama.cpp leaves out the entries of tokens that are only a part of a character.
     """
-    choices = reply.get("choices")
-    if isinstance(choices, list) and len(choices) > 1:
+    if _has_several(reply):
         return True  # the count is of all choices together
     counted = sampled_count(reply)
     return counted is None or counted == len(ids)
+
+
+def _has_several(reply: _Fields) -> bool:
+    choices = reply.get("choices")
+    return isinstance(choices, list) and len(choices) > 1
 
 
 def empty_ids(choice: _Fields) -> bool:
@@ -115,8 +119,10 @@ def usage(reply: _Fields) -> dict[str, Json] | None:
 
 def sampled_count(reply: _Fields) -> int | None:
     """How many tokens the server says that it sampled, in all choices; None if it does not say."""
-    counts = usage(reply) or {}
-    found = (counts.get(name) for name in ("completion_tokens", "output_tokens"))
+    counts, timings = usage(reply) or {}, reply.get("timings")
+    found = [counts.get(name) for name in ("completion_tokens", "output_tokens")]
+    if isinstance(timings, Mapping) and not _has_several(reply):
+        found.append(timings.get("predicted_n"))  # llama.cpp's, of its last choice
     return next((n for n in found if isinstance(n, int)), None)
 
 
@@ -235,29 +241,41 @@ def _logprobs(choice: _Fields) -> Iterator[list[Json]]:
         except (KeyError, TypeError):
             if _are_objects(entries):
                 yield [entry.get("logprob") for entry in entries]
-    elif isinstance(logprobs, Mapping) and isinstance(logprobs.get("content"), list):
-        yield []  # a list of none, which is not what is sent for those that were not asked for
+    elif _has_empty_list(choice):
+        yield []  # which is not what is sent for those that were not asked for
     if triples := _triples(choice):
         yield [triple[0] for triple in triples]
 
 
+def _has_empty_list(choice: _Fields) -> bool:
+    """Whether the server sent a list of log-probabilities without one."""
+    logprobs, meta = choice.get("logprobs"), choice.get("meta_info")
+    given = [choice.get("completion_probabilities")]
+    if isinstance(logprobs, Mapping):
+        given += [logprobs.get("content"), logprobs.get("refusal")]
+    if isinstance(meta, Mapping):
+        given.append(meta.get("output_token_logprobs"))
+    return [] in given
+
+
 _UNKNOWN = -9999.0
 """Written by vLLM where a log-probability is not known, or is infinite."""
-_LOWEST = -3.4028e38
-"""Just above the lowest 32-bit float, which llama.cpp writes there."""
+_LOWEST = -1e30
+"""No log-probability is so low. llama.cpp writes the lowest 32-bit float there; other types have
+lowest values near it, and integers none."""
 
 
 def _floats(values: list[Json]) -> list[float | None]:
-    if set(map(type, values)) == {float} and not math.isnan(sum(values)) and min(values) > _UNKNOWN:
+    if set(map(type, values)) == {float} and min(values) > _UNKNOWN and sum(values) < math.inf:
         return list(values)
     return [float(value) if _is_known(value) else None for value in values]
 
 
 def _is_known(value: Json) -> bool:
     """Whether it is a log-probability, not what a server writes in the place of one."""
-    if not isinstance(value, int | float) or math.isnan(value) or value == _UNKNOWN:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value == _UNKNOWN:
         return False
-    return value > _LOWEST or value == -math.inf
+    return _LOWEST < value < -_LOWEST or value == -math.inf
 
 
 def without_tokens(reply: bytes) -> bytes:

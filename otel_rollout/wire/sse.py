@@ -6,6 +6,7 @@ Pure. Parsing never fails: an event that is no JSON is None in the list of chunk
 from __future__ import annotations
 
 import base64
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ _RATIO = 150
 """Characters of events for each character of the packed ones, at most."""
 _SMALL = 1 << 16
 """Characters of events that are never too many."""
+
+_begins_an_object = re.compile(rb"[ \t\r\n]*\{").match
 
 
 def parse_events(events: str) -> tuple[list[Json], bool]:
@@ -65,12 +68,16 @@ def data_of(event: bytes) -> str:
 def is_events(body: bytes, content_type_says: bool) -> bool:
     """True if these are server-sent events: their first bytes tell, else their content type."""
     start = body[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
-    return start.startswith(_FIRST) or (content_type_says and not start.startswith(b"{"))
+    return start.startswith(_FIRST) or (content_type_says and _begins_an_object(body) is None)
 
 
 def is_json_object(body: bytes) -> bool:
-    """True if the body begins and ends as a JSON object does; what is inside is not looked at."""
-    return body[:64].lstrip().startswith(b"{") and body[-64:].rstrip().endswith(b"}")
+    """True if the body begins and ends as a JSON object does; what is inside is not looked at.
+
+    Some servers send empty lines for as long as the model samples.
+    """
+    end = body[-64:].rstrip() or body.rstrip()
+    return _begins_an_object(body) is not None and end.endswith(b"}")
 
 
 def _with_newlines(events: str) -> str:

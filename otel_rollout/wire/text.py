@@ -102,6 +102,8 @@ def _without_echo(choice: Choice, prompt: Json, counted: int | None) -> Choice:
     logprobs = choice.get("logprobs")
     logprobs = logprobs if isinstance(logprobs, Mapping) else {}
     lists = {name: value for name, value in logprobs.items() if isinstance(value, list)}
+    if set(map(type, lists.get("text_offset", ()))) != {int}:
+        lists.pop("text_offset", None)
     text = str(choice.get("text"))
     start = _prompt_tokens(choice, lists, prompt, text, counted)
     end = _prompt_end(text, lists, prompt, start)
@@ -125,11 +127,13 @@ def _prompt_tokens(
         return len(values) - counted
     if not isinstance(prompt, str):
         return len(prompt) if isinstance(prompt, list) else 0
-    if not text.startswith(prompt):
-        return 0  # not every server knows `echo`
+    if _are_written_as_ids(lists):
+        return None  # texts and offsets are those of `token_id:1`, not of the reply
+    if not text.startswith(prompt):  # not every server knows `echo`, but none knows the first token
+        return None if values[:1] == [None] else 0
     offsets = lists.get("text_offset")
-    if offsets is None or _are_written_as_ids(lists):
-        return None  # offsets into the texts `token_id:1`, which are not those of the reply
+    if offsets is None:
+        return None
     return sum(1 for offset in offsets if offset < len(prompt))
 
 

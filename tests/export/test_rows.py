@@ -29,7 +29,7 @@ from otel_rollout import (
     to_token_rows,
 )
 from otel_rollout.command import main
-from otel_rollout.export import row_exporter
+from otel_rollout.export import TokenRows, row_exporter
 from otel_rollout.otlp.writing import to_json_line
 from tests.kit.recording import Clients, Recording
 
@@ -192,6 +192,41 @@ async def test_rows_say_what_they_dropped(recording: Recording, clients: Clients
     assert rows == []
     assert [d.completion.id for d in rows.dropped] == [t.completions[0].id for t in group]
     assert all("token ids" in d.reason for d in rows.dropped)
+
+
+async def test_failures_of_a_group_are_said(recording: Recording, clients: Clients):
+    """They are in no row, and not silently so; kept, they have rows that nothing compares."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def inner() -> None:
+        message: Any = {"role": "user", "content": "x"}
+        await client.chat.completions.create(model="m", messages=[message])
+
+    @rollout
+    async def agent(fails: bool) -> None:
+        await inner()
+        message: Any = {"role": "user", "content": "y"}
+        await client.chat.completions.create(model="m", messages=[message])
+        if fails:
+            raise ValueError("no")
+        record_reward(1.0)
+
+    group = await gather_group([agent(False), agent(True)])
+    (failed,) = group.failures
+    (own,) = failed.completions
+    for nested, names in ((False, ["agent"]), (True, ["agent", "inner"])):
+        rows = to_token_rows(group, include_children=nested)
+        assert [row["name"] for row in rows] == names
+        assert [dropped.completion.id for dropped in rows.dropped] == [own.id]
+        assert "its rollout failed and has no reward" in rows.dropped[0].reason
+        assert failed.id in [child.parent_id for child in rows.children]
+        assert len(rows.children) == (1 if nested else 2)
+    kept = to_token_rows(group, on_failure="keep", include_children=True)
+    assert [row["name"] for row in kept] == ["agent", "inner"] * 2
+    assert [row["advantage"] for row in kept] == [0.0, 0.0, None, None]
+    assert (kept.dropped, kept.children) == ([], [])
+    assert [d.completion.id for d in TokenRows().dropped(group)] == [own.id]
 
 
 async def play_episodes(clients: Clients) -> list[Episode]:

@@ -267,6 +267,74 @@ def test_a_parser_that_lost_chunks(
         assert "request_token_ids()" in reasons[0]
 
 
+def choice(index: int, ids: list[int], text: str = "x") -> Json:
+    logprobs = {"content": [{"token": "x", "logprob": -0.5} for _ in ids]} if ids else None
+    return {
+        "index": index,
+        "delta": {"role": "assistant", "content": text},
+        "finish_reason": "stop",
+        "token_ids": ids or None,
+        "logprobs": logprobs,
+    }
+
+
+@pytest.mark.parametrize(
+    ("counted", "trained"), [(10, 0), (4, 0), (2, 1)], ids=["all", "few", "none lost"]
+)
+def test_one_choice_lost_all_of_its_chunks(
+    recording: Recording, clients: Clients, counted: int, trained: int
+) -> None:
+    """The count is of all choices together: one without ids does not hide what another lost."""
+    usage = {"prompt_tokens": 2, "completion_tokens": counted, "total_tokens": counted + 2}
+    chunks = [
+        {**chunk(None), "choices": [choice(0, [5, 6])], "prompt_token_ids": [1, 2]},
+        {**chunk(None), "choices": [choice(1, [])]},
+        chunk(None, usage=usage),
+    ]
+    server = clients.serve(Raw(chunks=[sse(*chunks)], content_type="text/event-stream"))
+    with request_token_ids(), rollout("agent"):
+        create: Any = clients.sync(server).chat.completions.create
+        list(create(model="m", messages=ASK, stream=True, n=2, tools=TOOLS))
+    rows = recording.trajectory.token_sequences()
+    assert len(rows) == trained
+    if not trained:
+        reason = f"the server says that it sampled {counted} tokens and sent 2 token ids"
+        assert rows.dropped[0].reason == reason
+
+
+THOUGHT = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
+THINKING: dict[str, tuple[Json, bool]] = {
+    "an effort": ({"reasoning_effort": "low"}, True),
+    "no effort": ({"reasoning_effort": "none"}, False),
+    "the template": ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, True),
+    "not the template": (
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+        False,
+    ),
+    "a budget": ({"extra_body": {"thinking": {"type": "enabled", "budget_tokens": 9}}}, True),
+    "no budget": ({"extra_body": {"thinking": {"type": "disabled"}}}, False),
+    "a setting": ({"extra_body": {"reasoning": {"effort": "none"}}}, False),
+    "an earlier reply": ({"messages": [*ASK, THOUGHT, *ASK]}, True),
+    "nothing": ({}, False),
+}
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_reasoning_of_which_nothing_is_left(
+    recording: Recording, clients: Clients, name: str
+) -> None:
+    """A parser may have lost all of it: what was asked for, or came before, tells that it may."""
+    more, parsed = THINKING[name]
+    head = {**chunk(None), "choices": [choice(0, [5, 6])], "prompt_token_ids": [1, 2]}
+    server = clients.serve(Raw(chunks=[sse(head)], content_type="text/event-stream"))
+    with rollout("agent"):
+        create: Any = clients.sync(server).chat.completions.create
+        list(create(**{"model": "m", "messages": ASK, "stream": True, **more}))
+    rows = recording.trajectory.token_sequences()
+    assert len(rows) == (0 if parsed else 1)
+    assert all("no count of its tokens" in dropped.reason for dropped in rows.dropped)
+
+
 def test_no_parser_was_at_work(recording: Recording, clients: Clients) -> None:
     """Tools that may not be called need no parser; an unstreamed reply loses nothing."""
     server = clients.serve("hello")
@@ -284,3 +352,12 @@ def test_the_count_of_the_responses_api() -> None:
     assert sampled_count({"usage": {"completion_tokens": 0, "output_tokens": 7}}) == 0
     assert sampled_count({"usage": {"prompt_tokens": 3}}) is None
     assert sampled_count({}) is None
+
+
+def test_the_count_of_llama_cpp() -> None:
+    """Its streams have no usage unless asked for it; their last chunk says how long it took."""
+    timings = {"prompt_n": 1, "predicted_n": 7}
+    assert sampled_count({"timings": timings, "choices": [{}]}) == 7
+    assert sampled_count({"timings": timings, "usage": {"completion_tokens": 8}}) == 8
+    assert sampled_count({"timings": timings, "choices": [{}, {}]}) is None
+    assert sampled_count({"timings": "?", "choices": 5}) is None

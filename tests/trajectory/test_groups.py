@@ -361,6 +361,34 @@ async def test_groups_of_an_exporter(recording: Recording):
         recording.exporter.groups(0)
 
 
+async def test_groups_of_an_exporter_have_their_children(recording: Recording):
+    """What ran inside a member leaves with it, at any depth; what did not stays."""
+
+    @rollout
+    async def inner() -> None:
+        pass
+
+    @rollout
+    async def helper() -> None:
+        await inner()
+
+    @rollout
+    async def agent() -> None:
+        await helper()
+
+    await gather_trajectories([agent(), agent()], group_id="a")
+    await gather_trajectories([agent()], group_id="b")
+    await gather_trajectories([helper()])
+    (group,) = recording.exporter.groups(2)
+    assert [child.name for child in group.children] == ["helper", "inner"] * 2
+    assert {(group.member_of(child) or child).id for child in group.children} == {
+        member.id for member in group
+    }
+    names = ["inner", "helper", "agent", "inner", "helper"]
+    assert [trajectory.name for trajectory in recording.trajectories] == names
+    assert group.adopt(recording.trajectories) == []
+
+
 def test_a_bound_and_groups(recording: Recording):
     """More than `size` of a group: the first are taken, the next group begins with the rest."""
     trajectories = [Trajectory(id=str(i), group_id="g") for i in range(5)]

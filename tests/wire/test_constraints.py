@@ -45,6 +45,7 @@ CONSTRAINED: list[dict[str, Any]] = [
     {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []}},
     {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}},
     {"function_call": {"name": "f"}},
+    {"function_call": {"name": "f"}, "tool_choice": None},
     {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
     {"tools": [{"type": "function", "name": "f", "strict": True}], "tool_choice": "auto"},
     {"tools": [{"type": "custom", "custom": {"format": {"type": "grammar"}}}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from typing import Any
@@ -96,6 +97,27 @@ def test_a_reply_that_the_server_stopped(
     assert trained(recording) == ROW
     assert recording.trajectory.token_sequences()[0].truncated
     assert recording.trajectory.token_sequences(mask_truncated=True) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_without_a_finish_reason(
+    recording: Recording, clients: Clients, stream: bool
+) -> None:
+    """Servers leave out what is null: without the member it is truncated as with null."""
+    reply = chat(None)
+    if stream:
+        raw = stream_of(reply)
+        raw = Raw(
+            chunks=[part.replace(b', "finish_reason": null', b"") for part in raw.chunks or ()],
+            content_type=raw.content_type,
+        )
+    else:
+        del reply["choices"][0]["finish_reason"]
+        raw = body(reply)
+    completion = served(recording, clients, raw)
+    assert "finish_reason" not in completion.choice
+    assert (completion.status, completion.truncated) == ("complete", True)
+    assert trained(recording) == ROW
 
 
 @pytest.mark.parametrize("reason", ["stop", "tool_calls", "function_call", "STOP", "end_turn"])
@@ -205,18 +227,40 @@ def test_free_log_probabilities_stay(recording: Recording, clients: Clients) -> 
 
 
 @pytest.mark.parametrize(
-    "value", [-9999.0, -9999, -3.4028234663852886e38, -3.40282e38, -1.7976931348623157e308]
+    "value",
+    [
+        *(-9999.0, -9999, -3.4028234663852886e38, -3.40282e38, -1.7976931348623157e308),
+        *(-3.3895313892515355e38, math.inf, -(10**400), 10**400),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_values_that_stand_for_none(
     recording: Recording, clients: Clients, value: float, stream: bool
 ) -> None:
-    """-9999 and the lowest float are no log-probabilities; the trajectory says so."""
+    """-9999, a lowest float and what no float is are no log-probabilities; it is said."""
     reply = chat(logprobs=entries([-0.25, value, -math.inf]))
     completion = served(recording, clients, stream_of(reply) if stream else body(reply))
     assert completion.logprobs == [-0.25, None, -math.inf]
     (warning,) = recording.trajectory.warnings
     assert "1 log-probabilities are not numbers, or stand for one that is not known" in warning
+
+
+def test_a_list_without_a_log_probability(recording: Recording, clients: Clients) -> None:
+    """Wherever it is, it is no answer to ids; a list that was not asked for is not there at all."""
+    empty: list[Json] = [
+        {"logprobs": {"content": []}},
+        {"logprobs": {"content": None, "refusal": []}},
+        {"logprobs": {"token_logprobs": []}},
+        {"logprobs": None, "completion_probabilities": []},
+        {"logprobs": None, "meta_info": {"output_token_logprobs": []}},
+    ]
+    for choice in empty:
+        served(recording, clients, body(chat(**choice)))
+        (dropped,) = recording.trajectories[-1].token_sequences().dropped
+        assert dropped.reason == "it has 3 token ids and 0 log-probabilities"
+    for nothing in (None, {}, {"content": None}):
+        served(recording, clients, body(chat(logprobs=nothing)))
+        assert len(recording.trajectories[-1].token_sequences()) == 1
 
 
 def test_low_values_that_are_known(recording: Recording, clients: Clients) -> None:
@@ -296,10 +340,52 @@ def test_an_echo(
         assert recording.trajectory.token_sequences() == []
 
 
-def test_an_echo_without_a_count(recording: Recording, clients: Clients) -> None:
-    """Where nothing tells the prompt's tokens from the others, none of them is called sampled."""
-    logprobs = echoed(as_ids=True, texts=TEXTS)
-    reply = {**text_reply("Once upon! a time", logprobs, prompt_token_ids=PROMPT), "usage": None}
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_of_a_prefill(recording: Recording, clients: Clients, stream: bool) -> None:
+    """In chats vLLM puts the text that the reply goes on from before it: nobody sampled that."""
+    prefill = {"role": "assistant", "content": [{"type": "text", "text": "Sure: "}]}
+    reply = chat(message={"role": "assistant", "content": "Sure: ab"})
+    options = {"echo": True, "continue_final_message": True, "add_generation_prompt": False}
+    with rollout("x") as trajectory:
+        server = clients.serve(stream_of(reply) if stream else body(reply))
+        create: Any = clients.sync(server).chat.completions.create
+        for messages in ([*ASK, prefill], ASK):
+            answer = create(model="m", messages=messages, stream=stream, extra_body=options)
+            list(answer)
+    first, other = trajectory.completions
+    assert first.message == first.choice["message"] == {"role": "assistant", "content": "ab"}
+    assert other.message == {"role": "assistant", "content": "Sure: ab"}
+    assert trajectory.histories[0].messages() == [*ASK, prefill, first.message]
+    assert [c.token_ids for c in trajectory.completions] == [IDS, IDS]
+
+
+@pytest.mark.parametrize("as_ids", [False, True], ids=["texts", "token_id:"])
+def test_an_echo_of_several_choices(recording: Recording, clients: Clients, as_ids: bool) -> None:
+    """The count is compared with what was sampled, without the prompts that are repeated."""
+    ids: Json = {"token_ids": IDS, "prompt_token_ids": PROMPT}
+    reply = text_reply(" a time", echoed(as_ids=as_ids, texts=TEXTS), **ids)
+    reply["choices"].append({**reply["choices"][0], "index": 1})
+    reply["usage"] = {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    with rollout("x"):
+        create: Any = clients.sync(clients.serve(body(reply))).completions.create
+        create(model="m", prompt="Once upon!", echo=True, n=2)
+    rows = recording.trajectory.token_sequences()
+    assert [(row.token_ids, row.loss_mask, row.logprobs) for row in rows] == [ROW, ROW]
+
+
+@pytest.mark.parametrize("as_ids", [False, True], ids=["texts", "token_id:"])
+@pytest.mark.parametrize("said", ["Once upon! a time", " a time", "<s>Once upon! a time"])
+def test_an_echo_without_a_count(
+    recording: Recording, clients: Clients, said: str, as_ids: bool
+) -> None:
+    """Where nothing tells the prompt's tokens from the others, none of them is called sampled.
+
+    The prompt may also be left out of the text, or be written there in another way.
+    """
+    logprobs = echoed(as_ids=as_ids, texts=TEXTS)
+    if not as_ids:
+        del logprobs["text_offset"]
+    reply = {**text_reply(said, logprobs, prompt_token_ids=PROMPT), "usage": None}
     with rollout("x"):
         clients.sync(clients.serve(body(reply))).completions.create(
             model="m", prompt="Once upon!", echo=True
@@ -309,7 +395,9 @@ def test_an_echo_without_a_count(recording: Recording, clients: Clients) -> None
     assert recording.trajectory.token_sequences() == []
 
 
-@pytest.mark.parametrize("limit", [{"max_tokens": 0}, {"max_completion_tokens": 0}])
+@pytest.mark.parametrize(
+    "limit", [{"max_tokens": 0}, {"max_completion_tokens": 0}, {"max_tokens": 0.0}]
+)
 def test_a_limit_of_no_tokens(recording: Recording, clients: Clients, limit: Json) -> None:
     """VLLM samples one token all the same; nobody asked for it."""
     served(recording, clients, body(chat()), **limit)
@@ -355,6 +443,21 @@ def test_a_batch_of_chats(recording: Recording, clients: Clients) -> None:
     assert [len(history.messages()) for history in trajectory.histories] == [2, 2]
     assert trajectory.completions[0].request == request
     assert trajectory.warnings == []
+
+
+def test_a_batch_of_chats_with_several_choices(recording: Recording, clients: Clients) -> None:
+    """As with several prompts of a text completion: those of one conversation stand together."""
+    conversations = [[{"role": "user", "content": text}] for text in ("a?", "b?")]
+    reply = chat()
+    (choice,) = reply["choices"]
+    reply["choices"] = [{**choice, "index": index} for index in range(4)]
+    server = clients.serve(routes={"/v1/chat/completions/batch": body(reply)})
+    request = {"model": "m", "messages": conversations, "n": 2}
+    with rollout("x") as trajectory:
+        client = clients.sync(server)
+        client.post("/chat/completions/batch", cast_to=object, body=request)
+    asked = [completion.request_messages for completion in trajectory.completions]
+    assert asked == [conversations[0]] * 2 + [conversations[1]] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -404,15 +507,19 @@ async def _post(client: Any) -> Any:
     return await done(client.post("/chat/completions", cast_to=object, body=request))
 
 
+WHOLE = json.dumps(chat()).encode()
 BODIES: dict[str, tuple[bytes, str, str]] = {
     "no JSON": (b"<html>busy</html>", "application/json", "error"),
     "HTML": (b"<html>busy</html>", "text/html", "error"),
     "nothing": (b"", "application/json", "error"),
-    "cut": (json.dumps(chat()).encode()[:60], "application/json", "error"),
+    "cut": (WHOLE[:60], "application/json", "error"),
     "a list": (b"[1]", "application/json", "error"),
-    "JSON": (json.dumps(chat()).encode(), "application/json", "complete"),
-    "JSON, called events": (json.dumps(chat()).encode(), "text/event-stream", "complete"),
-    "JSON, called text": (json.dumps(chat()).encode(), "text/plain", "complete"),
+    "JSON after empty lines": (b"\n" * 99 + WHOLE + b"\n" * 99, "application/json", "complete"),
+    "JSON after a byte order mark": (codecs.BOM_UTF8 + WHOLE, "application/json", "complete"),
+    "empty lines, called events": (b"\n" * 99 + WHOLE, "text/event-stream", "complete"),
+    "JSON": (WHOLE, "application/json", "complete"),
+    "JSON, called events": (WHOLE, "text/event-stream", "complete"),
+    "JSON, called text": (WHOLE, "text/plain", "complete"),
 }
 
 

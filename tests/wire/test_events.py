@@ -92,6 +92,7 @@ def test_what_is_no_chunk(event: bytes) -> None:
         (b"\xef\xbb\xbfdata: {}\n\n", False, True),
         (b": ping\n\n", False, True),
         (b"event: x\n\n", False, True),
+        (b"\n" * 99 + b"{}", True, False),
         (b"<html>", False, False),
         (b"", True, True),
         (b"", False, False),
@@ -104,7 +105,14 @@ def test_what_a_body_is(body: bytes, said: bool, events: bool) -> None:
 
 @pytest.mark.parametrize(
     ("body", "is_object"),
-    [(b"{}", True), (b' {"a": 1}\n', True), (b"[1]", False), (b'{"a"', False), (b"", False)],
+    [
+        (b"{}", True),
+        (b' {"a": 1}\n', True),
+        (b"[1]", False),
+        (b'{"a"', False),
+        (b"", False),
+        (b"\n" * 99 + b"{}" + b"\n" * 99, True),
+    ],
 )
 def test_an_object(body: bytes, is_object: bool) -> None:
     """It begins and ends as one."""
