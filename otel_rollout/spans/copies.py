@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 
@@ -57,8 +58,16 @@ def _in_order(record: SpanRecord) -> tuple[object, ...]:
 def _are_one(mine: AttributeValue, theirs: AttributeValue) -> bool:
     """Whether two values are the same as every store keeps it; they write floats in other ways."""
     if isinstance(mine, float) or isinstance(theirs, float):
-        return True
+        with suppress(TypeError, ValueError, OverflowError):
+            first, second = _as_float(mine), _as_float(theirs)
+            return first == second or (math.isnan(first) and math.isnan(second))
     return mine == theirs or _as_text(mine) == _as_text(theirs)
+
+
+def _as_float(value: AttributeValue) -> float:
+    if not isinstance(value, str | int | float):
+        raise TypeError(f"expected a number, got {value!r:.80}")
+    return float(value)
 
 
 def _as_text(value: AttributeValue) -> str:

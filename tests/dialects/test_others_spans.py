@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -193,15 +194,38 @@ def test_copies_that_differ_are_not_believed():
     assert completion.trainable
 
 
-def test_copies_from_several_stores_are_one():
+@pytest.mark.parametrize(
+    "value", [0.7, "0.7", "warm", [0.2], True, pytest.param(10**400, id="huge"), math.nan]
+)
+def test_copies_that_differ_in_a_number(value: Any):
+    """A number is compared, too, as whatever it is written."""
+    name = "gen_ai.request.temperature"
+    whole = span({**CHAT, **MESSAGES, name: 0.2})
+    other = replace(whole, attributes={**whole.attributes, name: value})
+    for given in ([whole, other], [other, whole]):
+        (completion,) = read(*given).completions
+        assert "copies of its span differ" in completion.exchange.damage[0]
+
+
+SAME: list[tuple[Any, ...]] = [
+    (("stop",), ["stop"], '["stop"]'),
+    (1e-07, "1e-7"),
+    (1.0, 1, "1"),
+    (math.nan, float("nan"), "NaN"),
+    (-0.0, "-0"),
+]
+
+
+@pytest.mark.parametrize("values", SAME)
+def test_copies_from_several_stores_are_one(values: tuple[Any, ...]):
     """The same values as the SDK, a file and a store of texts keep them."""
-    values: tuple[Any, ...] = (("stop",), ["stop"], '["stop"]')
     whole = span({**CHAT, **MESSAGES})
-    copies = [
-        replace(whole, attributes={**whole.attributes, "app.list": value}) for value in values
-    ]
-    (completion,) = read(*copies).completions
-    assert completion.trainable
+    name = "gen_ai.request.temperature" if isinstance(values[0], float) else "app.list"
+    copies = [replace(whole, attributes={**whole.attributes, name: value}) for value in values]
+    for given in (copies, copies[::-1]):
+        (completion,) = read(*given).completions
+        assert completion.trainable
+        assert completion.exchange.damage == []
 
 
 OI = {
