@@ -121,6 +121,8 @@ class ActiveRollout:
         """Whose APIs were asked, by the conventions' names; None: one that has no name there."""
         self.streams: set[OpenStream] = set()
         """Calls whose replies are being read."""
+        self.nested_count = 0
+        """Rollouts that began inside it; their calls are their own."""
         self.began_late = 0
         """Calls that began after it had ended."""
         self.running = True
@@ -145,6 +147,9 @@ class ActiveRollout:
             sealed=False,
         )
         self._ended = weakref.ref(self._trajectory)
+        if parent is not None:
+            with parent.lock:
+                parent.nested_count += 1
         self.nested: list[Trajectory] | None = parent.nested if parent else None
         """Where the trajectories of rollouts inside it are collected. None: nowhere."""
         if self.nested is not None:
@@ -228,10 +233,8 @@ class ActiveRollout:
                 self.open += 1
                 return self.clock
             self.began_late += 1
-            warnings = self.trajectory.warnings
-            if self.began_late > 1 and warnings:
-                warnings.remove(after_sentence(self.began_late - 1))
-            warnings.append(after_sentence(self.began_late))
+            former = after_sentence(self.began_late - 1) if self.began_late > 1 else None
+            self.trajectory.miss_calls(after_sentence(self.began_late), instead_of=former)
             logger.warning(
                 "rollout %s has ended, but a model call was made in its context: it is not part "
                 "of the trajectory. Await the tasks that a rollout starts.",
@@ -277,6 +280,7 @@ class ActiveRollout:
             else None,
             sc.ROLLOUT_EXCHANGE_COUNT: self.clock,
             sc.ROLLOUT_OPEN_COUNT: self.open,
+            sc.ROLLOUT_NESTED_COUNT: self.nested_count,
             sc.ROLLOUT_PROPAGATED: self.handed_on > 0 or None,
             **self.further,
         }

@@ -26,6 +26,8 @@ class Contents:
     """Every call, also to endpoints that do not generate; () while the rollout runs."""
     warnings: Sequence[str] = ()
     """Short sentences about what is missing or uncertain; () while the rollout runs."""
+    missing_calls: Sequence[str] = ()
+    """Those of `warnings` that say which model calls are not here, or that there was none."""
 
 
 class Source(Protocol):

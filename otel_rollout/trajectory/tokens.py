@@ -65,12 +65,16 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A completion that no row trains."""
+    """A completion that no row trains, or a trajectory without any."""
 
-    completion: Completion
-    """The completion."""
+    completion: Completion | None
+    """The completion. None: the trajectory has none at all."""
     reason: str
     """The reason, a sentence without a full stop."""
+
+    def __str__(self) -> str:
+        """The reason, after the id of the completion if there is one."""
+        return f"{self.completion.id}: {self.reason}" if self.completion else self.reason
 
 
 class TokenSequences(list[TokenSequence]):

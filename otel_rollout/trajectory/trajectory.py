@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from typing import Any, Literal
 
 from otel_rollout import semconv as sc
-from otel_rollout.errors import SpanFormatError, TrajectorySealedError, UnknownCompletionError
+from otel_rollout.errors import (
+    ExportError,
+    SpanFormatError,
+    TrajectorySealedError,
+    UnknownCompletionError,
+)
 from otel_rollout.spans import Exchange, SpanRecord, as_records
 from otel_rollout.trajectory.as_json import (
     FIELDS,
@@ -68,6 +73,7 @@ class Trajectory:
         start_time_ns: int = 0,
         end_time_ns: int | None = None,
         warnings: Sequence[str] = (),
+        missing_calls: Sequence[str] = (),
         steps: Sequence[Step] | None = None,
         reward: float | None = None,
         sealed: bool | None = None,
@@ -127,6 +133,7 @@ class Trajectory:
         self.end_time_ns = end_time_ns
         """Nanoseconds since 1970; None while the rollout runs, or where it is not known."""
         self._warnings = list(warnings)
+        self._missing_calls = list(missing_calls)
         self._lock = threading.RLock()
         self._source = source or Recorded(exchanges, self.all_rewards, trainable=trainable)
         if not self._sealed and source is None:
@@ -165,6 +172,23 @@ class Trajectory:
             self._read()
         return self._warnings
 
+    @property
+    def missing_calls(self) -> list[str]:
+        """The warnings about model calls that are not in it, or that it has none; a copy.
+
+        [] where all of them are in it, and while its rollout runs.
+        """
+        if self._sealed:
+            self._read()
+        return list(self._missing_calls)
+
+    def miss_calls(self, warning: str, *, instead_of: str | None) -> None:
+        """Add a warning about calls that are not in it, in the place of an earlier one."""
+        for warnings in (self.warnings, self._missing_calls):
+            if instead_of in warnings:
+                warnings.remove(instead_of)
+            warnings.append(warning)
+
     def _read(self) -> Contents:
         """What was exchanged: read anew while the rollout runs, once after it has ended."""
         while not self._sealed:
@@ -176,6 +200,7 @@ class Trajectory:
             if self._contents is None:
                 self._contents = self._source.read()
                 self._warnings += self._contents.warnings
+                self._missing_calls += self._contents.missing_calls
                 # Spans that were read are not needed any more.
                 self._source = Recorded((), self.all_rewards)
             return self._contents
@@ -287,6 +312,7 @@ class Trajectory:
         constrained_logprobs: Literal["keep", "nan"] = "keep",
         mask_truncated: bool = False,
         max_length: int | None = None,
+        require_all_calls: bool = False,
     ) -> TokenSequences:
         """The trainable rows, in order of the calls that end them.
 
@@ -300,7 +326,11 @@ class Trajectory:
         forced tool call) are not the policy's; "nan" makes them unknown, "keep" hands them on.
         mask_truncated: replies that the model did not end itself stay as context and are not
         trained.
-        max_length: longer rows are cut at their end, in tokens. ValueError for a wrong option.
+        max_length: longer rows are cut at their end, in tokens.
+        require_all_calls: True refuses a trajectory that would train beside model calls which are
+        not in it (`missing_calls`: not captured, lost, late, still open, or none at all).
+
+        ValueError for a wrong option, ExportError for a trajectory that is refused.
         """
         _check_option("on_failure", on_failure, ("drop", "keep"))
         _check_option("on_abort", on_abort, ("drop", "keep"))
@@ -309,6 +339,10 @@ class Trajectory:
             raise ValueError(
                 f"token_sequences(max_length=...): expected a number from 1 on, got {max_length!r}"
             )
+        if not self.completions and self.missing_calls:
+            if require_all_calls:
+                self.check_calls()
+            return TokenSequences((), [Dropped(None, self.missing_calls[0])])
         failed = self.status == "error" and self.reward is None and on_failure == "drop"
         if failed or self.status == "cancelled":
             reason = (
@@ -317,6 +351,8 @@ class Trajectory:
                 else "its rollout was cancelled"
             )
             return TokenSequences((), [Dropped(c, reason) for c in self.completions])
+        if require_all_calls:
+            self.check_calls()
         return token_sequences(
             self.completions,
             masked=lambda completion: mask_truncated and completion.truncated,
@@ -324,6 +360,15 @@ class Trajectory:
             keep_aborted=on_abort == "keep" and self.trainable,
             constrained_logprobs=constrained_logprobs,
         )
+
+    def check_calls(self) -> None:
+        """ExportError if it is to be trained on, and model calls of its rollout are not in it."""
+        if self.trainable and (missing := self.missing_calls):
+            raise ExportError(
+                f"trajectory {self.id!r} ({self.name!r}), require_all_calls=True: expected all "
+                f"model calls of its rollout, but {'; '.join(missing)}. Have them captured, or "
+                f"leave the trajectory out"
+            )
 
     # --- how well it went
 
@@ -472,6 +517,8 @@ class Trajectory:
             "appended": [[*key, messages] for key, messages in list(self.appended.items())],
             **exchanges,
         }
+        if missing := self.missing_calls:
+            data["missing_calls"] = missing
         if self._built is not None:
             data["steps"] = [step.to_dict() for step in self.steps]
         return {key: copy_json(value) for key, value in data.items()}
@@ -492,6 +539,7 @@ class Trajectory:
                 exchanges=exchanges_from_dict(data),
                 appended={(id_, choice): messages for id_, choice, messages in data["appended"]},
                 rewards={reward.key: reward for reward in map(Reward.from_dict, data["rewards"])},
+                missing_calls=data.get("missing_calls", ()),
                 steps=None if steps is None else [Step.from_dict(step) for step in steps],
                 sealed=True,
             )
