@@ -11,8 +11,14 @@ from operator import itemgetter
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
 from otel_rollout.rebuild.ownership import doubts_of, own_of, trusted_parts
-from otel_rollout.rebuild.rollout_span import UNREADABLE, claims_of, read_rollout
-from otel_rollout.rebuild.warnings import after_sentence, damage_of, late_sentence, uncertain
+from otel_rollout.rebuild.rollout_span import UNREADABLE, Fields, claims_of, read_rollout
+from otel_rollout.rebuild.warnings import (
+    after_sentence,
+    damage_of,
+    late_sentence,
+    missed_calls,
+    uncertain,
+)
 from otel_rollout.spans import (
     Exchange,
     ExchangeReader,
@@ -284,6 +290,7 @@ class Assembly:
             *self.notes,
             *self._disputes(),
             *self._incomplete(there),
+            *self._missed(),
             *self.lost_rewards(),
             *damage_of(exchanges),
             *uncertain(conversations),
@@ -306,6 +313,15 @@ class Assembly:
             sentences.append(
                 f"{strangers} parts of other processes are not in its trace: they are passed over"
             )
+        return sentences
+
+    def _missed(self) -> list[str]:
+        """A warning for the calls that were seen and not captured."""
+        sentences: list[str] = []
+        for record in (self._rollout, *self._trusted_parts()):
+            if record is not None:
+                unreadable: list[str] = []
+                sentences += missed_calls(Fields(record, unreadable)) + unreadable
         return sentences
 
     def _without_rollout_span(self) -> Trajectory:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from otel_rollout import semconv as sc
+from otel_rollout.rebuild.rollout_span import Fields, expected
 from otel_rollout.spans import Exchange
 from otel_rollout.trajectory import Completion, Conversations
-from otel_rollout.wire import api_of
+from otel_rollout.wire import Json, api_of
 
 _UNKNOWN_LOGPROBS = ("NaN", "Infinity", "-9999", "e+3", "e38", "e308", "0" * 30, "-340282")
 """Texts without which no response has a log-probability that is read as None, but for null."""
@@ -20,6 +22,44 @@ def late_sentence(count: int) -> str:
 def after_sentence(count: int) -> str:
     """What a trajectory says about calls that came after its rollout."""
     return f"{count} model calls began after the rollout had ended; they are not part of it"
+
+
+def missed_calls(fields: Fields) -> list[str]:
+    """What the span of a rollout, or of a part of one, says of calls that were not captured."""
+    return [
+        *map(_uncaptured, fields.read(sc.ROLLOUT_UNCAPTURED, _counted(2)) or ()),
+        *map(_outside, fields.read(sc.ROLLOUT_OUTSIDE, _counted(1)) or ()),
+    ]
+
+
+def _counted(names: int) -> Callable[[Json], list[Json]]:
+    """Reads rows of so many texts and a count."""
+
+    def rows(value: Json) -> list[Json]:
+        for row in value:
+            expected([row], list)
+            expected(row[:names], str)
+            expected(row[names:], int)
+            if len(row) != names + 1:
+                raise ValueError("a row of another length")
+        return list(value)
+
+    return rows
+
+
+def _uncaptured(row: Json) -> str:
+    library, path, count = row
+    requests, were = ("requests", "were") if count > 1 else ("request", "was")
+    return f"{count} {requests} to {path} went through {library} and {were} not captured"
+
+
+def _outside(row: Json) -> str:
+    place, count = row
+    calls, were = ("model calls", "were") if count > 1 else ("model call", "was")
+    return (
+        f"{count} {calls} {were} made outside any rollout while it ran, in {place}: if they are "
+        f"its own, hand the rollout on to there (propagate, continue_rollout)"
+    )
 
 
 def _unknown_in(completion: Completion) -> list[str]:

@@ -54,6 +54,15 @@ def end_attributes(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
+def missed(uncaptured: Mapping[tuple[str, str], int], outside: Mapping[str, int]) -> dict[str, str]:
+    """Attributes that count the model calls that are in no trajectory; {} if there are none."""
+    rows: dict[str, list[Json]] = {
+        sc.ROLLOUT_UNCAPTURED: [[*which, count] for which, count in uncaptured.items()],
+        sc.ROLLOUT_OUTSIDE: [[place, count] for place, count in outside.items()],
+    }
+    return {key: dumps(value) for key, value in rows.items() if value}
+
+
 def evaluation(reward: Reward) -> dict[str, Any]:
     """Attributes of the event that the GenAI conventions have for a reward."""
     attributes = {

@@ -12,6 +12,7 @@ import os
 import threading
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -20,7 +21,13 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild import after_sentence
-from otel_rollout.record.attributes import end_attributes, evaluation, identity, present
+from otel_rollout.record.attributes import (
+    end_attributes,
+    evaluation,
+    identity,
+    missed,
+    present,
+)
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.deferred import settle
@@ -125,6 +132,10 @@ class ActiveRollout:
         """Rollouts that began inside it; their calls are their own."""
         self.began_late = 0
         """Calls that began after it had ended."""
+        self.uncaptured: Counter[tuple[str, str]] = Counter()
+        """How many requests at a model's path were not captured, by library and path."""
+        self.outside: Counter[str] = Counter()
+        """How many model calls were made outside any rollout while it ran, by place."""
         self.running = True
         """True if it has not ended."""
         self.recorder: Recorder | None = None
@@ -282,6 +293,7 @@ class ActiveRollout:
             sc.ROLLOUT_OPEN_COUNT: self.open,
             sc.ROLLOUT_NESTED_COUNT: self.nested_count,
             sc.ROLLOUT_PROPAGATED: self.handed_on > 0 or None,
+            **missed(self.uncaptured, self.outside),
             **self.further,
         }
         content = process_state.content
