@@ -220,6 +220,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         if not any(getattr(active, "running", False) for active in process_state.rollouts.values()):
             process_state.content = Content()  # else what still runs might be exported whole
         process_state.provider = None
+        process_state.said_without_calls = False
         if setup.own_provider:
             _forget_global(setup.provider)
         return flushed and not _say_lost(setup)

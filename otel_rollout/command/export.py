@@ -144,6 +144,7 @@ def _say_tally(tally: Tally, output: str) -> int:
         say(f"  {tally.failures} failed without a reward")
     if tally.repeated:
         say(f"  {tally.repeated} came again; the last of each counts")
+    _say_reasons("trajectory", "dropped", tally.empty)
     _say_reasons("completion", "in no row", tally.dropped)
     _say_reasons("trajectory", "refused", tally.refused)
     if tally.unreadable:

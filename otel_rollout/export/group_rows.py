@@ -40,6 +40,8 @@ class Tally:
     """Rows written."""
     refused: Counter[str] = field(default_factory=Counter)
     """Trajectories that the format cannot carry, by reason."""
+    empty: Counter[str] = field(default_factory=Counter)
+    """Trajectories without a completion, though their rollouts should have one, by reason."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Completions that the exporter trains in no row, by reason."""
 
@@ -136,7 +138,9 @@ def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[
     """The rows of a group; counts them, and what the exporter says that it trains in none."""
     rows = [_line(row) for row in exporter.rows(group)]
     dropped = exporter.dropped(group) if isinstance(exporter, _ReportsDropped) else ()
-    tally.dropped.update(_plain(drop.reason) for drop in dropped)
+    tally.dropped.update(_plain(drop.reason) for drop in dropped if drop.completion is not None)
+    empty = (member.why_empty for member in (*group, *group.failures))
+    tally.empty.update(_plain(why) for why in empty if why is not None)
     tally.rows += len(rows)
     return rows
 

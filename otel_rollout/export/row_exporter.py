@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.export.options import CheckedOptions, check_names, read_options
+from otel_rollout.export.options import (
+    CheckedOptions,
+    Option,
+    check_names,
+    options_of,
+    read_options,
+)
 from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json
 
@@ -32,6 +38,9 @@ class RowExporter(Protocol):
     An exporter may have a further method, `dropped(group)`: the completions (`Dropped`) of a group
     that `rows` trains in no row, with the reasons. It is called after `rows` with the same group,
     and the command prints how often each reason was given. `dropped_completions` helps to write it.
+
+    Every exporter that `row_exporter` makes has the option `require_all_calls` (bool, False): True
+    refuses trajectories that would train beside model calls which are not in them.
     """
 
     def rows(self, group: TrajectoryGroup) -> Iterable[dict[str, Json]]:
@@ -67,7 +76,8 @@ def dropped_completions(
 ) -> Iterator[Dropped]:
     """The completions of the trajectories that no token sequence trains, with the reasons.
 
-    The options are those of `Trajectory.token_sequences`.
+    A trajectory without any is there too, if it should have some. The options are those of
+    `Trajectory.token_sequences`.
     """
     for trajectory in trajectories:
         yield from trajectory.token_sequences(
@@ -92,6 +102,7 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
     value of another type than the option declares.
     """
     made = _loaded(name)
+    all_calls = _take_all_calls(name, made, options)
     check_names(name, made, options)
     try:
         exporter = made(**options)
@@ -103,12 +114,54 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
         raise ConfigurationError(
             f"exporter {name!r}: expected a class with rows() and finish(), got {made!r}"
         )
-    return exporter
+    return _WithAllCalls(exporter) if all_calls else exporter
 
 
 def row_exporter_from_texts(name: str, texts: Mapping[str, str]) -> RowExporter:
     """`row_exporter` with options from a command line: texts, which become the declared types."""
-    return row_exporter(name, **read_options(name, _loaded(name), texts))
+    made, texts = _loaded(name), dict(texts)
+    common: dict[str, object] = {}
+    if _ALL_CALLS.name in texts and _ALL_CALLS.name not in options_of(made):
+        try:
+            common[_ALL_CALLS.name] = _ALL_CALLS.read(texts.pop(_ALL_CALLS.name))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"exporter {name!r}, option {_ALL_CALLS.name}: {error}"
+            ) from None
+    return row_exporter(name, **read_options(name, made, texts), **common)
+
+
+_ALL_CALLS = Option("require_all_calls", bool)
+"""The option of every exporter, also of one that does not declare it."""
+
+
+def _take_all_calls(name: str, made: Callable[..., Any], options: dict[str, Any]) -> bool:
+    """Take `require_all_calls` out of the options, unless the exporter declares it itself."""
+    if _ALL_CALLS.name in options_of(made):
+        return False
+    value = options.pop(_ALL_CALLS.name, False)
+    if not _ALL_CALLS.accepts(value):
+        raise ConfigurationError(
+            f"exporter {name!r}, option {_ALL_CALLS.name}: expected {_ALL_CALLS.expected}, "
+            f"got {value!r}"
+        )
+    return bool(value)
+
+
+class _WithAllCalls:
+    """An exporter that refuses groups with a trajectory which lacks model calls."""
+
+    def __init__(self, exporter: RowExporter) -> None:
+        self._exporter = exporter
+        self.finish = exporter.finish
+        if callable(dropped := getattr(exporter, "dropped", None)):
+            self.dropped = dropped
+
+    def rows(self, group: TrajectoryGroup) -> Iterable[dict[str, Json]]:
+        """The rows of the exporter. ExportError for a trajectory that lacks calls."""
+        for trajectory in group:
+            trajectory.check_calls()
+        return self._exporter.rows(group)
 
 
 def _loaded(name: str) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ class Rows(list[dict[str, Any]]):
     def __init__(self) -> None:
         super().__init__()
         self.dropped: list[Dropped] = []
-        """Completions that no row trains, with the reasons."""
+        """Completions that no row trains, and trajectories without any, with the reasons."""
         self.children: list[Trajectory] = []
         """Trajectories of rollouts inside those of the group, which gave no rows. They do with
         `include_children=True`, unless the one that they ran inside gave none since it failed."""
@@ -252,6 +252,7 @@ class TokenRows(JsonRows):
     on_abort: "keep" trains replies that the server gave up, as far as they came; "drop" does not.
     constrained_logprobs: "nan" makes log-probabilities of constrained decoding unknown, "keep"
     hands them on.
+    require_all_calls: refuses a trajectory that would train beside model calls which are not in it.
     """
 
     credit: Credit = "broadcast"
@@ -260,10 +261,12 @@ class TokenRows(JsonRows):
     mask_truncated: bool = False
     on_abort: Literal["drop", "keep"] = "drop"
     constrained_logprobs: Literal["keep", "nan"] = "keep"
+    require_all_calls: bool = False
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """A row for each token sequence; failures with `on_failure="keep"` only."""
-        yield from to_token_rows(group, credit=self.credit, **self._options())
+        options = {**self._options(), "require_all_calls": self.require_all_calls}
+        yield from to_token_rows(group, credit=self.credit, **options)
 
     def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
         """The completions that no row trains."""

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
+from otel_rollout.rebuild.missing_calls import Calls, is_late
 from otel_rollout.rebuild.ownership import doubts_of, own_of, trusted_parts
-from otel_rollout.rebuild.rollout_span import UNREADABLE, Fields, claims_of, read_rollout
-from otel_rollout.rebuild.warnings import (
-    after_sentence,
-    damage_of,
-    late_sentence,
-    missed_calls,
-    uncertain,
-)
+from otel_rollout.rebuild.rollout_span import UNREADABLE, claims_of, read_rollout
+from otel_rollout.rebuild.warnings import damage_of, uncertain
 from otel_rollout.spans import (
     Exchange,
     ExchangeReader,
@@ -57,7 +52,9 @@ class Assembly:
     refused: int = 0
     """Exchanges that whoever collected the spans did not keep; a note says why."""
     notes: list[str] = field(default_factory=list)
-    """Warnings of whoever collected the spans, such as that a limit was hit."""
+    """Warnings of whoever collected the spans."""
+    lost_calls: list[str] = field(default_factory=list)
+    """Warnings of whoever collected the spans about calls that it did not keep, or not get."""
     spans: dict[SpanKey, SpanRecord] = field(default_factory=dict)
     """All that have come. Trace and span id name one: a span id alone is anybody's."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -133,13 +130,22 @@ class Assembly:
             self.judge()
             exchanges = self.exchanges()
             conversations = self.conversations()
-            return Contents(conversations, exchanges, self._warnings(exchanges, conversations))
+            missing = self._missing_calls(exchanges)
+            warnings = [
+                *self.notes,
+                *self._disputes(),
+                *missing,
+                *self.lost_rewards(),
+                *damage_of(exchanges),
+                *uncertain(conversations),
+            ]
+            return Contents(conversations, exchanges, warnings, missing)
 
     def judge(self) -> None:
         """Find the calls that may not be the rollout's: all that will come has come."""
         with self._lock:
             self._settle()
-            calls = {key: r for key, r in self._exchanges.items() if not _is_late(r)}
+            calls = {key: r for key, r in self._exchanges.items() if not is_late(r)}
             doubts = doubts_of(calls, self._rollout, self._trusted_parts())
             if doubts != self._doubts:
                 self._doubts, self._conversations = doubts, None
@@ -175,7 +181,7 @@ class Assembly:
 
     def _extend(self, conversations: Conversations) -> bool:
         """Add what is new; False where all has to be read again."""
-        new = [key for key in self._unlinked if not _is_late(self._exchanges[key])]
+        new = [key for key in self._unlinked if not is_late(self._exchanges[key])]
         exchanges = [self._exchange(key) for key in new]
         if any(map(_may_change, exchanges)) or any(e.span_id in self._claimed for e in exchanges):
             return False
@@ -219,7 +225,7 @@ class Assembly:
             exchanges = [
                 self._exchange(key)
                 for key, record in sorted(self._exchanges.items(), key=itemgetter(0))
-                if not _is_late(record) and (record.span_id in self._claimed) is claimed
+                if not is_late(record) and (record.span_id in self._claimed) is claimed
             ]
         return sorted(exchanges, key=lambda e: (e.start_time_ns, e.started, e.span_id))
 
@@ -241,6 +247,10 @@ class Assembly:
         self._settle()
         ids = {record.span_id for record in self._exchanges.values()}
         return not (self.rewards.has_own or ids - self._claimed.keys())
+
+    def not_captured(self) -> list[str]:
+        """A warning for the calls that were seen and not captured."""
+        return self._calls({}).not_captured()
 
     def claim(
         self,
@@ -283,18 +293,30 @@ class Assembly:
         for record in self._trusted_parts():
             trajectory.join(read_rollout(record, AllRewards(), None))
 
-    def _warnings(self, exchanges: Sequence[Exchange], conversations: Conversations) -> list[str]:
-        """A short sentence for whatever is missing or uncertain."""
+    def _missing_calls(self, exchanges: Sequence[Exchange]) -> list[str]:
+        """A warning for whatever calls of the rollout are not here."""
         there = [*exchanges, *self.exchanges(claimed=True)]
-        return [
-            *self.notes,
-            *self._disputes(),
-            *self._incomplete(there),
-            *self._missed(),
-            *self.lost_rewards(),
-            *damage_of(exchanges),
-            *uncertain(conversations),
-        ]
+        calls = self._calls(Counter(exchange.process for exchange in there))
+        return [*self.lost_calls, *calls.incomplete(), *calls.not_captured(), *calls.none()]
+
+    def _calls(self, present: Mapping[str, int]) -> Calls:
+        return Calls(
+            self._rollout,
+            self._trusted_parts(),
+            list(self._exchanges.values()),
+            present,
+            was_continued=bool(self._parts),
+            refused=self.refused,
+        )
+
+    def without_calls(self) -> list[str]:
+        """Why a rollout that has ended has no call, as warnings; [] if it has one, or needs none.
+
+        Cheap: asked of every rollout as it ends.
+        """
+        with self._lock:
+            calls = self._calls({})
+            return [*calls.not_captured(), *calls.none()] if calls.are_none else []
 
     def lost_rewards(self) -> list[str]:
         """A warning where rewards that came after the rollout are missing or truncated."""
@@ -315,15 +337,6 @@ class Assembly:
             )
         return sentences
 
-    def _missed(self) -> list[str]:
-        """A warning for the calls that were seen and not captured."""
-        sentences: list[str] = []
-        for record in (self._rollout, *self._trusted_parts()):
-            if record is not None:
-                unreadable: list[str] = []
-                sentences += missed_calls(Fields(record, unreadable)) + unreadable
-        return sentences
-
     def _without_rollout_span(self) -> Trajectory:
         records = [*self._exchanges.values(), *self._evaluations.values()]
         first = min(records, key=lambda r: (r.start_time_ns, r.key), default=None)
@@ -339,71 +352,9 @@ class Assembly:
             ),
             rewards=self.rewards,
             source=self,
-            warnings=[
-                "the rollout's own span did not come: its name, rewards, how it ended and how "
-                "many model calls it made are not known"
-            ],
+            warnings=[_NO_SPAN],
+            missing_calls=[_NO_SPAN],
         )
-
-    def _incomplete(self, exchanges: Sequence[Exchange]) -> list[str]:
-        sentences: list[str] = []
-        present = Counter(exchange.process for exchange in exchanges)
-        began = still_open = missing = 0
-        counted: set[str | None] = {""}
-        for record in (self._rollout, *self._trusted_parts()):
-            if record is None:
-                continue
-            if not record.cut.isdisjoint(_COUNTS):
-                sentences.append("how many model calls it made is not known")
-                continue
-            counted.add(record.text(sc.ROLLOUT_PROCESS))
-            count = record.integer(sc.ROLLOUT_EXCHANGE_COUNT) or 0
-            unended = record.integer(sc.ROLLOUT_OPEN_COUNT) or 0
-            came = present[record.text(sc.ROLLOUT_PROCESS) or ""]
-            refused = self.refused if record is self._rollout else 0
-            missing += max(0, count - unended - came - refused)
-            began, still_open = began + count, still_open + unended
-        if missing:
-            kept_back = self._rollout and self._rollout.text(sc.ROLLOUT_CONTENT) == "none"
-            why = (
-                "content was kept off its spans (configure(content='none')), trajectories are "
-                "whole only in its own process"
-                if kept_back
-                else "their spans did not come"
-            )
-            sentences.append(f"{missing} of {began} model calls are missing: {why}")
-        if gaps := sum(map(self._gaps, present.keys() - counted)):
-            sentences.append(
-                f"at least {gaps} model calls are missing: their spans did not come, or they had "
-                f"not ended"
-            )
-        if still_open:
-            sentences.append(late_sentence(still_open))
-        late = sum(map(_is_late, self._exchanges.values()))
-        if late > still_open:
-            sentences.append(after_sentence(late - still_open))
-        own = self._rollout.text(sc.ROLLOUT_PROCESS) if self._rollout else None
-        handed_on = self._rollout and self._rollout.attributes.get(sc.ROLLOUT_PROPAGATED)
-        if handed_on in (True, "true") and not self._parts and not present.keys() - {own}:
-            sentences.append(
-                "it was handed on to another process, of which no span is here: calls that were "
-                "made there are missing (reconstruct from the spans of both, or add_spans)"
-            )
-        return sentences
-
-    def _gaps(self, process: str) -> int:
-        """Calls of a process that must have been: it numbers them."""
-        records = [r for r in self._exchanges.values() if r.text(sc.EXCHANGE_PROCESS) == process]
-        numbers = {record.integer(sc.EXCHANGE_STARTED) or 0 for record in records}
-        return max(0, max(numbers) - len(records))
-
-
-_COUNTS = (sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_PROCESS)
-
-
-def _is_late(record: SpanRecord) -> bool:
-    """Whether it is no part of the rollout; where that was cut, it is none."""
-    return bool(record.boolean(sc.EXCHANGE_LATE)) or sc.EXCHANGE_LATE in record.cut
 
 
 @dataclass(slots=True)
@@ -423,19 +374,22 @@ class _Claimed:
         exchanges = [exchange for exchange in found if exchange.span_id in self.span_ids]
         contents = Recorded(exchanges, self.rewards, trainable=self.trainable).read()
         warnings = [*self.own.notes, *self.own.lost_rewards()] if self.own else []
-        missing = len(self.span_ids) - len(exchanges)
-        if missing:
-            warnings.append(
-                f"{missing} of {len(self.span_ids)} model calls are missing: their spans did not "
-                f"come"
+        missing = self.around.not_captured()
+        if count := len(self.span_ids) - len(exchanges):
+            missing.append(
+                f"{count} of {len(self.span_ids)} model calls are missing: their spans did not come"
             )
-        warnings += [*damage_of(exchanges), *uncertain(contents.conversations)]
-        return Contents(contents.conversations, exchanges, warnings)
+        warnings += [*missing, *damage_of(exchanges), *uncertain(contents.conversations)]
+        return Contents(contents.conversations, exchanges, warnings, missing)
 
     def take(self, records: Sequence[SpanRecord]) -> None:
         """Its rollout has ended: nothing is taken."""
 
 
+_NO_SPAN = (
+    "the rollout's own span did not come: its name, rewards, how it ended and how many model calls "
+    "it made are not known"
+)
 _WORKFLOW = f"{sc.OPERATION_INVOKE_WORKFLOW} "
 
 

@@ -72,7 +72,7 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
         logger.warning("trace %s: %s", trace_id, sentence)
         for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
             if trajectory.trace_id == trace_id:
-                assembly.notes.append(sentence)
+                assembly.lost_calls.append(sentence)
     for trace_id, records in foreign.items():
         if trace_id not in ours:
             trajectories += _inferred(trace_id, list(records.values()))

@@ -24,11 +24,14 @@ def after_sentence(count: int) -> str:
     return f"{count} model calls began after the rollout had ended; they are not part of it"
 
 
-def missed_calls(fields: Fields) -> list[str]:
-    """What the span of a rollout, or of a part of one, says of calls that were not captured."""
+def missed_calls(fields: Fields, *, outside: bool = True) -> list[str]:
+    """What the span of a rollout, or of a part of one, says of calls that were not captured.
+
+    outside: also of those that were made outside any rollout.
+    """
     return [
         *map(_uncaptured, fields.read(sc.ROLLOUT_UNCAPTURED, _counted(2)) or ()),
-        *map(_outside, fields.read(sc.ROLLOUT_OUTSIDE, _counted(1)) or ()),
+        *map(_outside, (fields.read(sc.ROLLOUT_OUTSIDE, _counted(1)) or ()) if outside else ()),
     ]
 
 

@@ -30,6 +30,7 @@ from otel_rollout.record.current import rollout_of
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.delivery import Delivery, in_time
 from otel_rollout.record.running import ActiveRollout, Key
+from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord, as_record, unchecked_record
 from otel_rollout.trajectory import Conversations, Trajectory
 
@@ -194,7 +195,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         if buffer is None:
             return
         if sc.ROLLOUT_SCHEMA_VERSION not in record.attributes and not buffer.active.is_part:
-            buffer.assembly.notes.append(
+            buffer.assembly.lost_calls.append(
                 "a limit on the number of attributes cut this rollout's spans: calls may be missing"
             )
         # Hold the lock, so that readers see either the buffer or the filled trajectory.
@@ -206,6 +207,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         if buffer.active.is_part:
             buffer.active.records.append(whole)
         elif not buffer.cut_off:
+            _say_without_calls(buffer.assembly, trajectory)
             handed = [claiming for claiming, _ in buffer.active.claims]
             if not buffer.assembly.is_empty_workflow:
                 handed.append(trajectory)
@@ -220,7 +222,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             return active.trajectory
         if buffer.refused:
             buffer.assembly.refused = buffer.refused
-            buffer.assembly.notes.append(
+            buffer.assembly.lost_calls.append(
                 f"{buffer.refused} model calls were not kept: the running rollouts held "
                 f"{self._max_bytes} bytes (TrajectorySpanProcessor(max_bytes=...))"
             )
@@ -293,7 +295,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         for buffer in running:
             for stream in tuple(buffer.active.streams):
                 stream.leave()
-            buffer.assembly.notes.append(
+            buffer.assembly.lost_calls.append(
                 "the tracer provider was shut down while this rollout was running: what came "
                 "afterwards is not part of it"
             )
@@ -342,6 +344,19 @@ def _take_in(buffer: _Buffer) -> None:
     """Rebuild from the exchange spans that have ended since the last time."""
     ended, buffer.ended = buffer.ended, []
     buffer.assembly.add_later(ended)
+
+
+def _say_without_calls(assembly: Assembly, trajectory: Trajectory) -> None:
+    """Log, once in a process, that a rollout ended well and none of its calls was captured."""
+    if process_state.said_without_calls or trajectory.status != "complete":
+        return
+    if sentences := assembly.without_calls():
+        process_state.said_without_calls = True
+        logger.warning(
+            "rollout %r: %s. Its trajectory is empty; other rollouts like it are not logged.",
+            trajectory.name,
+            "; ".join(sentences),
+        )
 
 
 def _forget_parent(processor: TrajectorySpanProcessor | None) -> None:

@@ -58,6 +58,8 @@ class ProcessState:
         """Held while a part is opened."""
         self.ended_exporters: weakref.WeakSet[object] = weakref.WeakSet()
         """Exporters of spans that `shutdown` has shut down, while anybody holds them."""
+        self.said_without_calls = False
+        """True if the log has said that a rollout ended and none of its calls was captured."""
         self.waiting: deque[Callable[[], None]] = deque()
         """Work put off by `later`."""
 

@@ -182,6 +182,11 @@ class Trajectory:
             self._read()
         return list(self._missing_calls)
 
+    @property
+    def why_empty(self) -> str | None:
+        """Why it has no completion; None where it has some, or none is known to be missing."""
+        return None if self.completions else "; ".join(self.missing_calls) or None
+
     def miss_calls(self, warning: str, *, instead_of: str | None) -> None:
         """Add a warning about calls that are not in it, in the place of an earlier one."""
         for warnings in (self.warnings, self._missing_calls):
@@ -339,10 +344,10 @@ class Trajectory:
             raise ValueError(
                 f"token_sequences(max_length=...): expected a number from 1 on, got {max_length!r}"
             )
-        if not self.completions and self.missing_calls:
+        if (why := self.why_empty) is not None:
             if require_all_calls:
                 self.check_calls()
-            return TokenSequences((), [Dropped(None, self.missing_calls[0])])
+            return TokenSequences((), [Dropped(None, why)])
         failed = self.status == "error" and self.reward is None and on_failure == "drop"
         if failed or self.status == "cancelled":
             reason = (

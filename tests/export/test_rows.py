@@ -190,7 +190,9 @@ async def test_rows_say_what_they_dropped(recording: Recording, clients: Clients
     group = await gather_group([agent(), agent()])
     rows = to_token_rows(group)
     assert rows == []
-    assert [d.completion.id for d in rows.dropped] == [t.completions[0].id for t in group]
+    assert [d.completion and d.completion.id for d in rows.dropped] == [
+        t.completions[0].id for t in group
+    ]
     assert all("token ids" in d.reason for d in rows.dropped)
 
 
@@ -218,7 +220,7 @@ async def test_failures_of_a_group_are_said(recording: Recording, clients: Clien
     for nested, names in ((False, ["agent"]), (True, ["agent", "inner"])):
         rows = to_token_rows(group, include_children=nested)
         assert [row["name"] for row in rows] == names
-        assert [dropped.completion.id for dropped in rows.dropped] == [own.id]
+        assert [d.completion and d.completion.id for d in rows.dropped] == [own.id]
         assert "its rollout failed and has no reward" in rows.dropped[0].reason
         assert failed.id in [child.parent_id for child in rows.children]
         assert len(rows.children) == (1 if nested else 2)
@@ -226,7 +228,7 @@ async def test_failures_of_a_group_are_said(recording: Recording, clients: Clien
     assert [row["name"] for row in kept] == ["agent", "inner"] * 2
     assert [row["advantage"] for row in kept] == [0.0, 0.0, None, None]
     assert (kept.dropped, kept.children) == ([], [])
-    assert [d.completion.id for d in TokenRows().dropped(group)] == [own.id]
+    assert [d.completion and d.completion.id for d in TokenRows().dropped(group)] == [own.id]
 
 
 async def play_episodes(clients: Clients) -> list[Episode]:

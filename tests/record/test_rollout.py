@@ -19,6 +19,7 @@ from otel_rollout import (
     get_current_trajectory,
     rollout,
 )
+from otel_rollout.rebuild.missing_calls import NO_CALL
 from tests.kit.recording import Clients, Recording
 from tests.record.rollouts import ask, ask_async, assert_replays, contents, user
 
@@ -57,7 +58,7 @@ def test_a_sync_function_returns_the_very_object(recording: Recording):
     assert not inspect.iscoroutinefunction(agent)
     trajectory = recording.trajectory
     assert (trajectory.name, trajectory.status, trajectory.output) == ("agent", "complete", None)
-    assert trajectory.warnings == []
+    assert trajectory.warnings == [NO_CALL]
 
 
 async def test_an_async_function_returns_the_very_object(recording: Recording):
@@ -184,7 +185,8 @@ async def test_an_exception_passes_unmodified(recording: Recording, asynchronous
     assert trajectory.error["type"] == "BrokenError"
     assert trajectory.error["message"] == "('went wrong', 7)"
     assert "in fail" in trajectory.error["traceback"]
-    assert trajectory.warnings == []
+    (warning,) = trajectory.warnings
+    assert warning == "it made no model call that was captured before it ended as 'error'"
     assert_replays(recording)
 
 

@@ -13,6 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout import NotARolloutError, rollout, tool
+from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.testing import Reply, ToolCall
 from tests.kit.recording import Clients, Recording
 
@@ -50,7 +51,7 @@ def test_a_call_is_a_span_of_its_rollout(recording: Recording):
         "rollout.id": trajectory.id,
     }
     assert span.status.is_unset
-    assert trajectory.warnings == []
+    assert trajectory.warnings == [NO_CALL]
 
 
 async def test_an_async_tool(recording: Recording):

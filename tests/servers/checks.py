@@ -34,7 +34,8 @@ def check(
     gaps = model.gaps(rows_of(rows))
     FIGURES.append((trajectory.name, len(gaps), max(gaps, default=0.0)))
     missing = {completion.id for completion in lost}
-    assert {d.completion.id for d in rows.dropped if d.completion.trainable} == missing
+    left = [drop.completion for drop in rows.dropped]
+    assert {c.id for c in left if c and c.trainable} == missing
     whole = [c for c in trajectory.completions if c.trainable and c.id not in missing]
     assert len(gaps) == sampled(whole) > 0
     assert [gap for gap in gaps if not gap <= tolerance] == []

@@ -116,7 +116,7 @@ def rows(server: Server, **options: Any) -> list[tuple[list[int], str]]:
 
 def reasons(server: Server, **options: Any) -> dict[str, str]:
     dropped = server.trajectory().token_sequences(**options).dropped
-    return {drop.completion.id: drop.reason for drop in dropped}
+    return {drop.completion.id: drop.reason for drop in dropped if drop.completion}
 
 
 @pytest.fixture
@@ -421,7 +421,9 @@ def test_invariants(server: Server, seed: int):
     """Every admitted completion trains once; prompts and replies are exact beginnings of rows."""
     trajectory = server.trajectory()
     sequences = trajectory.token_sequences()
-    dropped = {(d.completion.id, d.completion.choice_index) for d in sequences.dropped}
+    dropped = {
+        (d.completion.id, d.completion.choice_index) for d in sequences.dropped if d.completion
+    }
     admitted = {
         (c.id, c.choice_index): c
         for c in trajectory.completions

@@ -57,7 +57,7 @@ def to_triplet_rows(trajectory: Trajectory) -> list[dict[str, Json]]:
     elif any(completion.trainable for completion in trajectory.completions) and (
         trajectory.status == "complete" or trajectory.reward is not None
     ):
-        reasons = dict.fromkeys(f"{d.completion.id}: {d.reason}" for d in sequences.dropped)
+        reasons = dict.fromkeys(map(str, sequences.dropped))
         raise ExportError(
             f"trajectory {trajectory.id} ({trajectory.name!r}) has nothing that trains: "
             f"{'; '.join(reasons)}"

@@ -83,7 +83,7 @@ def art_trajectory(trajectory: Trajectory, *, mode: Mode) -> dict[str, Json]:
     rows = trajectory.token_sequences()
     trained = dict(_trained(rows))
     if not trained:
-        reasons = dict.fromkeys(f"{d.completion.id}: {d.reason}" for d in rows.dropped)
+        reasons = dict.fromkeys(map(str, rows.dropped))
         raise ExportError(
             f"{_named(trajectory)} has nothing that trains: "
             f"{'; '.join(reasons) or 'it made no model call'}"

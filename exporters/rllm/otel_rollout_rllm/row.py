@@ -69,7 +69,7 @@ def _trajectory(trajectory: Trajectory, unscored: Unscored) -> dict[str, Json] |
     steps = _steps(trajectory, rows)
     if not steps:
         if any(c.trainable for c in trajectory.completions) and trajectory.status == "complete":
-            reasons = dict.fromkeys(f"{d.completion.id}: {d.reason}" for d in rows.dropped)
+            reasons = dict.fromkeys(map(str, rows.dropped))
             if reasons:
                 raise ExportError(
                     f"{_named(trajectory)} has nothing that trains: {'; '.join(reasons)}"

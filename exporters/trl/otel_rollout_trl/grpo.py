@@ -192,7 +192,7 @@ def _only_row(
 ) -> TokenSequence:
     rows = trajectory.token_sequences(on_failure=on_failure)
     if not rows:
-        reasons = dict.fromkeys(f"{d.completion.id}: {d.reason}" for d in rows.dropped)
+        reasons = dict.fromkeys(map(str, rows.dropped))
         raise ExportError(
             f"{named(trajectory)} has nothing to train, and GRPOTrainer needs a row of it: "
             f"{'; '.join(reasons) or 'it made no model call'}. Run it again, for its row"
