@@ -80,6 +80,13 @@ GEN_AI_USAGE_RAW: Final = "gen_ai.usage.raw"
 GEN_AI_PROMPT: Final = "gen_ai.prompt."
 GEN_AI_COMPLETION: Final = "gen_ai.completion."
 """`GEN_AI_PROMPT` and `GEN_AI_COMPLETION` are prefixes: a message number and a field follow."""
+OPENINFERENCE_KIND: Final = "openinference.span.kind"
+OPENINFERENCE_TOOL_NAME: Final = "tool.name"
+OPENINFERENCE_TOOL_ID: Final = "tool.id"
+LLM_REQUEST_TYPE: Final = "llm.request.type"
+LLM_REQUEST_TYPES: Final = ("chat", "completion", "embedding")
+ERROR_OTHER: Final = "_OTHER"
+"""Value of `ERROR_TYPE` for an error whose type is not known."""
 OPENAI_API_TYPE: Final = "openai.api.type"
 EXCEPTION_TYPE: Final = "exception.type"
 EXCEPTION_MESSAGE: Final = "exception.message"
@@ -162,6 +169,10 @@ ROLLOUT_PROOF: Final = "rollout.proof"
 """Baggage only: the HMAC by which a process knows that a carrier comes from another of ours."""
 ROLLOUT_PART: Final = "rollout.part"
 """True on the span of another process that continued the rollout."""
+
+# Tool span.
+TOOL_INFERRED: Final = "rollout.tool.inferred"
+"""True on the span of a tool that was drawn from the calls around it: its times are theirs."""
 
 # Reward span (`evaluate {name}`): a reward that came after its rollout had ended.
 REWARD: Final = "rollout.evaluation"

@@ -98,6 +98,7 @@ def configure(
     content: Literal["full", "none"] | None = None,
     redact: Callable[[bytes], bytes] | None = None,
     rollout_secret: str | None = None,
+    tool_spans: bool = True,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -133,6 +134,9 @@ def configure(
     rollout_secret: a text that all processes of a rollout share. `propagate` then adds a proof
         to its headers, and `continue_rollout` continues no rollout without it. None (default): the
         environment variable OTEL_ROLLOUT_SECRET, else any header may name a rollout.
+    tool_spans: True (default): a span `execute_tool {name}` for each tool whose result a request
+        has, as long as the time between the reply that asked for it and that request, unless
+        `tool`, or a framework, has drawn the call already. False: only what these draw.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
 
@@ -149,6 +153,10 @@ def configure(
         raise ConfigurationError(
             f"configure(rollout_secret=...): expected a text that is not empty, got "
             f"{'an empty one' if rollout_secret == '' else type(rollout_secret)}"
+        )
+    if not isinstance(tool_spans, bool):
+        raise ConfigurationError(
+            f"configure(tool_spans=...): expected True or False, got {tool_spans!r}"
         )
     instrumentors.check(instrumentor)
     rule = _content(content, redact)
@@ -174,6 +182,7 @@ def configure(
         capture.instrument(rule)
         process_state.request_fields = {} if request_token_ids else None
         process_state.rollout_secret = rollout_secret
+        process_state.tool_spans = tool_spans
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(SpanQueue(exporter, max_bytes))
@@ -221,6 +230,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             process_state.content = Content()  # else what still runs might be exported whole
         process_state.provider = None
         process_state.said_without_calls = False
+        process_state.tool_spans = True
         if setup.own_provider:
             _forget_global(setup.provider)
         return flushed and not _say_lost(setup)

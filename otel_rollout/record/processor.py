@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from opentelemetry.context import Context
+from opentelemetry.context import Context, get_current
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from otel_rollout import semconv as sc
@@ -26,11 +26,14 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.rebuild import Assembly
 from otel_rollout.record.boundary import contained, guarded
+from otel_rollout.record.context import CAPTURE_OFF
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.delivery import Delivery, in_time
+from otel_rollout.record.others import note_tool
 from otel_rollout.record.running import ActiveRollout, Key
 from otel_rollout.record.state import process_state
+from otel_rollout.record.uncaptured import note_uncaptured
 from otel_rollout.spans import SpanRecord, as_record, unchecked_record
 from otel_rollout.trajectory import Conversations, Trajectory
 
@@ -96,6 +99,8 @@ class TrajectorySpanProcessor(SpanProcessor):
         self._buffers: dict[Key, _Buffer] = {}
         self._rollouts: dict[str, Key] = {}
         """The rollout of each open rollout span, by span id: a limit may drop its attributes."""
+        self._others: dict[int, ActiveRollout] = {}
+        """The rollout of each open span that is neither a rollout's own nor one of its calls."""
         self._lock = threading.RLock()
         self._max_queue_size = max_queue_size
         self._sizes: dict[str, int] = {}
@@ -113,12 +118,15 @@ class TrajectorySpanProcessor(SpanProcessor):
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Begin to collect for a rollout span; remember an exchange span until it ends."""
         scope = span.instrumentation_scope
-        if scope is None or scope.name != sc.SCOPE or self._closed:
+        is_ours = scope is not None and scope.name == sc.SCOPE
+        if self._closed or not (is_ours or self._buffers):
             return
         active = rollout_of(parent_context)
         if active is None or span.context is None:
             return
-        if not active.begun:  # its own span
+        if not is_ours:
+            self._other_began(active, span, parent_context)
+        elif not active.begun:  # its own span
             assembly = Assembly(active.id)
             assembly.trainable = active.trajectory.trainable
             assembly.rewards = active.trajectory.all_rewards
@@ -130,12 +138,40 @@ class TrajectorySpanProcessor(SpanProcessor):
             buffer = self._buffers.get(active.key)
             if buffer is not None:
                 buffer.open[f"{span.context.span_id:016x}"] = span
+        else:
+            self._other_began(active, span, parent_context)
+
+    def _other_began(
+        self, active: ActiveRollout, span: Span, parent_context: Context | None
+    ) -> None:
+        """Follow a span inside a rollout that is neither its own nor one of its calls."""
+        context = get_current() if parent_context is None else parent_context
+        if active.recorder is self and span.context is not None and not context.get(CAPTURE_OFF):
+            active.others.began(span)
+            self._others[span.context.span_id] = active
+            if active.tools is not None:
+                note_tool(active.tools, span, has_ended=False)
+
+    def _other_ended(self, span: ReadableSpan, *, is_ours: bool) -> None:
+        active = self._others.pop(span.context.span_id, None) if span.context else None
+        if active is None or not active.running:
+            return
+        missed = active.others.ended(span)
+        if is_ours:
+            return
+        if missed is not None:
+            note_uncaptured(active, *missed)
+        if (tools := active.tools) is not None:
+            note_tool(tools, span, has_ended=True)
 
     @guarded("a span was not recorded for its trajectory")
     def on_end(self, span: ReadableSpan) -> None:
         """Keep an exchange span; complete the trajectory of a rollout span."""
         scope = span.instrumentation_scope
-        if scope is None or scope.name != sc.SCOPE:
+        is_ours = scope is not None and scope.name == sc.SCOPE
+        if self._others:
+            self._other_ended(span, is_ours=is_ours)
+        if not is_ours:
             return
         record = unchecked_record(span)  # truncation is looked for when the record is read
         key = self._rollouts.pop(record.span_id, None)
@@ -203,6 +239,8 @@ class TrajectorySpanProcessor(SpanProcessor):
             trajectory = self._trajectory(buffer, record)
             del self._buffers[key]
             self._bytes -= buffer.size
+        for span_id in buffer.active.others.open:
+            self._others.pop(span_id, None)
         whole = replace(record, attributes={**record.attributes, **buffer.active.kept_back})
         if buffer.active.is_part:
             buffer.active.records.append(whole)
@@ -365,6 +403,7 @@ def _forget_parent(processor: TrajectorySpanProcessor | None) -> None:
         processor._lock = threading.RLock()
         processor._buffers = {}
         processor._rollouts = {}
+        processor._others = {}
         processor._bytes = 0
         for delivery in processor._delivery_of.values():
             delivery.renew()

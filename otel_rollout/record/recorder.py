@@ -123,6 +123,9 @@ class ExchangeRecorder:
             context=context,
             attributes=self._written,
         )
+        self._began_ns = time.time_ns()
+        above = trace.get_current_span(context).get_span_context()
+        rollout.others.called(above.span_id, self._began_ns)
 
     # --- the request
 
@@ -156,8 +159,13 @@ class ExchangeRecorder:
     def _write_request(self, body: bytes) -> None:
         self._request = body
         body, self._is_redacted = process_state.content.body(body)
-        with self._rollout.lock:
-            attributes = self._rollout.writer.request(body)
+        rollout = self._rollout
+        with rollout.lock:
+            attributes = rollout.writer.request(body)
+            first, last = rollout.writer.added
+            if first < last and (tools := rollout.tools) is not None:
+                with guarded("the tools that a request has results of were not drawn"):
+                    tools.requested(rollout, body[first:last], self._began_ns)
         self._written |= attributes
         self.span.set_attributes(attributes)
 
@@ -383,7 +391,13 @@ class ExchangeRecorder:
         found = _response_id(body)
         body, is_events = self._redacted(body)
         with self._rollout.lock:
-            attributes |= self._rollout.writer.response(body, events=is_events)
+            written = self._rollout.writer.response(body, events=is_events)
+            if (tools := self._rollout.tools) is not None:
+                text = str(written[sc.RESPONSE_EVENTS if is_events else sc.RESPONSE_BODY])
+                tools.replied(
+                    text, self._path, self._left_ns or time.time_ns(), is_events=is_events
+                )
+        attributes |= written
         if self._is_redacted:
             attributes[sc.EXCHANGE_REDACTED] = True
         if found:

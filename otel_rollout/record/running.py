@@ -21,6 +21,7 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild import after_sentence
+from otel_rollout.record.answered import AnsweredTools
 from otel_rollout.record.attributes import (
     end_attributes,
     evaluation,
@@ -33,6 +34,7 @@ from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.options import Options
+from otel_rollout.record.others import OtherSpans, here_and_now
 from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
@@ -126,6 +128,10 @@ class ActiveRollout:
         """Calls that have begun and not ended."""
         self.providers: set[str | None] = set()
         """Whose APIs were asked, by the conventions' names; None: one that has no name there."""
+        self.tools = AnsweredTools() if process_state.tool_spans else None
+        """Draws the tools that its requests have results of. None: nothing is drawn."""
+        self.others = OtherSpans()
+        """The spans of other libraries inside it."""
         self.streams: set[OpenStream] = set()
         """Calls whose replies are being read."""
         self.nested_count = 0
@@ -161,6 +167,7 @@ class ActiveRollout:
         if parent is not None:
             with parent.lock:
                 parent.nested_count += 1
+            parent.others.called(*here_and_now())
         self.nested: list[Trajectory] | None = parent.nested if parent else None
         """Where the trajectories of rollouts inside it are collected. None: nowhere."""
         if self.nested is not None:
@@ -203,6 +210,7 @@ class ActiveRollout:
         """Release everything once it has ended: a pooled connection keeps its context for long."""
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
+        self.tools = None
         self.writer = ExchangeWriter()
         self.streams.clear()
 

@@ -38,6 +38,8 @@ class ProcessState:
         """The provider of rollout spans. None: OpenTelemetry's global one."""
         self.request_fields: Mapping[str, Any] | None = None
         """Request fields added beside those that ask for token ids. None: nothing is added."""
+        self.tool_spans = True
+        """True if tools are drawn from the requests that have their results."""
         self.content = Content()
         """What of prompts and replies is recorded, and may be on spans that are exported."""
         self.rollout_secret: str | None = None

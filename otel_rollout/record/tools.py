@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -13,6 +14,7 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NotARolloutError
+from otel_rollout.record.answered import text_of
 from otel_rollout.record.attributes import exception_event
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import detach
@@ -20,7 +22,6 @@ from otel_rollout.record.current import rollout_of
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
-from otel_rollout.wire import dumps
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -137,11 +138,13 @@ class tool:  # noqa: N801 - used as a decorator
         active = rollout_of(None)
         if active is not None:
             attributes[sc.ROLLOUT_ID] = active.id
+            if active.tools is not None:
+                active.tools.drew(self._call_id, name, time.time_ns())
         if self._call_id is not None:
             attributes[sc.GEN_AI_TOOL_CALL_ID] = str(self._call_id)
         content = process_state.content
         if self._arguments is not _NOTHING:
-            attributes[sc.GEN_AI_TOOL_CALL_ARGUMENTS] = content.recorded(_text(self._arguments))
+            attributes[sc.GEN_AI_TOOL_CALL_ARGUMENTS] = content.recorded(text_of(self._arguments))
         self._span = rollout_tracer().start_span(
             f"{sc.OPERATION_EXECUTE_TOOL} {name}", attributes=content.shown(attributes)
         )
@@ -165,7 +168,7 @@ class tool:  # noqa: N801 - used as a decorator
             self._token = None
         content = process_state.content
         if self.result is not _NOTHING:
-            result = {sc.GEN_AI_TOOL_CALL_RESULT: content.recorded(_text(self.result))}
+            result = {sc.GEN_AI_TOOL_CALL_RESULT: content.recorded(text_of(self.result))}
             self._span.set_attributes(content.shown(result))
         if error is not None:
             active = rollout_of(None)
@@ -177,13 +180,3 @@ class tool:  # noqa: N801 - used as a decorator
 
 def _scrub(text: str) -> str:
     return process_state.content.recorded(Secrets().scrub(text))
-
-
-def _text(value: object) -> str:
-    """Text as it is, JSON as JSON, anything else as Python shows it."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    try:
-        return dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return repr(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
+from otel_rollout.record.others import here_and_now
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.secrets import public_path
 from otel_rollout.record.state import process_state
@@ -19,10 +20,14 @@ def note_uncaptured(active: ActiveRollout, library: str, path: str) -> None:
     """Count a request of a rollout to a model's path that is not captured.
 
     library: what sends it, such as `ollama (httpx)`.
+    path: the path of the request, or an address; or, of a span that told of it, its name.
     """
+    if path.startswith("/") or "://" in path:
+        path = public_path(path).partition("?")[0]
+    active.others.called(*here_and_now())
     with active.lock:
         counts = active.uncaptured
-        key = library, public_path(path).partition("?")[0][:_LONGEST]
+        key = library, path[:_LONGEST]
         counts[
             key if key in counts or len(counts) < _MOST else ("other libraries", "other paths")
         ] += 1

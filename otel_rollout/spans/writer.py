@@ -115,9 +115,12 @@ class ExchangeWriter:
         self._shared: dict[str, list[tuple[int, bytes]]] = {}
         self._carried: dict[bytes, int] = {}
         self._large: dict[bytes, int] = {}
+        self.added = 0, 0
+        """Where the messages that no earlier body had begin and end in the last body."""
 
     def request(self, body: bytes) -> _Attributes:
         """Attributes of a request body as it was sent; the next bodies build upon it."""
+        self.added = 0, 0
         try:
             return self._request(body)
         except (ValueError, RecursionError):
@@ -186,6 +189,8 @@ class ExchangeWriter:
 
     def _write_messages(self, messages: _Messages, view: memoryview) -> _Attributes:
         chain, new = messages.chain, messages.new
+        if new:
+            self.added = messages.start + chain[-1].end, messages.start + new[-1].end
         base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)
         last = new[-1] if new else chain[-1]
         for parent, child in zip([chain[-1], *new], new, strict=False):

@@ -68,8 +68,16 @@ from otel_rollout.wire.sse import (
     pack_events,
     unpack_events,
 )
+from otel_rollout.wire.tools import (
+    RESULT_MARKS,
+    ToolCall,
+    ToolResult,
+    tool_calls,
+    tool_results,
+)
 
 __all__ = [
+    "RESULT_MARKS",
     "TAIL",
     "Choice",
     "EventCutter",
@@ -81,6 +89,8 @@ __all__ = [
     "Params",
     "Reply",
     "Sampled",
+    "ToolCall",
+    "ToolResult",
     "allows_no_token",
     "api_of",
     "apis_of",
@@ -120,7 +130,9 @@ __all__ = [
     "sampling_params",
     "shown_calls",
     "shown_part",
+    "tool_calls",
     "tool_name",
+    "tool_results",
     "unpack_events",
     "usage",
     "visible_content",

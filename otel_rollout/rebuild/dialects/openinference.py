@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
     Call,
     Dialect,
@@ -26,7 +27,7 @@ from otel_rollout.rebuild.dialects.parts import lost_of_other_api
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json
 
-_KIND = "openinference.span.kind"
+_KIND = sc.OPENINFERENCE_KIND
 _INPUT = "input.value"
 _OUTPUT = "output.value"
 _INPUT_MESSAGES = "llm.input_messages."

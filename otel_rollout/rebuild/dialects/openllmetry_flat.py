@@ -27,7 +27,7 @@ from otel_rollout.rebuild.dialects.parts import first_integer, lost_of_other_api
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, loads
 
-_KIND = "llm.request.type"
+_KIND = sc.LLM_REQUEST_TYPE
 _STREAMING = "llm.is_streaming"
 _FUNCTIONS = "llm.request.functions."
 _REASONING_TOKENS = "llm.usage.reasoning_tokens"

@@ -1,0 +1,151 @@
+"""Which model calls of a rollout are not here, as warnings: lost, late, open, or never captured.
+
+The span of a rollout, and of each part that another process has of it, counts the calls that began
+there. What it counts and what came are compared; nothing else tells of a call that is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from otel_rollout import semconv as sc
+from otel_rollout.rebuild.rollout_span import Fields
+from otel_rollout.rebuild.warnings import after_sentence, late_sentence, missed_calls
+from otel_rollout.spans import SpanRecord
+
+_COUNTS = frozenset(
+    (sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_PROCESS),
+)
+_MISSED = frozenset((sc.ROLLOUT_UNCAPTURED, sc.ROLLOUT_OUTSIDE))
+
+
+def is_late(record: SpanRecord) -> bool:
+    """Whether a call is no part of its rollout; where that was cut, it is none."""
+    return bool(record.boolean(sc.EXCHANGE_LATE)) or sc.EXCHANGE_LATE in record.cut
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls of a rollout that came, and the spans that say how many there were."""
+
+    rollout: SpanRecord | None
+    """The rollout's own span. None: it did not come."""
+    parts: Sequence[SpanRecord]
+    """Spans of other processes that continued it, in its trace."""
+    records: Sequence[SpanRecord]
+    """The spans of its calls that came, those that are too late included."""
+    present: Mapping[str, int]
+    """Calls that came and are not late, by process."""
+    was_continued: bool = False
+    """True if a span of another process that continued it came, in whatever trace."""
+    refused: int = 0
+    """Calls of its own process that whoever collected the spans did not keep."""
+
+    @property
+    def tellers(self) -> list[SpanRecord]:
+        """The spans that say how many calls there were."""
+        return [record for record in (self.rollout, *self.parts) if record is not None]
+
+    @property
+    def are_none(self) -> bool:
+        """True if the rollout ended without a call, and it is none that only encloses others.
+
+        Spans that do not count the rollouts inside them, as those of earlier versions, say nothing.
+        """
+        if self.rollout is None or self._is_elsewhere:
+            return False
+        counts = (sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_NESTED_COUNT)
+        if any(record.integer(count) != 0 for record in self.tellers for count in counts):
+            return False
+        return not any(not is_late(record) for record in self.records)
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether it was handed on to another process, of which no span came."""
+        if self.rollout is None or self.was_continued:
+            return False
+        own = self.rollout.text(sc.ROLLOUT_PROCESS)
+        handed_on = self.rollout.attributes.get(sc.ROLLOUT_PROPAGATED) in (True, "true")
+        return handed_on and not self.present.keys() - {own}
+
+    def none(self) -> list[str]:
+        """A warning where a rollout ended without a call; [] where one is known to be missing."""
+        if not self.are_none or self.not_captured(outside=False):
+            return []
+        assert self.rollout is not None
+        status = self.rollout.text(sc.ROLLOUT_STATUS)
+        if status != "complete":
+            return [f"it made no model call that was captured before it ended as {status!r}"]
+        return [NO_CALL]
+
+    def not_captured(self, *, outside: bool = True) -> list[str]:
+        """A warning for the calls that were seen and not captured.
+
+        outside: also for those that were made outside any rollout, and need not be its own.
+        """
+        sentences: list[str] = []
+        for record in self.tellers:
+            unreadable: list[str] = []
+            fields = Fields(record, unreadable)
+            if not record.cut.isdisjoint(_MISSED):
+                sentences.append("how many of its model calls were not captured is not known")
+            sentences += missed_calls(fields, outside=outside) + unreadable
+        return sentences
+
+    def incomplete(self) -> list[str]:
+        """Warnings about calls that began, and are not here."""
+        sentences: list[str] = []
+        began = still_open = missing = 0
+        counted: set[str | None] = {""}
+        for record in self.tellers:
+            if not record.cut.isdisjoint(_COUNTS):
+                sentences.append("how many model calls it made is not known")
+                continue
+            counted.add(record.text(sc.ROLLOUT_PROCESS))
+            count = record.integer(sc.ROLLOUT_EXCHANGE_COUNT) or 0
+            unended = record.integer(sc.ROLLOUT_OPEN_COUNT) or 0
+            came = self.present.get(record.text(sc.ROLLOUT_PROCESS) or "", 0)
+            refused = self.refused if record is self.rollout else 0
+            missing += max(0, count - unended - came - refused)
+            began, still_open = began + count, still_open + unended
+        if missing:
+            sentences.append(f"{missing} of {began} model calls are missing: {self._why_missing}")
+        if gaps := sum(map(self._gaps, self.present.keys() - counted)):
+            sentences.append(
+                f"at least {gaps} model calls are missing: their spans did not come, or they had "
+                f"not ended"
+            )
+        if still_open:
+            sentences.append(late_sentence(still_open))
+        late = sum(map(is_late, self.records))
+        if late > still_open:
+            sentences.append(after_sentence(late - still_open))
+        if self._is_elsewhere:
+            sentences.append(
+                "it was handed on to another process, of which no span is here: calls that were "
+                "made there are missing (reconstruct from the spans of both, or add_spans)"
+            )
+        return sentences
+
+    @property
+    def _why_missing(self) -> str:
+        if self.rollout and self.rollout.text(sc.ROLLOUT_CONTENT) == "none":
+            return (
+                "content was kept off its spans (configure(content='none')), trajectories are "
+                "whole only in its own process"
+            )
+        return "their spans did not come"
+
+    def _gaps(self, process: str) -> int:
+        """Calls of a process that must have been: it numbers them."""
+        records = [r for r in self.records if r.text(sc.EXCHANGE_PROCESS) == process]
+        numbers = {record.integer(sc.EXCHANGE_STARTED) or 0 for record in records}
+        return max(0, max(numbers) - len(records))
+
+
+NO_CALL = (
+    "it made no model call that was captured: check that its client is one that is captured "
+    "(`otel-rollout doctor`), that the calls are made where the rollout is current (not in a "
+    "thread or process that is older than it), and not under no_capture()"
+)

@@ -1,0 +1,172 @@
+"""Tool spans without a change of the agent: a request that answers a tool call tells of the tool.
+
+The model asked for it in a reply of the rollout, and the next request brings its result. What
+happened between is drawn as a span, unless a span of that call is on the trace already. These spans
+are for people: a trajectory is made of exchange spans alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from otel_rollout import semconv as sc
+from otel_rollout.record.state import process_state
+from otel_rollout.wire import (
+    RESULT_MARKS,
+    Json,
+    ToolCall,
+    ToolResult,
+    api_of,
+    dumps,
+    loads,
+    merge,
+    tool_calls,
+    tool_results,
+    unpack_events,
+)
+
+_KEPT = 64
+"""The last replies, and tool spans without an id, in which a call is looked for."""
+
+
+class Running(Protocol):
+    """The parts of a running rollout that its tool spans need."""
+
+    id: str
+    tracer: trace.Tracer
+    span: trace.Span
+
+    def scrub(self, text: str) -> str:
+        """The text of an error as it may be recorded."""
+
+
+@dataclass(slots=True, eq=False)
+class _Reply:
+    """A reply that may ask for tools, as it is on its span: nothing is read until it has to be."""
+
+    text: str
+    is_events: bool
+    path: str
+    ended_ns: int
+    answered: set[str] = field(default_factory=set)
+    """Ids of its calls that have a span."""
+
+    def calls(self) -> dict[str, ToolCall]:
+        """The calls in it, by id."""
+        api = api_of(self.path)
+        reply = _merged(self) if self.is_events else loads(self.text)
+        if api is None or not isinstance(reply, dict):
+            return {}
+        items = (item for one in api.sampled({}, None, reply) for item in one.items)
+        return {call.id: call for item in items for call in tool_calls(item)}
+
+
+class AnsweredTools:
+    """The tools that one rollout's requests brought results of, each drawn once.
+
+    Not thread-safe but for `drew`: whoever calls holds the rollout's lock.
+    """
+
+    def __init__(self) -> None:
+        self._replies: deque[_Reply] = deque(maxlen=_KEPT)
+        self._drawn: set[str] = set()
+        """Ids of calls that somebody else has drawn."""
+        self._unnamed: deque[tuple[str, int]] = deque(maxlen=_KEPT)
+        """Name and start of tool spans that somebody else drew without the id of their call."""
+
+    def drew(self, call_id: object, name: object, start_ns: int) -> None:
+        """Somebody else, such as `tool` or a framework, draws the span of a tool."""
+        if call_id is not None:
+            self._drawn.add(str(call_id))
+        elif isinstance(name, str):
+            self._unnamed.append((name, start_ns))
+
+    def replied(self, text: str, path: str, ended_ns: int, *, is_events: bool) -> None:
+        """A reply has ended. text: as it is on its span, packed if it has events."""
+        self._replies.append(_Reply(text, is_events, path, ended_ns))
+
+    def requested(self, active: Running, added: bytes, started_ns: int) -> None:
+        """A request begins. added: those of its messages that no request had before, as JSON."""
+        if not self._replies or not any(mark in added for mark in RESULT_MARKS):
+            return
+        messages: list[Json] = loads(b"[%b]" % added.strip(b" ,\t\r\n"))
+        results = [result for message in messages for result in tool_results(message)]
+        replayed = {call.id: call for message in messages for call in tool_calls(message)}
+        for result in results:
+            reply = self._reply_of(result.id)
+            if reply is None:
+                continue
+            reply.answered.add(result.id)
+            call = replayed.get(result.id) or reply.calls().get(result.id)
+            if call is not None and not self._is_drawn(call, reply.ended_ns):
+                _draw(active, call, result, reply.ended_ns, started_ns)
+
+    def _reply_of(self, call_id: str) -> _Reply | None:
+        """The last reply that asked for this call; None if none did, or it was answered."""
+        quoted = dumps(call_id)
+        for reply in reversed(self._replies):
+            if quoted in reply.text and call_id not in reply.answered:
+                return reply
+        return None
+
+    def _is_drawn(self, call: ToolCall, since_ns: int) -> bool:
+        if call.id in self._drawn:
+            return True
+        for entry in list(self._unnamed):
+            if entry[0] == call.name and entry[1] >= since_ns:
+                self._unnamed.remove(entry)
+                return True
+        return False
+
+
+def _merged(reply: _Reply) -> Json:
+    try:
+        text = unpack_events(reply.text)
+    except ValueError:  # a few events are not packed
+        text = reply.text
+    return merge(text, path=reply.path).body
+
+
+def _draw(active: Running, call: ToolCall, result: ToolResult, start_ns: int, end_ns: int) -> None:
+    """The span of a tool, from the end of the reply to the start of the request."""
+    text = text_of(result.content)
+    attributes: dict[str, Any] = {
+        sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EXECUTE_TOOL,
+        sc.GEN_AI_TOOL_NAME: call.name,
+        sc.GEN_AI_TOOL_TYPE: "function",
+        sc.GEN_AI_TOOL_CALL_ID: call.id,
+        sc.GEN_AI_TOOL_CALL_ARGUMENTS: text_of(call.arguments),
+        sc.GEN_AI_TOOL_CALL_RESULT: text,
+        sc.ROLLOUT_ID: active.id,
+        sc.TOOL_INFERRED: True,
+    }
+    content = process_state.content
+    span = active.tracer.start_span(
+        f"{sc.OPERATION_EXECUTE_TOOL} {call.name}",
+        context=trace.set_span_in_context(active.span, Context()),
+        attributes=content.shown(attributes),
+        start_time=min(start_ns, end_ns),
+    )
+    if result.failed:
+        span.set_attribute(sc.ERROR_TYPE, sc.ERROR_OTHER)
+        span.set_status(trace.StatusCode.ERROR, content.text(active.scrub(text))[:_SHOWN])
+    span.end(end_ns)
+
+
+_SHOWN = 1000
+"""Characters of a failed tool's result that its status repeats."""
+
+
+def text_of(value: object) -> str:
+    """Text as it is, JSON as JSON, anything else as Python shows it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    try:
+        return dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)

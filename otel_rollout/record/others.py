@@ -1,0 +1,134 @@
+"""Spans that other libraries draw inside a running rollout: model calls, and tools.
+
+A framework may draw the span of a model call of its own. If neither a call that was captured nor a
+request that was seen lies under it, that call went by: it is counted. A tool that a framework
+draws is not drawn again. Nothing else is read of these spans, and a trajectory holds none of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
+
+from otel_rollout import semconv as sc
+
+_KEPT = 256
+"""The last calls in which that of a span is looked for, and the ancestors of a call."""
+_LLM_KINDS = ("LLM", "EMBEDDING")
+
+
+def here_and_now() -> tuple[int, int]:
+    """Id of the current span, 0 where there is none, and the time."""
+    return trace.get_current_span().get_span_context().span_id, time.time_ns()
+
+
+class Tools(Protocol):
+    """What is told of the tools that others draw."""
+
+    def drew(self, call_id: object, name: object, start_ns: int) -> None:
+        """Somebody else draws the span of a tool."""
+
+
+class OtherSpans:
+    """The spans that are open inside one rollout, but its own and its calls'."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int] = {}
+        """Parent of each open span; 0: it has none."""
+        self._models: dict[int, str] = {}
+        """Library of each open span that began as a model call."""
+        self._covered: set[int] = set()
+        """Open spans with a call under them."""
+        self._calls: deque[tuple[int, list[str]]] = deque(maxlen=_KEPT)
+        """Beginning of each call, and the libraries that drew one around it."""
+
+    @property
+    def open(self) -> list[int]:
+        """Ids of the spans that are open."""
+        return list(self._parents)
+
+    def began(self, span: ReadableSpan) -> None:
+        """A span has begun."""
+        if span.context is not None:
+            self._parents[span.context.span_id] = span.parent.span_id if span.parent else 0
+            if is_model_call(span.attributes or {}):
+                self._models[span.context.span_id] = _library(span)
+
+    def called(self, parent_id: int, began_ns: int) -> None:
+        """A call begins under the span `parent_id`: one that is captured, or seen."""
+        libraries: list[str] = []
+        for _ in range(_KEPT):
+            if parent_id not in self._parents:
+                break
+            self._covered.add(parent_id)
+            if parent_id in self._models:
+                libraries.append(self._models[parent_id])
+            parent_id = self._parents.get(parent_id, 0)
+        self._calls.append((began_ns, libraries))
+
+    def ended(self, span: ReadableSpan) -> tuple[str, str] | None:
+        """A span has ended; library and name of the model call that went by under it, or None.
+
+        A call that failed said nothing that could be missing.
+        """
+        if span.context is None:
+            return None
+        span_id = span.context.span_id
+        parent_id = self._parents.pop(span_id, 0)
+        self._models.pop(span_id, None)
+        is_covered = span_id in self._covered
+        self._covered.discard(span_id)
+        if is_covered or not is_model_call(span.attributes or {}):
+            return None
+        if span.status.status_code is StatusCode.ERROR or self._has_call_beside(span):
+            return None
+        self.called(parent_id, span.start_time or 0)
+        return _library(span), span.name
+
+    def _has_call_beside(self, span: ReadableSpan) -> bool:
+        """Whether a call began meanwhile that is another library's, or nobody's, by its spans.
+
+        Libraries that draw from callbacks do not make their spans current: no call is under them.
+        """
+        library = _library(span)
+        for call in list(self._calls):
+            began_ns, libraries = call
+            if (span.start_time or 0) <= began_ns <= (
+                span.end_time or 0
+            ) and library not in libraries:
+                self._calls.remove(call)
+                return True
+        return False
+
+
+def _library(span: ReadableSpan) -> str:
+    scope = span.instrumentation_scope
+    return (scope.name if scope else "") or "an unnamed library"
+
+
+def is_model_call(attributes: Mapping[str, object]) -> bool:
+    """True if a span with these attributes is one model call, in any of the usual conventions."""
+    return (
+        attributes.get(sc.GEN_AI_OPERATION_NAME) in sc.MODEL_OPERATIONS
+        or attributes.get(sc.OPENINFERENCE_KIND) in _LLM_KINDS
+        or attributes.get(sc.LLM_REQUEST_TYPE) in sc.LLM_REQUEST_TYPES
+    )
+
+
+def note_tool(tools: Tools, span: ReadableSpan, *, has_ended: bool) -> None:
+    """Tell of a tool that a span is of, by the id of its call; once it has ended, by its name."""
+    attributes = span.attributes or {}
+    is_inference = attributes.get(sc.OPENINFERENCE_KIND) == "TOOL"
+    call_id = attributes.get(sc.GEN_AI_TOOL_CALL_ID)
+    if call_id is None and is_inference:
+        call_id = attributes.get(sc.OPENINFERENCE_TOOL_ID)
+    is_tool = is_inference or attributes.get(sc.GEN_AI_OPERATION_NAME) == sc.OPERATION_EXECUTE_TOOL
+    if call_id is not None or (is_tool and has_ended):
+        name = attributes.get(sc.GEN_AI_TOOL_NAME) or attributes.get(sc.OPENINFERENCE_TOOL_NAME)
+        tools.drew(call_id, name or span.name, span.start_time or 0)
