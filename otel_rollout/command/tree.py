@@ -146,7 +146,7 @@ def _item(item: HistoryItem, trains_in: int | None, width: int | None) -> str:
             note += f", {item.completion.status}"
         elif not item.trainable:
             note += f", trains in history {trains_in}" if trains_in else ", does not train"
-        note += ", replayed without its reasoning]" if item.is_break else "]"
+        note += ", replayed without its reasoning, or renamed]" if item.is_break else "]"
     mark = " " if item.completion is None else "●" if item.trainable else "○"
     return _line(f"│    {mark} {_truncated(str(role), 40):<10} ", _content(message), width, note)
 

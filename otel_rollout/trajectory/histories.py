@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.history import History, HistoryItem
@@ -20,6 +21,7 @@ from otel_rollout.wire import (
     copy_json,
     extend,
     is_reasoning,
+    name_of,
     path_messages,
     reasoning_of,
 )
@@ -144,6 +146,25 @@ def _reasoning(messages: Iterable[Json]) -> list[Json]:
     return [found for message in messages if (found := reasoning_of(message)) is not None]
 
 
+def _is_break(completion: Completion, replayed: Sequence[Json], follower: Completion) -> bool:
+    """Whether what follows did not see the tokens that were sampled, as far as anything tells."""
+    said = _reasoning(completion.items)
+    if said and said != _reasoning(replayed):
+        return True
+    if list(map(name_of, completion.items)) == list(map(name_of, replayed)):
+        return False
+    return not _extends(follower, completion)
+
+
+def _extends(follower: Completion, completion: Completion) -> bool:
+    """True if a call was asked with all the token ids of an earlier one; not where ids lack."""
+    prompt, ids = completion.prompt_token_ids, completion.token_ids
+    asked = follower.prompt_token_ids
+    if prompt is None or ids is None or asked is None:
+        return False
+    return asked[: len(prompt) + len(ids)] == [*prompt, *ids]
+
+
 def history_of(
     completion: Completion,
     parents: Mapping[Completion, Completion],
@@ -170,11 +191,10 @@ def history_of(
         sampled |= dict.fromkeys(range(len(messages) - len(last.items), len(messages)), last)
         # Reasoning items have the key of the node before them, which replaces them here.
         ends = {node.key: node for node in last.prompt or ()}
-        for member in segment[1:]:
+        for follower, member in pairwise(segment):
             replayed = _replayed(member, ends[path_key(member.path)])
             sampled |= {start + node.length - 1: member for node in replayed}
-            said = _reasoning(member.items)
-            if said and said != _reasoning(node.message for node in replayed):
+            if _is_break(member, [node.message for node in replayed], follower):
                 breaks.add(member)
     owned = set() if owned is None else owned
     items = []

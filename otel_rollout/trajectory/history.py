@@ -25,8 +25,9 @@ class HistoryItem:
     trainable: bool
     """True in exactly one history for each trainable completion, False elsewhere."""
     is_break: bool = False
-    """The client replayed this sampled message without its reasoning: what follows did not see
-    the tokens that were sampled here, so at token level a new sequence begins."""
+    """The client replayed this sampled message without its reasoning, or with a name that token ids
+    do not show to be nothing to the model: what follows did not see the tokens that were sampled
+    here, or may not have, so at token level a new sequence begins, or may begin."""
 
 
 @dataclass(slots=True, eq=False)

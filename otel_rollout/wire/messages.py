@@ -3,8 +3,9 @@
 Two forms of a message never mix. The *wire* form is what was sent or received, verbatim: it is
 what is stored and handed back. The *visible* form is normalised and serves only to decide whether
 two messages are the same one. What clients change when they replay a reply (`None`, `""` or
-absent; a string or one text part; the whitespace of tool arguments; dropped reasoning), and marks
-of where a prompt may be cached, make no difference in it.
+absent; a string or one text part; the whitespace of tool arguments; dropped reasoning; the name of
+an agent; what a client has parsed), and marks of where a prompt may be cached, make no difference
+in it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from otel_rollout.wire.json import Json
 _REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
 
 _REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
+
+_PARSED = ("parsed", "parsed_arguments", "parsed_output")
+"""What clients add to a reply that they have parsed."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -121,7 +125,7 @@ def _visible(message: Json) -> Json:
     role = message.get("role")
     if role is None:
         # An item of the Responses API: servers name and finish items, clients drop that again.
-        item = _present(message, without=("id", "status"))
+        item = _present(message, without=("id", "status", *_PARSED))
         if item.get("type") == "function_call":
             item["arguments"] = _visible_arguments(message.get("arguments"))
         return item
@@ -136,16 +140,31 @@ def _visible(message: Json) -> Json:
         "content": visible_content(message.get("content")),
         "tool_calls": [_visible_tool_call(call) for call in message.get("tool_calls") or ()],
     }
-    visible.update(
-        _present({key: message.get(key) for key in ("name", "refusal", "function_call")})
-    )
+    visible.update(_present({key: message.get(key) for key in ("refusal", "function_call")}))
     audio = message.get("audio")
     if isinstance(audio, Mapping):
         visible["audio"] = audio.get("id")
     call = visible.get("function_call")
     if isinstance(call, Mapping):
-        visible["function_call"] = {**call, "arguments": _visible_arguments(call.get("arguments"))}
+        visible["function_call"] = _visible_function(call)
     return visible
+
+
+def _visible_function(call: Mapping[str, Json]) -> Json:
+    """The call of a function: what a client has parsed, or adds, is nothing to the model."""
+    return {
+        **_present({"name": call.get("name")}),
+        "arguments": _visible_arguments(call.get("arguments")),
+    }
+
+
+def name_of(message: Json) -> Json:
+    """The name of who said a message; None without one.
+
+    It is no part of the normalised form of a reply: a client adds the name of its agent when it
+    replays one. Nearly no chat template renders it (Kimi's does), so it may change the tokens.
+    """
+    return (message.get("name") or None) if isinstance(message, Mapping) else None
 
 
 def _present(message: Mapping[str, Json], without: tuple[str, ...] = ()) -> dict[str, Json]:
@@ -178,7 +197,7 @@ def _visible_part(part: Json) -> Json:
     kind = part.get("type")
     present = _present(part, without=("logprobs", "cache_control"))
     if kind in _TEXT_PARTS:
-        present = _present(present, without=("annotations", "citations"))
+        present = _present(present, without=("annotations", "citations", *_PARSED))
         if present.keys() == {"type", "text"}:
             return present["text"]
     elif kind == "tool_use":
@@ -196,7 +215,7 @@ def _visible_tool_call(call: Json) -> Json:
     kind = call.get("type") or "function"
     body = call.get(kind)
     if isinstance(body, Mapping) and kind == "function":
-        body = {**_present(body), "arguments": _visible_arguments(body.get("arguments"))}
+        body = _visible_function(body)
     return [call.get("id"), kind, body]
 
 

@@ -44,6 +44,13 @@ def calling(*calls: tuple[str, Any], **message: Any) -> Message:
     }
 
 
+def parsed(message: Message) -> Message:
+    """The same as the OpenAI client's `parse` gives it."""
+    (call,) = message["tool_calls"]
+    function = {**call["function"], "parsed_arguments": {"a": 1}}
+    return {**message, "tool_calls": [{**call, "index": 0, "function": function}]}
+
+
 TEXT: Message = {"content": "r"}
 ONE = calling(("1", '{"a": 1, "b": [true, null, "x"]}'))
 DEEP = '{"a": ' * 60 + "1" + "}" * 60
@@ -72,6 +79,15 @@ SAME: dict[str, tuple[Message, Message]] = {
     ),
     "a refusal": ({"content": None, "refusal": "no"}, {"refusal": "no"}),
     "a name": ({**TEXT, "name": "bot"}, {**TEXT, "name": "bot"}),
+    "arguments that the client parsed": (ONE, parsed(ONE)),
+    "arguments that another client parsed": (parsed(ONE), ONE),
+    "members that a client adds": (TEXT, {**TEXT, "id": "run-1", "metadata": {}, "parsed": {}}),
+}
+RENAMED: dict[str, tuple[Message, Message]] = {
+    "a name that was added": (TEXT, {**TEXT, "name": "bot"}),
+    "a name that was dropped": ({**TEXT, "name": "bot"}, TEXT),
+    "another name": ({**TEXT, "name": "bot"}, {**TEXT, "name": "alice"}),
+    "a name beside a call": (ONE, {**ONE, "name": "bot"}),
 }
 OTHER: dict[str, tuple[Message, Message]] = {
     "edited": (TEXT, {"content": "r."}),
@@ -79,7 +95,6 @@ OTHER: dict[str, tuple[Message, Message]] = {
     "another case": (TEXT, {"content": "R"}),
     "another normal form of unicode": ({"content": "é"}, {"content": "e\u0301"}),
     "two text parts": ({"content": "ab"}, {"content": [{"type": "text", "text": t} for t in "ab"]}),
-    "a name that was added": (TEXT, {**TEXT, "name": "bot"}),
     "a call that was dropped": (ONE, {"content": None}),
     "another call id": (ONE, calling(("2", ONE["tool_calls"][0]["function"]["arguments"]))),
     "1 as true": (ONE, calling(("1", '{"a": true, "b": [true, null, "x"]}'))),
@@ -123,6 +138,43 @@ async def test_the_same_message(recording: Recording, clients: Clients, case: st
     assert trajectory.completions[0].message == {"role": "assistant", **first}
     assert history.messages()[1] == {"role": "assistant", **again}
     assert trajectory.warnings == []
+
+
+@pytest.mark.parametrize("case", RENAMED)
+async def test_a_reply_with_another_name(recording: Recording, clients: Clients, case: str) -> None:
+    """It is the reply that was sampled; without token ids it is not known if the model saw it."""
+    first, again = RENAMED[case]
+    await play(clients, first, again)
+    trajectory = replayed(recording)
+    table(trajectory)
+    (history,) = trajectory.histories
+    assert [c.id for c in history.completions] == ["chatcmpl-1", "chatcmpl-2"]
+    assert [item.is_break for item in history.items] == [False, True, False, False]
+    assert history.messages()[1] == {"role": "assistant", **again}
+    assert trajectory.warnings == []
+
+
+@pytest.mark.parametrize("rendered", [False, True])
+async def test_token_ids_tell_if_a_name_is_rendered(
+    recording: Recording, clients: Clients, rendered: bool
+) -> None:
+    """Where the next prompt begins with the ids of the reply, the name was nothing to the model."""
+
+    def ids(number: int, prompt: list[int]) -> Raw:
+        body = json.loads(answer(number, {"content": "r"}).body)
+        body["choices"][0]["token_ids"] = [number]
+        return Raw(200, json.dumps({**body, "prompt_token_ids": prompt}).encode())
+
+    replies = [ids(1, [7, 8]), ids(2, [7, 8, 9, 1, 5] if rendered else [7, 8, 1, 5])]
+    client = clients.asynchronous(clients.serve(replies))
+    async with rollout("agent"):
+        await ask(client, user("u"))
+        named = {"role": "assistant", "content": "r", "name": "bot"}
+        await ask(client, user("u"), named, user("u2"))
+    trajectory = replayed(recording)
+    (history,) = trajectory.histories
+    assert [item.is_break for item in history.items] == [False, rendered, False, False]
+    assert len(trajectory.token_sequences()) == (2 if rendered else 1)
 
 
 @pytest.mark.parametrize("case", OTHER)
