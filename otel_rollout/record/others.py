@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from opentelemetry import trace
@@ -23,9 +24,10 @@ _KEPT = 256
 _LLM_KINDS = ("LLM", "EMBEDDING")
 
 
-def here_and_now() -> tuple[int, int]:
-    """Id of the current span, 0 where there is none, and the time."""
-    return trace.get_current_span().get_span_context().span_id, time.time_ns()
+def here_and_now() -> tuple[int, int, int]:
+    """Id of the current span, 0 where there is none, and the time, as beginning and end."""
+    now = time.time_ns()
+    return trace.get_current_span().get_span_context().span_id, now, now
 
 
 class Tools(Protocol):
@@ -33,6 +35,17 @@ class Tools(Protocol):
 
     def drew(self, call_id: object, name: object, start_ns: int) -> None:
         """Somebody else draws the span of a tool."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call of a model that was captured, or seen."""
+
+    began_ns: int
+    libraries: list[str]
+    """Libraries that have drawn it: around it, or beside it."""
+    ended_ns: int | None = None
+    """None while it lasts."""
 
 
 class OtherSpans:
@@ -45,8 +58,8 @@ class OtherSpans:
         """Library of each open span that began as a model call."""
         self._covered: set[int] = set()
         """Open spans with a call under them."""
-        self._calls: deque[tuple[int, list[str]]] = deque(maxlen=_KEPT)
-        """Beginning of each call, and the libraries that drew one around it."""
+        self._calls: deque[Call] = deque(maxlen=_KEPT)
+        """The last calls."""
 
     @property
     def open(self) -> list[int]:
@@ -60,8 +73,11 @@ class OtherSpans:
             if is_model_call(span.attributes or {}):
                 self._models[span.context.span_id] = _library(span)
 
-    def called(self, parent_id: int, began_ns: int) -> None:
-        """A call begins under the span `parent_id`: one that is captured, or seen."""
+    def called(self, parent_id: int, began_ns: int, ended_ns: int | None = None) -> Call:
+        """A call begins under the span `parent_id`: one that is captured, or seen.
+
+        ended_ns: None while it lasts.
+        """
         libraries: list[str] = []
         for _ in range(_KEPT):
             if parent_id not in self._parents:
@@ -70,7 +86,9 @@ class OtherSpans:
             if parent_id in self._models:
                 libraries.append(self._models[parent_id])
             parent_id = self._parents.get(parent_id, 0)
-        self._calls.append((began_ns, libraries))
+        call = Call(began_ns, libraries, ended_ns)
+        self._calls.append(call)
+        return call
 
     def ended(self, span: ReadableSpan) -> tuple[str, str] | None:
         """A span has ended; library and name of the model call that went by under it, or None.
@@ -88,21 +106,21 @@ class OtherSpans:
             return None
         if span.status.status_code is StatusCode.ERROR or self._has_call_beside(span):
             return None
-        self.called(parent_id, span.start_time or 0)
+        self.called(parent_id, span.start_time or 0, span.end_time)
         return _library(span), span.name
 
     def _has_call_beside(self, span: ReadableSpan) -> bool:
-        """Whether a call began meanwhile that is another library's, or nobody's, by its spans.
+        """Whether there was a call meanwhile that its library did not draw with another span.
 
-        Libraries that draw from callbacks do not make their spans current: no call is under them.
+        Libraries that draw from callbacks do not make their spans current, and clients draw inside
+        their calls: the call is not under the span then.
         """
-        library = _library(span)
+        start, end, library = span.start_time or 0, span.end_time or 0, _library(span)
         for call in list(self._calls):
-            began_ns, libraries = call
-            if (span.start_time or 0) <= began_ns <= (
-                span.end_time or 0
-            ) and library not in libraries:
-                self._calls.remove(call)
+            if call.began_ns > end or (call.ended_ns is not None and call.ended_ns < start):
+                continue
+            if library not in call.libraries:
+                call.libraries.append(library)
                 return True
         return False
 

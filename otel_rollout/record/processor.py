@@ -160,7 +160,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         if is_ours:
             return
         if missed is not None:
-            note_uncaptured(active, *missed)
+            note_uncaptured(active, *missed, drawn=True)
         if (tools := active.tools) is not None:
             note_tool(tools, span, has_ended=True)
 

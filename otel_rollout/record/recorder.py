@@ -125,7 +125,7 @@ class ExchangeRecorder:
         )
         self._began_ns = time.time_ns()
         above = trace.get_current_span(context).get_span_context()
-        rollout.others.called(above.span_id, self._began_ns)
+        self._call = rollout.others.called(above.span_id, self._began_ns)
 
     # --- the request
 
@@ -360,6 +360,7 @@ class ExchangeRecorder:
             sc.EXCHANGE_ATTEMPTS: self.attempts,
             sc.EXCHANGE_ENDED: self._last or rollout.clock,
         }
+        self._call.ended_ns = self._left_ns or time.time_ns()
         try:
             with guarded(INCOMPLETE):
                 self._write_reply(attributes, error)

@@ -16,15 +16,17 @@ _MOST = 50
 """Libraries and paths, and places, that are told apart in one rollout."""
 
 
-def note_uncaptured(active: ActiveRollout, library: str, path: str) -> None:
+def note_uncaptured(active: ActiveRollout, library: str, path: str, *, drawn: bool = False) -> None:
     """Count a request of a rollout to a model's path that is not captured.
 
     library: what sends it, such as `ollama (httpx)`.
     path: the path of the request, or an address; or, of a span that told of it, its name.
+    drawn: True if a span told of it; False: a request was seen.
     """
     if path.startswith("/") or "://" in path:
         path = public_path(path).partition("?")[0]
-    active.others.called(*here_and_now())
+    if not drawn:
+        active.others.called(*here_and_now())
     with active.lock:
         counts = active.uncaptured
         key = library, path[:_LONGEST]

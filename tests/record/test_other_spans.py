@@ -166,3 +166,26 @@ def test_nothing_stays(recording: Recording):
         if isinstance(p, TrajectorySpanProcessor)
     ]
     assert processor._others == {}
+
+
+def test_several_libraries_draw_a_captured_call(recording: Recording, clients: Clients):
+    """Two from callbacks, whose spans are not current, and the client itself, inside its call."""
+    client = clients.sync(clients.serve("a"))
+    with rollout("agent") as trajectory:
+        spans = [
+            tracer(recording, name).start_span("chat", attributes=CHAT) for name in ("one", "two")
+        ]
+        active = rollout_of(None)
+        assert active is not None
+        with client.chat.completions.with_streaming_response.create(
+            model="m",
+            messages=[user("a")],
+        ) as reply:
+            with tracer(recording, "client").start_as_current_span("create", attributes=CHAT):
+                pass
+            reply.read()
+        for span in spans:
+            span.end()
+        with tracer(recording, "one").start_as_current_span("chat gemini", attributes=CHAT):
+            pass
+    assert trajectory.missing_calls == [counted(1, "one")]
