@@ -98,6 +98,7 @@ def configure(
     content: Literal["full", "none"] | None = None,
     redact: Callable[[bytes], bytes] | None = None,
     rollout_secret: str | None = None,
+    llm_spans: Literal["outer", "both"] = "outer",
     tool_spans: bool = True,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
@@ -134,6 +135,9 @@ def configure(
     rollout_secret: a text that all processes of a rollout share. `propagate` then adds a proof
         to its headers, and `continue_rollout` continues no rollout without it. None (default): the
         environment variable OTEL_ROLLOUT_SECRET, else any header may name a rollout.
+    llm_spans: of a model call of a rollout that a framework draws itself (Strands, Pydantic AI,
+        Google ADK, ...), "outer" (default) keeps the framework's span alone, "both" has that of
+        the instrumentor inside it, too.
     tool_spans: True (default): a span `execute_tool {name}` for each tool whose result a request
         has, as long as the time between the reply that asked for it and that request, unless
         `tool`, or a framework, has drawn the call already. False: only what these draw.
@@ -157,6 +161,10 @@ def configure(
     if not isinstance(tool_spans, bool):
         raise ConfigurationError(
             f"configure(tool_spans=...): expected True or False, got {tool_spans!r}"
+        )
+    if llm_spans not in ("outer", "both"):
+        raise ConfigurationError(
+            f"configure(llm_spans=...): expected 'outer' or 'both', got {llm_spans!r}"
         )
     instrumentors.check(instrumentor)
     rule = _content(content, redact)
@@ -183,6 +191,7 @@ def configure(
         process_state.request_fields = {} if request_token_ids else None
         process_state.rollout_secret = rollout_secret
         process_state.tool_spans = tool_spans
+        process_state.llm_spans = llm_spans
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(SpanQueue(exporter, max_bytes))
@@ -231,6 +240,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         process_state.provider = None
         process_state.said_without_calls = False
         process_state.tool_spans = True
+        process_state.llm_spans = "outer"
         if setup.own_provider:
             _forget_global(setup.provider)
         return flushed and not _say_lost(setup)

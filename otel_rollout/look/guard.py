@@ -28,7 +28,7 @@ from opentelemetry.instrumentation.openai.shared.config import Config
 
 from otel_rollout import semconv as sc
 from otel_rollout.look.shapes import UNSET, as_function_call, dumped, plain, shown_message
-from otel_rollout.record import Secrets, noting_requests, process_state
+from otel_rollout.record import Secrets, is_drawn_around, noting_requests, process_state
 
 logger = logging.getLogger("otel_rollout")
 
@@ -55,7 +55,7 @@ class Guard:
         self._reads_dicts = reads_dicts
 
     def __call__(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if self.over:
+        if self.over or (process_state.llm_spans == "outer" and is_drawn_around()):
             return wrapped(*args, **kwargs)
         # Messages may be an iterator, which can be read once.
         kwargs = {

@@ -17,6 +17,7 @@ from otel_rollout.record.gather import (
 from otel_rollout.record.inside import (
     get_current_trajectory,
     get_history,
+    is_drawn_around,
     no_capture,
     record_reward,
     request_token_ids,
@@ -64,6 +65,7 @@ __all__ = [
     "guarded",
     "identity",
     "in_time",
+    "is_drawn_around",
     "late_reward",
     "leave_environment",
     "no_capture",

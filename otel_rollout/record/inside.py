@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
+from otel_rollout import semconv as sc
 from otel_rollout.errors import NoActiveRolloutError
 from otel_rollout.record.context import CAPTURE_OFF, TOKEN_FIELDS, detach
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.late_rewards import record_late_reward
+from otel_rollout.record.others import is_model_call
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.trajectory import History, Reward, Trajectory
 from otel_rollout.wire import Json
@@ -138,3 +140,13 @@ def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
         yield
     finally:
         detach(token)
+
+
+def is_drawn_around() -> bool:
+    """True in a rollout, inside the span of a model call that another library draws."""
+    span = trace.get_current_span()
+    scope = getattr(span, "instrumentation_scope", None)
+    if scope is None or scope.name == sc.SCOPE or not span.is_recording():
+        return False
+    attributes = getattr(span, "attributes", None) or {}
+    return is_model_call(attributes) and rollout_of(None) is not None

@@ -40,6 +40,8 @@ class ProcessState:
         """Request fields added beside those that ask for token ids. None: nothing is added."""
         self.tool_spans = True
         """True if tools are drawn from the requests that have their results."""
+        self.llm_spans = "outer"
+        """"outer": a call that a framework has drawn is not drawn again; "both": it is."""
         self.content = Content()
         """What of prompts and replies is recorded, and may be on spans that are exported."""
         self.rollout_secret: str | None = None

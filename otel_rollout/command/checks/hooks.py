@@ -11,7 +11,7 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 )
 
 from otel_rollout.command.checks.finding import Finding
-from otel_rollout.record import capture
+from otel_rollout.record import capture, process_state
 
 
 def instrumentors() -> Iterator[Finding]:
@@ -37,7 +37,13 @@ def instrumentors() -> Iterator[Finding]:
             f"adds none",
         )
     elif drawing:
-        yield Finding("ok", "LLM spans", drawing[0])
+        again = (
+            "not drawn again: the framework's span stays (configure(llm_spans='both') has both)"
+            if process_state.llm_spans == "outer"
+            else "drawn again inside that span (configure(llm_spans='outer') has that alone)"
+        )
+        text = f"{drawing[0]}; in a rollout a call that a framework draws itself is {again}"
+        yield Finding("ok", "LLM spans", text)
     else:
         yield Finding(
             "warning",
