@@ -122,4 +122,5 @@ def uncertain(conversations: Conversations) -> list[str]:
         *(sentence for completion in completions for sentence in _unknown_in(completion)),
         *repeated_ids(completions),
         *conversations.ambiguities,
+        *filter(None, [conversations.rewriting]),
     ]

@@ -29,6 +29,7 @@ from otel_rollout.trajectory.histories import (
     sampled_order,
 )
 from otel_rollout.trajectory.history import History
+from otel_rollout.trajectory.rewriting import rewritten
 from otel_rollout.wire import MessagePath
 
 CompletionKey = tuple[str, int]
@@ -89,6 +90,21 @@ class Conversations:
     def ambiguities(self) -> list[str]:
         """A warning for each completion that could continue one of several identical samples."""
         return list(self._linked().warnings.values())
+
+    @property
+    def rewriting(self) -> str | None:
+        """A warning where the client replays in other words what was sampled; None elsewhere."""
+        parents = self._linked().parents
+        linked = [completion for completion in self.completions if _is_linked(completion)]
+        continued = {parents[completion] for completion in linked if completion in parents}
+        changed = [c for c in rewritten(linked) if c not in continued]
+        # A single one is an edit, and so are a few among many that are replayed as they were.
+        if len(changed) < 2 or len(changed) <= len(continued):
+            return None
+        return (
+            f"{len(linked)} replies, {len(linked) - len(continued)} histories: the client replays "
+            f"what was sampled in other words, first at completion {changed[0].id!r}"
+        )
 
     def history(self, completion: Completion, appended: Appended) -> History:
         """The conversation that ends in the completion, and the messages appended after it.

@@ -102,6 +102,14 @@ def is_reasoning(block: Json) -> bool:
     return isinstance(block, Mapping) and block.get("type") in _REASONING_BLOCKS
 
 
+def is_said(message: Json) -> bool:
+    """True if a message, or an item of the Responses API, is what a model says, not only thinks."""
+    if not isinstance(message, Mapping) or is_reasoning(message):
+        return False
+    role, kind = message.get("role"), message.get("type")
+    return role == "assistant" or (role is None and str(kind).endswith("_call"))
+
+
 def media_of(message: Json) -> list[str]:
     """Types of the parts of a message that are images, sound or files; each once, often []."""
     found: list[str] = []
