@@ -136,4 +136,4 @@ def test_the_rule(
     assert bool(sentences(trajectory)) is said
     shuffled = list(trajectory.completions)
     order.shuffle(shuffled)
-    assert [Conversations(shuffled).rewriting] == (sentences(trajectory) or [None])
+    assert Conversations(shuffled).rewriting == next(iter(sentences(trajectory)), None)
