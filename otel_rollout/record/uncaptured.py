@@ -30,9 +30,9 @@ def note_uncaptured(active: ActiveRollout, library: str, path: str, *, drawn: bo
     with active.lock:
         counts = active.uncaptured
         key = library, path[:_LONGEST]
-        counts[
-            key if key in counts or len(counts) < _MOST else ("other libraries", "other paths")
-        ] += 1
+        if key not in counts and len(counts) >= _MOST:
+            key = "other libraries", "other paths"
+        counts[key] += 1
 
 
 def note_outside() -> None:
