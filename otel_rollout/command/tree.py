@@ -155,8 +155,8 @@ def _content(message: Json) -> str:
     if not isinstance(message, dict):
         return str(message)
     parts: list[str] = []
-    content = message.get("content")
-    if reasoning := reasoning_of({**message, "content": None}):
+    content = message.get("parts", message.get("content"))
+    if reasoning := reasoning_of({**message, "content": None, "parts": None}):
         parts.append(f"({reasoning})")
     if isinstance(content, list):
         parts += map(_part, content)

@@ -20,6 +20,7 @@ from otel_rollout.wire import (
     copy_json,
     extend,
     is_reasoning,
+    joined_contents,
     path_messages,
     reasoning_of,
 )
@@ -126,6 +127,15 @@ def choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, 
     return max(equal or candidates, key=sampled_order), equal or candidates
 
 
+def goes_on_from(completion: Completion, end: MessagePath) -> bool:
+    """True if the path to `end` has the completion's prompt as a prefix, not only its messages.
+
+    Contents of the model that were sent as one message have the key of both, and not of the first.
+    """
+    start = path_key(completion.prompt)
+    return not start or any(node.key == start for node in end)
+
+
 def path_key(path: MessagePath | None) -> bytes:
     return path.key if path else b""
 
@@ -141,7 +151,8 @@ def _replayed(completion: Completion, end: MessagePath | None) -> list[MessagePa
 
 
 def _reasoning(messages: Iterable[Json]) -> list[Json]:
-    return [found for message in messages if (found := reasoning_of(message)) is not None]
+    found = map(reasoning_of, joined_contents(messages))
+    return [reasoning for reasoning in found if reasoning is not None]
 
 
 def history_of(
@@ -171,7 +182,7 @@ def history_of(
         # Reasoning items have the key of the node before them, which replaces them here.
         ends = {node.key: node for node in last.prompt or ()}
         for member in segment[1:]:
-            replayed = _replayed(member, ends[path_key(member.path)])
+            replayed = _replayed(member, ends.get(path_key(member.path)))
             sampled |= {start + node.length - 1: member for node in replayed}
             said = _reasoning(member.items)
             if said and said != _reasoning(node.message for node in replayed):

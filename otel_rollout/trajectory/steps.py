@@ -315,7 +315,7 @@ def _until_reply(messages: Sequence[Json]) -> Sequence[Json]:
         message = messages[position - 1]
         mapped = isinstance(message, Mapping)
         role = message.get("role") if mapped else getattr(message, "role", None)
-        if role == "assistant":
+        if role in ("assistant", "model"):
             return messages[:position]
     return ()
 

@@ -30,7 +30,7 @@ class ChatCompletions(ModelApi):
         conversations = _conversations(params)
         return super().choices_asked(params) * (1 if conversations is None else len(conversations))
 
-    def token_id_params(self, path: str) -> Params:
+    def token_id_params(self, path: str) -> Params | None:
         return {"return_token_ids": True, "logprobs": True}
 
     def recognises(self, chunks: Sequence[Chunk]) -> bool:
