@@ -34,7 +34,6 @@ _MOVED: dict[str, tuple[str, ...]] = {
     "guard": ("look.guard",),
     "histories": ("trajectory", "trajectory.histories"),
     "instrumentors": ("look.instrumentors",),
-    "litellm_post": ("record.litellm",),
     "messages": ("wire", "wire.json"),
     "partitions": ("export.partitions", "export"),
     "processes": ("record", "record.processes"),

@@ -27,11 +27,19 @@ from otel_rollout.record.state import process_state
 from otel_rollout.record.tee import tee
 from otel_rollout.wire import Json, api_of
 
-_current: ContextVar[weakref.ref[ExchangeRecorder] | None] = ContextVar(
+
+class Unrecorded:
+    """Stands for a call that is not recorded, and for its recorder, which it has not."""
+
+    def __call__(self) -> None: ...
+
+
+UNRECORDED = Unrecorded()
+_current: ContextVar[Callable[[], ExchangeRecorder | None] | None] = ContextVar(
     "otel-rollout-call", default=None
 )
 """The call that is being made here. A weak reference: a connection that the call opens keeps its
-context for as long as it lives."""
+context for as long as it lives. `UNRECORDED` if it is not recorded. None: there is none."""
 _noted: ContextVar[list[Any] | None] = ContextVar("otel-rollout-requests", default=None)
 """Where the requests that are built here are noted. None: nowhere."""
 
@@ -44,7 +52,7 @@ class Call:
     asked: Callable[[], object]
     """The body that the client was asked to send, should it fail to build a request."""
     gives_response: bool = False
-    """True if the call's result is the HTTP response."""
+    """True if the call's result is the HTTP response, be it an error."""
 
     def ended(self, result: Any) -> None:
         """The client gave its caller this result."""
@@ -63,6 +71,17 @@ class Call:
             if body is not None:
                 self.recorder.unsent(body)
         self.recorder.end(error=error)
+
+
+def is_in_call() -> bool:
+    """True if what is sent here is part of a call that a client is making, recorded or not."""
+    current = _current.get()
+    if current is None:
+        return False
+    if current is UNRECORDED:
+        return True
+    recorder = current()
+    return recorder is not None and not recorder.finished
 
 
 def recording_rollout() -> ActiveRollout | None:
@@ -128,25 +147,29 @@ def asks_for_count(added: Mapping[str, Json]) -> bool:
     return bool(added.get("stream_options", {}).get("include_usage"))
 
 
-def make(call: Call | None, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Make the call. None: it is not recorded, and neither are the steps in it."""
+def make(
+    call: Call | Unrecorded | None, wrapped: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Make the call. Of one that is not recorded (None: nobody asks) neither are the steps."""
     if call is None and _current.get() is None:
         return wrapped(*args, **kwargs)
     tokens = _enter(call)
     try:
         result = wrapped(*args, **kwargs)
     except BaseException as error:
-        if call is not None:
+        if isinstance(call, Call):
             call.failed(error)
         raise
     finally:
         _leave(tokens)
-    if call is not None:
+    if isinstance(call, Call):
         call.ended(result)
     return result
 
 
-async def make_async(call: Call | None, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+async def make_async(
+    call: Call | Unrecorded | None, wrapped: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
     """Make the call of an async client, as `make` does."""
     if call is None and _current.get() is None:
         return await wrapped(*args, **kwargs)
@@ -154,21 +177,19 @@ async def make_async(call: Call | None, wrapped: Callable[..., Any], args: Any, 
     try:
         result = await wrapped(*args, **kwargs)
     except BaseException as error:
-        if call is not None:
+        if isinstance(call, Call):
             call.failed(error)
         raise
     finally:
         _leave(tokens)
-    if call is not None:
+    if isinstance(call, Call):
         call.ended(result)
     return result
 
 
 @guarded(INCOMPLETE)
 def received(recorder: ExchangeRecorder, response: Any) -> None:
-    """The HTTP response is here; its body has been read, or is shown as it is read."""
-    if not response.is_success:
-        return  # another attempt follows, or the client raises
+    """A response of httpx is here; its body has been read, or is shown as it is read."""
     status, headers = response.status_code, response.headers
     if response.is_stream_consumed or response.is_closed:
         recorder.response(status, headers, response.content)
@@ -183,9 +204,9 @@ def _text(response: Any) -> str | None:
     return None
 
 
-def _enter(call: Call | None) -> tuple[Any, Any]:
-    if call is None:
-        return _current.set(None), None
+def _enter(call: Call | Unrecorded | None) -> tuple[Any, Any]:
+    if not isinstance(call, Call):
+        return _current.set(UNRECORDED), None
     current = _current.set(weakref.ref(call.recorder))
     if not process_state.content.exported:
         return current, None  # what is below a span that is not exported would not be either

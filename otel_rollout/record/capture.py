@@ -14,9 +14,10 @@ from __future__ import annotations
 import importlib
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record import litellm, openai_client
+from otel_rollout.record import openai_client
 from otel_rollout.record.content import Content, of_environment
 from otel_rollout.record.state import process_state
+from otel_rollout.record.transports import TRANSPORTS
 
 
 def instrument(content: Content | None = None) -> None:
@@ -25,10 +26,10 @@ def instrument(content: Content | None = None) -> None:
     content: the rule for content on spans. None (default): that of `configure`, else that of the
         environment's switches.
 
-    That is OpenAI's; and of `anthropic` and its like (see `openai_client.ALIKE`) and LiteLLM's own
-    if they are, or once they are, imported. Calling it twice is safe. ConfigurationError if this
-    version of the OpenAI client lacks the methods that are hooked; of the others that is only
-    logged.
+    That is OpenAI's; and if they are, or once they are, imported, `anthropic` and its like (see
+    `openai_client.ALIKE`) and the HTTP libraries of `TRANSPORTS`. Calling it twice is safe.
+    ConfigurationError if this version of the OpenAI client lacks the methods that are hooked; of
+    the others that is only logged.
     """
     module = importlib.import_module(openai_client.MODULE)
     missing = [hook.name for hook in openai_client.HOOKS if hook.is_missing(module)]
@@ -44,7 +45,8 @@ def instrument(content: Content | None = None) -> None:
     hooks.install(module, openai_client.HOOKS)
     for name in openai_client.ALIKE:
         hooks.install_when_imported(name, openai_client.HOOKS)
-    hooks.install_when_imported(litellm.MODULE, litellm.HOOKS)
+    for name, library in TRANSPORTS.items():
+        hooks.install_when_imported(name, library)
 
 
 def uninstrument() -> None:

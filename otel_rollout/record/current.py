@@ -116,6 +116,11 @@ def current_rollout() -> ActiveRollout | None:
     return None if context.get(CAPTURE_OFF) else rollout_of(context)
 
 
+def capture_is_off() -> bool:
+    """True under `no_capture()`."""
+    return bool(otel_context.get_current().get(CAPTURE_OFF))
+
+
 def rollout_of(context: otel_context.Context | None) -> ActiveRollout | None:
     """The rollout of this context (None: the current one), else the process's default."""
     context = otel_context.get_current() if context is None else context

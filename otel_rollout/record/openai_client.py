@@ -106,8 +106,9 @@ def _attempt(recorder: ExchangeRecorder, options: Any, request: Any) -> None:
 
 def _process_response(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
     recorder = current_recorder()
-    if recorder is not None:
-        received(recorder, kwargs.get("response"))
+    response = kwargs.get("response")
+    if recorder is not None and response.is_success:  # else another attempt follows, or it raises
+        received(recorder, response)
     return wrapped(*args, **kwargs)
 
 

@@ -23,9 +23,9 @@ def note_uncaptured(active: ActiveRollout, library: str, path: str) -> None:
     with active.lock:
         counts = active.uncaptured
         key = library, public_path(path).partition("?")[0][:_LONGEST]
-        counts[
-            key if key in counts or len(counts) < _MOST else ("other libraries", "other paths")
-        ] += 1
+        if key not in counts and len(counts) >= _MOST:
+            key = "other libraries", "other paths"
+        counts[key] += 1
 
 
 def note_outside() -> None:

@@ -60,6 +60,40 @@ def _api_of(path: str, apis: tuple[ModelApi, ...]) -> ModelApi | None:
     return next((api for api in apis if api.path_of(path) is not None), None)
 
 
+_GENERATING = (
+    *(":rawPredict", ":streamRawPredict"),
+    *("/invoke", "/invoke-with-response-stream", "/converse", "/converse-stream"),
+    *(":generateContent", ":streamGenerateContent"),
+    *("/api/chat", "/api/generate", "/v2/chat", "/generate"),
+)
+"""Ends of further paths at which models generate, whether or not an API here reads them."""
+_EMBEDDINGS = "/embeddings"
+"""End of the path of an API that asks a model, but not to generate."""
+
+
+def asks_a_model(path: str) -> bool:
+    """True if a POST to this path (without its query) asks a model, as far as a path tells."""
+    return path.endswith(_model_paths(APIS)) or (path.endswith("/") and asks_a_model(path[:-1]))
+
+
+@lru_cache
+def _model_paths(apis: tuple[ModelApi, ...]) -> tuple[str, ...]:
+    return (_EMBEDDINGS, *_GENERATING, *(end for api in apis for end in api.paths))
+
+
+def endpoint_of(path: str) -> str | None:
+    """The path (without its query) that names a call, as a client library would name it.
+
+    Whatever stands before it in an address differs from server to server. None where neither a
+    model API nor the making of embeddings is known at the path.
+    """
+    path = path.removesuffix("/")
+    api = api_of(path)
+    if api is not None:
+        return api.path_of(path)
+    return _EMBEDDINGS if path.endswith(_EMBEDDINGS) else None
+
+
 def apis_of(path: str) -> tuple[ModelApi, ...]:
     """The API at a path, alone; all of them where the path tells nothing."""
     api = api_of(path)

@@ -61,5 +61,5 @@ def test_what_is_counted_is_bounded(recording: Recording):
     assert len(trajectory.warnings) == 51
     assert (
         trajectory.warnings[-1]
-        == "950 requests to others went through others and were not captured"
+        == "950 requests to other paths went through other libraries and were not captured"
     )
