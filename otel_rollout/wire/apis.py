@@ -189,7 +189,8 @@ def shown_calls(message: Message) -> list[str]:
 
 
 def tool_name(tool: Message) -> str:
-    """The name in a tool definition, or its type where it has no name."""
+    """The name in a tool definition; where it has none its type, or else its first member."""
     names = (api.tool_name(tool) for api in APIS)
     found = next((name for name in names if name is not None), None)
-    return str(tool.get("name", tool.get("type"))) if found is None else found
+    unnamed = tool.get("type", next(iter(tool), None))
+    return str(tool.get("name", unnamed)) if found is None else found

@@ -119,10 +119,9 @@ class GenerateContent(ModelApi):
 
     def tool_name(self, tool: Message) -> str | None:
         declared = camel_case(tool).get("functionDeclarations")
-        if isinstance(declared, list):
-            return ", ".join(str(one.get("name")) for one in declared if isinstance(one, Mapping))
-        is_named = "name" in tool or "type" in tool
-        return None if is_named or len(tool) != 1 else next(iter(tool))
+        if not isinstance(declared, list):
+            return None
+        return ", ".join(str(one.get("name")) for one in declared if isinstance(one, Mapping))
 
 
 def _candidates(reply: Reply) -> Iterator[tuple[int, Choice]]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from otel_rollout.testing import Raw
+
 Json = dict[str, Any]
 CALLS = ({"a": 1, "b": 2}, {"a": 3, "b": 4})
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -49,6 +51,23 @@ class Talk:
         follow = self.results(self.said(self.replies[0]))
         second = {self.conversation: [*self.question[self.conversation], *follow]}
         return self.question, {**self.question, **second}
+
+    def answer(self, body: Json, streamed: bool) -> Raw:
+        """The response to a request of the loop, whichever turn it is."""
+        turn = int(len(body[self.conversation]) > len(self.question[self.conversation]))
+        if streamed:
+            return Raw(chunks=self.framed(self.streams[turn]), content_type=self.content_type)
+        return Raw(body=json.dumps(self.replies[turn]).encode())
+
+    def routes(self) -> dict[str, Callable[[Json], Raw]]:
+        """The endpoints of a server that answers so."""
+        streamed, path = self.streamed.partition("?")[0], self.path
+        if streamed == path:
+            return {path: lambda body: self.answer(body, body.get("stream", True))}
+        return {
+            path: lambda body: self.answer(body, False),
+            streamed: lambda body: self.answer(body, True),
+        }
 
 
 def sse(chunks: Sequence[Json]) -> list[bytes]:
@@ -505,7 +524,8 @@ MISTRAL = Talk(
         ],
         [
             _mistral_chunk(2, {"role": "assistant", "content": "It is "}),
-            _mistral_chunk(2, {"content": "3 and 7."}, "stop"),
+            _mistral_chunk(2, {"content": "3 and 7."}),
+            _mistral_chunk(2, {"content": ""}, "stop"),
         ],
     ),
     framed=lambda chunks: [*sse(chunks), b"data: [DONE]\n\n"],
