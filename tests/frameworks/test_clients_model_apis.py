@@ -12,8 +12,9 @@ from otel_rollout import Trajectory, rollout
 from otel_rollout.testing import ModelServer
 from tests.kit.calling import STREAMED
 from tests.kit.comparing import replayed, sent
-from tests.kit.model_apis import COHERE, GEMINI, MISTRAL, OLLAMA, Talk
+from tests.kit.model_apis import COHERE, GEMINI, MISTRAL, OLLAMA
 from tests.kit.recording import Clients, Recording
+from tests.kit.talk import Talk
 
 pytestmark = pytest.mark.framework
 Ask = Callable[[list[Any]], Awaitable[Any]]

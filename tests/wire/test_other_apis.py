@@ -23,7 +23,8 @@ from otel_rollout.wire import (
     visible_key,
 )
 from otel_rollout.wire.messages import MessagePath, extend
-from tests.kit.model_apis import GEMINI, OLLAMA, TALKS, Talk, array, lines, sse
+from tests.kit.model_apis import GEMINI, OLLAMA, TALKS
+from tests.kit.talk import Talk, array, lines, sse
 
 Json = dict[str, Any]
 EVERY = pytest.mark.parametrize("talk", TALKS, ids=lambda talk: talk.name)
