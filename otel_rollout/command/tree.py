@@ -173,7 +173,8 @@ def _part(part: Json) -> str:
         return str(part)
     shown = shown_part(part)
     if shown is None:
-        return str(part.get("text", f"<{part.get('type')}>"))
+        kind = part.get("type", next(iter(part), None))
+        return str(part.get("text", f"<{kind}>"))
     return shown if isinstance(shown, str) else _content(shown)
 
 

@@ -196,8 +196,7 @@ class Completion:
         tool call), so that they are not the policy's, whatever the server calls them. Else few
         servers say. vLLM's are raw unless it was started otherwise (`--logprobs-mode`).
         """
-        params = {**self.exchange.params, **self.sampling}
-        return logprobs_mode(params, self.choice, self._whole)
+        return logprobs_mode(self.exchange.params, self.choice, self._whole)
 
     @property
     def reward(self) -> Reward | None:

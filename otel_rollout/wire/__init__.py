@@ -20,7 +20,7 @@ from otel_rollout.wire.apis import (
 )
 from otel_rollout.wire.contents import joined_contents
 from otel_rollout.wire.depth import check_depth
-from otel_rollout.wire.events import ArrayCutter, EventCutter, FrameCutter, LineCutter, is_count
+from otel_rollout.wire.events import EventCutter, FrameCutter, is_count
 from otel_rollout.wire.framing import (
     Cutter,
     as_events,
@@ -82,14 +82,12 @@ from otel_rollout.wire.sse import (
 
 __all__ = [
     "TAIL",
-    "ArrayCutter",
     "Choice",
     "Cutter",
     "EventCutter",
     "FrameCutter",
     "Framing",
     "Json",
-    "LineCutter",
     "Message",
     "MessagePath",
     "ModelApi",

@@ -32,7 +32,7 @@ _COLLECTIONS = ("structured_outputs", "guided_decoding")
 """Members that hold constraints by name."""
 _FORMATS = ("response_format", "output_format", "text", "output_config")
 """Members that name the form of the reply, themselves or in their member `format`."""
-_NESTED = ("nvext", "sampling_params")
+_NESTED = ("nvext", "sampling_params", "generationConfig", "generation_config")
 """Members that hold further sampling parameters."""
 _HOW = ("backend", "disable_any_whitespace", "whitespace_pattern", "disable_fallback")
 """Members of a collection that constrain nothing by themselves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -66,6 +67,19 @@ def test_a_tool_loop_is_one_history(
     ]
     assert [c.stream for c in trajectory.completions] == [stream] * 2
     check(trajectory, talk)
+    (span,) = recording.spans_named("invoke_agent")
+    assert (span.attributes or {}).get("gen_ai.provider.name") == PROVIDERS[talk.name]
+
+
+PROVIDERS = {
+    "gemini": "gcp.gemini",
+    "gemini-array": "gcp.vertex_ai",
+    "ollama": None,
+    "cohere": "cohere",
+    "converse": "aws.bedrock",
+    "mistral": "openai",
+}
+"""Names of the conventions; the path of chat completions is OpenAI's."""
 
 
 def check(trajectory: Trajectory, talk: Talk) -> None:
@@ -76,6 +90,8 @@ def check(trajectory: Trajectory, talk: Talk) -> None:
     assert [item.is_break for item in history.items if item.completion is not None] == [False] * 2
     assert [c.status for c in sampled] == ["complete"] * 2
     assert [c.truncated for c in sampled] == [False] * 2
+    assert trajectory.steps[1].model_response == "It is 3 and 7."
+    assert trajectory.steps[0].model_response in ("Let me see.", "")
     sequences = trajectory.token_sequences()
     assert list(sequences) == []
     assert len(sequences.dropped) == 2
@@ -337,6 +353,30 @@ def test_a_model_that_bedrock_hands_a_request_on_to(
     assert completion.message == message
     assert completion.request_model == "m"
     assert not completion.truncated
+
+
+def test_a_stream_that_bedrock_hands_on(recording: Recording, clients: Clients) -> None:
+    """Claude's own events in Amazon's frames, asked for with `invoke_model`."""
+    said: list[Json] = [
+        {"type": "message_start", "message": {**CLAUDE, "content": [], "stop_reason": None}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_stop"},
+    ]
+    chunks = [
+        frame({"bytes": b64encode(json.dumps(e).encode()).decode()}, event_type="chunk")
+        for e in said
+    ]
+    path = "/model/m/invoke-with-response-stream"
+    answer = Raw(chunks=chunks, content_type=CONVERSE.content_type)
+    server = clients.serve(routes={path: answer})
+    with rollout("agent"):
+        post(server, replace(INVOKE, streamed=path), CONVERSE.question, stream=True)
+    (completion,) = replayed(recording).completions
+    assert completion.response == CLAUDE
+    assert completion.status == "complete"
+    assert completion.tools == CONVERSE.question["toolConfig"]["tools"]
 
 
 @STREAMED

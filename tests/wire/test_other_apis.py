@@ -17,9 +17,12 @@ from otel_rollout.wire import (
     cutter_of,
     framing_at,
     framing_said,
+    media_of,
     merge,
     path_messages,
     reasoning_of,
+    shown_part,
+    tool_name,
     visible_key,
 )
 from otel_rollout.wire.messages import MessagePath, extend
@@ -332,6 +335,53 @@ def test_an_error_inside_an_array() -> None:
 def test_what_is_no_array(body: bytes) -> None:
     """Stays what it is."""
     assert as_events(body, "array", said=False) is None
+
+
+# --- people
+
+
+@pytest.mark.parametrize(
+    ("message", "kinds"),
+    [
+        (content({"inlineData": {"mimeType": "image/png", "data": ""}}), ["inlineData"]),
+        (content({"file_data": {"file_uri": "gs://x"}}, {"text": "a"}), ["file_data"]),
+        ({"content": [{"image": {"format": "png"}}, {"document": {"name": "d"}}]}, ["document"]),
+        ({"content": [{"toolResult": {"content": [{"image": {"format": "png"}}]}}]}, ["image"]),
+        ({"role": "user", "content": "a", "images": ["aGk="]}, ["image"]),
+        ({"content": [{"text": "image"}]}, []),
+    ],
+)
+def test_what_is_not_text(message: Json, kinds: list[str]) -> None:
+    """Images, sound and files, also in the result of a tool."""
+    assert set(kinds) <= set(media_of(message))
+    assert bool(kinds) is bool(media_of(message))
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ({"inline_data": {"mime_type": "image/png"}}, "<inlineData image/png>"),
+        ({"executableCode": {"language": "PYTHON", "code": "1+1"}}, "1+1"),
+        ({"codeExecutionResult": {"outcome": "OK", "output": "2"}}, "2"),
+        ({"reasoningContent": {"redactedContent": "x"}}, "(redacted)"),
+        ({"image": {"format": "png"}}, "<image>"),
+        ({"json": {"a": 1}}, '{"a":1}'),
+        ({"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, "(hm)"),
+        ({"text": "a"}, None),
+    ],
+)
+def test_what_people_see_of_a_part(part: Json, text: str | None) -> None:
+    """One line; plain text is shown as it is."""
+    assert shown_part(part) == text
+
+
+def test_names_of_tools() -> None:
+    """Gemini declares several in one; a tool of the server's has only its kind."""
+    declared = [{"name": "f"}, {"name": "g"}]
+    assert tool_name({"functionDeclarations": declared}) == "f, g"
+    assert tool_name({"function_declarations": declared}) == "f, g"
+    assert tool_name({"googleSearch": {}}) == "googleSearch"
+    assert tool_name({"toolSpec": {"name": "f"}}) == "f"
 
 
 # --- Ollama
