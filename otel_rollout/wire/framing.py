@@ -26,7 +26,7 @@ _TEXT = 7
 _SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
 """Bytes of a header's value by its type, where the type tells."""
 _UNNAMED = ("", "chunk")
-"""Event types that do not say what a payload is."""
+"""Event types that do not say what a payload is; an exception has none."""
 
 _is_framed = re.compile(r"application/vnd\.amazon\.eventstream").match
 _has_lines = re.compile(r"application/(?:x-)?(?:ndjson|jsonl|jsonlines|json-lines)\b").match
@@ -124,7 +124,7 @@ def events_of_frames(frames: bytes) -> bytes:
         kinds = _headers(frames[headers : headers + size])
         if isinstance(payload.get("bytes"), str):
             event = base64.b64decode(payload["bytes"])
-        elif kinds.get(":message-type") == "event" and kinds.get(":event-type", "") not in _UNNAMED:
+        elif kinds.get(":event-type", "") not in _UNNAMED:
             event = dumps({kinds[":event-type"]: payload}).encode()
         else:
             event = dumps({"type": "error", "error": payload}).encode()

@@ -12,7 +12,7 @@ from otel_rollout import Trajectory, rollout
 from otel_rollout.testing import ModelServer
 from tests.kit.calling import STREAMED
 from tests.kit.comparing import replayed, sent
-from tests.kit.model_apis import COHERE, GEMINI, MISTRAL, OLLAMA
+from tests.kit.model_apis import COHERE, CONVERSE, GEMINI, MISTRAL, OLLAMA
 from tests.kit.recording import Clients, Recording
 from tests.kit.talk import Talk
 
@@ -219,3 +219,55 @@ async def test_cohere(
     with rollout("agent"):
         await loop(ask, [{"role": "user", "content": QUESTION}], lambda _: tools)
     check(recording, server, COHERE, stream)
+
+
+@pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+@STREAMED
+async def test_google_genai_over_aiohttp(
+    recording: Recording, clients: Clients, stream: bool
+) -> None:
+    """As its async client asks where aiohttp is installed."""
+    genai: Any = pytest.importorskip("google.genai")
+    server = clients.serve(routes=GEMINI.routes())
+    options = {"base_url": url_of(server), "api_version": "v1beta"}
+    client = genai.Client(api_key="not-a-real-key", http_options=options)
+    async with client.aio as asynchronous:
+        chat = asynchronous.chats.create(model="gemini-m", config={"tools": [add]})
+        with rollout("agent"):
+            if stream:
+                await collected(await chat.send_message_stream(QUESTION))
+            else:
+                await chat.send_message(QUESTION)
+    client.close()
+    check(recording, server, GEMINI, stream)
+
+
+@STREAMED
+def test_boto3(
+    recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """`converse` and `converse_stream`."""
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    boto3: Any = pytest.importorskip("boto3")
+    server = clients.serve(routes=CONVERSE.routes())
+    client = boto3.client(
+        "bedrock-runtime",
+        region_name="us-east-1",
+        endpoint_url=url_of(server),
+        aws_access_key_id="not-a-real-key",
+        aws_secret_access_key="not-a-real-secret",
+    )
+    said = CONVERSE.said(CONVERSE.replies[0])
+    request = {**CONVERSE.question, "modelId": "us.anthropic.claude-m:0"}
+    messages = list(CONVERSE.question["messages"])
+    with rollout("agent"):
+        for _ in range(2):
+            asked = {**request, "messages": list(messages)}
+            if stream:
+                assert len(list(client.converse_stream(**asked)["stream"])) > 4
+            else:
+                assert client.converse(**asked)["output"]["message"]["role"] == "assistant"
+            messages += CONVERSE.results(said)
+    client.close()
+    trajectory = check(recording, server, CONVERSE, stream)
+    assert trajectory.completions[0].request_model == "us.anthropic.claude-m:0"
