@@ -26,6 +26,8 @@ from otel_rollout import (
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 from otel_rollout.trajectory import tokens, trajectory
+from otel_rollout.wire import api_of
+from otel_rollout.wire.apis import APIS
 from tests.kit.programs import ROOT, python
 
 DOCS = list((ROOT / "docs").glob("*.md"))
@@ -251,6 +253,22 @@ def test_links(name: str) -> None:
             assert target.exists(), link
             anchors = re.findall(r"^#+ (.+)$", target.read_text(), re.M) if heading else []
             assert not heading or heading in [text.lower().replace(" ", "-") for text in anchors]
+
+
+def test_the_paths_of_model_apis() -> None:
+    """docs/model-apis.md names each module of an API, by paths that lead to it."""
+    document = (ROOT / "docs" / "model-apis.md").read_text()
+    table = document[document.index("| API |") :].partition("\n\n")[0]
+    modules: set[str] = set()
+    for line in table.splitlines()[2:]:
+        paths, provider, module = (cell.split("`")[1::2] for cell in line.split("|")[2:5])
+        modules |= set(module)
+        for path in paths:
+            api = api_of(path)
+            assert api is not None
+            assert type(api).__module__ == f"otel_rollout.wire.{module[0]}"
+            assert [api.provider_of(path)] in (provider, [None])
+    assert modules == {type(api).__module__.rpartition(".")[2] for api in APIS}
 
 
 def test_every_exporter_is_in_training() -> None:

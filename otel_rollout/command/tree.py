@@ -155,8 +155,8 @@ def _content(message: Json) -> str:
     if not isinstance(message, dict):
         return str(message)
     parts: list[str] = []
-    content = message.get("content")
-    if reasoning := reasoning_of({**message, "content": None}):
+    content = message.get("parts", message.get("content"))
+    if reasoning := reasoning_of({**message, "content": None, "parts": None}):
         parts.append(f"({reasoning})")
     if isinstance(content, list):
         parts += map(_part, content)
@@ -173,7 +173,8 @@ def _part(part: Json) -> str:
         return str(part)
     shown = shown_part(part)
     if shown is None:
-        return str(part.get("text", f"<{part.get('type')}>"))
+        kind = part.get("type", next(iter(part), None))
+        return str(part.get("text", f"<{kind}>"))
     return shown if isinstance(shown, str) else _content(shown)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.rollout_span import Fields, expected
 from otel_rollout.spans import Exchange
-from otel_rollout.trajectory import Completion, Conversations
+from otel_rollout.trajectory import Completion, Conversations, is_unread
 from otel_rollout.wire import Json, api_of
 
 _UNKNOWN_LOGPROBS = ("NaN", "Infinity", "-9999", "e+3", "e38", "e308", "0" * 30, "-340282")
@@ -68,7 +68,8 @@ def _outside(row: Json) -> str:
 def _unknown_in(completion: Completion) -> list[str]:
     sentences: list[str] = []
     exchange = completion.exchange
-    if completion.items and exchange.reply_id is None and completion.choice_index == 0:
+    lacks_id = exchange.reply_id is None and completion.api.id_name is not None
+    if completion.items and lacks_id and completion.choice_index == 0:
         sentences.append(f"a response came without an id; its completion is {completion.id!r}")
     text = exchange.body or exchange.events or ""
     if any(mark in text for mark in _UNKNOWN_LOGPROBS):
@@ -97,12 +98,20 @@ def damage_of(exchanges: Sequence[Exchange]) -> list[str]:
     return [
         *(f"exchange {e.span_id}: {damage}" for e in exchanges for damage in e.damage),
         *(_unread(exchange) for exchange in exchanges if _has_unread_choices(exchange)),
+        *(_of_no_shape(exchange) for exchange in exchanges if is_unread(exchange)),
     ]
 
 
 def _unread(exchange: Exchange) -> str:
     return (
         f"exchange {exchange.span_id}: its response has choices, but no model API is known at "
+        f"{exchange.path!r}; what was sampled there is in no completion, and does not train"
+    )
+
+
+def _of_no_shape(exchange: Exchange) -> str:
+    return (
+        f"exchange {exchange.span_id}: its response has a shape that is not read at "
         f"{exchange.path!r}; what was sampled there is in no completion, and does not train"
     )
 

@@ -29,10 +29,13 @@ from otel_rollout.record.state import process_state
 from otel_rollout.spans import CutReply, label, with_lengths
 from otel_rollout.wire import (
     TAIL,
+    Framing,
     api_of,
     apis_of,
+    as_events,
     dumps,
-    events_of_frames,
+    framing_at,
+    framing_said,
     is_events,
     is_json_object,
     loads,
@@ -45,7 +48,6 @@ _ERROR_TAIL = 1 << 16
 _response_id = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
 _has_error = re.compile(rb'"error"\s*:\s*[^n\s]').search
 _is_of_model = re.compile(rb'"(?:choices|output|content|data)"\s*:').search
-_is_framed = re.compile(r"application/vnd\.amazon\.eventstream").match
 _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
 
 
@@ -92,10 +94,11 @@ class ExchangeRecorder:
         self._is_redacted = False
         """True if the request or the response was redacted."""
         self._status_code: int | None = None
+        self.framing: Framing | None = None
+        """How the chunks of the reply are told apart, if it is a stream. None: it is none, or it
+        is not known."""
         self._is_events = False
-        """True if the reply is a stream of server-sent events."""
-        self._is_framed = False
-        """True if the events are in frames, as Amazon's Bedrock sends them."""
+        """True if the reply is a stream: by its content type, and at its end by its bytes."""
         self._encoding: str | None = None
         self._chunks: list[bytes] | None = None
         """The reply as it comes, encoded. None: it is not streamed, or not recorded."""
@@ -180,8 +183,9 @@ class ExchangeRecorder:
         """
         content_type = headers.get("content-type", "")
         self._status_code = status
-        self._is_framed = _is_framed(content_type) is not None
-        self._is_events = "event-stream" in content_type or self._is_framed
+        said = framing_said(content_type)
+        self.framing = said or framing_at(self._path)
+        self._is_events = said is not None
         self._encoding = headers.get("content-encoding")
         self._last = self._rollout.clock
         self._chunks = self._body = self._left_ns = None
@@ -203,18 +207,13 @@ class ExchangeRecorder:
 
     @property
     def has_events(self) -> bool:
-        """True if the reply is a stream of server-sent events as text."""
-        return self._is_events and not self._is_framed
+        """True if the content type says that the reply is a stream of text, such as events."""
+        return self._is_events and self.framing != "frames"
 
     @property
     def is_encoded(self) -> bool:
         """True if the bytes of the response come with a `Content-Encoding`."""
         return (self._encoding or "identity").lower() != "identity"
-
-    @property
-    def has_frames(self) -> bool:
-        """True if the reply is a stream of events in frames."""
-        return self._is_framed
 
     def comes_decoded(self) -> None:
         """The bytes of the response come without their `Content-Encoding`."""
@@ -261,7 +260,8 @@ class ExchangeRecorder:
         error that the server answered with is found in the reply.
         """
         if status is not None:
-            self._body = self._received() if self.is_streaming else self._body
+            body = self._received() if self.is_streaming else self._body
+            self._body = None if body is None else self._events_of(body)
             self._finish(status, error)
         elif error is None and (self._status_code or 0) >= 400:
             self._end_refused(self._status_code or 0)
@@ -306,14 +306,24 @@ class ExchangeRecorder:
         """The streamed bytes decoded; those that cannot be stay as they are."""
         body = b"".join(self._chunks or ())
         with guarded("a streamed reply could not be decoded", level=logging.DEBUG):
-            body = decoded(body, self._encoding)
-            return events_of_frames(body) if self._is_framed else body
+            return decoded(body, self._encoding)
+        return body
+
+    def _events_of(self, body: bytes) -> bytes:
+        """The reply with its chunks as server-sent events, if it is a stream of another framing."""
+        if self.framing in (None, "events"):
+            return body
+        with guarded("a streamed reply could not be read", level=logging.DEBUG):
+            events = as_events(body, self.framing, said=self._is_events)
+            if events is not None:
+                self._is_events = True
+                return events
         return body
 
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
         """End a reply; of a stream of events, the text tells if it is complete."""
         complete, reported = ended, None
-        body = body.removeprefix(codecs.BOM_UTF8)  # clients do so before they parse
+        body = self._events_of(body.removeprefix(codecs.BOM_UTF8))  # as clients do
         self._is_events = is_events(body, self._is_events)
         with guarded("a streamed reply was not understood; it is kept as it came"):
             # Parse the stream now only if it ended abnormally.
@@ -323,7 +333,8 @@ class ExchangeRecorder:
             if self._is_events and (not said_done or b'"error"' in body[-_ERROR_TAIL:]):
                 text = body.decode("utf-8", "replace")
                 merged = merge(text, self._choices(), self._path)
-                complete, reported = merged.complete, merged.error
+                complete = ended if merged.complete is None else merged.complete
+                reported = merged.error
                 if merged.malformed and (error is None or isinstance(error, Exception)):
                     error = InvalidResponse("an event of the stream is not JSON")
         status, error = _ending(error, reported, complete=complete, ended=ended)

@@ -22,8 +22,8 @@ _SCHEME = string.ascii_letters + string.digits + "+-."
 _SHORTEST_SECRET = 8
 _is_basic = re.compile(r"Basic\s+(\S+)\s*$", re.I).match
 _escape = re.compile(r"%[0-9A-F]{2}")
-_OF_REPLIES = frozenset({"choices", "output", "content", "data"})
-"""Members of replies that a model made, one of which each has."""
+_OF_REPLIES = frozenset({"choices", "output", "content", "data", "candidates", "done"})
+"""Members of replies that a model made, one of which each has, or a message that is an object."""
 _NO_SECRET = re.compile(
     r"(accept|content)(-[\w-]+)?|api-version|anthropic-(version|beta)|connection|date|expect|host|"
     r"idempotency-key|openai-beta|te|traceparent|tracestate|transfer-encoding|user-agent|"
@@ -116,11 +116,16 @@ class Secrets:
             reply = loads(body)
         except (ValueError, RecursionError):
             reply = None
-        if isinstance(reply, dict) and not reply.get("error") and _OF_REPLIES & reply.keys():
+        if isinstance(reply, dict) and _is_of_model(reply):
             return body
         text = body.decode("utf-8", "surrogateescape")
         scrubbed = _without(text, self.found())
         return body if scrubbed == text else scrubbed.encode("utf-8", "surrogateescape")
+
+
+def _is_of_model(reply: Mapping[str, Any]) -> bool:
+    sampled = not _OF_REPLIES.isdisjoint(reply) or isinstance(reply.get("message"), dict)
+    return sampled and not reply.get("error")
 
 
 def _forms(secret: str) -> set[str]:

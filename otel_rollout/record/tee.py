@@ -1,6 +1,6 @@
 """A byte stream that shows the recorder its bytes, and is otherwise the stream that it wraps.
 
-Server-sent events are handed on, and recorded, one by one: what is recorded of a stream that is
+The chunks of a stream are handed on, and recorded, one by one: what is recorded of a stream that is
 left early is what its reader took, however the network cut it. httpx, and httpx2, check that a
 stream is of their own class: there is a tee for each library.
 """
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.wire import EventCutter, FrameCutter, is_count
+from otel_rollout.wire import Cutter, cutter_of, is_count
 
 _LIBRARIES = ("httpx", "httpx2")
 
@@ -41,12 +41,11 @@ class _Reading:
         self._decoder = decoder
         """What takes off the `Content-Encoding`. None: there is none, or the reader does it."""
         is_encoded = recorder.is_encoded and decoder is None
-        self._cutter: EventCutter | FrameCutter | None = None
+        self._cutter: Cutter | None = None
         """None: the bytes are handed on as they come."""
-        if recorder.has_frames:
-            self._cutter = FrameCutter()
-        elif (recorder.has_events or recorder.hides_count) and not is_encoded:
-            self._cutter = EventCutter()
+        framing = recorder.framing or ("events" if recorder.hides_count else None)
+        if framing is not None and not is_encoded:
+            self._cutter = cutter_of(framing)
         self._hides_count = recorder.hides_count
 
     @property

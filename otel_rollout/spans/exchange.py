@@ -13,8 +13,9 @@ from otel_rollout.wire import (
     Json,
     MessagePath,
     Params,
+    api_of,
     check_depth,
-    context_members,
+    context_of,
     copy_json,
     dumps,
     loads,
@@ -158,7 +159,9 @@ class Exchange:
     @property
     def reply_id(self) -> str | None:
         """The response id; None where the server gave none."""
-        found = self.reply.get("id") if isinstance(self.reply, dict) else None
+        api = api_of(self.path)
+        name = "id" if api is None else api.id_name
+        found = self.reply.get(name) if isinstance(self.reply, dict) else None
         return found if isinstance(found, str) and found else self.response_id
 
     def token_ids(self, value: Json) -> list[int] | None:
@@ -249,7 +252,7 @@ def unread(exchange: Exchange, error: Exception) -> Exchange:
 
 def context_key(params: Params) -> bytes:
     """Bytes that are equal for requests that may continue one another."""
-    relevant = [visible_content(params.get(key)) for key in context_members()]
+    relevant = list(map(visible_content, context_of(params)))
     return visible_key(relevant) if any(relevant) else b""
 
 

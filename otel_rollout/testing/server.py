@@ -245,7 +245,7 @@ class ModelServer:
         logprobs: bool = True,
         chunk_size: int = 8,
         compress: bool = False,
-        routes: Mapping[str, Raw] | None = None,
+        routes: Mapping[str, Raw | Callable[[dict[str, Any]], Raw]] | None = None,
         port: int = 0,
     ) -> None:
         """`chunk_size`: characters per event of a stream. `port`: 0 is any free port.
@@ -254,7 +254,7 @@ class ModelServer:
         (`return_token_ids`, `logprobs`), as vLLM does.
 
         `compress` sends every body gzipped. `routes` are responses of further endpoints by path,
-        such as `/v1/moderations`, for any method.
+        such as `/v1/moderations`, for any method: a response, or a function of the parsed body.
         """
         if chunk_size < 1:
             raise ValueError(f"chunk_size is {chunk_size!r}, expected 1 or more characters")
@@ -320,7 +320,7 @@ class ModelServer:
 
     def _respond(self, method: str, path: str, query: str, request: bytes) -> _Answer:
         if path in self._routes:
-            return _verbatim(self._routes[path])
+            return self._route(self._routes[path], request)
         if (method, path) == ("GET", "/v1/models"):
             model = {"id": MODEL, "object": "model", "created": CREATED, "owned_by": "test"}
             return _Answer([dump({"object": "list", "data": [model]})])
@@ -347,6 +347,14 @@ class ModelServer:
                 return _verbatim(said)
             return self._generate(path, body, Reply(said) if isinstance(said, str) else said)
         except Exception as error:  # the reply is the user's code: its failure is a response
+            return _error(500, f"{type(error).__name__}: {error}")
+
+    def _route(self, route: Raw | Callable[[dict[str, Any]], Raw], request: bytes) -> _Answer:
+        if isinstance(route, Raw):
+            return _verbatim(route)
+        try:
+            return _verbatim(route(json.loads(request or b"null")))
+        except Exception as error:  # as of `reply`
             return _error(500, f"{type(error).__name__}: {error}")
 
     def _generate(self, path: str, body: Json, reply: Reply) -> _Answer:

@@ -4,6 +4,7 @@ from otel_rollout.trajectory.completion import (
     Completion,
     completions_of,
     is_in_background,
+    is_unread,
     with_retrieved,
 )
 from otel_rollout.trajectory.conversations import Conversations
@@ -49,6 +50,7 @@ __all__ = [
     "group_in_workflow",
     "in_order",
     "is_in_background",
+    "is_unread",
     "json_of",
     "task_of",
     "tie",

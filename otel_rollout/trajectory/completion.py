@@ -33,8 +33,6 @@ from otel_rollout.wire import (
     sampled_count,
     sampled_ids,
     sampled_logprobs,
-    sampling_params,
-    usage,
     weight_version,
 )
 
@@ -81,8 +79,7 @@ class Completion:
     @property
     def tools(self) -> list[Json] | None:
         """Tool definitions of the request; None where it had none."""
-        tools = self.exchange.params.get("tools")
-        return tools if isinstance(tools, list) else None
+        return self.api.tools(self.exchange.params)
 
     @property
     def context_key(self) -> bytes:
@@ -92,19 +89,18 @@ class Completion:
     @property
     def model(self) -> str | None:
         """The model that the server says answered."""
-        model = self._whole.get("model")
+        model = self._whole.get(self.api.model_name)
         return model if isinstance(model, str) else None
 
     @property
     def request_model(self) -> str | None:
         """The model that the request names; None where it names none."""
-        model = self.exchange.params.get("model")
-        return model if isinstance(model, str) else None
+        return self.api.request_model(self.exchange.path, self.exchange.params)
 
     @property
     def sampling(self) -> dict[str, Json]:
         """The sampling parameters that the request set."""
-        return sampling_params(self.exchange.params)
+        return self.api.sampling(self.exchange.params)
 
     @property
     def finish_reason(self) -> str | None:
@@ -123,7 +119,7 @@ class Completion:
             return True
         if self.exchange.source == EXACT_SOURCE and self.finish_reason is None:
             return True  # another instrumentation may only not have kept it
-        limit = length_limit(self.exchange.params)
+        limit = length_limit(self.sampling)
         ids = self._sampled_ids if limit is not None else None
         return limit is not None and ids is not None and len(ids) >= limit
 
@@ -143,7 +139,7 @@ class Completion:
     @property
     def usage(self) -> dict[str, Any] | None:
         """How many tokens the server counted, in OpenAI's words; None where it did not say."""
-        return usage(self._whole)
+        return self.api.usage(self._whole)
 
     @property
     def token_ids(self) -> list[int] | None:
@@ -281,7 +277,10 @@ class Completion:
     @property
     def sampled_count(self) -> int | None:
         """How many tokens the server says it sampled for its response; None if it does not say."""
-        return sampled_count(self._whole)
+        counted = sampled_count(self._whole)
+        if counted is None:
+            counted = (self.usage or {}).get("completion_tokens")
+        return counted if isinstance(counted, int) else None
 
     @property
     def _whole(self) -> Reply:
@@ -306,15 +305,17 @@ def completions_of(
     if api is None:
         return []
     status, error = exchange.status, exchange.error
+    if is_unread(exchange):
+        return []
     outcome = api.outcome(exchange.reply) if status == "complete" else None
     if outcome is not None:
         status = outcome
-        error = _nothing_sampled(exchange.reply) if outcome == "error" else None
+        error = _nothing_sampled(exchange) if outcome == "error" else None
     sampled = _sampled_of(exchange, api)
     if not sampled:
         if status == "complete":
             status = "error"
-            error = error or _missing_response(exchange) or _nothing_sampled(exchange.reply)
+            error = error or _missing_response(exchange) or _nothing_sampled(exchange)
         sampled = [Sampled(0, {}, (), api.asked(exchange.params, exchange.prompt))]
     return [_completion(exchange, api, one, status, error, rewards, trainable) for one in sampled]
 
@@ -342,7 +343,7 @@ def _completion(
         reason = api.finish_reason(sampled.choice)
         status, error = "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
     elif status == "complete" and not sampled.items:
-        status, error = "error", _nothing_sampled(exchange.reply)
+        status, error = "error", _nothing_sampled(exchange)
     return Completion(
         id=exchange.reply_id or f"span-{exchange.span_id}",
         choice_index=sampled.index,
@@ -365,14 +366,25 @@ def _missing_response(exchange: Exchange) -> dict[str, str] | None:
     return None
 
 
-def _nothing_sampled(reply: Json) -> dict[str, str]:
+def is_unread(exchange: Exchange) -> bool:
+    """True if the reply is whole, and of a shape that is not read; it has no completions then."""
+    api = api_of(exchange.path)
+    if api is None or not api.shapes_vary or exchange.is_unanswered:
+        return False
+    return exchange.status == "complete" and api.is_unread(exchange.reply)
+
+
+def _nothing_sampled(exchange: Exchange) -> dict[str, str]:
     """The error of a call whose reply has no sampled message."""
+    reply, api = exchange.reply, api_of(exchange.path)
     if isinstance(reply, Mapping) and reply.get("error"):
         error = reply["error"]
         message = error.get("message") if isinstance(error, Mapping) else error
         return {"type": "ErrorResponse", "message": str(message)}
     if isinstance(reply, Mapping):
-        return {"type": "EmptyResponse", "message": "the response has no message"}
+        because = api.empty_because(reply) if api is not None else None
+        said = f" ({because})" if because else ""
+        return {"type": "EmptyResponse", "message": f"the response has no message{said}"}
     return {
         "type": "InvalidResponse",
         "message": f"the response is not a JSON object: {str(reply)[:200]!r}",

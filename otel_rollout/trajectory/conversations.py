@@ -18,6 +18,7 @@ from otel_rollout.trajectory.histories import (
     Appended,
     choose,
     ended_before,
+    goes_on_from,
     history_of,
     in_order,
     includes,
@@ -223,7 +224,7 @@ class _Links:
             candidates = [
                 other
                 for other in self._by_path[context, node.key]
-                if ended_before(other, completion)
+                if ended_before(other, completion) and goes_on_from(other, node)
             ]
             if candidates:
                 parent, equal = choose(candidates, node)

@@ -21,6 +21,7 @@ from otel_rollout.wire import (
     copy_json,
     extend,
     is_reasoning,
+    joined_contents,
     name_of,
     path_messages,
     reasoning_of,
@@ -128,6 +129,15 @@ def choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, 
     return max(equal or candidates, key=sampled_order), equal or candidates
 
 
+def goes_on_from(completion: Completion, end: MessagePath) -> bool:
+    """True if the path to `end` has the completion's prompt as a prefix, not only its messages.
+
+    Contents of the model that were sent as one message have the key of both, and not of the first.
+    """
+    start = path_key(completion.prompt)
+    return not start or any(node.key == start for node in end)
+
+
 def path_key(path: MessagePath | None) -> bytes:
     return path.key if path else b""
 
@@ -143,7 +153,8 @@ def _replayed(completion: Completion, end: MessagePath | None) -> list[MessagePa
 
 
 def _reasoning(messages: Iterable[Json]) -> list[Json]:
-    return [found for message in messages if (found := reasoning_of(message)) is not None]
+    found = map(reasoning_of, joined_contents(messages))
+    return [reasoning for reasoning in found if reasoning is not None]
 
 
 def _is_break(completion: Completion, replayed: Sequence[Json], follower: Completion) -> bool:
@@ -151,9 +162,13 @@ def _is_break(completion: Completion, replayed: Sequence[Json], follower: Comple
     said = _reasoning(completion.items)
     if said and said != _reasoning(replayed):
         return True
-    if list(map(name_of, completion.items)) == list(map(name_of, replayed)):
+    if _names(completion.items) == _names(replayed):
         return False
     return not _extends(follower, completion)
+
+
+def _names(messages: Iterable[Json]) -> list[Json]:
+    return list(filter(None, map(name_of, messages)))
 
 
 def _extends(follower: Completion, completion: Completion) -> bool:
@@ -192,7 +207,7 @@ def history_of(
         # Reasoning items have the key of the node before them, which replaces them here.
         ends = {node.key: node for node in last.prompt or ()}
         for follower, member in pairwise(segment):
-            replayed = _replayed(member, ends[path_key(member.path)])
+            replayed = _replayed(member, ends.get(path_key(member.path)))
             sampled |= {start + node.length - 1: member for node in replayed}
             if _is_break(member, [node.message for node in replayed], follower):
                 breaks.add(member)

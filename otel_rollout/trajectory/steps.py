@@ -15,7 +15,7 @@ from typing import Any
 
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.reward import AllRewards, Reward
-from otel_rollout.wire import Json, MessagePath, dumps, extend, loads
+from otel_rollout.wire import Json, MessagePath, dumps, extend, is_reasoning, loads
 
 
 @dataclass
@@ -315,11 +315,16 @@ def _until_reply(messages: Sequence[Json]) -> Sequence[Json]:
         message = messages[position - 1]
         mapped = isinstance(message, Mapping)
         role = message.get("role") if mapped else getattr(message, "role", None)
-        if role == "assistant":
+        if role in ("assistant", "model"):
             return messages[:position]
     return ()
 
 
 def text_of(completion: Completion) -> str:
-    content = (completion.message or {}).get("content")
-    return content if isinstance(content, str) else ""
+    """The text of a sampled message, without its reasoning; empty where it has none."""
+    message = completion.message or {}
+    content = message.get("parts", message.get("content"))
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    parts = [part for part in content if isinstance(part, Mapping) and not is_reasoning(part)]
+    return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))

@@ -201,6 +201,9 @@ def _why_no_ids(completion: Completion) -> str:
     count, listed = completion.sampled_count, len(completion.logprobs or ())
     if count is not None and 0 < listed < count:
         return f"the server sent no token ids of {count - listed} of the {count} tokens it sampled"
+    path = completion.exchange.path
+    if completion.api.token_id_params(path.partition("?")[0]) is None:
+        return f"the server sent no token ids (request_token_ids() cannot ask for any at {path!r})"
     return "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
 
 

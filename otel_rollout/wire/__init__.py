@@ -3,12 +3,13 @@
 `ModelApi` is the contract of an API. Each API has a module of its own; `wire.apis` lists them.
 """
 
-from otel_rollout.wire.api import TAIL, ModelApi, Sampled
+from otel_rollout.wire.api import TAIL, Framing, ModelApi, Sampled
 from otel_rollout.wire.apis import (
     api_of,
     apis_of,
     asks_a_model,
     context_members,
+    context_of,
     conversation_members,
     endpoint_of,
     merge,
@@ -17,8 +18,17 @@ from otel_rollout.wire.apis import (
     shown_part,
     tool_name,
 )
+from otel_rollout.wire.contents import joined_contents
 from otel_rollout.wire.depth import check_depth
 from otel_rollout.wire.events import EventCutter, FrameCutter, is_count
+from otel_rollout.wire.framing import (
+    Cutter,
+    as_events,
+    cutter_of,
+    events_of_frames,
+    framing_at,
+    framing_said,
+)
 from otel_rollout.wire.json import (
     Choice,
     Json,
@@ -65,7 +75,6 @@ from otel_rollout.wire.servers import (
     without_tokens,
 )
 from otel_rollout.wire.sse import (
-    events_of_frames,
     expands_too_far,
     is_events,
     is_json_object,
@@ -84,8 +93,10 @@ __all__ = [
     "RESULT_MARKS",
     "TAIL",
     "Choice",
+    "Cutter",
     "EventCutter",
     "FrameCutter",
+    "Framing",
     "Json",
     "Message",
     "MessagePath",
@@ -98,14 +109,17 @@ __all__ = [
     "allows_no_token",
     "api_of",
     "apis_of",
+    "as_events",
     "asked_ids",
     "asks_a_model",
     "asks_for_reasoning",
     "check_depth",
     "checked_json",
     "context_members",
+    "context_of",
     "conversation_members",
     "copy_json",
+    "cutter_of",
     "dumps",
     "elements",
     "empty_ids",
@@ -114,12 +128,15 @@ __all__ = [
     "expands_too_far",
     "expect",
     "extend",
+    "framing_at",
+    "framing_said",
     "is_count",
     "is_events",
     "is_json_object",
     "is_list_of_objects",
     "is_reasoning",
     "is_said",
+    "joined_contents",
     "length_limit",
     "loads",
     "logprobs_mode",

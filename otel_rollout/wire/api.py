@@ -14,16 +14,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from otel_rollout.wire.choices import samples_per_prompt
 from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply
 from otel_rollout.wire.messages import MessagePath, extend
+from otel_rollout.wire.params import sampling_params
+from otel_rollout.wire.servers import usage
 
 TAIL = 128
 """How many of the last bytes of a stream `ModelApi.is_last` is given."""
 
-TRUNCATED = ("length", "limit", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
-"""Finish reasons of replies that a length limit ended; proxies pass on those of other APIs."""
+Framing: TypeAlias = Literal["events", "frames", "lines", "array"]
+"""How the chunks of a stream are told apart: server-sent events, Amazon's binary frames, one JSON
+object on each line, or the elements of one JSON array."""
+
+TRUNCATED = (
+    *("length", "limit", "max_tokens", "max_output_tokens"),
+    *("model_context_window_exceeded", "model_length"),
+)
+"""Finish reasons of replies that a length limit ended, in lower case; proxies pass on those of
+other APIs."""
 
 _WHOLE = frozenset(
     (
@@ -87,11 +98,19 @@ class ModelApi:
     text: str = "prompt"
     """The member of a request that may hold a text or token ids instead."""
     context: tuple[str, ...] = ("tools",)
-    """Members of a request that the model sees before the conversation."""
+    """Members of a request that the model sees before the conversation; `a.b` is `b` in `a`."""
     finish_names: tuple[str, ...] = ("finish_reason",)
     """Members of a choice that may say why it ended, the best first."""
     stop_names: tuple[str, ...] = ("stop_reason", "matched_stop")
     """Members of a choice that may hold the stop string or token id that ended it."""
+    settings: tuple[str, ...] = ()
+    """Members of a request that are objects of sampling parameters."""
+    id_name: str | None = "id"
+    """The member of a reply that is its id. None: replies of this API have none."""
+    model_name: str = "model"
+    """The member of a reply that names the model which answered."""
+    shapes_vary: bool = False
+    """True if its paths may be asked in several shapes, some of which are not read."""
     keeps_tools: bool = False
     """True if a request that continues a reply by id has the tools of that reply's request."""
 
@@ -113,6 +132,24 @@ class ModelApi:
         """Members that ask for token ids and log-probabilities; None if nothing does at `path`."""
         return None
 
+    def request_model(self, path: str, params: Params) -> str | None:
+        """The model that a request names, in its body or its path; None where it names none."""
+        model = params.get("model")
+        return model if isinstance(model, str) else None
+
+    def tools(self, params: Params) -> list[Json] | None:
+        """The tool definitions of a request; None where it has none."""
+        tools = params.get("tools")
+        return tools if isinstance(tools, list) else None
+
+    def sampling(self, params: Params) -> dict[str, Json]:
+        """The sampling parameters that a request sets, those of its `settings` among them."""
+        found = sampling_params(params)
+        for name in self.settings:
+            nested = params.get(name)
+            found |= nested if isinstance(nested, Mapping) else {}
+        return found
+
     def asked(self, params: Params, prompt: MessagePath | None) -> MessagePath | None:
         """The conversation of a request, given its list of messages if it has one.
 
@@ -131,6 +168,10 @@ class ModelApi:
         return conversation.get("id") if isinstance(conversation, Mapping) else conversation
 
     # --- streams
+
+    def framing(self, path: str) -> Framing | None:
+        """The framing of streams at `path` where the content type names none; None: not known."""
+        return None
 
     def is_last(self, tail: bytes) -> bool:
         """True if the last event of a whole stream is in its last `TAIL` bytes.
@@ -168,6 +209,21 @@ class ModelApi:
         """The choices of a reply, in its order; `prompt` is the request's list of messages."""
         return iter(())
 
+    def empty_because(self, reply: Reply) -> str | None:
+        """Why the server sampled nothing, as its reply says; None where it does not say."""
+        return None
+
+    def is_unread(self, reply: Json) -> bool:
+        """True if the reply has a shape that is not read, where `shapes_vary`.
+
+        It has no completions, and the trajectory says so. None: a stream that no API recognises.
+        """
+        return False
+
+    def usage(self, reply: Reply) -> dict[str, Json] | None:
+        """How many tokens the server counted, in OpenAI's words; None where it did not say."""
+        return usage(reply)
+
     def finish_reason(self, choice: Choice) -> str | None:
         """Why sampling ended, as the server said it; None where it did not."""
         reason = next(filter(None, map(choice.get, self.finish_names)), None)
@@ -180,7 +236,7 @@ class ModelApi:
 
     def is_truncated(self, choice: Choice, reply: Reply) -> bool:
         """True if the server says that a length limit ended it."""
-        return self.finish_reason(choice) in TRUNCATED
+        return _normalised(self.finish_reason(choice)) in TRUNCATED
 
     def is_stopped(self, choice: Choice, reply: Reply) -> bool:
         """True if neither the model nor a length limit ended it: a filter, an abort, an error.
@@ -190,8 +246,7 @@ class ModelApi:
         reason = self.finish_reason(choice)
         if reason is None:
             return any(name in choice for name in self.finish_names)
-        reason = reason.lower().replace("-", "_")
-        return reason not in _WHOLE and not self.is_truncated(choice, reply)
+        return _normalised(reason) not in _WHOLE and not self.is_truncated(choice, reply)
 
     def is_aborted(self, choice: Choice) -> bool:
         """True if the server gave the reply up while the model was sampling it."""
@@ -227,3 +282,7 @@ class ModelApi:
     def tool_name(self, tool: Message) -> str | None:
         """The name inside a tool definition; None where it is simply the member `name`."""
         return None
+
+
+def _normalised(reason: str | None) -> str:
+    return str(reason).lower().replace("-", "_")

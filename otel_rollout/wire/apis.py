@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events, ModelApi
+from otel_rollout.wire.bedrock import Converse, PassedOn
 from otel_rollout.wire.chat import ChatCompletions
-from otel_rollout.wire.json import Json, Message
+from otel_rollout.wire.cohere import CohereChat
+from otel_rollout.wire.gemini import GenerateContent
+from otel_rollout.wire.json import Json, Message, Params
+from otel_rollout.wire.mistral import Mistral
+from otel_rollout.wire.ollama import Ollama
 from otel_rollout.wire.responses import Responses
 from otel_rollout.wire.sse import ends_an_event, parse_events
 from otel_rollout.wire.text import TextCompletions
 
-APIS: tuple[ModelApi, ...] = (Responses(), Messages(), ChatCompletions(), TextCompletions())
+APIS: tuple[ModelApi, ...] = (
+    Responses(),
+    Mistral(),
+    Messages(),
+    ChatCompletions(),
+    TextCompletions(),
+    GenerateContent(),
+    Ollama(),
+    CohereChat(),
+    Converse(),
+    PassedOn(),
+)
 """All APIs. Where several would take a path or a stream, the first of them does."""
 
 
@@ -23,8 +40,9 @@ class Merged:
 
     body: Json
     """The reply in unstreamed shape; None where no API recognises the events."""
-    complete: bool
-    """True if the server said all it had to say, not merely that reading ended."""
+    complete: bool | None
+    """True if the server said all it had to say, not merely that reading ended. None: not known,
+    since the path is one where a stream may have a shape that is not read."""
     error: Json
     """The error that the server reported inside the stream, or None."""
     malformed: bool = False
@@ -99,7 +117,25 @@ def context_members() -> tuple[str, ...]:
 
 @lru_cache
 def _context_members(apis: tuple[ModelApi, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for api in apis for name in api.context))
+    return tuple(dict.fromkeys(name.partition(".")[0] for api in apis for name in api.context))
+
+
+def context_of(params: Params) -> list[Json]:
+    """What the model sees of a request before the conversation, in a fixed order."""
+    return [_context_value(params, *names) for names in _context_names(APIS)]
+
+
+@lru_cache
+def _context_names(apis: tuple[ModelApi, ...]) -> tuple[tuple[str, str], ...]:
+    names = dict.fromkeys(name for api in apis for name in api.context)
+    return tuple((name.partition(".")[0], name.partition(".")[2]) for name in names)
+
+
+def _context_value(params: Params, name: str, inner: str) -> Json:
+    value = params.get(name)
+    if not inner:
+        return value
+    return value.get(inner) if isinstance(value, Mapping) else None
 
 
 def retrieval_of(path: str) -> tuple[ModelApi, str] | None:
@@ -124,7 +160,8 @@ def merge(events: str, choices: int = 1, path: str = "") -> Merged:
     asked = apis_of(path) + APIS if path else APIS
     api = next((api for api in asked if api.recognises(chunks)), None)
     if api is None:
-        return Merged(None, done and error is None, error)
+        varies = error is None and asked[0].shapes_vary
+        return Merged(None, None if varies else done and error is None, error)
     parsed = Events(chunks, done, error)
     try:
         body = api.merge(chunks)
@@ -135,7 +172,9 @@ def merge(events: str, choices: int = 1, path: str = "") -> Merged:
 
 def _error_of(chunk: dict[str, Json]) -> Json:
     """The error that an event reports; one of the Responses API is the error itself."""
-    return chunk.get("error") or (chunk if chunk.get("type") == "error" else None)
+    delta = chunk.get("delta")  # Cohere reports it at the end of a message
+    ended = delta.get("error") if isinstance(delta, dict) else None
+    return chunk.get("error") or ended or (chunk if chunk.get("type") == "error" else None)
 
 
 def shown_part(part: Message) -> str | Message | None:
@@ -150,7 +189,8 @@ def shown_calls(message: Message) -> list[str]:
 
 
 def tool_name(tool: Message) -> str:
-    """The name in a tool definition, or its type where it has no name."""
+    """The name in a tool definition; where it has none its type, or else its first member."""
     names = (api.tool_name(tool) for api in APIS)
     found = next((name for name in names if name is not None), None)
-    return str(tool.get("name", tool.get("type"))) if found is None else found
+    unnamed = tool.get("type", next(iter(tool), None))
+    return str(tool.get("name", unnamed)) if found is None else found

@@ -14,7 +14,7 @@ from otel_rollout.wire.choices import (
     indexed_choices,
     merge_choices,
 )
-from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply
+from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps
 from otel_rollout.wire.messages import MessagePath, extend, visible_content
 
 _BATCH = "/chat/completions/batch"
@@ -30,7 +30,7 @@ class ChatCompletions(ModelApi):
         conversations = _conversations(params)
         return super().choices_asked(params) * (1 if conversations is None else len(conversations))
 
-    def token_id_params(self, path: str) -> Params:
+    def token_id_params(self, path: str) -> Params | None:
         return {"return_token_ids": True, "logprobs": True}
 
     def recognises(self, chunks: Sequence[Chunk]) -> bool:
@@ -66,7 +66,9 @@ class ChatCompletions(ModelApi):
             if not isinstance(body, Mapping):
                 shown.append(f"→ {call}")
                 continue
-            shown.append(f"→ {body.get('name')}({body.get('arguments', body.get('input', ''))})")
+            given = body.get("arguments", body.get("input", ""))
+            text = given if isinstance(given, str) else dumps(given)
+            shown.append(f"→ {body.get('name')}({text})")
         return shown
 
     def tool_name(self, tool: Message) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
-from otel_rollout.wire.merging import finish, merge_field
+from otel_rollout.wire.merging import Parts, finish, merge_field, merge_parts
 
 _EXTENSION = "sglext"
 """SGLang's own fields of a reply, sent in one chunk or in two."""
@@ -86,6 +86,10 @@ def _merge_delta(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     for name, part in delta.items():
         if name == "tool_calls":
             _merge_tool_calls(message, part or [])
+        elif name == "content" and (
+            isinstance(part, list) or isinstance(message.get(name), Parts)
+        ):  # Mistral's, with its reasoning
+            merge_parts(message, name, part)
         else:
             merge_field(message, name, part)
 

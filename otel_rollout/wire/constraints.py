@@ -22,13 +22,17 @@ _MASKS = (
     "regex",
     "ebnf",
     "grammar",
+    "format",
+    "responseSchema",
+    "responseJsonSchema",
+    "strict_tools",
 )
-"""Members whose value is a constraint: vLLM's, SGLang's and llama.cpp's."""
+"""Members whose value is a constraint, by the names that servers give them."""
 _COLLECTIONS = ("structured_outputs", "guided_decoding")
 """Members that hold constraints by name."""
 _FORMATS = ("response_format", "output_format", "text", "output_config")
 """Members that name the form of the reply, themselves or in their member `format`."""
-_NESTED = ("nvext", "sampling_params")
+_NESTED = ("nvext", "sampling_params", "generationConfig", "generation_config")
 """Members that hold further sampling parameters."""
 _HOW = ("backend", "disable_any_whitespace", "whitespace_pattern", "disable_fallback")
 """Members of a collection that constrain nothing by themselves."""
@@ -42,6 +46,8 @@ def is_constrained(params: Params) -> bool:
         or any(_is_format(params.get(name)) for name in _FORMATS)
         or any(_forces_a_call(params.get(name)) for name in ("tool_choice", "function_call"))
         or _has_strict_tools(params)
+        or _is_nested_choice(params.get("toolConfig"))
+        or params.get("responseMimeType") in ("application/json", "text/x.enum")
         or any(
             is_constrained(nested)
             for name in _NESTED
@@ -74,7 +80,15 @@ def _forces_a_call(choice: Json) -> bool:
     if isinstance(choice, Mapping):
         mode = choice.get("mode") or _member(choice, "allowed_tools", "mode")
         choice = mode or choice.get("type") or "function"
-    return isinstance(choice, str) and choice not in ("auto", "none", "")
+    return isinstance(choice, str) and choice.lower() not in ("auto", "none", "")
+
+
+def _is_nested_choice(config: Json) -> bool:
+    """Whether Gemini's or Bedrock's `toolConfig` has a tool be called."""
+    mode = str(_member(config, "functionCallingConfig", "mode") or "auto")
+    choice = config.get("toolChoice") if isinstance(config, Mapping) else None
+    forced = isinstance(choice, Mapping) and not choice.keys() <= {"auto"}
+    return forced or mode.lower() in ("any", "validated")
 
 
 def _has_strict_tools(params: Params) -> bool:

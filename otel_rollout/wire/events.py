@@ -1,6 +1,6 @@
-"""A streamed reply cut at the ends of its events, and without the event that only counts.
+"""A streamed reply cut at the ends of its chunks, and without the event that only counts.
 
-Pure. How the network cuts a stream is chance; cut at the ends of events it is always the same, so
+Pure. How the network cuts a stream is chance; cut at the ends of chunks it is always the same, so
 a reader that takes one piece at a time has the same pieces whatever the network did.
 """
 
@@ -15,6 +15,8 @@ _end = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}").search
 """The empty line after an event."""
 _LEAST = 16
 """Bytes of a frame without headers and payload; its first four are its length."""
+_outside_text = re.compile(rb'["\[\]{}]').search
+_inside_text = re.compile(rb'["\\]').search
 _has_no_choices = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
 
 
@@ -78,6 +80,76 @@ class FrameCutter:
 
     def rest(self) -> bytes:
         """The bytes of the frame that has not ended."""
+        rest = bytes(self._bytes)
+        self._bytes.clear()
+        return rest
+
+
+class LineCutter:
+    """Cuts the bytes of one stream at the ends of its lines; every byte comes out once."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        """The unfinished line as it came."""
+
+    def cut(self, chunk: bytes) -> Iterator[bytes]:
+        """The lines that these bytes end, each with its line break."""
+        *ended, rest = chunk.split(b"\n")
+        for line in ended:
+            whole = b"".join((*self._parts, line, b"\n"))
+            self._parts = []
+            yield whole
+        if rest:
+            self._parts.append(rest)
+
+    def rest(self) -> bytes:
+        """The bytes of the line that has not ended."""
+        rest, self._parts = b"".join(self._parts), []
+        return rest
+
+
+class ArrayCutter:
+    """Cuts the bytes of one JSON array at the ends of its elements; every byte comes out once.
+
+    Elements are objects or lists. What is before an element, such as the comma, comes with it.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._searched = 0
+        """How far brackets have been looked for."""
+        self._depth = 0
+        self._in_text = False
+
+    def cut(self, chunk: bytes) -> Iterator[bytes]:
+        """The elements that these bytes end; the closing bracket is a piece of its own."""
+        self._bytes += chunk
+        while end := self._find_end():
+            piece = bytes(self._bytes[:end])
+            del self._bytes[:end]
+            self._searched = 0
+            yield piece
+
+    def _find_end(self) -> int:
+        """Where the first element ends; 0 if none has."""
+        buffer = self._bytes
+        while found := (_inside_text if self._in_text else _outside_text)(buffer, self._searched):
+            mark, self._searched = found[0], found.end()
+            if mark == b"\\":
+                self._searched += 1  # the character after it, though it may not have come
+            elif mark == b'"':
+                self._in_text = not self._in_text
+            elif mark in b"[{":
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if self._depth <= 1:
+                    return self._searched
+        self._searched = max(self._searched, len(buffer))
+        return 0
+
+    def rest(self) -> bytes:
+        """The bytes of the element that has not ended."""
         rest = bytes(self._bytes)
         self._bytes.clear()
         return rest

@@ -14,10 +14,18 @@ _WHOLE = ("role", "id", "type")
 """Texts that a server may repeat, but never sends in pieces."""
 
 
+_GROWING = ("text", "thinking")
+"""Types of parts that a stream sends in pieces."""
+
+
 class Text(str):
     """A piece of a text that is still growing."""
 
     __slots__ = ()
+
+
+class Parts(list[Json]):
+    """The parts of a content, of which the last one may still be growing."""
 
 
 def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
@@ -46,6 +54,27 @@ def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
         target[key] = value
 
 
+def merge_parts(target: dict[str, Any], key: str, value: Json) -> None:
+    """Add to a content that is a list of parts; a text, before or after them, is a part, too."""
+    parts = target.get(key)
+    if not isinstance(parts, Parts):
+        before, parts = finish(parts), Parts()
+        if before:
+            parts.append({"type": "text", "text": [Text(before)]})
+        target[key] = parts
+    if isinstance(value, str):
+        value = [{"type": "text", "text": value}] if value else []
+    for part in value or ():
+        kind = part.get("type")
+        if not parts or kind not in _GROWING or parts[-1].get("type") != kind:
+            parts.append({"type": kind})
+        for name, inner in part.items():
+            if name == kind and isinstance(inner, list):
+                merge_parts(parts[-1], name, inner)
+            elif name != "type":
+                merge_field(parts[-1], name, inner)
+
+
 def finish(value: Json) -> Json:
     """The merged value with its texts joined and its tool calls in a list, by index."""
     if isinstance(value, dict):
@@ -55,6 +84,8 @@ def finish(value: Json) -> Json:
             else finish(part)
             for key, part in value.items()
         }
+    if isinstance(value, Parts):
+        return [finish(part) for part in value]
     if isinstance(value, list) and value and isinstance(value[0], Text):
         return "".join(value)
     return value

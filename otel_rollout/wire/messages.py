@@ -15,10 +15,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from otel_rollout.wire.contents import (
+    is_content,
+    is_sampled_content,
+    is_thought,
+    thoughts_in,
+    visible_contents,
+)
 from otel_rollout.wire.depth import check_depth
 from otel_rollout.wire.json import Json
 
-_REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
+_REASONING_KEYS = (
+    *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
+    *("thinking", "tool_plan"),  # Ollama's, Cohere's
+)
 
 _REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
 
@@ -34,6 +44,14 @@ _MEDIA = frozenset(
         *("file", "input_file", "document", "computer_screenshot", "image_generation_call"),
     )
 )
+
+_MEDIA_MEMBERS = (
+    *("image", "document", "video", "audio"),  # Bedrock's
+    *("inlineData", "inline_data", "fileData", "file_data"),  # Gemini's
+)
+"""Members that make a part without a type an image, sound or a file."""
+_HOLDERS = ("output", "content", "parts", "toolResult", "functionResponse", "function_response")
+"""Members of messages and parts that may hold parts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,11 +83,28 @@ def extend(path: MessagePath | None, message: Json) -> MessagePath:
     Reasoning that is an item of its own does not change the key: a replay may leave it out.
     """
     key, length = (path.key, path.length) if path else (b"", 0)
-    if not is_reasoning(message):
-        digest = blake2b(key, digest_size=16)
-        digest.update(visible_key(message))
-        key = digest.digest()
+    if is_sampled_content(message):
+        before, visible = _one_turn(path, message)
+        key = _extended(before, visible)
+    elif not is_reasoning(message):
+        key = _extended(key, visible_key(message))
     return MessagePath(path, message, length + 1, key)
+
+
+def _extended(key: bytes, visible: bytes) -> bytes:
+    digest = blake2b(key, digest_size=16)
+    digest.update(visible)
+    return digest.digest()
+
+
+def _one_turn(path: MessagePath | None, message: Json) -> tuple[bytes, bytes]:
+    """The key before the contents of the model that end with `message`, and their visible key."""
+    turn = [message]
+    while path is not None and is_sampled_content(path.message):
+        turn.append(path.message)
+        path = path.parent
+    turn.reverse()
+    return path.key if path else b"", _as_key(visible_contents(turn))
 
 
 def path_messages(path: MessagePath | None) -> list[Json]:
@@ -81,7 +116,11 @@ def path_messages(path: MessagePath | None) -> list[Json]:
 
 def visible_key(message: Json) -> bytes:
     """Bytes that are equal for messages that a model sees as the same."""
-    return json.dumps(_visible(message), sort_keys=True, separators=(",", ":")).encode()
+    return _as_key(_visible(message))
+
+
+def _as_key(visible: Json) -> bytes:
+    return json.dumps(visible, sort_keys=True, separators=(",", ":")).encode()
 
 
 def reasoning_of(message: Json) -> Json:
@@ -90,6 +129,8 @@ def reasoning_of(message: Json) -> Json:
         for key in _REASONING_KEYS:
             if message.get(key):
                 return message[key]
+        if is_content(message):
+            return thoughts_in(message["parts"]) or None
         content = [message] if is_reasoning(message) else message.get("content")
         if isinstance(content, list):
             blocks = [_present(b, without=("id", "status")) for b in content if is_reasoning(b)]
@@ -99,7 +140,11 @@ def reasoning_of(message: Json) -> Json:
 
 def is_reasoning(block: Json) -> bool:
     """True if a part of a message, or an item of the Responses API, is only reasoning."""
-    return isinstance(block, Mapping) and block.get("type") in _REASONING_BLOCKS
+    if not isinstance(block, Mapping):
+        return False
+    return (
+        block.get("type") in _REASONING_BLOCKS or "reasoningContent" in block or is_thought(block)
+    )
 
 
 def is_said(message: Json) -> bool:
@@ -107,7 +152,7 @@ def is_said(message: Json) -> bool:
     if not isinstance(message, Mapping) or is_reasoning(message):
         return False
     role, kind = message.get("role"), message.get("type")
-    return role == "assistant" or (role is None and str(kind).endswith("_call"))
+    return role in ("assistant", "model") or (role is None and str(kind).endswith("_call"))
 
 
 def media_of(message: Json) -> list[str]:
@@ -120,16 +165,22 @@ def media_of(message: Json) -> list[str]:
             unfinished += reversed(part)
         elif isinstance(part, Mapping):
             kind = part.get("type")
+            member = next((name for name in _MEDIA_MEMBERS if part.get(name)), None)
             if isinstance(kind, str) and kind in _MEDIA:
                 found.append(kind)
+            elif kind is None and member is not None and isinstance(part[member], Mapping):
+                found.append(member)
             else:  # a tool's result may hold parts of its own
-                unfinished += [part.get("output"), part.get("content")]
+                unfinished += [part.get(name) for name in _HOLDERS]
+                found += ["image"] if part.get("images") else []  # Ollama's
     return list(dict.fromkeys(found))
 
 
 def _visible(message: Json) -> Json:
     if not isinstance(message, Mapping):
         return message
+    if is_content(message):
+        return visible_contents([message])
     role = message.get("role")
     if role is None:
         # An item of the Responses API: servers name and finish items, clients drop that again.
@@ -142,11 +193,12 @@ def _visible(message: Json) -> Json:
         if rest.get("type") == "message":  # what the Responses API takes it for if it has no type
             del rest["type"]
         return {**rest, "content": visible_content(message.get("content"))}
+    calls = message.get("tool_calls") or []
     # Only members that a client must replay: clients drop the others that servers send.
     visible: dict[str, Json] = {
         "role": role,
         "content": visible_content(message.get("content")),
-        "tool_calls": [_visible_tool_call(call) for call in message.get("tool_calls") or ()],
+        "tool_calls": list(map(_visible_tool_call, calls)) if isinstance(calls, list) else calls,
     }
     visible.update(_present({key: message.get(key) for key in ("refusal", "function_call")}))
     audio = message.get("audio")
@@ -214,17 +266,36 @@ def _visible_part(part: Json) -> Json:
         present["content"] = visible_content(part.get("content"))
         if not present.get("is_error"):
             present.pop("is_error", None)
+    elif kind is None:
+        return _visible_block(present)
     return present
+
+
+def _visible_block(block: dict[str, Json]) -> Json:
+    """A block that has no type: what it is, its only member says. Those of Bedrock."""
+    if block.keys() == {"text"} or "cachePoint" in block:
+        return block.get("text", "")
+    call, result = block.get("toolUse"), block.get("toolResult")
+    if isinstance(call, Mapping):
+        return {"toolUse": [call.get(name) for name in ("toolUseId", "name", "input")]}
+    if isinstance(result, Mapping):
+        seen = {**result, "content": visible_content(result.get("content"))}
+        if result.get("status") == "success":
+            del seen["status"]
+        return {"toolResult": _present(seen)}
+    return block
 
 
 def _visible_tool_call(call: Json) -> Json:
     if not isinstance(call, Mapping):
         return call
     kind = call.get("type") or "function"
-    body = call.get(kind)
+    body, name = call.get(kind) if isinstance(kind, str) else None, call.get("id")
     if isinstance(body, Mapping) and kind == "function":
+        if isinstance(body.get("arguments"), Mapping):
+            name = None  # Ollama's: its clients drop the id, or give one of their own
         body = _visible_function(body)
-    return [call.get("id"), kind, body]
+    return [name, kind, body]
 
 
 def _visible_arguments(arguments: Json) -> Json:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 from otel_rollout.wire.json import Json, Params
 
-_LENGTH_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+_LENGTH_LIMITS = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"),
+    *("num_predict", "maxOutputTokens", "maxTokens"),
+)
 
 _REASONING = (
     "reasoning",
@@ -85,6 +88,9 @@ _SAMPLING = frozenset(
         "vllm_xargs",
         "post_sampling_probs",
         "logprobs_mode",
+        # Of Cohere, Ollama, Gemini and Bedrock.
+        *("p", "k", "strict_tools", "safety_mode"),
+        *("think", "format"),
     )
 )
 

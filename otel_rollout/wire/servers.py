@@ -179,7 +179,11 @@ def _triples(choice: _Fields) -> list[list[Json]]:
 
 def _entries(choice: _Fields) -> tuple[list[_Fields], list[Json]]:
     """What describes the sampled tokens one by one: objects, or else texts. Both unchecked."""
-    logprobs = choice.get("logprobs")
+    logprobs, result = choice.get("logprobs"), choice.get("logprobsResult")
+    if isinstance(logprobs, list):
+        return _of_pieces(logprobs), []
+    if isinstance(result, Mapping):  # Gemini's
+        return [_renamed(entry) for entry in _chained(result.get("chosenCandidates"))], []
     if isinstance(logprobs, Mapping):
         if isinstance(logprobs.get("token_logprobs"), list):
             tokens = logprobs.get("tokens")
@@ -190,6 +194,30 @@ def _entries(choice: _Fields) -> tuple[list[_Fields], list[Json]]:
     if isinstance(choice.get("output"), list):  # of the Responses API
         return _chained(*_logprobs_of_parts(choice["output"])), []
     return _chained(choice.get("completion_probabilities")), []
+
+
+def _of_pieces(pieces: list[Json]) -> list[_Fields]:
+    """An entry for each token: Ollama's are that already, Cohere's have several tokens each."""
+    entries: list[_Fields] = []
+    for piece in pieces:
+        ids = piece.get("token_ids") if isinstance(piece, Mapping) else None
+        if not isinstance(ids, list):
+            entries.append(piece)
+            continue
+        values = piece.get("logprobs")
+        known = isinstance(values, list) and len(values) == len(ids)
+        entries += [
+            {"id": token, "logprob": value}
+            for token, value in zip(ids, values if known else [None] * len(ids), strict=True)
+        ]
+    return entries
+
+
+def _renamed(entry: Json) -> _Fields:
+    if not isinstance(entry, Mapping):
+        return {}
+    names = {"tokenId": "id", "logProbability": "logprob", "token": "token"}
+    return {name: entry[given] for given, name in names.items() if given in entry}
 
 
 def _logprobs_of_parts(items: list[Json]) -> Iterator[Json]:
@@ -291,7 +319,7 @@ def without_tokens(reply: bytes) -> bytes:
 
 _TOKEN_MEMBERS = frozenset(
     {*_IDS, "prompt_token_ids", "logprobs", "prompt_logprobs", "completion_probabilities"}
-    | {"meta_info", "sglext"}
+    | {"meta_info", "sglext", "logprobsResult"}
 )
 
 
@@ -299,5 +327,10 @@ def _without_tokens(value: Json) -> Json:
     if isinstance(value, list):
         return [_without_tokens(element) for element in value]
     if isinstance(value, dict):
-        return {k: _without_tokens(v) for k, v in value.items() if k not in _TOKEN_MEMBERS}
+        return {k: _without_tokens(v) for k, v in value.items() if not _has_tokens(k, v)}
     return value
+
+
+def _has_tokens(name: str, value: Json) -> bool:
+    """True for token ids and what has the texts of tokens; Ollama's are in a list `context`."""
+    return name in _TOKEN_MEMBERS or (name == "context" and bool(_ids(value)))

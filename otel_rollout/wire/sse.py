@@ -1,24 +1,18 @@
-"""Streamed replies as bytes: server-sent events parsed, AWS frames opened, events packed for spans.
+"""Server-sent events as bytes: parsed, told from other replies, and packed for spans.
 
 Pure. Parsing never fails: an event that is no JSON is None in the list of chunks.
 """
 
 from __future__ import annotations
 
-import base64
 import re
-import struct
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from otel_rollout.wire.json import Json, dumps, loads
+from otel_rollout.wire.json import Json, loads
 
 _FIRST = (b"data:", b"event:", b"id:", b"retry:", b":")
 """Beginnings of the first line of events."""
-_FRAME = struct.Struct(">III")
-"""Head of an AWS frame: length of the frame, length of its headers, checksum of the two."""
-
 _RATIO = 150
 """Characters of events for each character of the packed ones, at most."""
 _SMALL = 1 << 16
@@ -90,29 +84,6 @@ def try_loads(text: str) -> Json:
         return loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def events_of_frames(frames: bytes) -> bytes:
-    """The server-sent events inside the frames that AWS (Bedrock) puts around them.
-
-    A truncated last frame is left out. ValueError for bytes that are no such frames.
-    """
-    events: list[bytes] = []
-    position = 0
-    while position + _FRAME.size <= len(frames):
-        length, headers, checksum = _FRAME.unpack_from(frames, position)
-        if zlib.crc32(frames[position : position + 8]) != checksum:
-            raise ValueError(f"not a frame at byte {position}")
-        start, position = position + _FRAME.size + headers, position + length
-        if position > len(frames):
-            break
-        payload = loads(frames[start : position - 4])  # a checksum follows the payload
-        if isinstance(payload.get("bytes"), str):
-            event = base64.b64decode(payload["bytes"])
-        else:
-            event = dumps({"type": "error", "error": payload}).encode()
-        events.append(b"data: %b\n\n" % event)
-    return b"".join(events)
 
 
 def pack_events(events: str) -> str:

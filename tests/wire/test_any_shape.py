@@ -15,7 +15,8 @@ from otel_rollout.spans import Exchange
 from otel_rollout.trajectory.completion import completions_of
 from otel_rollout.trajectory.reward import AllRewards
 from otel_rollout.trajectory.tokens import token_sequences
-from otel_rollout.wire import extend
+from otel_rollout.wire import api_of, extend
+from tests.kit.model_apis import COHERE, CONVERSE, GEMINI, TALKS
 
 Json = dict[str, Any]
 Place = tuple[Any, ...]
@@ -56,6 +57,13 @@ FLAT: Json = {
     "completion_probabilities": ENTRIES,
 }
 SAID = {"role": "user", "content": "a"}
+PIECE = {"token_ids": IDS, "text": "ab", "logprobs": [-0.5, -0.5]}
+CHOSEN = [{"token": "x", "tokenId": token, "logProbability": -0.5} for token in IDS]
+LOGPROBS: Json = {
+    "candidates": [
+        {**GEMINI.replies[1]["candidates"][0], "logprobsResult": {"chosenCandidates": CHOSEN}}
+    ]
+}
 THINKING = {"reasoning": {"effort": "low"}, "chat_template_kwargs": {"enable_thinking": True}}
 CALLS: dict[str, tuple[Json, Json]] = {
     "/chat/completions": ({"messages": [SAID], "n": 2, "max_tokens": 2, "echo": True}, CHAT),
@@ -64,6 +72,11 @@ CALLS: dict[str, tuple[Json, Json]] = {
     "/completions": ({"prompt": "hi", "echo": True, "n": 1}, TEXT),
     "/v1/completions": ({"prompt": ["hi", PROMPT], "echo": True}, TEXT),
     "/completion": ({"prompt": PROMPT, "n_predict": 5}, FLAT),
+    **{talk.path: (talk.requests()[1], talk.replies[0]) for talk in TALKS},
+    "/models/m:generateContent": (GEMINI.question, LOGPROBS),
+    "/api/generate": ({"prompt": "a"}, {"response": "b", "done": True, "logprobs": ENTRIES}),
+    "/v2/chat?": (COHERE.question, {**COHERE.replies[1], "logprobs": [PIECE, PIECE]}),
+    "/model/m/invoke": (CONVERSE.question, CONVERSE.replies[0]),
 }
 
 
@@ -87,7 +100,9 @@ def changed(value: Json, place: Place, odd: Any) -> Json:
 
 def completions(path: str, params: Json, reply: Json) -> list[Completion]:
     prompt = None
-    for message in params.get("messages") or ():
+    api = api_of(path)
+    assert api is not None
+    for message in params.get(api.conversation, ()) if api.conversation != "prompt" else ():
         prompt = extend(prompt, message)
     exchange = Exchange(
         span_id="s",
@@ -125,7 +140,7 @@ def test_replies_and_requests_of_any_shape(path: str) -> None:
     odd_params = [
         (changed(params, (name,), odd), reply)
         for name in params
-        if name != "messages"
+        if name not in ("messages", "contents")
         for odd in ODD
     ]
     asked = [name for name in dir(Completion) if not name.startswith("_")]

@@ -19,6 +19,7 @@ from otel_rollout.wire import (
     apis,
     apis_of,
     context_members,
+    context_of,
     conversation_members,
     extend,
     merge,
@@ -229,8 +230,15 @@ def test_an_api_knows_its_own_paths(api: ModelApi) -> None:
 
 def test_the_members_of_requests() -> None:
     """The members that hold conversations, and those that are seen before them."""
-    assert conversation_members() == {"messages", "input", "prompt"}
-    assert context_members() == ("tools", "instructions", "system")
+    assert conversation_members() == {"messages", "input", "prompt", "contents"}
+    assert context_members() == (
+        *("tools", "instructions", "suffix", "agent_id", "system", "systemInstruction"),
+        *("system_instruction", "cachedContent", "context", "documents", "toolConfig"),
+    )
+    config = {"tools": [1], "toolChoice": {"auto": {}}}
+    chosen = {**config, "toolChoice": {"any": {}}}
+    assert context_of({"toolConfig": config}) == context_of({"toolConfig": chosen})
+    assert context_of({"toolConfig": config}) != context_of({"toolConfig": {"tools": [2]}})
 
 
 # --- requests

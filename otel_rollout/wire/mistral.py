@@ -1,0 +1,43 @@
+"""Mistral's endpoints beside `/chat/completions`: fill in the middle, and agents.
+
+Their replies are those of chat completions. What Mistral serves at `/v1/chat/completions` is read
+by `wire.chat`; the content of a reply may be a list there, with its reasoning as `thinking` parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from otel_rollout.wire.api import Sampled
+from otel_rollout.wire.chat import ChatCompletions
+from otel_rollout.wire.json import Message, Params, Reply
+from otel_rollout.wire.messages import MessagePath
+
+
+class Mistral(ChatCompletions):
+    """`/fim/completions`, which is asked with a text, and `/agents/completions`."""
+
+    provider = "mistral_ai"
+    paths = ("/fim/completions", "/agents/completions")
+    context = ("tools", "suffix", "agent_id")
+
+    def token_id_params(self, path: str) -> Params | None:
+        return None
+
+    def sampled(
+        self, params: Params, prompt: MessagePath | None, reply: Reply
+    ) -> Iterator[Sampled]:
+        return super().sampled(params, self.asked(params, prompt), reply)
+
+    def shown_part(self, part: Message) -> str | Message | None:
+        thinking = part.get("thinking")
+        if part.get("type") != "thinking" or not isinstance(thinking, list):
+            return None
+        texts = [str(one.get("text", "")) for one in thinking if isinstance(one, Mapping)]
+        return f"({''.join(texts)})"
+
+    def shown_calls(self, message: Message) -> list[str]:
+        return []  # as of any chat completion
+
+    def tool_name(self, tool: Message) -> str | None:
+        return None

@@ -1,0 +1,86 @@
+"""Ollama's own API: `/api/chat` with messages, `/api/generate` with a text.
+
+A stream is one JSON object on each line; the last one says that it is done, why, and the counts.
+Unless a request says `"stream": false`, the reply is a stream. Replies have no id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
+from otel_rollout.wire.json import Chunk, Json, Params, Reply
+from otel_rollout.wire.merging import finish, merge_field
+from otel_rollout.wire.messages import MessagePath
+
+_PIECEWISE = ("response", "thinking", "logprobs")
+"""Members of a chunk of which each has its own piece."""
+
+
+class Ollama(ModelApi):
+    """`/api/chat` and `/api/generate`."""
+
+    paths = ("/api/chat", "/api/generate")
+    context = ("tools", "system", "context")
+    finish_names = ("done_reason",)
+    settings = ("options",)
+    id_name = None
+
+    def framing(self, path: str) -> Framing | None:
+        return "lines"
+
+    def choices_asked(self, params: Params) -> int:
+        return 1
+
+    def recognises(self, chunks: Sequence[Chunk]) -> bool:
+        return any(map(_is_chunk, chunks))
+
+    def merge(self, chunks: Sequence[Chunk]) -> Json:
+        return _merge_chunks(chunks)
+
+    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
+        return events.error is None and any(chunk.get("done") is True for chunk in events.chunks)
+
+    def sampled(
+        self, params: Params, prompt: MessagePath | None, reply: Reply
+    ) -> Iterator[Sampled]:
+        message = reply.get("message")
+        if not isinstance(message, dict) and isinstance(reply.get("response"), str):
+            thinking = {"thinking": reply["thinking"]} if reply.get("thinking") else {}
+            message = {"role": "assistant", "content": reply["response"], **thinking}
+        if isinstance(message, dict):
+            yield Sampled(0, reply, (message,), self.asked(params, prompt))
+
+    def usage(self, reply: Reply) -> dict[str, Json] | None:
+        counts = [reply.get(name) for name in ("prompt_eval_count", "eval_count")]
+        if not any(isinstance(count, int) for count in counts):
+            return None
+        return {"prompt_tokens": counts[0], "completion_tokens": counts[1]}
+
+
+def _is_chunk(chunk: Chunk) -> bool:
+    said = isinstance(chunk.get("message"), Mapping) or isinstance(chunk.get("response"), str)
+    return said and isinstance(chunk.get("done"), bool)
+
+
+def _merge_chunks(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    for chunk in chunks:
+        for key, value in chunk.items():
+            if key == "message" and isinstance(value, Mapping):
+                for name, part in value.items():
+                    if name != "tool_calls":
+                        merge_field(body.setdefault(key, {}), name, part)
+                    else:  # each comes as a whole
+                        body.setdefault(key, {}).setdefault(name, []).extend(part or ())
+            elif key in _PIECEWISE:
+                merge_field(body, key, value)
+            elif value is not None or key not in body:
+                body[key] = value
+    return {
+        key: {name: finish(part) for name, part in value.items()}
+        if key == "message" and isinstance(value, dict)
+        else finish(value)
+        for key, value in body.items()
+    }
