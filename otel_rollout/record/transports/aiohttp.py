@@ -34,12 +34,10 @@ class _Post:
     def body(self) -> bytes | None:
         data, parsed = self.kwargs.get("data"), self.kwargs.get("json")
         if parsed is not None:
-            dump_bytes = getattr(self.session, "_json_serialize_bytes", None)
-            return (
-                dump_bytes(parsed) if dump_bytes else self.session.json_serialize(parsed).encode()
-            )
+            dump = getattr(self.session, "_json_serialize_bytes", None)
+            data = (dump or self.session.json_serialize)(parsed)
         if isinstance(data, str):
-            data = data.encode()
+            data = bytes(data, "utf-8")
         return bytes(data) if isinstance(data, bytes | bytearray) else None
 
     def replace(self, body: bytes) -> None:
