@@ -127,10 +127,11 @@ class _Fed:
         """Take what is to be had without waiting: a piece, or the end. False: nothing is."""
         for piece in self._pieces:
             self.feed_data(piece)
+            if not self._reading.cuts:
+                self._end_chunk()
             return True
         if self._ends_chunk:
-            self._ends_chunk = False
-            self.end_http_chunk_receiving()
+            self._end_chunk()
         elif self._is_over:
             self.feed_eof()
             self._reading.end()
@@ -141,6 +142,11 @@ class _Fed:
         else:
             return False
         return True
+
+    def _end_chunk(self: Any) -> None:
+        if self._ends_chunk:
+            self._ends_chunk = False
+            self.end_http_chunk_receiving()
 
     async def _wait(self: Any, func_name: str) -> None:
         self._given_up = None
