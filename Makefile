@@ -73,6 +73,7 @@ format: $(READY)
 bench: $(READY)  ## what it costs; see docs/performance.md
 	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/transports.py
 	$(BIN)/python benchmarks/rebuild.py
 	$(BIN)/python benchmarks/workflows.py
 
