@@ -47,7 +47,7 @@ class Hook:
 
     def is_in_place(self, module: ModuleType) -> bool:
         """True if the wrapper is on the method, also under those of others."""
-        method = vars(getattr(module, self.owner)).get(self.method)
+        method = vars(getattr(module, self.owner, object)).get(self.method)
         while method is not None and getattr(method, "_self_wrapper", None) is not self.wrapper:
             method = getattr(method, "__wrapped__", None)
         return method is not None
