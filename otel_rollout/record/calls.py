@@ -192,16 +192,21 @@ async def make_async(
 def received(recorder: ExchangeRecorder, response: Any) -> None:
     """A response of httpx is here; its body has been read, or is shown as it is read."""
     status, headers = response.status_code, response.headers
-    if response.is_stream_consumed or response.is_closed:
-        content = response.content
+    content = getattr(response, "_content", None)
+    if isinstance(content, bytes):
         recorder.response(status, headers, content)
         response._content = without_count(recorder, content)
+    elif response.is_closed or response.is_stream_consumed:  # by a hook of the user's
+        recorder.response(status, headers)
+        recorder.leave()
     elif recorder.response(status, headers):
         response.stream = tee(response, recorder)
 
 
 def _text(response: Any) -> str | None:
     """The body of an error response. None: it was not read."""
+    if not isinstance(getattr(response, "_content", None), bytes):
+        return None  # requests would read it now
     with guarded("an error response was not read", level=logging.DEBUG):
         return str(response.text)
     return None

@@ -27,7 +27,8 @@ def show(response: Any, recorder: ExchangeRecorder) -> None:
 @functools.cache
 def _shown_class(kind: type[object]) -> type[object]:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (_Shown, kind), names)
+    shown_kind = _ShownWithRead1 if hasattr(kind, "read1") else _Shown
+    return type(kind.__name__, (shown_kind, kind), names)
 
 
 class _Shown:
@@ -48,12 +49,6 @@ class _Shown:
             self._body = data
         return data
 
-    def read1(self: Any, amt: Any = None, decode_content: Any = None) -> Any:
-        body, read1 = self._otel_rollout_body, super().read1  # type: ignore[misc]
-        if body.is_inside or amt == 0:
-            return read1(amt, decode_content)
-        return body.read(self, lambda: read1(amt, decode_content), amt, decode_content, once=True)
-
     def stream(self: Any, amt: Any = 2**16, decode_content: Any = None) -> Any:
         body, chunks = self._otel_rollout_body, super().stream(amt, decode_content)  # type: ignore[misc]
         return chunks if body.is_inside else body.stream(self, chunks, amt, decode_content)
@@ -65,6 +60,16 @@ class _Shown:
     def close(self: Any) -> None:
         super().close()  # type: ignore[misc]
         self._otel_rollout_body.recorder.dropped()
+
+
+class _ShownWithRead1(_Shown):
+    """The same, of a version of urllib3 that has `read1`."""
+
+    def read1(self: Any, amt: Any = None, decode_content: Any = None) -> Any:
+        body, read1 = self._otel_rollout_body, super().read1  # type: ignore[misc]
+        if body.is_inside or amt == 0:
+            return read1(amt, decode_content)
+        return body.read(self, lambda: read1(amt, decode_content), amt, decode_content, once=True)
 
 
 class _Body:
