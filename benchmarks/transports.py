@@ -1,10 +1,10 @@
 """The cost of the watch: what a request that asks no model pays in a rollout, for each library.
 
-    python benchmarks/transports.py [--requests 100000]
+    python benchmarks/transports.py [--requests 20000]
 
 Each method that is hooked is called with a request as its library makes it; the method itself is
 replaced by one that does nothing, so what is timed is the wrapper alone: the time of a call with
-the hook less that of one without. The best of 5 rounds counts. Libraries that are not installed
+the hook less that of one without. The best of 15 rounds counts. Libraries that are not installed
 are left out.
 """
 
@@ -59,7 +59,7 @@ async def nothing_async(*args: object) -> None:
 
 
 def timed(call: Callable[..., Any], args: tuple[Any, ...], count: int, *, is_async: bool) -> float:
-    """CPU seconds per call: the best of 5 rounds."""
+    """CPU seconds per call: the best of 15 rounds."""
 
     async def loop() -> float:
         start = time.process_time()
@@ -75,7 +75,7 @@ def timed(call: Callable[..., Any], args: tuple[Any, ...], count: int, *, is_asy
             call(*args)
         return time.process_time() - start
 
-    return min(rounds() for _ in range(5)) / count
+    return min(rounds() for _ in range(15)) / count
 
 
 def cost(name: str, method: str, hook: Any, count: int) -> float:
@@ -102,7 +102,7 @@ def cost(name: str, method: str, hook: Any, count: int) -> float:
 def main() -> None:
     """Print a row for each method that is hooked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--requests", type=int, default=20_000)
     count = parser.parse_args().requests
     print(f"{count} requests; microseconds that the wrapper adds to each, in a rollout")
     print(f"{'':<45} {'GET':>6} {'POST':>6}")
