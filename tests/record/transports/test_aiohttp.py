@@ -173,6 +173,18 @@ async def test_a_reading_that_is_given_up_may_go_on(recording: Recording, client
     assert (completion.message or {})["content"] == "Paris"
 
 
+async def test_a_stream_that_is_closed_has_ended(recording: Recording, clients: Clients):
+    """Its end is known at once, also where somebody keeps the response."""
+    url = clients.serve(TEXT, chunk_size=1).base_url + "/chat/completions"
+    async with rollout("agent") as trajectory, aiohttp.ClientSession() as session:
+        response = await session.post(url, json={**BODY, "stream": True})
+        await response.content.readline()
+        response.close()
+        assert [c.status for c in trajectory.completions] == ["abandoned"]
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await response.content.readline()
+
+
 @pytest.mark.parametrize("how", ["cancelled", "abandoned"])
 async def test_a_stream_that_is_left(recording: Recording, clients: Clients, how: str):
     """What its reader took is kept."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
 from collections.abc import Awaitable
 from typing import Any
@@ -17,7 +16,7 @@ from otel_rollout.record.state import process_state
 from otel_rollout.testing import Raw, Reply
 from tests.kit.calling import Configure
 from tests.kit.recording import Clients, Recording
-from tests.record.transports.libraries import BODY, EVERY, STREAMED, Library, Seen, ask
+from tests.record.transports.libraries import BODY, EVERY, HEADERS, STREAMED, Library, Seen, ask
 
 
 async def outcome(asking: Awaitable[Seen]) -> Seen | tuple[Any, ...]:
@@ -169,15 +168,20 @@ async def test_token_ids_are_asked_for(
 
 
 @EVERY
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("Authorization", "AWS4-HMAC-SHA256 Credential=a"), ("Content-Digest", "sha-256=:a=:")],
+)
 async def test_a_body_that_is_signed_is_sent_as_it_is(
-    recording: Recording, clients: Clients, library: Library, monkeypatch: pytest.MonkeyPatch
+    recording: Recording,
+    clients: Clients,
+    library: Library,
+    name: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Nothing is added to it, and the call is recorded."""
-    monkeypatch.setitem(
-        importlib.import_module("tests.record.transports.libraries").HEADERS,
-        "Authorization",
-        "AWS4-HMAC-SHA256 Credential=a",
-    )
+    monkeypatch.setitem(HEADERS, name, value)
     server = clients.serve("hello")
     async with rollout("agent"):
         with otel_rollout.request_token_ids():

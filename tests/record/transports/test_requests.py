@@ -164,6 +164,16 @@ def test_a_stream_that_is_left(recording: Recording, clients: Clients, how: str)
     assert (completion.message or {})["content"] == "P"
 
 
+def test_a_stream_that_is_closed_has_ended(recording: Recording, clients: Clients):
+    """Its end is known at once, also where somebody keeps the response."""
+    with rollout("agent") as trajectory:
+        response = ask(clients.serve(TEXT), stream=True)
+        next(response.iter_lines())
+        response.close()
+        assert [c.status for c in trajectory.completions] == ["abandoned"]
+        assert response.raw.closed
+
+
 def test_bodies(recording: Recording, clients: Clients):
     """Whatever holds the JSON: text, bytes. What is made while it is sent is counted."""
     url = clients.serve("hello").base_url + "/chat/completions"
