@@ -38,7 +38,7 @@ test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ##
 	done
 
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
-	.venv-frameworks/bin/python -m pytest -W ignore -m framework $(or $(TESTS),tests/frameworks)
+	.venv-frameworks/bin/python -m pytest -W ignore -m framework $(or $(TESTS),tests/frameworks tests/record/transports)
 
 test-trainers: .venv-trainers/.ready  ## exporters/, each against its real trainer; their warnings are theirs
 	MYPYPATH=$(subst $(eval) ,:,$(EXPORTERS:/pyproject.toml=)) .venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/otel_rollout_*
@@ -73,6 +73,7 @@ format: $(READY)
 bench: $(READY)  ## what it costs; see docs/performance.md
 	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/transports.py
 	$(BIN)/python benchmarks/rebuild.py
 	$(BIN)/python benchmarks/workflows.py
 

@@ -1,4 +1,4 @@
-"""A model call that a client makes over httpx, and the recorder that follows it.
+"""A model call that a client makes, and the recorder that follows it.
 
 The call is current while the client makes it, so that the client's inner steps (an attempt, a
 response) find its recorder, and the spans of HTTP libraries are below the call's own.
@@ -24,7 +24,7 @@ from otel_rollout.record.deferred import settle
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
-from otel_rollout.record.tee import tee
+from otel_rollout.record.tee import tee, without_count
 from otel_rollout.wire import Json, api_of
 
 
@@ -51,13 +51,14 @@ class Call:
     recorder: ExchangeRecorder
     asked: Callable[[], object]
     """The body that the client was asked to send, should it fail to build a request."""
-    gives_response: bool = False
-    """True if the call's result is the HTTP response, be it an error."""
+    received: Callable[[ExchangeRecorder, Any], None] | None = None
+    """Shows the recorder the HTTP response that the call gives. None: the client's steps do."""
 
     def ended(self, result: Any) -> None:
         """The client gave its caller this result."""
-        if self.gives_response:
-            received(self.recorder, result)
+        if self.received is not None:
+            with guarded(INCOMPLETE):
+                self.received(self.recorder, result)
         if not self.recorder.is_streaming:
             self.recorder.end()
 
@@ -191,14 +192,21 @@ async def make_async(
 def received(recorder: ExchangeRecorder, response: Any) -> None:
     """A response of httpx is here; its body has been read, or is shown as it is read."""
     status, headers = response.status_code, response.headers
-    if response.is_stream_consumed or response.is_closed:
-        recorder.response(status, headers, response.content)
+    content = getattr(response, "_content", None)
+    if isinstance(content, bytes):
+        recorder.response(status, headers, content)
+        response._content = without_count(recorder, content)
+    elif response.is_closed or response.is_stream_consumed:  # by a hook of the user's
+        recorder.response(status, headers)
+        recorder.leave()
     elif recorder.response(status, headers):
         response.stream = tee(response, recorder)
 
 
 def _text(response: Any) -> str | None:
     """The body of an error response. None: it was not read."""
+    if not isinstance(getattr(response, "_content", None), bytes):
+        return None  # requests would read it now
     with guarded("an error response was not read", level=logging.DEBUG):
         return str(response.text)
     return None

@@ -12,12 +12,16 @@ Nothing of it raises into a call or changes what the call gives back.
 from __future__ import annotations
 
 import importlib
+import sys
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record import openai_client
 from otel_rollout.record.content import Content, of_environment
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports import TRANSPORTS
+
+_LIBRARIES = dict.fromkeys(openai_client.ALIKE, openai_client.HOOKS) | TRANSPORTS
+"""Hooks of the libraries that are not needed, by the module that has what they are on."""
 
 
 def instrument(content: Content | None = None) -> None:
@@ -43,9 +47,7 @@ def instrument(content: Content | None = None) -> None:
         process_state.content = content or of_environment()
     hooks = process_state.hooks
     hooks.install(module, openai_client.HOOKS)
-    for name in openai_client.ALIKE:
-        hooks.install_when_imported(name, openai_client.HOOKS)
-    for name, library in TRANSPORTS.items():
+    for name, library in _LIBRARIES.items():
         hooks.install_when_imported(name, library)
 
 
@@ -60,3 +62,15 @@ def not_hooked() -> list[str]:
     return [
         hook.name for hook in openai_client.HOOKS if hook.required and not hook.is_in_place(module)
     ]
+
+
+def libraries_not_hooked() -> list[str]:
+    """The libraries that are imported, and whose calls are not, or no longer, captured."""
+    lost = [
+        name
+        for name, hooks in _LIBRARIES.items()
+        for module in (sys.modules.get(name),)
+        if module is not None
+        and not all(hook.is_in_place(module) for hook in hooks if hook.required)
+    ]
+    return list(dict.fromkeys(name.removesuffix("._base_client") for name in lost))

@@ -39,12 +39,15 @@ class Hook:
         return f"{self.owner}.{self.method}"
 
     def is_missing(self, module: ModuleType) -> bool:
-        """True if this version of the library lacks a method that is required."""
-        return self.required and not hasattr(getattr(module, self.owner, None), self.method)
+        """True if this version of the library lacks a method that is required.
+
+        One that the class only inherits is not the one that is hooked.
+        """
+        return self.required and self.method not in vars(getattr(module, self.owner, object))
 
     def is_in_place(self, module: ModuleType) -> bool:
         """True if the wrapper is on the method, also under those of others."""
-        method = vars(getattr(module, self.owner)).get(self.method)
+        method = vars(getattr(module, self.owner, object)).get(self.method)
         while method is not None and getattr(method, "_self_wrapper", None) is not self.wrapper:
             method = getattr(method, "__wrapped__", None)
         return method is not None
@@ -60,6 +63,8 @@ class Hooks:
         """True if libraries that are imported from now on are hooked."""
         self._awaited: set[str] = set()
         """Modules whose import is waited for; wrapt keeps such a hook for good."""
+        self._reported: set[str] = set()
+        """Modules that were found to lack a method."""
         self._lock = threading.Lock()
 
     def install(self, module: ModuleType, hooks: tuple[Hook, ...]) -> None:
@@ -70,7 +75,7 @@ class Hooks:
     def install_when_imported(self, name: str, hooks: tuple[Hook, ...]) -> None:
         """Hook the module now if it is imported, else when it is.
 
-        A version without the methods is left as it is, with a warning in the log.
+        A version without the methods is left as it is, with one warning in the log.
         """
         if name in sys.modules:
             # Another thread may be importing it: this waits for that thread.
@@ -90,14 +95,15 @@ class Hooks:
     @guarded(INCOMPLETE)
     def _imported(self, hooks: tuple[Hook, ...], module: ModuleType) -> None:
         missing = [hook.name for hook in hooks if hook.is_missing(module)]
-        if missing:
+        if not missing:
+            self._put_in(module, hooks)
+        elif module.__name__ not in self._reported:
+            self._reported.add(module.__name__)
             logger.warning(
                 "calls of %s are not captured: this version has no %s",
                 module.__name__.removesuffix("._base_client"),
                 ", ".join(missing),
             )
-        else:
-            self._put_in(module, hooks)
 
     def _put_in(self, module: ModuleType, hooks: tuple[Hook, ...]) -> None:
         with self._lock:

@@ -273,20 +273,27 @@ class ExchangeRecorder:
             self._finish("complete" if error is None else _status_of(error), error)
 
     @guarded(INCOMPLETE)
-    def leave(self, response: int | None = None) -> None:
+    def leave(self, response: int | None = None, error: BaseException | None = None) -> None:
         """The reply is read no further, or its rollout ends: what has come of it is kept.
 
         response: the number of the response that is meant (`responses`). None: the last one.
+        error: what the last reading of it raised. None: nothing.
         """
         if self.is_streaming and response in (None, self.responses):
-            self._end_stream(None, ended=False)
+            if error is None and (self._status_code or 0) >= 400:
+                self._end_refused(self._status_code or 0)
+            else:
+                self._end_stream(error, ended=False)
 
-    def dropped(self) -> None:
-        """The reply is read no further. May be called by the garbage collector: the end waits."""
+    def dropped(self, error: BaseException | None = None) -> None:
+        """The reply is read no further. May be called by the garbage collector: the end waits.
+
+        error: what the last reading of it raised. None: nothing.
+        """
         if self.is_streaming and self._left_ns is None:
             self._left_ns = time.time_ns()
             number = self.responses
-            later(lambda: self.leave(number))
+            later(lambda: self.leave(number, error))
 
     def _end_stream(self, error: BaseException | None, *, ended: bool) -> None:
         with self._lock:

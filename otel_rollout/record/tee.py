@@ -1,8 +1,9 @@
-"""A byte stream that shows the recorder its bytes, and is otherwise the stream that it wraps.
+"""The bytes of a response, shown to the recorder as their reader takes them.
 
 The chunks of a stream are handed on, and recorded, one by one: what is recorded of a stream that is
-left early is what its reader took, however the network cut it. httpx, and httpx2, check that a
-stream is of their own class: there is a tee for each library.
+left early is what its reader took, however the network cut it. `shown` and `shown_async` are that
+for plain iterators. httpx, and httpx2, check that a stream is of their own class: there is a tee
+for each library.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import functools
 import importlib
 import sys
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.wire import Cutter, cutter_of, is_count
+from otel_rollout.wire import Cutter, EventCutter, cutter_of, is_count
 
 _LIBRARIES = ("httpx", "httpx2")
 
@@ -25,17 +26,25 @@ def tee(response: Any, recorder: ExchangeRecorder) -> Any:
     decoder = _decoder_of(response) if recorder.has_events else None
     if decoder is not None:
         recorder.comes_decoded()
-    reading = _Reading(recorder, decoder)
-    shown = _tee_class(response.stream)(response.stream, reading)
-    # Finalizer: ends the recording of a stream that is dropped unread.
-    weakref.finalize(shown, reading.dropped).atexit = False
-    return shown
+    reading = Reading(recorder, decoder)
+    stream = _tee_class(response.stream)(response.stream, reading)
+    reading.ends_with(stream)
+    return stream
 
 
-class _Reading:
+def without_count(recorder: ExchangeRecorder, body: bytes) -> bytes:
+    """A whole body, decoded, as its reader is to see it."""
+    if not (recorder.hides_count and recorder.has_events):
+        return body
+    cutter = EventCutter()
+    events = [*cutter.cut(body), cutter.rest()]
+    return b"".join(event for event in events if not is_count(event))
+
+
+class Reading:
     """The reading of one response; it shows nothing once the recorder has another one."""
 
-    def __init__(self, recorder: ExchangeRecorder, decoder: _Decoder | None) -> None:
+    def __init__(self, recorder: ExchangeRecorder, decoder: _Decoder | None = None) -> None:
         self._recorder = recorder
         self._response = recorder.responses
         self._decoder = decoder
@@ -47,6 +56,11 @@ class _Reading:
         if framing is not None and not is_encoded:
             self._cutter = cutter_of(framing)
         self._hides_count = recorder.hides_count
+
+    @property
+    def cuts(self) -> bool:
+        """True if the bytes are handed on event by event, not as they come."""
+        return self._cutter is not None
 
     @property
     def _is_current(self) -> bool:
@@ -81,38 +95,76 @@ class _Reading:
             self._recorder.chunk(chunk)
 
     def end(self, error: BaseException | None = None) -> None:
+        """The bytes came to their end, or reading them raised."""
         if self._is_current:
             self._recorder.end(error=error)
 
-    def dropped(self) -> None:
+    def failed(self, error: BaseException) -> None:
+        """Reading raised, and gives the reader nothing more: what had come is recorded."""
+        if isinstance(error, Exception):
+            for _ in self.rest():
+                pass
+        self.end(error)
+
+    def dropped(self, error: BaseException | None = None) -> None:
+        """The bytes are read no further. error: what the last reading of them raised."""
         if self._is_current:
-            self._recorder.dropped()
+            self._recorder.dropped(error)
+
+    def ends_with(self, stream: object) -> None:
+        """Finalizer: ends the recording of a stream that is dropped unread."""
+        weakref.finalize(stream, self.dropped).atexit = False
+
+
+def shown(stream: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
+    """The bytes of a stream, shown as they are taken."""
+    try:
+        for chunk in stream:
+            for piece in reading.pieces(chunk):
+                yield piece
+    except GeneratorExit:
+        raise  # the reader stopped: `close` follows, or the garbage collector
+    except Exception as error:
+        for piece in reading.rest():
+            yield piece
+        reading.end(error)
+        raise
+    except BaseException as error:
+        reading.end(error)
+        raise
+    for piece in reading.rest():
+        yield piece
+    reading.end()
+
+
+async def shown_async(stream: AsyncIterable[bytes], reading: Reading) -> AsyncIterator[bytes]:
+    """The bytes of an async stream, shown as they are taken."""
+    try:
+        async for chunk in stream:
+            for piece in reading.pieces(chunk):
+                yield piece
+    except GeneratorExit:
+        raise
+    except Exception as error:
+        for piece in reading.rest():
+            yield piece
+        reading.end(error)
+        raise
+    except BaseException as error:
+        reading.end(error)
+        raise
+    for piece in reading.rest():
+        yield piece
+    reading.end()
 
 
 class _SyncTee:
-    def __init__(self, stream: Any, reading: _Reading) -> None:
+    def __init__(self, stream: Any, reading: Reading) -> None:
         self._stream = stream
         self._reading = reading
 
     def __iter__(self) -> Iterator[bytes]:
-        reading = self._reading
-        try:
-            for chunk in self._stream:
-                for piece in reading.pieces(chunk):
-                    yield piece
-        except GeneratorExit:
-            raise  # the reader stopped: `close` follows, or the garbage collector
-        except Exception as error:
-            for piece in reading.rest():
-                yield piece
-            reading.end(error)
-            raise
-        except BaseException as error:
-            reading.end(error)
-            raise
-        for piece in reading.rest():
-            yield piece
-        reading.end()
+        return shown(self._stream, self._reading)
 
     def close(self) -> None:
         try:
@@ -122,29 +174,12 @@ class _SyncTee:
 
 
 class _AsyncTee:
-    def __init__(self, stream: Any, reading: _Reading) -> None:
+    def __init__(self, stream: Any, reading: Reading) -> None:
         self._stream = stream
         self._reading = reading
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        reading = self._reading
-        try:
-            async for chunk in self._stream:
-                for piece in reading.pieces(chunk):
-                    yield piece
-        except GeneratorExit:
-            raise
-        except Exception as error:
-            for piece in reading.rest():
-                yield piece
-            reading.end(error)
-            raise
-        except BaseException as error:
-            reading.end(error)
-            raise
-        for piece in reading.rest():
-            yield piece
-        reading.end()
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return shown_async(self._stream, self._reading)
 
     async def aclose(self) -> None:
         try:

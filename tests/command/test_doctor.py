@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Collection, Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import openai._base_client
 import pytest
+import requests
 import wrapt
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -25,6 +29,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRat
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, TrajectorySpanProcessor
 from otel_rollout.command.checks import Finding, check
+from otel_rollout.command.checks import clients as clients_check
 from otel_rollout.command.cli import main
 from otel_rollout.command.doctor import run_setup
 from otel_rollout.errors import ConfigurationError
@@ -77,6 +82,9 @@ def test_a_clean_set_up_has_only_fine_findings(setup: Any):
         "threads",
         "content",
         "capture",
+        "clients",
+        "HTTP libraries",
+        "HTTP libraries",
         "self-test",
     ]
     assert "trajectories go to InMemoryTrajectoryExporter" in str(findings[2])
@@ -95,6 +103,51 @@ def test_the_self_test_leaves_running_rollouts_alone(setup: Any):
     assert trajectories.get_finished_trajectories() == (mine,)
     assert mine.completions == []
     assert mine.warnings == []
+
+
+# --- clients
+
+
+def test_what_becomes_of_each_client(setup: Any, monkeypatch: pytest.MonkeyPatch):
+    """Each library that is installed is listed with its version, and nothing is imported."""
+    installed = {"openai": "3.5", "ollama": "0.6", "httpx": "0.28", "urllib3": "2.8"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(clients_check, "version", version)
+    imported = set(sys.modules)
+    assert list(map(str, clients_check.clients())) == [
+        "ok       clients: captured by hooks of their own: openai 3.5",
+        "ok       clients: captured where they send, if the API is known: ollama 0.6 (on httpx)",
+        "ok       HTTP libraries: calls of known model APIs are captured, other model calls "
+        "counted: httpx 0.28",
+        "ok       HTTP libraries: model calls are counted, not captured: urllib3 2.8, "
+        "http.client, urllib",
+    ]
+    assert set(sys.modules) == imported
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_client_that_is_not_seen(setup: Any, monkeypatch: pytest.MonkeyPatch, used: bool):
+    """That it is installed is no fault; that it is imported is a warning."""
+    monkeypatch.setattr(clients_check, "version", "7.{0}".format)
+    if used:
+        monkeypatch.setitem(sys.modules, "pycurl", ModuleType("pycurl"))
+    findings = list(clients_check.clients())
+    (finding,) = (each for each in findings if "pycurl" in each.text)
+    assert finding.level == ("warning" if used else "ok")
+    assert "neither captured nor counted: pycurl 7.pycurl; it has a network stack" in finding.text
+
+
+def test_a_library_that_is_not_hooked(setup: Any, monkeypatch: pytest.MonkeyPatch):
+    """Something replaced the method that had the hook."""
+    monkeypatch.setattr(requests.Session, "send", requests.Session.get)
+    finding = found(check(), "clients")
+    assert finding.level == "warning"
+    assert "methods of requests.sessions were replaced" in finding.text
 
 
 # --- provider

@@ -7,6 +7,7 @@ its own.
 
 from __future__ import annotations
 
+from otel_rollout.command.checks.clients import clients
 from otel_rollout.command.checks.content import content
 from otel_rollout.command.checks.exporters import span_exporters
 from otel_rollout.command.checks.finding import Finding
@@ -40,7 +41,7 @@ def check(
     sdk = sdk_provider(provider)
     if sdk is not None:
         findings += [*processors(sdk), *span_exporters(sdk), *limits(sdk), *sampler(sdk)]
-    findings += [*instrumentors(), *content(), *capture_hooks()]
+    findings += [*instrumentors(), *content(), *capture_hooks(), *clients()]
     if self_test and sdk is not None:
         findings += one_rollout(sdk)
     if server is not None and sdk is not None:

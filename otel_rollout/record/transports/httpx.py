@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from otel_rollout.record.calls import Call, Unrecorded, make, make_async
+from otel_rollout.record.calls import received
 from otel_rollout.record.hooks import Hook
-from otel_rollout.record.transports.post import begin
+from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.record.transports.post import sending, sending_async
 from otel_rollout.wire import asks_a_model
 
 
 class _Post:
     """A POST as a request of httpx."""
 
-    def __init__(self, request: Any) -> None:
-        self.request = request
+    def __init__(self, request: Any, path: str, args: Any, kwargs: Any) -> None:
+        self.request, self.path, self.args, self.kwargs = request, path, args, kwargs
         self.library: str = type(request).__module__.partition(".")[0]
         self.url = str(request.url)
         self.headers: Mapping[str, str] = request.headers
@@ -36,39 +37,24 @@ class _Post:
             old.method, old.url, headers=headers, content=body, extensions=old.extensions
         )
         self.headers = self.request.headers
-
-
-def _begin(args: Any, kwargs: Any) -> tuple[Call | Unrecorded | None, Any]:
-    """The call that a client's `send` makes, and the arguments to make it with."""
-    request = args[0] if args else kwargs.get("request")
-    if request is None or request.method != "POST":
-        return None, args
-    path = request.url.raw_path.partition(b"?")[0].decode("ascii", "replace")
-    if not asks_a_model(path):
-        return None, args
-    post = _Post(request)
-    call = begin(post, path)
-    if post.request is not request:
-        if args:
-            args = (post.request, *args[1:])
+        if self.args:
+            self.args = (self.request, *self.args[1:])
         else:
-            kwargs["request"] = post.request
-    return call, args
+            self.kwargs["request"] = self.request
+
+    def received(self, recorder: ExchangeRecorder, response: Any) -> None:
+        received(recorder, response)
 
 
-def _send(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-    call, args = _begin(args, kwargs)
-    return wrapped(*args, **kwargs) if call is None else make(call, wrapped, args, kwargs)
-
-
-async def _async_send(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-    call, args = _begin(args, kwargs)
-    if call is None:
-        return await wrapped(*args, **kwargs)
-    return await make_async(call, wrapped, args, kwargs)
+def _post(_: Any, args: Any, kwargs: Any) -> _Post | None:
+    request = args[0] if args else kwargs.get("request")
+    if getattr(request, "method", None) != "POST":
+        return None
+    path = request.url.raw_path.partition(b"?")[0].decode("ascii", "replace")
+    return _Post(request, path, args, kwargs) if asks_a_model(path) else None
 
 
 HOOKS = (
-    Hook("Client", "send", _send),
-    Hook("AsyncClient", "send", _async_send),
+    Hook("Client", "send", sending(_post)),
+    Hook("AsyncClient", "send", sending_async(_post)),
 )

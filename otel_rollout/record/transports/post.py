@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
@@ -16,25 +17,33 @@ from otel_rollout.record.calls import (
     added_fields,
     asks_for_count,
     is_in_call,
+    make,
+    make_async,
     recording_rollout,
 )
 from otel_rollout.record.current import capture_is_off
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.uncaptured import note_outside, note_uncaptured
-from otel_rollout.wire import Json, api_of, endpoint_of, loads
+from otel_rollout.wire import Json, api_of, asks_a_model, endpoint_of, loads
 
+_LIBRARIES = {
+    name: name
+    for name in ("httpx", "httpx2", "aiohttp", "requests", "botocore", "urllib3", "urllib")
+} | {"http": "http.client"}
+"""HTTP libraries by their package, as they are named."""
 _PLUMBING = frozenset(
     (
-        *("otel_rollout", "opentelemetry", "wrapt"),
-        *("httpx", "httpx2", "httpcore", "httpcore2", "aiohttp", "requests", "urllib3", "botocore"),
-        *("http", "urllib", "asyncio", "anyio", "trio", "threading", "concurrent", "contextlib"),
-        *("functools", "tenacity", "backoff", "contextvars"),
+        *("otel_rollout", "opentelemetry", "wrapt", "httpcore", "httpcore2", *_LIBRARIES),
+        *("asyncio", "anyio", "trio", "threading", "concurrent", "contextlib", "contextvars"),
+        *("functools", "tenacity", "backoff", "google.auth", "requests_toolbelt", "httpx_aiohttp"),
     )
 )
 """Packages between a client library and the network."""
 _NAMESPACES = frozenset(("google", "azure"))
 """Packages of several libraries, whose names have a second part."""
+_BINDING = frozenset(("signature", "digest", "content-digest", "content-md5"))
+"""Headers, in lower case, that tell what the body is."""
 
 
 class Post(Protocol):
@@ -42,9 +51,15 @@ class Post(Protocol):
 
     library: str
     """Name of the library."""
+    path: str
+    """The path that it goes to, without its query."""
     url: str
     """The address that it goes to."""
     headers: Mapping[str, str]
+    args: tuple[Any, ...]
+    """Arguments by position of the library's method that sends it."""
+    kwargs: dict[str, Any]
+    """Arguments by name of that method."""
 
     @property
     def body(self) -> bytes | None:
@@ -53,25 +68,87 @@ class Post(Protocol):
     def replace(self, body: bytes) -> None:
         """Have the library send another body."""
 
+    def received(self, recorder: ExchangeRecorder, response: Any) -> None:
+        """Show the recorder the response that the library's method gives."""
+
+
+PostOf: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Post | None"]
+"""The POST that a method is called for, given its object and arguments. None: it asks no model."""
+
+
+def sending(post_of: PostOf) -> Callable[..., Any]:
+    """A wrapper for the method of a library that sends every request."""
+
+    def send(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        post = post_of(instance, args, kwargs)
+        call = None if post is None else begin(post)
+        if post is None or call is None:
+            return wrapped(*args, **kwargs)
+        return make(call, wrapped, post.args, post.kwargs)
+
+    return send
+
+
+def sending_async(post_of: PostOf) -> Callable[..., Any]:
+    """`sending`, for a method that is a coroutine."""
+
+    async def send(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        post = post_of(instance, args, kwargs)
+        call = None if post is None else begin(post)
+        if post is None or call is None:
+            return await wrapped(*args, **kwargs)
+        return await make_async(call, wrapped, post.args, post.kwargs)
+
+    return send
+
+
+def model_path(url: str) -> str | None:
+    """The path of an address, without its query, if a POST to it asks a model; else None."""
+    address = url.partition("?")[0].partition("#")[0]
+    if not asks_a_model(address):
+        return None
+    try:
+        path = urlsplit(address).path
+    except ValueError:  # the library will say so
+        return None
+    return path if asks_a_model(path) else None
+
 
 @guarded(INCOMPLETE)
-def begin(post: Post, path: str) -> Call | Unrecorded | None:
-    """The call that a POST to a model's `path` (without its query) is.
+def begin(post: Post) -> Call | Unrecorded | None:
+    """The call that a POST to a model's path is.
 
     `UNRECORDED` if it is only counted; None where it belongs to another call, or nobody asks.
     """
+    active = _active()
+    if active is None:
+        return None
+    endpoint = endpoint_of(post.path)
+    body = _json_of(post.body) if endpoint is not None else None
+    if endpoint is None or not _is_asked(post.path, body):
+        note_uncaptured(active, client_of(post.library), post.path)
+        return UNRECORDED
+    return _recorded(active, post, endpoint, body)
+
+
+@guarded(INCOMPLETE)
+def watch(library: str, path: str) -> Unrecorded | None:
+    """Count a POST to a model's path whose bytes are not captured; as `begin` otherwise."""
+    active = _active()
+    if active is None:
+        return None
+    note_uncaptured(active, client_of(library), path)
+    return UNRECORDED
+
+
+def _active() -> ActiveRollout | None:
+    """The rollout that is asking. None: a call that is known is, or nobody, which is counted."""
     if is_in_call() or capture_is_off():
         return None
     active = recording_rollout()
     if active is None:
         note_outside()
-        return None
-    endpoint = endpoint_of(path)
-    body = _json_of(post.body) if endpoint is not None else None
-    if endpoint is None or not _is_asked(path, body):
-        note_uncaptured(active, client_of(post.library), path)
-        return UNRECORDED
-    return _recorded(active, post, endpoint, body)
+    return active
 
 
 def _recorded(active: ActiveRollout, post: Post, endpoint: str, body: Json) -> Call:
@@ -81,7 +158,7 @@ def _recorded(active: ActiveRollout, post: Post, endpoint: str, body: Json) -> C
     recorder = ExchangeRecorder(active, endpoint)
     recorder.hides_count = asks_for_count(added)
     recorder.request(post.body, post.headers, post.url)
-    return Call(recorder, lambda: None, gives_response=True)
+    return Call(recorder, lambda: None, post.received)
 
 
 def _json_of(body: bytes | None) -> Json:
@@ -99,18 +176,26 @@ def _is_asked(path: str, body: Json) -> bool:
     return isinstance(body, Mapping) and any(name in body for name in members)
 
 
-def _is_signed(headers: Mapping[str, str]) -> bool:
+def _is_signed(headers: Mapping[str, Any]) -> bool:
     """Whether the body is signed, so that it cannot be changed."""
-    return any(str(value).startswith("AWS4-") for value in headers.values())
+    return any(
+        name.lower() in _BINDING or str(value).startswith("AWS4-")
+        for name, value in headers.items()
+    )
 
 
 def client_of(library: str) -> str:
-    """What sends with an HTTP library, `ollama (httpx)`; that alone if the user's code does."""
+    """The sender of a request, `ollama (httpx)`; the library alone if the user's code sends it.
+
+    The library is the outermost one on the way there: requests, not the urllib3 that it is on.
+    """
     frame = sys._getframe(1)
-    while frame.f_back is not None and _package(frame) in _PLUMBING:
+    while frame.f_back is not None and (package := _package(frame)) in _PLUMBING:
+        library = _LIBRARIES.get(package, library)
         frame = frame.f_back
+    client = _package(frame)
     is_installed = "-packages" in frame.f_code.co_filename
-    return f"{_package(frame)} ({library})" if is_installed else library
+    return f"{client} ({library})" if is_installed and client != library else library
 
 
 def _package(frame: FrameType) -> str:

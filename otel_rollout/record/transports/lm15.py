@@ -1,0 +1,70 @@
+"""Hooks for lm15, the HTTP client on sockets of its own that DSPy brings: on its two transports."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from otel_rollout.record.hooks import Hook
+from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.record.tee import Reading, shown, shown_async
+from otel_rollout.record.transports.post import model_path, sending, sending_async
+
+
+class _Post:
+    """A POST as a request of a transport."""
+
+    library = "lm15"
+
+    def __init__(self, request: Any, path: str, args: Any, kwargs: Any) -> None:
+        self.request, self.path, self.args, self.kwargs = request, path, args, kwargs
+        self.url: str = request.url
+        self.headers: Mapping[str, str] = dict(request.headers)
+
+    @property
+    def body(self) -> bytes | None:
+        body = self.request.body
+        return bytes(body) if isinstance(body, bytes | bytearray) else None
+
+    def replace(self, body: bytes) -> None:
+        headers = [each for each in self.request.headers if each[0].lower() != "content-length"]
+        self.request = dataclasses.replace(self.request, body=body, headers=headers)
+        if self.args:
+            self.args = (self.request, *self.args[1:])
+        else:
+            self.kwargs["request"] = self.request
+
+    def received(self, recorder: ExchangeRecorder, response: Any) -> None:
+        headers = {name.lower(): value for name, value in response.headers}
+        if not recorder.response(response.status, headers):
+            return
+        reading = Reading(recorder)
+        reading.ends_with(response)
+        is_async = hasattr(response._chunks, "__aiter__")
+        response._chunks = (shown_async if is_async else shown)(response._chunks, reading)
+        response._release = _releasing(response._release, reading)
+
+
+def _releasing(release: Callable[[bool], Any], reading: Reading) -> Callable[[bool], Any]:
+    """Give the connection back, as asked; the response is read no further then."""
+
+    def released(body_consumed: bool) -> Any:
+        try:
+            return release(body_consumed)
+        finally:
+            reading.dropped()
+
+    return released
+
+
+def _post(_: Any, args: Any, kwargs: Any) -> _Post | None:
+    request = args[0] if args else kwargs.get("request")
+    if str(getattr(request, "method", None)).upper() != "POST":
+        return None
+    path = model_path(request.url)
+    return None if path is None else _Post(request, path, args, kwargs)
+
+
+HOOKS = (Hook("StdlibTransport", "stream", sending(_post)),)
+ASYNC_HOOKS = (Hook("StdlibAsyncTransport", "_do_stream", sending_async(_post)),)
