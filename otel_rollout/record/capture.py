@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record import openai_client
+from otel_rollout.record import children, openai_client
 from otel_rollout.record.content import Content, of_environment
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports import TRANSPORTS
@@ -45,7 +45,7 @@ def instrument(content: Content | None = None) -> None:
     hooks.install(module, openai_client.HOOKS)
     for name in openai_client.ALIKE:
         hooks.install_when_imported(name, openai_client.HOOKS)
-    for name, library in TRANSPORTS.items():
+    for name, library in (*TRANSPORTS.items(), *children.HOOKS.items()):
         hooks.install_when_imported(name, library)
 
 
