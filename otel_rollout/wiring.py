@@ -98,6 +98,7 @@ def configure(
     content: Literal["full", "none"] | None = None,
     redact: Callable[[bytes], bytes] | None = None,
     rollout_secret: str | None = None,
+    baggage: bool = False,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -133,6 +134,9 @@ def configure(
     rollout_secret: a text that all processes of a rollout share. `propagate` then adds a proof
         to its headers, and `continue_rollout` continues no rollout without it. None (default): the
         environment variable OTEL_ROLLOUT_SECRET, else any header may name a rollout.
+    baggage: True names the rollout in the OpenTelemetry baggage while its code runs, so that
+        instrumented HTTP clients and MCP's client hand it on, to every server that they call. False
+        (default): only `propagate` does.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
 
@@ -165,6 +169,7 @@ def configure(
             if request_token_ids:
                 process_state.request_fields = {}
             process_state.rollout_secret = rollout_secret or process_state.rollout_secret
+            process_state.baggage = baggage or process_state.baggage
             return before.provider
         provider, own = _provider(tracer_provider, service_name)
         processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
@@ -173,7 +178,7 @@ def configure(
         _warn_of_limits(provider)
         capture.instrument(rule)
         process_state.request_fields = {} if request_token_ids else None
-        process_state.rollout_secret = rollout_secret
+        process_state.rollout_secret, process_state.baggage = rollout_secret, baggage
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(SpanQueue(exporter, max_bytes))
@@ -212,6 +217,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             leave_environment(setup.part)
         capture.uninstrument()
         process_state.request_fields = process_state.rollout_secret = None
+        process_state.baggage = False
         if setup.uninstrument is not None:
             setup.uninstrument()
         if setup.threads:

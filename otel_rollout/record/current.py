@@ -16,6 +16,7 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
+from otel_rollout.record.carrier import within
 from otel_rollout.record.context import CAPTURE_OFF, GATHERING, ROLLOUT, detach
 from otel_rollout.record.forks import here, inherited
 from otel_rollout.record.options import Options
@@ -92,7 +93,8 @@ def begin_part(rollout_id: str, options: Options, context: otel_context.Context)
 
 def _enter(active: ActiveRollout, context: otel_context.Context) -> Run:
     context = start_span(active, context)
-    return Run(active, otel_context.attach(trace.set_span_in_context(active.span, context)))
+    context = trace.set_span_in_context(active.span, context)
+    return Run(active, otel_context.attach(within(active, context)))
 
 
 @guarded("a rollout could not be closed cleanly")

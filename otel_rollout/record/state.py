@@ -42,6 +42,8 @@ class ProcessState:
         """What of prompts and replies is recorded, and may be on spans that are exported."""
         self.rollout_secret: str | None = None
         """The secret that the processes of a rollout share. None: that of the environment."""
+        self.baggage = False
+        """True if the OpenTelemetry baggage names the rollout while its code runs."""
         self.hooks = Hooks()
         self.tracers: weakref.WeakKeyDictionary[trace.TracerProvider, trace.Tracer] = (
             weakref.WeakKeyDictionary()

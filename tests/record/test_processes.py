@@ -614,7 +614,7 @@ def test_the_docs_of_processes(recording: Recording):
     """Every block of docs/processes.md compiles; the first runs as it stands."""
     text = (Path(__file__).parents[2] / "docs" / "processes.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 6
     for block in blocks:
         compile(block, "docs/processes.md", "exec")
     names: dict[str, Any] = {}
