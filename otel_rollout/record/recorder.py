@@ -26,7 +26,7 @@ from otel_rollout.record.encoding import decoded
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.secrets import public_path
 from otel_rollout.record.state import process_state
-from otel_rollout.spans import label, with_lengths
+from otel_rollout.spans import CutReply, label, with_lengths
 from otel_rollout.wire import (
     TAIL,
     api_of,
@@ -376,14 +376,17 @@ class ExchangeRecorder:
         body = self._body
         if body is None:
             return
-        if error is not None or (
-            not self._is_events and (_has_error(body) or not _is_of_model(body))
-        ):
+        writer = self._rollout.writer
+        with self._rollout.lock:
+            reply = writer.cut(body)
+        if error is not None or (not self._is_events and _may_be_error(reply)):
             body = self._rollout.secrets.scrub_reply(body)
         found = _response_id(body)
         body, is_events = self._redacted(body)
         with self._rollout.lock:
-            attributes |= self._rollout.writer.response(body, events=is_events)
+            if body is not reply.body:
+                reply = writer.cut(body)
+            attributes |= writer.response(reply, events=is_events)
         if self._is_redacted:
             attributes[sc.EXCHANGE_REDACTED] = True
         if found:
@@ -425,6 +428,11 @@ class ExchangeRecorder:
         self._rollout.secrets.close(self)
         self._chunks = self._body = self._request = None
         self._written = {}
+
+
+def _may_be_error(reply: CutReply) -> bool:
+    """Whether a reply reports an error, or is none of a model."""
+    return not _is_of_model(reply.body) or any(map(_has_error, reply.kept))
 
 
 def _start_attributes(rollout: ActiveRollout, path: str, began: int) -> dict[str, Any]:

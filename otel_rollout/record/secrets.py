@@ -65,6 +65,10 @@ class Secrets:
         self._found = set[str]()
         self._read = set[str]()
         """Values and addresses that were read already."""
+        self._learned: list[tuple[Mapping[str, str], str]] = []
+        """The values, by the name of their header, and the addresses."""
+        self._sought = 0
+        """How many of those have been searched: that takes time, and few runs have an error."""
         self._open: dict[object, tuple[Mapping[str, Any], str]] = {}
         """Headers and address of each call that is being made: an HTTP library may add to its
         headers, or replace them, as it sends."""
@@ -87,17 +91,19 @@ class Secrets:
             for name, value in headers.items()
             if isinstance(value, str) and value not in self._read and not _is_harmless(str(name))
         }
-        for secret in secrets_in(new):
-            self._found.update(_forms(secret))
-        if url not in self._read:
-            for secret in secrets_of_url(url):
-                self._found.update(_forms(secret))
-        self._read.update(new.values(), (url,))
+        if new or url not in self._read:
+            self._learned.append((new, url))
+            self._read.update(new.values(), (url,))
 
     def found(self) -> frozenset[str]:
         """All secrets."""
         for headers, url in self._open.copy().values():
             self.learn(headers, url)
+        while (number := self._sought) < len(self._learned):
+            headers, url = self._learned[number]
+            for secret in secrets_in(headers) | secrets_of_url(url):
+                self._found.update(_forms(secret))
+            self._sought = max(self._sought, number + 1)  # only now: another thread may ask
         return frozenset(self._found)
 
     def scrub(self, text: str) -> str:

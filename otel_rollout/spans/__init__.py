@@ -25,13 +25,14 @@ from otel_rollout.spans.record import (
     unchecked_record,
     with_lengths,
 )
-from otel_rollout.spans.writer import COPIES, ExchangeWriter
+from otel_rollout.spans.writer import COPIES, CutReply, ExchangeWriter
 
 __all__ = [
     "COPIES",
     "EXACT_SOURCE",
     "LARGE",
     "AttributeValue",
+    "CutReply",
     "Exchange",
     "ExchangeReader",
     "ExchangeWriter",

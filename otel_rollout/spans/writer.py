@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from bisect import insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
@@ -43,6 +42,10 @@ COPIES = 2
 SHARED_LENGTH = 256
 """Parameters (tools, instructions, ...) with more JSON text than this are named by digest."""
 
+_LONGEST_TEXT = 1 << 20
+"""Bytes of an array that are kept to be compared with the next one."""
+
+_AFTER = frozenset((b",", b"]", b" ", b"\t", b"\r", b"\n"))
 _ROOT = b""
 
 
@@ -64,32 +67,68 @@ class _Prefix:
     own: bytes = b""
     """Digest of the last element alone."""
     children: list[_Prefix] = field(default_factory=list)
-
-    def add(self, child: _Prefix) -> None:
-        insort(self.children, child, key=attrgetter("end"))
+    """Longer prefixes, the shortest first."""
 
 
-def _longest_known(root: _Prefix, view: memoryview) -> tuple[list[_Prefix], blake2b]:
-    """The prefixes of `view` that are in the tree, shortest first, and the hasher of the last.
+class _Arrays:
+    """The arrays of one kind in earlier bodies: a tree of their prefixes, and the last one's text.
 
-    One pass over the bytes.
+    Most arrays continue the last one, which is compared byte by byte; the others are hashed.
     """
-    chain = [root]
-    hasher, position = blake2b(digest_size=16), 0
-    known = hasher.copy()
-    while True:
-        for child in chain[-1].children:
-            if child.end >= len(view):
-                return chain, known
-            hasher.update(view[position : child.end])
-            position = child.end
-            # A number that goes on after the prefix would be another element.
-            if hasher.digest() == child.raw and view[position] in b",] \t\r\n":
-                chain.append(child)
-                known = hasher.copy()
-                break
+
+    def __init__(self) -> None:
+        self._root = _Prefix(0, b"", _ROOT, 0, copies=COPIES)
+        self._text = b""
+        """The last array from after `[` to the end of its last element; b"" if it is too long."""
+        self._chain = [self._root]
+        self._hasher = blake2b(digest_size=16)
+
+    def continues_last(self, body: bytes, start: int) -> int:
+        """How many bytes from `start` on are the last array, which what stands there continues."""
+        end = start + len(self._text)
+        # A number that goes on after the prefix would be another element.
+        return len(self._text) if body.startswith(self._text, start) and _ends(body, end) else 0
+
+    def known(self, body: bytes, start: int) -> tuple[list[_Prefix], blake2b]:
+        """The prefixes of the array at `start` that are in the tree, shortest first.
+
+        With them, the hasher of the last one.
+        """
+        if self.continues_last(body, start):
+            chain, hasher = self._chain.copy(), self._hasher.copy()
         else:
-            return chain, known
+            chain, hasher = [self._root], blake2b(digest_size=16)
+        view = memoryview(body)
+        position = start + chain[-1].end
+        known = hasher.copy()
+        while True:
+            for child in chain[-1].children:
+                end = start + child.end
+                if end >= len(view):
+                    return chain, known
+                hasher.update(view[position:end])
+                position = end
+                if hasher.digest() == child.raw and _ends(body, end):
+                    chain.append(child)
+                    known = hasher.copy()
+                    break
+            else:
+                return chain, known
+
+    def add(
+        self, chain: list[_Prefix], new: list[_Prefix], hasher: blake2b, body: bytes, start: int
+    ) -> None:
+        """Add an array's new prefixes, which follow the known ones in `chain`."""
+        for parent, child in zip([chain[-1], *new], new, strict=False):
+            insort(parent.children, child, key=attrgetter("end"))
+        self._chain, self._hasher = [*chain, *new], hasher
+        end = self._chain[-1].end
+        self._text = body[start : start + end] if end <= _LONGEST_TEXT else b""
+
+
+def _ends(body: bytes, position: int) -> bool:
+    """Whether an element ends before this position."""
+    return body[position : position + 1] in _AFTER
 
 
 @dataclass(slots=True, eq=False)
@@ -101,17 +140,32 @@ class _Messages:
     end: int
     chain: list[_Prefix]
     new: list[_Prefix]
+    hasher: blake2b
+    """Of all bytes up to the end of the last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutReply:
+    """A reply with the arrays of the prompt's token ids cut out, which may be most of it."""
+
+    body: bytes
+    """The whole reply."""
+    kept: list[bytes]
+    """What is not in those arrays: the pieces before, between and after them."""
+    arrays: list[tuple[int, int]]
+    """Where the texts inside the arrays' brackets begin and end."""
 
 
 class ExchangeWriter:
     """Writes the exchanges of one rollout in one process as span attributes.
 
-    Not thread-safe. It keeps digests, not content: about 200 bytes per message.
+    Not thread-safe. It keeps digests, about 200 bytes per message, and of content the last
+    conversation and the last prompt's ids, up to 1 MiB each.
     """
 
     def __init__(self) -> None:
-        self._messages = _Prefix(0, b"", _ROOT, 0, copies=COPIES)
-        self._prompts = _Prefix(0, b"", _ROOT, 0, copies=COPIES)
+        self._messages = _Arrays()
+        self._prompts = _Arrays()
         self._shared: dict[str, list[tuple[int, bytes]]] = {}
         self._carried: dict[bytes, int] = {}
         self._large: dict[bytes, int] = {}
@@ -124,7 +178,8 @@ class ExchangeWriter:
             return {sc.REQUEST_RAW: _text(body)}
 
     def _request(self, body: bytes) -> _Attributes:
-        body.decode()  # a body that is no UTF-8 is kept raw
+        if not body.isascii():
+            body.decode()  # a body that is no UTF-8 is kept raw
         text, view = body.decode("latin-1"), memoryview(body)
         messages: _Messages | None = None
         conversation = conversation_members()
@@ -132,7 +187,7 @@ class ExchangeWriter:
         def ends(key: str, start: int) -> int | None:
             nonlocal messages
             if messages is None and key in conversation and is_list_of_objects(text, start):
-                messages = self._find_messages(key, text, view, start + 1)
+                messages = self._find_messages(key, text, body, start + 1)
                 return messages.end
             for length, digest in self._shared.get(key, ()):
                 end = start + length
@@ -142,7 +197,7 @@ class ExchangeWriter:
 
         found = list(members(text, ends))
         # Nothing fails from here on: what this writer remembers has been written.
-        attributes = self._write_messages(messages, view) if messages else {}
+        attributes = self._write_messages(messages, body) if messages else {}
         params: list[str] = []
         shared: dict[str, str] = {}
         values: list[str] = []
@@ -170,8 +225,9 @@ class ExchangeWriter:
             attributes[sc.REQUEST_SHARED_VALUES] = "{" + ",".join(values) + "}"
         return attributes
 
-    def _find_messages(self, key: str, text: str, view: memoryview, start: int) -> _Messages:
-        chain, hasher = _longest_known(self._messages, view[start:])
+    def _find_messages(self, key: str, text: str, body: bytes, start: int) -> _Messages:
+        chain, hasher = self._messages.known(body, start)
+        view = memoryview(body)
         last = chain[-1]
         position = end = start + last.end
         new: list[_Prefix] = []
@@ -182,14 +238,13 @@ class ExchangeWriter:
             last = _Prefix(end - start, hasher.digest(), digest, last.count + 1, own=own)
             new.append(last)
             position = end
-        return _Messages(key, start, expect(text, end, "]"), chain, new)
+        return _Messages(key, start, expect(text, end, "]"), chain, new, hasher)
 
-    def _write_messages(self, messages: _Messages, view: memoryview) -> _Attributes:
-        chain, new = messages.chain, messages.new
+    def _write_messages(self, messages: _Messages, body: bytes) -> _Attributes:
+        chain, new, view = messages.chain, messages.new, memoryview(body)
         base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)
         last = new[-1] if new else chain[-1]
-        for parent, child in zip([chain[-1], *new], new, strict=False):
-            parent.add(child)
+        self._messages.add(chain, new, messages.hasher, body, messages.start)
         written = [*chain[chain.index(base) + 1 :], *new]
         pieces: list[bytes | memoryview] = []
         repeated: dict[int, str] = {}
@@ -219,58 +274,83 @@ class ExchangeWriter:
             attributes[sc.REQUEST_REPEATED] = dumps(repeated)
         return attributes
 
-    def response(self, body: bytes, *, events: bool = False) -> _Attributes:
-        """Attributes of a response body, or of the events of a streamed one; any text is kept."""
-        attributes: _Attributes = {}
-        try:
-            body, prompts = self._cut_prompts(body)
-            if prompts:
-                attributes[sc.RESPONSE_PROMPT_IDS] = f"[{','.join(prompts)}]"
-        except ValueError:
-            pass  # token ids that are no integers stay in the body
-        text = _text(body)
-        if events:
-            text = pack_events(text)
-        attributes[sc.RESPONSE_EVENTS if events else sc.RESPONSE_BODY] = text
-        return attributes
-
-    def _cut_prompts(self, body: bytes) -> tuple[bytes, list[str]]:
-        arrays = sorted(_prompt_arrays(body))
+    def cut(self, body: bytes) -> CutReply:
+        """A response body, or the events of a streamed one, with the prompt's ids apart."""
+        arrays = self._prompt_arrays(body)
+        if not arrays:
+            return CutReply(body, [body], [])
         kept = []
         position = 0
         for start, end in arrays:
             kept.append(body[position : start - 1])
             position = end + 1
         kept.append(body[position:])
-        if not arrays or any(_PLACEHOLDER in piece for piece in kept):
-            return body, []
-        for index in range(len(arrays)):
-            kept[index] += b"%b%d}" % (_PLACEHOLDER, index)
-        return b"".join(kept), [self._prompt(body[start:end]) for start, end in arrays]
+        return CutReply(body, kept, arrays)
 
-    def _prompt(self, ids: bytes) -> str:
-        view = memoryview(ids + b"]")
-        chain, hasher = _longest_known(self._prompts, view)
+    def response(self, reply: bytes | CutReply, *, events: bool = False) -> _Attributes:
+        """Attributes of a response body, or of the events of a streamed one; any text is kept."""
+        reply = self.cut(reply) if isinstance(reply, bytes) else reply
+        attributes: _Attributes = {}
+        body, kept, arrays = reply.body, reply.kept, reply.arrays
+        if arrays and not any(_PLACEHOLDER in piece for piece in kept):
+            prompts = [self._prompt(body, start, end) for start, end in arrays]
+            attributes[sc.RESPONSE_PROMPT_IDS] = f"[{','.join(prompts)}]"
+            placed = [piece + b"%b%d}" % (_PLACEHOLDER, n) for n, piece in enumerate(kept[:-1])]
+            body = b"".join([*placed, kept[-1]])
+        text = _text(body)
+        if events:
+            text = pack_events(text)
+        attributes[sc.RESPONSE_EVENTS if events else sc.RESPONSE_BODY] = text
+        return attributes
+
+    def _prompt_arrays(self, body: bytes) -> list[tuple[int, int]]:
+        """`(start, end)` of the text inside every `"prompt_token_ids": [...]`, or its like.
+
+        A string of the body cannot be mistaken for one: it would have its quotes escaped. And if
+        it were, what is cut out is put back the same.
+        """
+        found: list[tuple[int, int]] = []
+        for name, before in _PROMPT_IDS:
+            position = -1 if found else body.find(before)
+            while position >= 0 and (position := body.find(name, position)) >= 0:
+                after = position + len(name)
+                opening = _array(body, after)
+                if opening:
+                    start, end = opening.end(), body.find(b"]", opening.end())
+                    if end > start and self._are_numbers(body, start, end):
+                        found.append((start, end))
+                        after = end
+                position = after
+        return found
+
+    def _are_numbers(self, body: bytes, start: int, end: int) -> bool:
+        new = body[start + self._prompts.continues_last(body, start) : end]
+        return not new.translate(None, b"0123456789, ")
+
+    def _prompt(self, body: bytes, start: int, end: int) -> str:
+        chain, hasher = self._prompts.known(body, start)
+        new: list[_Prefix] = []
         base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)
-        if len(ids) > chain[-1].end:
-            known = chain[-1]
-            digest = digest_of(known.digest, digest_of(_block(ids, known.end, len(ids))))
-            hasher.update(view[known.end : len(ids)])
-            chain.append(_Prefix(len(ids), hasher.digest(), digest, known.count + 1))
-            known.add(chain[-1])
+        known = chain[-1]
+        if end > start + known.end:
+            digest = digest_of(known.digest, digest_of(_block(body, start + known.end, end)))
+            hasher.update(memoryview(body)[start + known.end : end])
+            new.append(_Prefix(end - start, hasher.digest(), digest, known.count + 1))
+        self._prompts.add(chain, new, hasher, body, start)
         blocks: list[str] = []
         position = base.end
-        for prefix in chain[chain.index(base) + 1 :]:
+        for prefix in [*chain, *new][chain.index(base) + 1 :]:
             prefix.copies += 1
-            blocks.append(f'"{_block(ids, position, prefix.end).decode()}"')
+            blocks.append(f'"{_block(body, start + position, start + prefix.end).decode()}"')
             position = prefix.end
-        digests = f'"base":"{base.digest.hex()}","digest":"{chain[-1].digest.hex()}"'
+        last = new[-1] if new else known
+        digests = f'"base":"{base.digest.hex()}","digest":"{last.digest.hex()}"'
         return f'{{{digests},"blocks":[{",".join(blocks)}]}}'
 
 
-def _block(ids: bytes, start: int, end: int) -> bytes:
+def _block(body: bytes, start: int, end: int) -> bytes:
     """The ids between two ends of known prefixes, without the comma before them."""
-    return ids[start:end].lstrip(b" ,")
+    return body[start:end].lstrip(b" ,")
 
 
 _BETWEEN = b" ,\t\r\n"
@@ -281,26 +361,6 @@ _PROMPT_IDS = ((b'"prompt_token_ids"', b""), (b'"input_ids"', b'"sglext"'))
 """The members of a reply that hold token ids of a prompt, and what must come before them."""
 
 _array = re.compile(rb"\s*:\s*\[").match
-
-
-def _prompt_arrays(body: bytes) -> Iterator[tuple[int, int]]:
-    """`(start, end)` of the text inside every `"prompt_token_ids": [...]`, and its like.
-
-    A string of the body cannot be mistaken for one: it would have its quotes escaped. And if it
-    were, what is cut out is put back the same.
-    """
-    for name, before in _PROMPT_IDS:
-        position = body.find(before)
-        while position >= 0 and (position := body.find(name, position)) >= 0:
-            after = position + len(name)
-            opening = _array(body, after)
-            if opening:
-                end = body.find(b"]", opening.end())
-                ids = body[opening.end() : end]
-                if end >= 0 and ids and not ids.translate(None, b"0123456789, "):
-                    yield opening.end(), end
-                    after = end
-            position = after
 
 
 def _text(body: bytes) -> str:

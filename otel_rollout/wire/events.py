@@ -29,6 +29,9 @@ class EventCutter:
     def cut(self, chunk: bytes) -> Iterator[bytes]:
         """The events that these bytes end, each with the empty line after it."""
         buffer = self._bytes
+        if not buffer and 0 <= chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
+            yield chunk  # one whole event, as nearly always
+            return
         buffer += chunk
         while end := self._find_end():
             event = bytes(buffer[:end])

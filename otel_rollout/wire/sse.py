@@ -9,8 +9,8 @@ import base64
 import re
 import struct
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator
-from functools import reduce
 
 from otel_rollout.wire.json import Json, dumps, loads
 
@@ -126,8 +126,8 @@ def pack_events(events: str) -> str:
     some = list(dict.fromkeys(lines[1:7]))
     begin = end = ""
     if len(some) > 1 and len(lines) > 4:
-        begin = reduce(_common, some)
-        end = reduce(_common, [line[len(begin) :][::-1] for line in some])[::-1]
+        begin = _common(some)
+        end = _common([line[len(begin) :][::-1] for line in some])[::-1]
     packed = _packed(lines, begin, end)
     # A reply that repeats one token for long has the same event again and again.
     return _packed(lines, "", "") if expands_too_far(packed) else packed
@@ -150,10 +150,13 @@ def _packed(lines: list[str], begin: str, end: str) -> str:
     )
 
 
-def _common(first: str, second: str) -> str:
-    """The longest common prefix."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
+def _common(texts: list[str]) -> str:
+    """The longest prefix that all texts have: that of the first and the last in order."""
+    first, last = min(texts), max(texts)
+    length = bisect_right(
+        range(1, len(first) + 1), False, key=lambda end: not last.startswith(first[:end])
+    )
+    return first[:length]
 
 
 def expands_too_far(text: str) -> bool:

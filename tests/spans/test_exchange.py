@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import otel_rollout.spans.writer as writer_module
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.spans.reader import ExchangeReader
@@ -195,6 +196,20 @@ def test_token_ids_are_read_back(
         exchange = reader.read(each.span_id)
         assert exchange.damage == []
         assert exchange.response() == body
+
+
+@given(conversations(), st.lists(st.lists(st.integers(0, 400), max_size=5), max_size=5))
+def test_arrays_too_long_to_be_kept_are_written_the_same(
+    bodies: list[tuple[bytes, Any]], prompts: list[list[int]]
+) -> None:
+    """Whether an array is compared with the last one or by its digests makes no difference."""
+    kept, hashed = ExchangeWriter(), ExchangeWriter()
+    replies = [encode({"prompt_token_ids": ids}, ascii_only=True) for ids in prompts]
+    with pytest.MonkeyPatch.context() as patch:
+        written = [kept.request(body) for body, _ in bodies] + list(map(kept.response, replies))
+        patch.setattr(writer_module, "_LONGEST_TEXT", -1)
+        again = [hashed.request(body) for body, _ in bodies] + list(map(hashed.response, replies))
+    assert written == again
 
 
 def test_token_ids_cost_what_is_new() -> None:
