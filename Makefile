@@ -83,6 +83,9 @@ $(READY): requirements/newest.txt pyproject.toml
 .venv-%/.ready: requirements/%.txt pyproject.toml
 	$(call environment,.venv-$*,$*)
 
+.venv-frameworks/.ready: requirements/frameworks.txt pyproject.toml
+	$(call environment,.venv-frameworks,frameworks,--no-deps)
+
 .venv-trainers/.ready: requirements/trainers.txt pyproject.toml $(EXPORTERS)
 	$(call environment,.venv-trainers,trainers,--no-deps,$(EXPORTERS:%/pyproject.toml=-e %))
 
@@ -107,7 +110,8 @@ pins:  ## write requirements/*.txt anew
 		$(UV) --upgrade --extra genai --constraint requirements/overrides/$$name.in -o requirements/$$name.txt || exit 1; \
 	done
 	$(UV) --upgrade --resolution lowest-direct -o requirements/lowest.txt
-	$(UV) --upgrade --group pyproject.toml:frameworks -o requirements/frameworks.txt
+	$(COMPILE) --upgrade --universal --python-version 3.11 --group pyproject.toml:frameworks \
+		--override requirements/overrides/frameworks.in -o requirements/frameworks.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--override requirements/overrides/trainers.in requirements/trainers.in -o requirements/trainers.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \

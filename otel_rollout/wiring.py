@@ -100,6 +100,7 @@ def configure(
     rollout_secret: str | None = None,
     llm_spans: Literal["outer", "both"] = "outer",
     tool_spans: bool = True,
+    baggage: bool = False,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -141,6 +142,9 @@ def configure(
     tool_spans: True (default): a span `execute_tool {name}` for each tool whose result a request
         has, as long as the time between the reply that asked for it and that request, unless
         `tool`, or a framework, has drawn the call already. False: only what these draw.
+    baggage: True names the rollout in the OpenTelemetry baggage while its code runs, so that
+        instrumented HTTP clients and MCP's client hand it on, to every server that they call. False
+        (default): only `propagate` does.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
 
@@ -181,6 +185,7 @@ def configure(
             if request_token_ids:
                 process_state.request_fields = {}
             process_state.rollout_secret = rollout_secret or process_state.rollout_secret
+            process_state.baggage = baggage or process_state.baggage
             return before.provider
         provider, own = _provider(tracer_provider, service_name)
         processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
@@ -192,6 +197,7 @@ def configure(
         process_state.rollout_secret = rollout_secret
         process_state.tool_spans = tool_spans
         process_state.llm_spans = llm_spans
+        process_state.baggage = baggage
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(SpanQueue(exporter, max_bytes))
@@ -230,6 +236,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             leave_environment(setup.part)
         capture.uninstrument()
         process_state.request_fields = process_state.rollout_secret = None
+        process_state.baggage = False
         if setup.uninstrument is not None:
             setup.uninstrument()
         if setup.threads:

@@ -15,12 +15,16 @@ import importlib
 import sys
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record import openai_client
+from otel_rollout.record import children, openai_client
 from otel_rollout.record.content import Content, of_environment
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports import TRANSPORTS
 
-_LIBRARIES = dict.fromkeys(openai_client.ALIKE, openai_client.HOOKS) | TRANSPORTS
+_LIBRARIES = {
+    **dict.fromkeys(openai_client.ALIKE, openai_client.HOOKS),
+    **TRANSPORTS,
+    **children.HOOKS,
+}
 """Hooks of the libraries that are not needed, by the module that has what they are on."""
 
 

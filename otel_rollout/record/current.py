@@ -16,8 +16,9 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
+from otel_rollout.record.carrier import within
 from otel_rollout.record.context import CAPTURE_OFF, GATHERING, ROLLOUT, detach
-from otel_rollout.record.forks import here
+from otel_rollout.record.forks import here, inherited
 from otel_rollout.record.options import Options
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.running import ActiveRollout, Enclosing, close, start_span
@@ -92,7 +93,8 @@ def begin_part(rollout_id: str, options: Options, context: otel_context.Context)
 
 def _enter(active: ActiveRollout, context: otel_context.Context) -> Run:
     context = start_span(active, context)
-    return Run(active, otel_context.attach(trace.set_span_in_context(active.span, context)))
+    context = trace.set_span_in_context(active.span, context)
+    return Run(active, otel_context.attach(within(active, context)))
 
 
 @guarded("a rollout could not be closed cleanly")
@@ -125,7 +127,9 @@ def rollout_of(context: otel_context.Context | None) -> ActiveRollout | None:
     """The rollout of this context (None: the current one), else the process's default."""
     context = otel_context.get_current() if context is None else context
     found = context.get(ROLLOUT, process_state.default)
-    return here(found) if isinstance(found, ActiveRollout) else None
+    if isinstance(found, ActiveRollout):
+        return here(found)
+    return None if ROLLOUT in context else inherited()
 
 
 def running_rollout(rollout_id: str) -> ActiveRollout | None:

@@ -10,6 +10,7 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NoActiveRolloutError
+from otel_rollout.record.carrier import without_rollout
 from otel_rollout.record.context import CAPTURE_OFF, TOKEN_FIELDS, detach
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.late_rewards import record_late_reward
@@ -110,7 +111,8 @@ def no_capture() -> Iterator[None]:
 
     They are on the trace like any other call. A rollout opened inside records its own calls.
     """
-    token = otel_context.attach(otel_context.set_value(CAPTURE_OFF, True))
+    context = without_rollout(otel_context.get_current())
+    token = otel_context.attach(otel_context.set_value(CAPTURE_OFF, True, context))
     try:
         yield
     finally:

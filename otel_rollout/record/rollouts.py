@@ -18,6 +18,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout.errors import ConfigurationError, NotARolloutError
+from otel_rollout.record.carrier import within
 from otel_rollout.record.context import ROLLOUT, detach
 from otel_rollout.record.current import Run, begin, end, waiting_gathering
 from otel_rollout.record.deferred import later
@@ -206,7 +207,8 @@ async def _continue_rollout(run: Run, coroutine: Coroutine[Any, Any, R]) -> R:
         gathering.take(run.active)
         run.active.apply(run.active.options.overridden(gathering.options))
     context = otel_context.set_value(ROLLOUT, run.active)
-    run.token = otel_context.attach(trace.set_span_in_context(run.active.span, context))
+    context = trace.set_span_in_context(run.active.span, context)
+    run.token = otel_context.attach(within(run.active, context))
     try:
         result = await coroutine
     except BaseException as error:

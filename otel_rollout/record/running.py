@@ -37,6 +37,7 @@ from otel_rollout.record.options import Options
 from otel_rollout.record.others import OtherSpans, here_and_now
 from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
+from otel_rollout.record.told import CONTINUED, LOST, heard
 from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
 from otel_rollout.trajectory import Contents, Conversations, Trajectory
 from otel_rollout.wire import checked_json
@@ -142,6 +143,9 @@ class ActiveRollout:
         """How many requests at a model's path were not captured, by library and path."""
         self.outside: Counter[str] = Counter()
         """How many model calls were made outside any rollout while it ran, by place."""
+        self.told: str | None = None
+        """The file in which processes that began inside it tell it of their calls. None: none
+        began."""
         self.running = True
         """True if it has not ended."""
         self.recorder: Recorder | None = None
@@ -261,6 +265,16 @@ class ActiveRollout:
             )
             return self.clock
 
+    @guarded("the processes that began inside a rollout could not be heard")
+    def hear(self) -> None:
+        """Count what the processes that began inside it have told it."""
+        with self.lock:
+            path, self.told = self.told, None
+            if path is not None:
+                said = heard(path)
+                self.handed_on += said.count(CONTINUED)
+                self.outside += Counter({"a process of a pool": said.count(LOST)})
+
     def scrub(self, text: str) -> str:
         """The text of an error as it may be recorded: without keys, and redacted."""
         return process_state.content.recorded(self.secrets.scrub(text))
@@ -365,6 +379,7 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         active.trajectory.rewrite(content.value)
     # Another thread may set a reward just now: from here on it gets a span of its own.
     active.trajectory.seal(late_reward(active.tracer, active.id, span.get_span_context()))
+    active.hear()
     with active.lock:
         attributes = active.end(output, error)
         active.running = False

@@ -46,6 +46,8 @@ class ProcessState:
         """What of prompts and replies is recorded, and may be on spans that are exported."""
         self.rollout_secret: str | None = None
         """The secret that the processes of a rollout share. None: that of the environment."""
+        self.baggage = False
+        """True if the OpenTelemetry baggage names the rollout while its code runs."""
         self.hooks = Hooks()
         self.tracers: weakref.WeakKeyDictionary[trace.TracerProvider, trace.Tracer] = (
             weakref.WeakKeyDictionary()
@@ -55,10 +57,15 @@ class ProcessState:
         """Each `ActiveRollout` that began in this process, by its id, while anybody holds it."""
         self.default: object | None = None
         """The `ActiveRollout` of calls whose context has none. None: they belong to no rollout."""
-        self.parts: dict[int, object | None] = {}
-        """The part (`ActiveRollout`) that this forked process has of a rollout, by `id()` of the
-        parent's object. None: it has no part."""
-        self.forking = threading.Lock()
+        self.parts: dict[str, object | None] = {}
+        """The part (`ActiveRollout`) that this process has of a rollout that it was begun in, by
+        the rollout's id. None: it has no part."""
+        self.lost_to: str | None = None
+        """In a process of a pool, the file of the rollout that it was begun in. None: no pool's, or
+        it was begun in none."""
+        self.has_said_lost = False
+        """True if the log has said that calls of this process are in no rollout."""
+        self.forking = threading.RLock()
         """Held while a part is opened."""
         self.ended_exporters: weakref.WeakSet[object] = weakref.WeakSet()
         """Exporters of spans that `shutdown` has shut down, while anybody holds them."""
@@ -70,8 +77,9 @@ class ProcessState:
     def renew_after_fork(self) -> None:
         """Forget, in a forked child, what was the parent's."""
         self.name = _new_name()
-        self.forking = threading.Lock()  # another thread of the parent may have held it
+        self.forking = threading.RLock()  # another thread of the parent may have held it
         self.parts = {}
+        self.lost_to, self.has_said_lost = None, False
         self.waiting.clear()
 
 

@@ -29,7 +29,7 @@ def checked(recording: Recording, *servers: ModelServer, calls: int) -> Trajecto
     assert trajectory.status == "complete"
     wire = [exchange for server in servers for exchange in server.exchanges]
     assert len(wire) == len(exchange_spans(recording)) == len(trajectory.completions) == calls
-    received = {(e.request, _said(e.response)["id"]): e for e in wire}
+    received = {(e.request, said(e.response)["id"]): e for e in wire}
     assert len(received) == calls
     for completion in trajectory.completions:
         assert completion.status == "complete"
@@ -39,14 +39,13 @@ def checked(recording: Recording, *servers: ModelServer, calls: int) -> Trajecto
             for (_, id_), exchange in received.items()
             if id_ == completion.id and json.loads(exchange.request) == completion.request
         ]
-        said = _said(found.response)
-        assert _sampled(completion) == said
+        assert sampled(completion) == said(found.response)
         if not found.response.startswith((b"data:", b"event:")):
             assert completion.response == json.loads(found.response)
     return trajectory
 
 
-def _sampled(completion: Completion) -> dict[str, Any]:
+def sampled(completion: Completion) -> dict[str, Any]:
     response = completion.response
     if "output" in response:
         return {"id": response["id"], "output": response["output"]}
@@ -62,7 +61,7 @@ def _sampled(completion: Completion) -> dict[str, Any]:
     }
 
 
-def _said(response: bytes) -> dict[str, Any]:
+def said(response: bytes) -> dict[str, Any]:
     """What a response says, from its JSON or its events, without any code of the library."""
     events = list(_events(response))
     if "type" in events[-1] or "output" in events[-1]:

@@ -65,3 +65,21 @@ def test_what_is_counted_is_bounded(recording: Recording):
         trajectory.warnings[-1]
         == "950 requests to other paths went through other libraries and were not captured"
     )
+
+
+def test_threads_that_are_told_apart_by_a_number_are_one_place(recording: Recording):
+    """A server has a thread for each request: they are not told apart."""
+
+    @rollout
+    def agent() -> None:
+        for _ in range(60):
+            thread = threading.Thread(target=note_outside)
+            thread.start()
+            thread.join()
+
+    agent()
+    (warning,) = recording.trajectory.warnings
+    assert warning.startswith(
+        "60 model calls were made outside any rollout while it ran, in thread"
+    )
+    assert "'Thread-* (note_outside)'" in warning

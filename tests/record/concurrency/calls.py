@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import openai
@@ -12,6 +13,9 @@ from tests.kit.recording import Recording
 
 WAIT = 60.0
 """Seconds for what takes none, on a machine that has other things to do."""
+
+OUTSIDE = re.compile("model calls? (was|were) made outside any rollout while it ran")
+"""The warning of a rollout beside which calls were made that are nobody's."""
 
 
 def ask(marker: str) -> list[Any]:
@@ -35,7 +39,7 @@ async def acall(client: openai.AsyncOpenAI, marker: str, *, stream: bool = False
 
 def heard(trajectory: Trajectory) -> list[str]:
     """What was asked in this trajectory, sorted; nothing in it is out of order or missing."""
-    assert trajectory.warnings == []
+    assert [w for w in trajectory.warnings if not OUTSIDE.search(w)] == []
     assert {c.status for c in trajectory.completions} <= {"complete"}
     for completion in trajectory.completions:
         message = completion.message or {}

@@ -18,7 +18,7 @@ from opentelemetry import context as otel_context
 
 from otel_rollout import rollout
 from tests.kit.recording import Clients, Recording
-from tests.record.concurrency.calls import WAIT, acall, by_name, call
+from tests.record.concurrency.calls import OUTSIDE, WAIT, acall, by_name, call
 
 pytestmark = pytest.mark.slow
 
@@ -198,6 +198,9 @@ async def test_a_worker_task_is_in_no_rollout_by_itself(
         await work.put(None)
     await asyncio.gather(*workers)
     assert by_name(recording) == {name: [f"{name} itself"] for name in "abc"}
+    for trajectory in recording.trajectories:
+        (warning,) = trajectory.warnings
+        assert OUTSIDE.search(warning)
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["before", "by the first rollout"])

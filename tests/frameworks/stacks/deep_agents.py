@@ -1,0 +1,37 @@
+"""deepagents: a lead with a sub-agent that its own `task` tool starts."""
+
+from __future__ import annotations
+
+from deepagents import create_deep_agent
+from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
+
+from tests.frameworks.script import HELPER, LEAD, TASK, Script, add, divide, task_of
+from tests.frameworks.stacks.langchain_agents import told
+
+
+class DeepScript(Script):
+    """The task tool takes the helper's task and its kind."""
+
+    def named(self, who: str) -> str:
+        return f'{task_of(who)}", "subagent_type": "helper'
+
+
+SCRIPT = DeepScript
+PENDING = "a reply that is sent again with a name begins a history of its own"
+OPTIONS = {"ask": "task", "text": "description"}
+
+
+async def run(base_url: str, stream: bool) -> str:
+    model = ChatOpenAI(model="m", base_url=base_url, api_key="k", streaming=stream)
+    helper = {
+        "name": "helper",
+        "description": "looks at things",
+        "system_prompt": HELPER,
+        "tools": [add],
+    }
+    lead = create_deep_agent(
+        model, [add, divide], system_prompt=LEAD, subagents=[helper], middleware=[told]
+    )
+    state = await lead.ainvoke({"messages": [HumanMessage(TASK)]})
+    return str(state["messages"][-1].text)

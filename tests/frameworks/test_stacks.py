@@ -1,0 +1,44 @@
+"""One script, run by every stack: what is recorded is what the log of the server says."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+import pytest
+
+from otel_rollout import rollout
+from tests.frameworks import stacks
+from tests.frameworks.script import ANSWER, REQUESTS, Script, judge, judge_conversations
+from tests.kit.recording import Clients, Recording
+
+pytestmark = pytest.mark.framework
+NAMES = sorted(module.name for module in pkgutil.iter_modules(stacks.__path__))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_stack(
+    recording: Recording,
+    clients: Clients,
+    request: pytest.FixtureRequest,
+    name: str,
+    stream: bool,
+) -> None:
+    """Tools at once, one that fails, a refusal, helpers at once: all of it is in one trajectory."""
+    stack: Any = importlib.import_module(f"tests.frameworks.stacks.{name}")
+    if stream and not getattr(stack, "STREAMS", True):
+        pytest.skip("it does not stream")
+    if pending := getattr(stack, "PENDING", None):
+        request.applymarker(pytest.mark.xfail(reason=pending, strict=True))
+    script = getattr(stack, "SCRIPT", Script)(**getattr(stack, "OPTIONS", {}))
+    server = clients.serve(script, token_ids=False, logprobs=False)
+    async with rollout("agent"):
+        answer = await stack.run(server.base_url, stream)
+    assert ANSWER in answer
+    assert len(server.exchanges) == getattr(stack, "REQUESTS", REQUESTS)
+    trajectory = judge(recording, server)
+    if getattr(stack, "CHAT", True):
+        judge_conversations(trajectory, server)
+    assert len(trajectory.histories) == 3 or hasattr(stack, "REWRITES")
