@@ -139,7 +139,7 @@ def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[
     rows = [_line(row) for row in exporter.rows(group)]
     dropped = exporter.dropped(group) if isinstance(exporter, _ReportsDropped) else ()
     tally.dropped.update(_plain(drop.reason) for drop in dropped if drop.completion is not None)
-    empty = (member.why_empty for member in (*group, *group.failures))
+    empty = (member.why_empty for member in group)  # failures are counted as such
     tally.empty.update(_plain(why) for why in empty if why is not None)
     tally.rows += len(rows)
     return rows

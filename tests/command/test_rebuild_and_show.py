@@ -75,6 +75,8 @@ def test_a_file_is_rebuilt(recorded: Recording, tmp_path: Path, capsys: Any):
     assert err.splitlines() == [
         f"3 rollouts from 7 spans (2 of other libraries) -> {target}",
         "  2 complete, 1 error",
+        "  1 with warnings:",
+        "       1 x it made no model call that was captured before it ended as 'error'",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "live.jsonl",
@@ -105,8 +107,9 @@ def test_what_is_missing_is_in_the_summary(recorded: Recording, tmp_path: Path, 
     source = written(tmp_path / "spans.jsonl", lines(kept))
     assert main(["rebuild", source, "-o", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().err.splitlines()[2:] == [
-        "  2 with warnings:",
+        "  3 with warnings:",
         "       2 x 1 of 1 model calls are missing: their spans did not come",
+        "       1 x it made no model call that was captured before it ended as 'error'",
     ]
 
 
