@@ -265,10 +265,12 @@ def _visible_tool_call(call: Json) -> Json:
     kind = call.get("type") or "function"
     body, name = call.get(kind) if isinstance(kind, str) else None, call.get("id")
     if isinstance(body, Mapping) and kind == "function":
-        if isinstance(body.get("arguments"), Mapping):
-            name = None  # Ollama's: its clients drop the id, or give one of their own
-            body = _present(body, without=("index",))
-        body = {**_present(body), "arguments": _visible_arguments(body.get("arguments"))}
+        if isinstance(body.get("arguments"), Mapping) and not call.get("type"):
+            name = None  # Ollama's: its clients drop the id
+        body = {
+            **_present(body, without=("index",)),
+            "arguments": _visible_arguments(body.get("arguments")),
+        }
     return [name, kind, body]
 
 
