@@ -4,9 +4,9 @@ One subclass of `ModelApi` for each API, in a module of its own; `otel_rollout.w
 them. The defaults are OpenAI's, so an API overrides only what it does in another way. Every
 method is pure and takes wire JSON as it came, unchecked: a request or reply of another shape than
 expected gives None or nothing, `merge` alone may raise. The agent's thread asks `path_of`,
-`choices_asked`, `token_id_params`, `retrieved_id` once for each call, `is_last` for each chunk of
-a stream, and merges a stream that did not end as it should. The rest is asked when a rollout is
-rebuilt.
+`choices_asked`, `token_id_params`, `retrieved_id`, `framing` once for each call, `is_last` for each
+chunk of a stream, and merges a stream that did not end as it should. The rest is asked when a
+rollout is rebuilt.
 """
 
 from __future__ import annotations

@@ -292,8 +292,8 @@ def _visible_tool_call(call: Json) -> Json:
     kind = call.get("type") or "function"
     body, name = call.get(kind) if isinstance(kind, str) else None, call.get("id")
     if isinstance(body, Mapping) and kind == "function":
-        if isinstance(body.get("arguments"), Mapping):
-            name = None  # Ollama's: its clients drop the id, or give one of their own
+        if isinstance(body.get("arguments"), Mapping) and not call.get("type"):
+            name = None  # Ollama's: its clients drop the id
         body = _visible_function(body)
     return [name, kind, body]
 

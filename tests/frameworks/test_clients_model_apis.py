@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import Trajectory, rollout
+from otel_rollout.record.transports import TRANSPORTS
 from otel_rollout.testing import ModelServer
 from tests.kit.calling import STREAMED
 from tests.kit.comparing import replayed, sent
@@ -221,6 +222,7 @@ async def test_cohere(
     check(recording, server, COHERE, stream)
 
 
+@pytest.mark.skipif("aiohttp.client" not in TRANSPORTS, reason="aiohttp is not hooked")
 @pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
 @STREAMED
 async def test_google_genai_over_aiohttp(
@@ -242,6 +244,7 @@ async def test_google_genai_over_aiohttp(
     check(recording, server, GEMINI, stream)
 
 
+@pytest.mark.skipif("botocore.httpsession" not in TRANSPORTS, reason="botocore is not hooked")
 @STREAMED
 def test_boto3(
     recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch, stream: bool

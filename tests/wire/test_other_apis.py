@@ -404,6 +404,21 @@ def test_lines_under_another_content_type(body: bytes, is_stream: bool) -> None:
     assert as_events(body, "lines", said=True) is not None
 
 
+def test_arguments_that_are_objects() -> None:
+    """Where a call has a type its id counts, as with Mistral; without one it is Ollama's."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    given = {"name": "f", "arguments": {"a": 1}}
+
+    def key(*calls: Json) -> bytes:
+        return visible_key({"role": "assistant", "tool_calls": list(calls)})
+
+    assert key(call) == key({**call, "function": given})
+    assert key(call) != key({**call, "id": "2", "function": given})
+    ollama = {"id": "1", "function": {**given, "index": 0}}
+    assert key(ollama) == key({"function": given}) == key({**ollama, "id": "2"})
+    assert key(ollama) != key({"function": {"name": "f", "arguments": {"a": 2}}})
+
+
 def test_log_probabilities_of_ollama_are_chained() -> None:
     """Each chunk has those of its own tokens."""
     chunks = [
