@@ -38,7 +38,7 @@ test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ##
 	done
 
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
-	.venv-frameworks/bin/python -m pytest -W ignore -m framework $(or $(TESTS),tests/frameworks tests/record/transports)
+	.venv-frameworks/bin/python -m pytest -W ignore -n $(JOBS) -m framework $(or $(TESTS),tests/frameworks tests/record/transports)
 
 test-trainers: .venv-trainers/.ready  ## exporters/, each against its real trainer; their warnings are theirs
 	MYPYPATH=$(subst $(eval) ,:,$(EXPORTERS:/pyproject.toml=)) .venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/otel_rollout_*

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from otel_rollout import rollout
-from tests.frameworks import stacks
 from tests.frameworks.script import ANSWER, REQUESTS, Script, judge, judge_conversations
 from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.framework
-NAMES = sorted(module.name for module in pkgutil.iter_modules(stacks.__path__))
+NAMES = sorted(path.stem for path in Path(__file__).parent.glob("stack_*.py"))
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
@@ -27,7 +26,7 @@ async def test_a_stack(
     stream: bool,
 ) -> None:
     """Tools at once, one that fails, a refusal, helpers at once: all of it is in one trajectory."""
-    stack: Any = importlib.import_module(f"tests.frameworks.stacks.{name}")
+    stack: Any = importlib.import_module(f"tests.frameworks.{name}")
     if stream and not getattr(stack, "STREAMS", True):
         pytest.skip("it does not stream")
     if pending := getattr(stack, "PENDING", None):

@@ -7,7 +7,7 @@ from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 
 from tests.frameworks.script import HELPER, LEAD, TASK, Script, add, divide, task_of
-from tests.frameworks.stacks.langchain_agents import told
+from tests.frameworks.stack_langchain import told
 
 
 class DeepScript(Script):
