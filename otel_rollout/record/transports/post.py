@@ -118,11 +118,11 @@ def model_path(url: str) -> str | None:
 def begin(post: Post) -> Call | Unrecorded | None:
     """The call that a POST to a model's path is.
 
-    `UNRECORDED` if it is only counted; None where it belongs to another call, or nobody asks.
+    `UNRECORDED` if it is only counted; None where it belongs to another call, or is not looked at.
     """
-    active = _active()
-    if active is None:
-        return None
+    active = _asking()
+    if not isinstance(active, ActiveRollout):
+        return active
     endpoint = endpoint_of(post.path)
     body = _json_of(post.body) if endpoint is not None else None
     if endpoint is None or not _is_asked(post.path, body):
@@ -134,20 +134,24 @@ def begin(post: Post) -> Call | Unrecorded | None:
 @guarded(INCOMPLETE)
 def watch(library: str, path: str) -> Unrecorded | None:
     """Count a POST to a model's path whose bytes are not captured; as `begin` otherwise."""
-    active = _active()
-    if active is None:
-        return None
+    active = _asking()
+    if not isinstance(active, ActiveRollout):
+        return active
     note_uncaptured(active, client_of(library), path)
     return UNRECORDED
 
 
-def _active() -> ActiveRollout | None:
-    """The rollout that is asking. None: a call that is known is, or nobody, which is counted."""
+def _asking() -> ActiveRollout | Unrecorded | None:
+    """The rollout that sends a request here.
+
+    `UNRECORDED`: none does, which is counted. None: a call does that is known, or not looked at.
+    """
     if is_in_call() or capture_is_off():
         return None
     active = recording_rollout()
     if active is None:
         note_outside()
+        return UNRECORDED
     return active
 
 
