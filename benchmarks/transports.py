@@ -1,6 +1,6 @@
 """The cost of the watch: what a request that asks no model pays in a rollout, for each library.
 
-    python benchmarks/transports.py [--requests 20000]
+    python benchmarks/transports.py [--requests 5000]
 
 Each method that is hooked is called with a request as its library makes it; the method itself is
 replaced by one that does nothing, so what is timed is the wrapper alone: the time of a call with
@@ -102,7 +102,7 @@ def cost(name: str, method: str, hook: Any, count: int) -> float:
 def main() -> None:
     """Print a row for each method that is hooked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--requests", type=int, default=5_000)
     count = parser.parse_args().requests
     print(f"{count} requests; microseconds that the wrapper adds to each, in a rollout")
     print(f"{'':<45} {'GET':>6} {'POST':>6}")

@@ -64,7 +64,7 @@ class _Post:
             response.content = _reader_class()(content, Reading(recorder))
 
 
-def _post(session: Any, args: Any, kwargs: Any) -> _Post | None:
+def _post(session: Any, args: Any, kwargs: Any) -> functools.partial[_Post] | None:
     method = args[0] if args else kwargs.get("method")
     if method not in ("POST", "post"):
         return None
@@ -76,7 +76,9 @@ def _post(session: Any, args: Any, kwargs: Any) -> _Post | None:
         url = session._build_url(url)
     except (ValueError, TypeError, AssertionError):  # aiohttp will say so
         return None
-    return _Post(session, url, args, kwargs) if asks_a_model(url.raw_path) else None
+    return (
+        functools.partial(_Post, session, url, args, kwargs) if asks_a_model(url.raw_path) else None
+    )
 
 
 class _NoConnection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from otel_rollout.record.encoding import decoded
@@ -53,12 +54,12 @@ def _texts(headers: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _post(_: Any, args: Any, kwargs: Any) -> _Post | None:
+def _post(_: Any, args: Any, kwargs: Any) -> partial[_Post] | None:
     request = args[0] if args else kwargs.get("request")
     if getattr(request, "method", None) != "POST":
         return None
     path = model_path(str(request.url))
-    return None if path is None else _Post(request, path, args, kwargs)
+    return None if path is None else partial(_Post, request, path, args, kwargs)
 
 
 HOOKS = (Hook("URLLib3Session", "send", sending(_post)),)

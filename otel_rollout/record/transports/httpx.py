@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from otel_rollout.record.calls import received
@@ -46,12 +47,12 @@ class _Post:
         received(recorder, response)
 
 
-def _post(_: Any, args: Any, kwargs: Any) -> _Post | None:
+def _post(_: Any, args: Any, kwargs: Any) -> partial[_Post] | None:
     request = args[0] if args else kwargs.get("request")
     if getattr(request, "method", None) != "POST":
         return None
     path = request.url.raw_path.partition(b"?")[0].decode("ascii", "replace")
-    return _Post(request, path, args, kwargs) if asks_a_model(path) else None
+    return partial(_Post, request, path, args, kwargs) if asks_a_model(path) else None
 
 
 HOOKS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from otel_rollout.record.hooks import Hook
@@ -58,12 +59,12 @@ def _releasing(release: Callable[[bool], Any], reading: Reading) -> Callable[[bo
     return released
 
 
-def _post(_: Any, args: Any, kwargs: Any) -> _Post | None:
+def _post(_: Any, args: Any, kwargs: Any) -> partial[_Post] | None:
     request = args[0] if args else kwargs.get("request")
     if str(getattr(request, "method", None)).upper() != "POST":
         return None
     path = model_path(request.url)
-    return None if path is None else _Post(request, path, args, kwargs)
+    return None if path is None else partial(_Post, request, path, args, kwargs)
 
 
 HOOKS = (Hook("StdlibTransport", "stream", sending(_post)),)

@@ -21,7 +21,7 @@ from otel_rollout.record.calls import (
     make_async,
     recording_rollout,
 )
-from otel_rollout.record.current import capture_is_off
+from otel_rollout.record.current import capture_is_off, current_rollout
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.uncaptured import note_outside, note_uncaptured
@@ -72,19 +72,21 @@ class Post(Protocol):
         """Show the recorder the response that the library's method gives."""
 
 
-PostOf: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Post | None"]
-"""The POST that a method is called for, given its object and arguments. None: it asks no model."""
+PostOf: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Callable[[], Post] | None"]
+"""What makes the POST of a method's call, given its object and arguments. None: it is no POST to
+a model's path."""
 
 
 def sending(post_of: PostOf) -> Callable[..., Any]:
     """A wrapper for the method of a library that sends every request."""
 
     def send(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        post = post_of(instance, args, kwargs)
-        call = None if post is None else begin(post)
-        if post is None or call is None:
+        make_post = post_of(instance, args, kwargs)
+        begun = None if make_post is None else begin(make_post)
+        if begun is None:
             return wrapped(*args, **kwargs)
-        return make(call, wrapped, post.args, post.kwargs)
+        call, post = begun
+        return make(call, wrapped, post.args if post else args, post.kwargs if post else kwargs)
 
     return send
 
@@ -93,11 +95,14 @@ def sending_async(post_of: PostOf) -> Callable[..., Any]:
     """`sending`, for a method that is a coroutine."""
 
     async def send(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        post = post_of(instance, args, kwargs)
-        call = None if post is None else begin(post)
-        if post is None or call is None:
+        make_post = post_of(instance, args, kwargs)
+        begun = None if make_post is None else begin(make_post)
+        if begun is None:
             return await wrapped(*args, **kwargs)
-        return await make_async(call, wrapped, post.args, post.kwargs)
+        call, post = begun
+        return await make_async(
+            call, wrapped, post.args if post else args, post.kwargs if post else kwargs
+        )
 
     return send
 
@@ -115,40 +120,47 @@ def model_path(url: str) -> str | None:
 
 
 @guarded(INCOMPLETE)
-def begin(post: Post) -> Call | Unrecorded | None:
-    """The call that a POST to a model's path is.
+def begin(make_post: Callable[[], Post]) -> tuple[Call | Unrecorded, Post | None] | None:
+    """The call that a POST to a model's path is, and the POST, which may have got another body.
 
-    `UNRECORDED` if it is only counted; None where it belongs to another call, or nobody asks.
+    `UNRECORDED` if it is only counted; None where it belongs to another call, or is not looked at.
     """
-    active = _active()
-    if active is None:
-        return None
+    active = _asking()
+    if not isinstance(active, ActiveRollout):
+        return None if active is None else (active, None)
+    post = make_post()
     endpoint = endpoint_of(post.path)
     body = _json_of(post.body) if endpoint is not None else None
     if endpoint is None or not _is_asked(post.path, body):
         note_uncaptured(active, client_of(post.library), post.path)
-        return UNRECORDED
-    return _recorded(active, post, endpoint, body)
+        return UNRECORDED, None
+    return _recorded(active, post, endpoint, body), post
 
 
 @guarded(INCOMPLETE)
 def watch(library: str, path: str) -> Unrecorded | None:
     """Count a POST to a model's path whose bytes are not captured; as `begin` otherwise."""
-    active = _active()
-    if active is None:
-        return None
+    active = _asking()
+    if not isinstance(active, ActiveRollout):
+        return active
     note_uncaptured(active, client_of(library), path)
     return UNRECORDED
 
 
-def _active() -> ActiveRollout | None:
-    """The rollout that is asking. None: a call that is known is, or nobody, which is counted."""
+def _asking() -> ActiveRollout | Unrecorded | None:
+    """The rollout that sends a request here.
+
+    `UNRECORDED`: none that is recorded; that none does is counted. None: a call does that is known,
+    or not looked at.
+    """
     if is_in_call() or capture_is_off():
         return None
     active = recording_rollout()
-    if active is None:
+    if active is not None:
+        return active
+    if current_rollout() is None:
         note_outside()
-    return active
+    return UNRECORDED
 
 
 def _recorded(active: ActiveRollout, post: Post, endpoint: str, body: Json) -> Call:

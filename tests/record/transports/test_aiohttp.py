@@ -264,3 +264,24 @@ async def test_errors_that_are_raised(recording: Recording, clients: Clients):
         with pytest.raises(aiohttp.InvalidURL):
             await session.post("http://[/v1/chat/completions", json=BODY)
     assert [c.status for c in replayed(recording).completions] == ["error", "error"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"json": {1j}}, {"json": BODY, "headers": 7}, {"json": BODY, "params": 7}],
+    ids=["json", "headers", "params"],
+)
+async def test_arguments_that_are_wrong(
+    recording: Recording,
+    clients: Clients,
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+):
+    """The exception is that of aiohttp, from its own code."""
+    url = clients.serve("hello").base_url + "/chat/completions"
+    async with rollout("agent"), aiohttp.ClientSession() as session:
+        with pytest.raises(Exception) as raised:
+            await session.post(url, **options)
+    assert not str(raised.traceback[-1].path).endswith("record/transports/aiohttp.py")
+    assert recording.trajectory.exchanges == []
+    caplog.clear()

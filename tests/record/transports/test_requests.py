@@ -71,6 +71,8 @@ RAW: dict[str, Read] = {
     ),
 }
 """These leave the `Content-Encoding` on."""
+if not hasattr(urllib3.HTTPResponse, "read1"):  # before urllib3 2.4
+    del RAW["raw.read1"]
 
 
 def ask(server: ModelServer, *, stream: bool) -> requests.Response:
