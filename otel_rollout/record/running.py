@@ -270,7 +270,7 @@ class ActiveRollout:
         """Count what the processes that began inside it have told it."""
         with self.lock:
             path, self.told = self.told, None
-            if path is not None:
+            if path is not None and self.pid == os.getpid():  # else it is the parent's
                 said = heard(path)
                 self.handed_on += said.count(CONTINUED)
                 self.outside += Counter({"a process of a pool": said.count(LOST)})
