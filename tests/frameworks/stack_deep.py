@@ -18,7 +18,6 @@ class DeepScript(Script):
 
 
 SCRIPT = DeepScript
-PENDING = "a reply that is sent again with a name begins a history of its own"
 OPTIONS = {"ask": "task", "text": "description"}
 
 

@@ -25,7 +25,6 @@ class DspyScript(Script):
 
 
 SCRIPT = DspyScript
-PENDING = "its HTTP client is not captured, and nothing says so"
 STREAMS = False
 REQUESTS = 3
 REWRITES = "each question is a conversation of its own"

@@ -21,7 +21,6 @@ NAMES = sorted(path.stem for path in Path(__file__).parent.glob("stack_*.py"))
 async def test_a_stack(
     recording: Recording,
     clients: Clients,
-    request: pytest.FixtureRequest,
     name: str,
     stream: bool,
 ) -> None:
@@ -29,8 +28,6 @@ async def test_a_stack(
     stack: Any = importlib.import_module(f"tests.frameworks.{name}")
     if stream and not getattr(stack, "STREAMS", True):
         pytest.skip("it does not stream")
-    if pending := getattr(stack, "PENDING", None):
-        request.applymarker(pytest.mark.xfail(reason=pending, strict=True))
     script = getattr(stack, "SCRIPT", Script)(**getattr(stack, "OPTIONS", {}))
     server = clients.serve(script, token_ids=False, logprobs=False)
     async with rollout("agent"):
