@@ -10,11 +10,14 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opentelemetry.sdk.trace import ReadableSpan
+
 from otel_rollout import Completion, Trajectory
+from otel_rollout import semconv as sc
 from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall, WireExchange
 from tests.frameworks.wire import said, sampled
 from tests.kit.comparing import replayed
@@ -107,6 +110,8 @@ class Script:
 
 REQUESTS = 8
 """Of which one is refused."""
+TOOLS = 6
+"""Runs of tools, the helpers among them."""
 
 
 @dataclass
@@ -160,10 +165,13 @@ def parsed(text: str) -> Any:
     return json.loads(text)
 
 
-def judge(recording: Recording, server: ModelServer) -> Trajectory:
-    """The only trajectory, which is what the log of the server says, and nothing else."""
+def judge(recording: Recording, server: ModelServer, *, rewrites: bool) -> Trajectory:
+    """The only trajectory, which is what the log of the server says, and nothing else.
+
+    rewrites: whether the stack replays what was sampled in other words, which a warning says.
+    """
     trajectory = replayed(recording)
-    assert trajectory.warnings == []
+    assert ["in other words" in warning for warning in trajectory.warnings] == [True] * rewrites
     answered = [exchange for exchange in server.exchanges if exchange.status == 200]
     complete = [c for c in trajectory.completions if c.status == "complete"]
     assert len(complete) == len(answered)
@@ -180,6 +188,35 @@ def judge(recording: Recording, server: ModelServer) -> Trajectory:
     )
     assert trained == Counter(c.id for c in complete)
     return trajectory
+
+
+def judge_spans(recording: Recording, *, tools_run: int) -> None:
+    """What people look at: each model call is drawn once at most, and each run of a tool once."""
+    spans = {span.context.span_id: span for span in recording.spans if span.context}
+    drawn: Counter[int] = Counter()
+    for span in recording.spans:
+        if span.name.startswith(sc.OPERATION_EXCHANGE):
+            above = [each for each in _above(span, spans) if _is_call(each)]
+            assert len(above) <= 1, (span.name, [each.name for each in above])
+            drawn.update(each.context.span_id for each in above if each.context)
+    assert not drawn or max(drawn.values()) == 1
+    tools = [span for span in recording.spans if span.name.startswith(sc.OPERATION_EXECUTE_TOOL)]
+    ids = Counter((span.attributes or {}).get(sc.GEN_AI_TOOL_CALL_ID) for span in tools)
+    ids.pop(None, None)
+    assert not ids or max(ids.values()) == 1
+    assert len([span for span in tools if "merged" not in span.name]) == tools_run
+
+
+def _above(span: ReadableSpan, spans: Mapping[int, ReadableSpan]) -> Iterator[ReadableSpan]:
+    while span.parent is not None and span.parent.span_id in spans:
+        span = spans[span.parent.span_id]
+        yield span
+
+
+def _is_call(span: ReadableSpan) -> bool:
+    attributes = span.attributes or {}
+    operation = attributes.get(sc.GEN_AI_OPERATION_NAME) or attributes.get(sc.LLM_REQUEST_TYPE)
+    return operation in sc.MODEL_OPERATIONS
 
 
 def judge_conversations(trajectory: Trajectory, server: ModelServer) -> None:

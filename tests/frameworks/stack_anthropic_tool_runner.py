@@ -10,6 +10,8 @@ from anthropic import beta_async_tool
 from tests.frameworks.script import HELPER, LEAD, TASK, add, divide, task_of
 
 CHAT = False
+TOOLS = 0
+"""It draws none, or its own in another way."""
 
 
 async def run(base_url: str, stream: bool) -> str:

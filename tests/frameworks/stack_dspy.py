@@ -27,7 +27,8 @@ class DspyScript(Script):
 SCRIPT = DspyScript
 STREAMS = False
 REQUESTS = 3
-REWRITES = "each question is a conversation of its own"
+TOOLS = 0
+"""It draws none, or its own in another way."""
 
 
 async def run(base_url: str, stream: bool) -> str:

@@ -30,6 +30,8 @@ class InstructorScript(Script):
 SCRIPT = InstructorScript
 STREAMS = False
 REQUESTS = 5
+TOOLS = 1
+"""The answer that it parses is asked for as a tool."""
 
 
 async def run(base_url: str, stream: bool) -> str:

@@ -34,6 +34,8 @@ class SweScript(Script):
 
 SCRIPT = SweScript
 STREAMS = False
+TOOLS = 5
+"""The helpers are no tools."""
 
 
 async def run(base_url: str, stream: bool) -> str:

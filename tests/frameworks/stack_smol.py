@@ -20,7 +20,10 @@ class SmolScript(Script):
 
 
 SCRIPT = SmolScript
-REWRITES = "tool calls are sent again as text"
+REWRITES = True
+"""Tool calls are sent again as text."""
+TOOLS = 0
+"""It draws none, or its own in another way."""
 
 
 async def run(base_url: str, stream: bool) -> str:

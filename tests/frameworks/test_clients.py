@@ -127,7 +127,9 @@ CALLS: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_client(recording: Recording, clients: Clients, name: str) -> None:
+async def test_a_client(
+    recording: Recording, clients: Clients, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     """One call: it is captured as it was sent, or one warning names it."""
     server = clients.serve("hello")
     async with rollout("agent"):
@@ -137,6 +139,8 @@ async def test_a_client(recording: Recording, clients: Clients, name: str) -> No
     assert posts, "it did not reach the server"
     trajectory = replayed(recording)
     if name in COUNTED:
+        assert "its trajectory is empty" in caplog.text.lower()
+        caplog.clear()
         path = posts[0].path.partition("?")[0]
         assert trajectory.exchanges == []
         assert trajectory.warnings == [

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from otel_rollout import rollout
-from tests.frameworks.script import ANSWER, REQUESTS, Script, judge, judge_conversations
+from tests.frameworks.script import (
+    ANSWER,
+    REQUESTS,
+    TOOLS,
+    Script,
+    judge,
+    judge_conversations,
+    judge_spans,
+)
 from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.framework
@@ -34,7 +42,9 @@ async def test_a_stack(
         answer = await stack.run(server.base_url, stream)
     assert ANSWER in answer
     assert len(server.exchanges) == getattr(stack, "REQUESTS", REQUESTS)
-    trajectory = judge(recording, server)
+    rewrites = getattr(stack, "REWRITES", False)
+    trajectory = judge(recording, server, rewrites=rewrites)
+    judge_spans(recording, tools_run=getattr(stack, "TOOLS", TOOLS))
     if getattr(stack, "CHAT", True):
         judge_conversations(trajectory, server)
-    assert len(trajectory.histories) == 3 or hasattr(stack, "REWRITES")
+    assert len(trajectory.histories) == 3 or rewrites
