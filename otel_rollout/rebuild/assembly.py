@@ -130,7 +130,13 @@ class Assembly:
             self.judge()
             exchanges = self.exchanges()
             conversations = self.conversations()
-            missing = self._missing_calls(exchanges)
+            calls = self._calls_with(exchanges)
+            missing = [
+                *self.lost_calls,
+                *calls.incomplete(),
+                *calls.not_captured(),
+                *calls.none(),
+            ]
             warnings = [
                 *self.notes,
                 *self._disputes(),
@@ -139,7 +145,8 @@ class Assembly:
                 *damage_of(exchanges),
                 *uncertain(conversations),
             ]
-            return Contents(conversations, exchanges, warnings, missing)
+            after = calls.after()
+            return Contents(conversations, exchanges, warnings + after, missing + after)
 
     def judge(self) -> None:
         """Find the calls that may not be the rollout's: all that will come has come."""
@@ -293,11 +300,10 @@ class Assembly:
         for record in self._trusted_parts():
             trajectory.join(read_rollout(record, AllRewards(), None))
 
-    def _missing_calls(self, exchanges: Sequence[Exchange]) -> list[str]:
-        """A warning for whatever calls of the rollout are not here."""
+    def _calls_with(self, exchanges: Sequence[Exchange]) -> Calls:
+        """The calls of the rollout, with these and those that were given to others."""
         there = [*exchanges, *self.exchanges(claimed=True)]
-        calls = self._calls(Counter(exchange.process for exchange in there))
-        return [*self.lost_calls, *calls.incomplete(), *calls.not_captured(), *calls.none()]
+        return self._calls(Counter(exchange.process for exchange in there))
 
     def _calls(self, present: Mapping[str, int]) -> Calls:
         return Calls(

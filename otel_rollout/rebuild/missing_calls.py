@@ -118,15 +118,23 @@ class Calls:
             )
         if still_open:
             sentences.append(late_sentence(still_open))
-        late = sum(map(is_late, self.records))
-        if late > still_open:
-            sentences.append(after_sentence(late - still_open))
         if self._is_elsewhere:
             sentences.append(
                 "it was handed on to another process, of which no span is here: calls that were "
                 "made there are missing (reconstruct from the spans of both, or add_spans)"
             )
         return sentences
+
+    def after(self) -> list[str]:
+        """A warning about calls that began when the rollout had ended; the last one, as it came."""
+        unended = (record.integer(sc.ROLLOUT_OPEN_COUNT) or 0 for record in self._counting)
+        began_late = sum(map(is_late, self.records)) - sum(unended)
+        return [after_sentence(began_late)] if began_late > 0 else []
+
+    @property
+    def _counting(self) -> list[SpanRecord]:
+        """The spans that say how many calls there were, and are whole."""
+        return [record for record in self.tellers if record.cut.isdisjoint(_COUNTS)]
 
     @property
     def _why_missing(self) -> str:

@@ -78,7 +78,8 @@ def test_threads_that_are_told_apart_by_a_number_are_one_place(recording: Record
             thread.join()
 
     agent()
-    (warning,) = recording.trajectory.warnings
+    warning, no_call = recording.trajectory.warnings
+    assert no_call == NO_CALL
     assert warning.startswith(
         "60 model calls were made outside any rollout while it ran, in thread"
     )

@@ -11,11 +11,15 @@ from tests.kit.recording import Clients, Recording
 
 @pytest.fixture(autouse=True)
 def nobody_complains(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No way of running things makes the library, or OpenTelemetry on its behalf, log a warning."""
+    """No way of running things makes the library, or OpenTelemetry on its behalf, log a warning.
+
+    But for the one about a rollout without a call.
+    """
     yield
     for source in ("otel_rollout", "opentelemetry"):
         logged = [r for r in caplog.get_records("call") if r.name.startswith(source)]
-        assert [r.getMessage() for r in logged if r.levelno >= 30] == []
+        warnings = [r.getMessage() for r in logged if r.levelno >= 30]
+        assert [text for text in warnings if "Its trajectory is empty" not in text] == []
 
 
 @pytest.fixture
