@@ -196,7 +196,7 @@ async def test_training(
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
         program = blocks("docs/training.md")
-        assert len(program) == 8
+        assert len(program) == 9
         for number, code in enumerate(program, 1):
             await_allowed = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
             compiled = compile(code, f"training.md, block {number}", "exec", flags=await_allowed)
