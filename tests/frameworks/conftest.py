@@ -56,7 +56,8 @@ def no_network() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_capture_failed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Capture says where it failed in the log: nowhere."""
+    """Capture says where it failed in the log: nowhere, but that a rollout has no call."""
     yield
     logged = [r for r in caplog.get_records("call") if r.name == "otel_rollout"]
-    assert [r.getMessage() for r in logged if r.levelno >= logging.WARNING] == []
+    warnings = [r.getMessage() for r in logged if r.levelno >= logging.WARNING]
+    assert [text for text in warnings if "Its trajectory is empty" not in text] == []

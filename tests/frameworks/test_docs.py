@@ -60,7 +60,8 @@ def test_every_stack_that_is_run_is_in_the_table() -> None:
     """Each module `stack_*` has its row; MCP's has none."""
     run = list(Path(__file__).parent.glob("stack_*.py"))
     rows = TEXT[: TEXT.index("| client |")].splitlines()
-    assert len(run) == len([row for row in rows if row.startswith("| ")]) - 2
+    ours = [row for row in rows if row.startswith("| ") and "¹" not in row]
+    assert len(run) == len(ours) - 2
 
 
 @pytest.mark.parametrize(("name", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])

@@ -221,7 +221,8 @@ def test_what_was_played_comes_back(play: Play, order: random.Random) -> None:
     """Exactly the conversations that were played come back, for any order of the spans."""
     spans = play.spans()
     (trajectory,) = reconstruct(spans)
-    assert trajectory.warnings == []
+    # Of what is edited, a warning may say that.
+    assert [each for each in trajectory.warnings if "in other words" not in each] == []
     assert histories_of(trajectory) == play.expected()
     shuffled = spans + spans[:3]
     order.shuffle(shuffled)

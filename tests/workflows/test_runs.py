@@ -366,6 +366,7 @@ async def test_an_interrupt_leaves_what_was_finished(clients: Clients, tmp_path:
 
 SHOWN = """
 import asyncio
+import logging
 import otel_rollout
 from otel_rollout import TerminationEvent, Workflow, get_current_trajectory, run_workflows
 
@@ -376,6 +377,7 @@ class Scored(Workflow):
         get_current_trajectory().reward = 0.5
         raise TerminationEvent("env_done")
 
+logging.getLogger("otel_rollout").setLevel("ERROR")  # no model is called
 otel_rollout.configure()
 asyncio.run(run_workflows(Scored, range(4), n_parallel=1, progress="solving"))
 """
