@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import logging
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -48,6 +49,9 @@ ARGUMENTS: dict[str, Callable[[Any, str], tuple[Any, ...]]] = {
     "http.client": _named,
 }
 """What a method is called with: (the module, the HTTP method) to its arguments."""
+
+
+logging.getLogger("otel_rollout").setLevel("ERROR")  # no rollout here has a model call
 
 
 def nothing(*args: object) -> None:

@@ -69,16 +69,15 @@ _GENERATING = (
 """Ends of further paths at which models generate, whether or not an API here reads them."""
 _EMBEDDINGS = "/embeddings"
 """End of the path of an API that asks a model, but not to generate."""
+_MODEL_PATHS = (_EMBEDDINGS, *_GENERATING, *(end for api in APIS for end in api.paths))
+_LAST = frozenset(["/", *(end[-1] for end in _MODEL_PATHS)])
 
 
 def asks_a_model(path: str) -> bool:
     """True if a POST to this path (without its query) asks a model, as far as a path tells."""
-    return path.endswith(_model_paths(APIS)) or (path.endswith("/") and asks_a_model(path[:-1]))
-
-
-@lru_cache
-def _model_paths(apis: tuple[ModelApi, ...]) -> tuple[str, ...]:
-    return (_EMBEDDINGS, *_GENERATING, *(end for api in apis for end in api.paths))
+    if path[-1:] not in _LAST:  # asked for every request of a program
+        return False
+    return path.endswith(_MODEL_PATHS) or (path.endswith("/") and asks_a_model(path[:-1]))
 
 
 def endpoint_of(path: str) -> str | None:
