@@ -1,15 +1,15 @@
 """The cost of capture: CPU time of this process per call, against the bare client in the same run.
 
-    python benchmarks/overhead.py [--repetitions 12] [--messages 1 10 100]
+    python benchmarks/overhead.py [--repetitions 12] [--turns 1 10 50 200]
 
 A model server runs in a process of its own. The variants take turns in every repetition, each
 block is timed with `time.process_time` (garbage collection on), and a second bare client is the
 control: if its median is off by more than 3 %, the machine was too noisy and the row is marked.
 Each variant is checked to have captured its calls.
 
-A block is a number of rollouts of 5 calls: at 1 message of history 5 samples of it, else each call
-continues the one before. The first row is the worst case, a rollout for a single call. Messages
-are 2 KB; a reply is one of `server.py`.
+A block is a number of rollouts, each a conversation of so many turns; a message has 2 KB, a reply
+is one of `server.py`. The second table tells where the time of capture goes: the recorder is fed
+by hand with such requests and replies, without a client and a network.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 import statistics
 import subprocess
 import sys
@@ -29,12 +30,18 @@ from typing import Any
 import openai
 from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from server import reply  # type: ignore[import-not-found]  # the one beside this script
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, rollout
+from otel_rollout.record.current import current_rollout
+from otel_rollout.record.recorder import ExchangeRecorder
 
 TEXT = "word " * 400
 TOKENS = 512
+CALLS = 150
+"""Calls of a block, if its rollouts are no longer."""
+HEADERS = {"authorization": "Bearer sk-not-a-real-key", "content-type": "application/json"}
 
 
 @contextmanager
@@ -103,10 +110,10 @@ class Variant:
         self.spans.count = 0
 
 
-async def one_rollout(client: openai.AsyncOpenAI, size: int, calls: int, *, stream: bool) -> None:
-    """Calls with `size` messages: samples of one message, or a conversation that grows."""
-    messages: list[Any] = [{"role": "user", "content": f"{i} {TEXT}"} for i in range(size)]
-    for _ in range(calls):
+async def one_rollout(client: openai.AsyncOpenAI, turns: int, *, stream: bool) -> None:
+    """A conversation that grows by a reply and a message of the user with each turn."""
+    messages: list[Any] = [{"role": "user", "content": TEXT}]
+    for _ in range(turns):
         reply: Any = await client.chat.completions.create(
             model="m", messages=messages, stream=stream
         )
@@ -116,18 +123,17 @@ async def one_rollout(client: openai.AsyncOpenAI, size: int, calls: int, *, stre
                 text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
         else:
             text = reply.choices[0].message.content
-        if size > 1:
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": TEXT}]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": TEXT}]
 
 
 async def measure(
-    base_url: str, variants: list[Variant], size: int, calls: int, *, stream: bool, repetitions: int
+    base_url: str, variants: list[Variant], turns: int, *, stream: bool, repetitions: int
 ) -> dict[str, list[float]]:
     """CPU seconds per call of each variant, one number for each repetition."""
-    rollouts = {1: 150, 10: 200}.get(size, 40) // calls
+    rollouts = max(1, CALLS // turns)
     figures: dict[str, list[float]] = {variant.name: [] for variant in variants}
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none-needed") as client:
-        await one_rollout(client, size, calls, stream=stream)
+        await one_rollout(client, min(turns, 10), stream=stream)
         for repetition in range(repetitions):
             # Rotated each time, so that no variant always follows the same other one.
             turn = repetition % len(variants)
@@ -140,17 +146,72 @@ async def measure(
                     start = time.process_time()
                     for _ in range(rollouts):
                         with scope():
-                            await one_rollout(client, size, calls, stream=stream)
-                    figures[variant.name].append((time.process_time() - start) / rollouts / calls)
-                variant.check(rollouts * calls, rollouts)
+                            await one_rollout(client, turns, stream=stream)
+                    figures[variant.name].append((time.process_time() - start) / rollouts / turns)
+                variant.check(rollouts * turns, rollouts)
     return figures
+
+
+PARTS = ("rollout", "opening", "request", "reply")
+"""Opening and closing the rollout; opening the exchange; the request; the reply and the end."""
+
+
+def conversation(turns: int) -> list[tuple[bytes, bytes]]:
+    """The bodies of requests and replies of a conversation."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
+    bodies: list[tuple[bytes, bytes]] = []
+    for _ in range(turns):
+        request = {"messages": messages, "model": "m"}
+        body = reply(request).body
+        text = json.loads(body)["choices"][0]["message"]["content"]
+        bodies.append((json.dumps(request, separators=(",", ":")).encode(), body))
+        messages = [
+            *messages,
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": TEXT},
+        ]
+    return bodies
+
+
+def measure_parts(turns: int, repetitions: int) -> dict[str, float]:
+    """Seconds of a call that each part takes."""
+    bodies, rows = conversation(turns), list[dict[str, float]]()
+    with Variant("ours", ours=True).open():
+        for _ in range(max(5, repetitions * 20 // turns)):
+            rows.append(dict.fromkeys(PARTS, 0.0))
+            _record(bodies, rows[-1])
+    middle = len(rows) // 5
+    return {part: sorted(row[part] for row in rows)[middle] / turns for part in PARTS}
+
+
+def _record(bodies: list[tuple[bytes, bytes]], spent: dict[str, float]) -> None:
+    start = time.perf_counter()
+    scope = rollout("bench")
+    scope.__enter__()
+    spent["rollout"] += time.perf_counter() - start
+    active = current_rollout()
+    assert active is not None
+    for request, response in bodies:
+        times = [time.perf_counter()]
+        recorder = ExchangeRecorder(active, "/chat/completions")
+        times.append(time.perf_counter())
+        recorder.request(request, HEADERS, "http://host/v1/chat/completions")
+        times.append(time.perf_counter())
+        recorder.response(200, {"content-type": "application/json"}, response)
+        recorder.end()
+        times.append(time.perf_counter())
+        for part, begin, end in zip(PARTS[1:], times[:-1], times[1:], strict=True):
+            spent[part] += end - begin
+    start = time.perf_counter()
+    scope.__exit__(None, None, None)
+    spent["rollout"] += time.perf_counter() - start
 
 
 def main() -> None:
     """Print a row for each kind of call."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--repetitions", type=int, default=12)
-    parser.add_argument("--messages", type=int, nargs="*", default=[1, 10, 100])
+    parser.add_argument("--turns", type=int, nargs="*", default=[1, 10, 50, 200])
     options = parser.parse_args()
     repetitions = options.repetitions
     variants = [
@@ -165,19 +226,17 @@ def main() -> None:
     )
     print("CPU time per call as a ratio to bare: median (minimum to maximum)")
     print(
-        f"{'messages':>8} {'calls':>6} {'kind':>7} {'bare ms':>8}",
+        f"{'turns':>6} {'kind':>7} {'bare ms':>8}",
         *(f"{v.name:>22}" for v in variants[1:]),
     )
     with server() as base_url:
         for stream in (False, True):
-            for size, calls in [(1, 1), *((size, 5) for size in options.messages)]:
+            for turns in options.turns:
                 figures = asyncio.run(
-                    measure(base_url, variants, size, calls, stream=stream, repetitions=repetitions)
+                    measure(base_url, variants, turns, stream=stream, repetitions=repetitions)
                 )
                 bare = statistics.median(figures["bare"])
-                row = [
-                    f"{size:>8} {calls:>6} {'stream' if stream else 'plain':>7} {bare * 1000:>8.2f}"
-                ]
+                row = [f"{turns:>6} {'stream' if stream else 'plain':>7} {bare * 1000:>8.2f}"]
                 for variant in variants[1:]:
                     ratios = [
                         own / base
@@ -188,6 +247,11 @@ def main() -> None:
                     if variant.name == "control" and not 0.97 <= middle <= 1.03:
                         row.append("NOISY")
                 print(*row, flush=True)
+    print("\nCapture alone, microseconds of a call: the best fifth of the rollouts")
+    print(f"{'turns':>6}", *(f"{part:>10}" for part in PARTS))
+    for turns in options.turns:
+        parts = measure_parts(turns, repetitions)
+        print(f"{turns:>6}", *(f"{parts[part] * 1e6:>10.0f}" for part in PARTS), flush=True)
 
 
 if __name__ == "__main__":

@@ -92,8 +92,9 @@ def test_the_by_hand_example() -> None:
     "arguments",
     [
         ["imports.py", "--repetitions", "1"],
-        ["overhead.py", "--repetitions", "1", "--messages", "1"],
+        ["overhead.py", "--repetitions", "1", "--turns", "1", "3"],
         ["rebuild.py", "--repetitions", "1", "--turns", "10"],
+        ["transports.py", "--requests", "50"],
         ["workflows.py", "--repetitions", "1", "--episodes", "2", "--memory", "20"],
         ["training.py", "--trajectories", "2", "--turns", "3", "--tokens", "20"],
     ],
