@@ -212,6 +212,20 @@ def test_arrays_too_long_to_be_kept_are_written_the_same(
     assert written == again
 
 
+@pytest.mark.parametrize("longest", [1 << 20, -1], ids=["compared", "hashed"])
+def test_a_number_that_goes_on_is_another_one(
+    monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    """The ids 7, 12 do not continue the ids 7, 1, though the text does."""
+    monkeypatch.setattr(writer_module, "_LONGEST_TEXT", longest)
+    writer, reader = ExchangeWriter(), ExchangeReader()
+    bodies = [{"id": "r", "prompt_token_ids": ids} for ids in ([7, 1], [7, 12], [7, 12, 3])]
+    spans = [span(i, writer.response(encode(b, ascii_only=True))) for i, b in enumerate(bodies)]
+    for each in spans:
+        reader.add(each)
+    assert [reader.read(each.span_id).response() for each in spans] == bodies
+
+
 def test_token_ids_cost_what_is_new() -> None:
     """Prompts that grow to 40,000 ids are written at most three times over."""
     writer, written = ExchangeWriter(), 0
