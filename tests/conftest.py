@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import hypothesis
@@ -21,6 +22,7 @@ from opentelemetry.util._once import Once
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter
+from otel_rollout.record import capture, openai_client
 from tests.kit.calling import Configure
 from tests.kit.recording import Clients, Recording
 from tests.kit.witness import Witness
@@ -33,6 +35,7 @@ __all__ = [
     "clients",
     "configure",
     "frozen_imports",
+    "no_hook_is_left",
     "pytest_runtest_call",
     "recording",
 ]
@@ -76,7 +79,20 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_hook_is_left() -> Iterator[None]:
+    """Fail the test that leaves a hook behind, not one that runs after it in the process."""
+    yield
+    left = [
+        hook.name
+        for name, hooks in [(openai_client.MODULE, openai_client.HOOKS), *capture._LIBRARIES.items()]
+        for hook in hooks
+        if name in sys.modules and hook.is_in_place(sys.modules[name])
+    ]
+    assert left == []
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(no_hook_is_left: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No OTEL_* or OPENAI_* variable of the machine, no global provider of another test."""
     for name in list(os.environ):
         if name.startswith(("OTEL_", "OPENAI_")):

@@ -144,8 +144,9 @@ def test_a_client_that_is_not_seen(setup: Any, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_library_that_is_not_hooked(setup: Any, monkeypatch: pytest.MonkeyPatch):
     """Something replaced the method that had the hook."""
-    monkeypatch.setattr(requests.Session, "send", requests.Session.get)
-    finding = found(check(), "clients")
+    with monkeypatch.context() as replacing:
+        replacing.setattr(requests.Session, "send", requests.Session.get)
+        finding = found(check(), "clients")
     assert finding.level == "warning"
     assert "methods of requests.sessions were replaced" in finding.text
 
