@@ -82,9 +82,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def no_hook_is_left() -> Iterator[None]:
     """Fail the test that leaves a hook behind, not one that runs after it in the process."""
     yield
+    every = {openai_client.MODULE: openai_client.HOOKS, **capture._LIBRARIES}
     left = [
         hook.name
-        for name, hooks in [(openai_client.MODULE, openai_client.HOOKS), *capture._LIBRARIES.items()]
+        for name, hooks in every.items()
         for hook in hooks
         if name in sys.modules and hook.is_in_place(sys.modules[name])
     ]
