@@ -1,6 +1,7 @@
 """Hooks around methods of other libraries: put in once, found again, and taken out.
 
-A library that is not needed is hooked when somebody imports it.
+A library that is not needed is hooked when somebody imports it. What others put around a hook, or
+in its place, is theirs: it stays when the hook goes.
 """
 
 from __future__ import annotations
@@ -47,10 +48,14 @@ class Hook:
 
     def is_in_place(self, module: ModuleType) -> bool:
         """True if the wrapper is on the method, also under those of others."""
-        method = vars(getattr(module, self.owner, object)).get(self.method)
+        return self.layer(getattr(module, self.owner, object)) is not None
+
+    def layer(self, owner: type) -> Any:
+        """The wrapped method, which may be under wrappers of others. None: it is not there."""
+        method: Any = vars(owner).get(self.method)
         while method is not None and getattr(method, "_self_wrapper", None) is not self.wrapper:
             method = getattr(method, "__wrapped__", None)
-        return method is not None
+        return method
 
 
 class Hooks:
@@ -58,7 +63,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self.installed: list[tuple[type, str, Any]] = []
-        """Class, name of the method, and the method as it was."""
+        """Class, name of the method, and the wrapped method."""
         self._wanted = False
         """True if libraries that are imported from now on are hooked."""
         self._awaited: set[str] = set()
@@ -85,12 +90,14 @@ class Hooks:
             wrapt.register_post_import_hook(partial(self._imported, hooks), name)
 
     def remove(self) -> None:
-        """Take all of them out again."""
+        """Take all of them out again. One that others have wrapped stays, and does nothing."""
         with self._lock:
             self._wanted = False
             while self.installed:
-                owner, name, original = self.installed.pop()
-                setattr(owner, name, original)
+                owner, name, layer = self.installed.pop()
+                outermost: Any = vars(owner).get(name)
+                if outermost is layer:
+                    setattr(owner, name, outermost.__wrapped__)
 
     @guarded(INCOMPLETE)
     def _imported(self, hooks: tuple[Hook, ...], module: ModuleType) -> None:
@@ -113,10 +120,15 @@ class Hooks:
     def _wrapped(
         self, module: ModuleType, hooks: tuple[Hook, ...]
     ) -> Iterator[tuple[type, str, Any]]:
-        taken = [(owner, name) for owner, name, _ in self.installed]
         for hook in hooks:
             owner = getattr(module, hook.owner)
-            original = vars(owner).get(hook.method)
-            if original is not None and (owner, hook.method) not in taken:
-                setattr(owner, hook.method, wrapt.FunctionWrapper(original, hook.wrapper))
-                yield owner, hook.method, original
+            method = vars(owner).get(hook.method)
+            layer = hook.layer(owner)
+            if layer is None and method is not None:
+                layer = wrapt.FunctionWrapper(method, hook.wrapper, enabled=self._are_wanted)
+                setattr(owner, hook.method, layer)
+            if layer is not None and all(layer is not known for _, _, known in self.installed):
+                yield owner, hook.method, layer
+
+    def _are_wanted(self) -> bool:
+        return self._wanted

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from otel_rollout.record.encoding import decoded
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.tee import without_count
-from otel_rollout.record.transports.post import model_path, sending
+from otel_rollout.record.transports.post import of_request, sending
 from otel_rollout.record.transports.urllib3_body import show
 
 
@@ -54,12 +53,4 @@ def _texts(headers: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _post(_: Any, args: Any, kwargs: Any) -> partial[_Post] | None:
-    request = args[0] if args else kwargs.get("request")
-    if getattr(request, "method", None) != "POST":
-        return None
-    path = model_path(str(request.url))
-    return None if path is None else partial(_Post, request, path, args, kwargs)
-
-
-HOOKS = (Hook("URLLib3Session", "send", sending(_post)),)
+HOOKS = (Hook("URLLib3Session", "send", sending(of_request(_Post))),)

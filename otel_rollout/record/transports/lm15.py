@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.tee import Reading, shown, shown_async
-from otel_rollout.record.transports.post import model_path, sending, sending_async
+from otel_rollout.record.transports.post import of_request, sending, sending_async
 
 
 class _Post:
@@ -59,13 +58,5 @@ def _releasing(release: Callable[[bool], Any], reading: Reading) -> Callable[[bo
     return released
 
 
-def _post(_: Any, args: Any, kwargs: Any) -> partial[_Post] | None:
-    request = args[0] if args else kwargs.get("request")
-    if str(getattr(request, "method", None)).upper() != "POST":
-        return None
-    path = model_path(request.url)
-    return None if path is None else partial(_Post, request, path, args, kwargs)
-
-
-HOOKS = (Hook("StdlibTransport", "stream", sending(_post)),)
-ASYNC_HOOKS = (Hook("StdlibAsyncTransport", "_do_stream", sending_async(_post)),)
+HOOKS = (Hook("StdlibTransport", "stream", sending(of_request(_Post))),)
+ASYNC_HOOKS = (Hook("StdlibAsyncTransport", "_do_stream", sending_async(of_request(_Post))),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -105,6 +106,22 @@ def sending_async(post_of: PostOf) -> Callable[..., Any]:
         )
 
     return send
+
+
+def of_request(make_post: Callable[[Any, str, Any, Any], Post]) -> PostOf:
+    """`PostOf` for a library whose method takes a request that has its method and its address.
+
+    make_post: what makes the POST of the request, its path, and the arguments.
+    """
+
+    def post_of(_: Any, args: Any, kwargs: Any) -> Callable[[], Post] | None:
+        request = args[0] if args else kwargs.get("request")
+        if getattr(request, "method", None) not in ("POST", "post"):
+            return None
+        path = model_path(str(request.url))
+        return None if path is None else partial(make_post, request, path, args, kwargs)
+
+    return post_of
 
 
 def model_path(url: str) -> str | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.tee import without_count
-from otel_rollout.record.transports.post import model_path, sending
+from otel_rollout.record.transports.post import of_request, sending
 from otel_rollout.record.transports.urllib3_body import show
 
 
@@ -49,12 +48,4 @@ class _Post:
             show(response.raw, recorder)
 
 
-def _post(_: Any, args: Any, kwargs: Any) -> partial[_Post] | None:
-    request = args[0] if args else kwargs.get("request")
-    if getattr(request, "method", None) != "POST":
-        return None
-    path = model_path(str(request.url))
-    return None if path is None else partial(_Post, request, path, args, kwargs)
-
-
-HOOKS = (Hook("Session", "send", sending(_post)),)
+HOOKS = (Hook("Session", "send", sending(of_request(_Post))),)

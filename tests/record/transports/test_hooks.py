@@ -12,6 +12,9 @@ import httpx2
 import pytest
 import requests
 import urllib3
+import wrapt
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 import otel_rollout
 from otel_rollout import rollout
@@ -52,6 +55,48 @@ def test_they_go_in_and_out(before: list[Any]):
         assert [vars(owner)[name] for owner, name in METHODS] == before
     capture.instrument()
     capture.uninstrument()
+    assert [vars(owner)[name] for owner, name in METHODS] == before
+
+
+@pytest.mark.parametrize(("owner", "method"), METHODS)
+def test_what_others_put_around_a_hook(
+    monkeypatch: pytest.MonkeyPatch, before: list[Any], owner: Any, method: str
+):
+    """It stays when the hooks go out; the hook below it does nothing, until it is wanted again."""
+    with monkeypatch.context() as patching:
+        otel_rollout.configure()
+        theirs = wrapt.FunctionWrapper(vars(owner)[method], lambda f, _, a, k: f(*a, **k))
+        patching.setattr(owner, method, theirs)
+        otel_rollout.shutdown()
+        assert vars(owner)[method] is theirs
+        assert not vars(owner)[method].__wrapped__._self_enabled()
+        otel_rollout.configure()
+        assert vars(owner)[method] is theirs
+        assert vars(owner)[method].__wrapped__._self_enabled()
+    otel_rollout.shutdown()
+    assert [vars(owner)[name] for owner, name in METHODS] == before
+
+
+def test_a_hook_that_others_put_back(
+    monkeypatch: pytest.MonkeyPatch, before: list[Any], clients: Clients
+):
+    """A patch that is taken off after `shutdown` leaves a hook that does nothing, and is found."""
+    url = clients.serve().base_url + "/chat/completions"
+    exporter = otel_rollout.InMemoryTrajectoryExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(otel_rollout.TrajectorySpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    with monkeypatch.context() as patching:
+        capture.instrument()
+        patching.setattr(requests.Session, "send", requests.Session.send)
+        capture.uninstrument()
+    with rollout("not hooked"):
+        requests.post(url, json=BODY)
+    capture.instrument()
+    with rollout("hooked"):
+        requests.post(url, json=BODY)
+    capture.uninstrument()
+    assert [len(t.completions) for t in exporter.get_finished_trajectories()] == [0, 1]
     assert [vars(owner)[name] for owner, name in METHODS] == before
 
 
