@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-OURS := not backend and not framework and not trainer and not server and not fuzz
+OURS := not backend and not phoenix and not framework and not trainer and not server and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= 2# tests at once; 0 is one after the other, to debug
 
@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-backends backends check format bench pins clean
+.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-backends test-phoenix backends check format bench pins clean
 
 demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -56,10 +56,13 @@ test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real 
 	done
 
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
-	$(MAKE) -C tools
+	$(MAKE) --no-print-directory -C tools -j 2
 
 test-backends: $(READY) backends  ## the tests against them
 	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m backend $(TESTS)
+
+test-phoenix: $(READY) .venv-phoenix/.ready  ## the tests against the real Phoenix and MLflow
+	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m phoenix $(or $(TESTS),tests/backends)
 
 check: $(READY)  ## lint and strict types
 	$(BIN)/ruff check .
@@ -73,6 +76,7 @@ format: $(READY)
 bench: $(READY)  ## what it costs; see docs/performance.md
 	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/transports.py
 	$(BIN)/python benchmarks/rebuild.py
 	$(BIN)/python benchmarks/workflows.py
@@ -91,6 +95,11 @@ $(READY): requirements/newest.txt pyproject.toml
 
 .venv-servers/.ready: requirements/servers.txt pyproject.toml
 	$(call environment,.venv-servers,servers,--no-deps)
+
+.venv-phoenix/.ready: requirements/phoenix.txt  # programs only: nothing of ours is imported there
+	$(PYTHON) -m venv .venv-phoenix
+	.venv-phoenix/bin/python $(PIP) --no-deps --require-hashes -r requirements/phoenix.txt
+	@touch $@
 
 define environment
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
@@ -116,6 +125,8 @@ pins:  ## write requirements/*.txt anew
 		--override requirements/overrides/trainers.in requirements/trainers.in -o requirements/trainers.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--override requirements/overrides/servers.in requirements/servers.in -o requirements/servers.txt
+	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
 
 clean:
 	rm -rf .venv .venv-* .tools build dist

@@ -5,7 +5,8 @@
 A model server runs in a process of its own. The variants take turns in every repetition, each
 block is timed with `time.process_time` (garbage collection on), and a second bare client is the
 control: if its median is off by more than 3 %, the machine was too noisy and the row is marked.
-Each variant is checked to have captured its calls.
+Spans go to an exporter that counts them, through the queue of each set-up. Each variant is checked
+to have captured its calls.
 
 A block is a number of rollouts, each a conversation of so many turns; a message has 2 KB, a reply
 is one of `server.py`. The second table tells where the time of capture goes: the recorder is fed
@@ -22,14 +23,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import openai
 from opentelemetry.instrumentation.openai import OpenAIInstrumentor
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from server import reply  # type: ignore[import-not-found]  # the one beside this script
 
 import otel_rollout
@@ -57,13 +59,14 @@ def server() -> Iterator[str]:
         process.wait()
 
 
-class Counter(SpanProcessor):
-    """Counts the spans that end; keeps none."""
+class Counter(SpanExporter):
+    """Counts the spans that are exported; keeps none."""
 
     count = 0
 
-    def on_end(self, span: ReadableSpan) -> None:
-        self.count += 1
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.count += len(spans)
+        return SpanExportResult.SUCCESS
 
 
 class Variant:
@@ -79,19 +82,21 @@ class Variant:
     @contextmanager
     def open(self) -> Iterator[None]:
         provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(self.spans)
         self.exporter = InMemoryTrajectoryExporter(max_trajectories=1)
         if self.ours:
             otel_rollout.configure(
                 exporters=[self.exporter],
+                span_exporters=[self.spans],
                 tracer_provider=provider,
                 instrumentor="openai" if self.llm else None,
             )
         elif self.llm:
+            provider.add_span_processor(BatchSpanProcessor(self.spans))
             instrumentor = OpenAIInstrumentor(upload_base64_image=None)
             instrumentor.instrument(tracer_provider=provider)
         yield
         otel_rollout.shutdown()
+        provider.shutdown()
         if self.llm and not self.ours:
             from otel_rollout.look.instrumentors import _unwrap
 
@@ -212,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--repetitions", type=int, default=12)
     parser.add_argument("--turns", type=int, nargs="*", default=[1, 10, 50, 200])
+    parser.add_argument("--kinds", nargs="*", default=["plain", "stream"], help="kinds of calls")
     options = parser.parse_args()
     repetitions = options.repetitions
     variants = [
@@ -230,7 +236,7 @@ def main() -> None:
         *(f"{v.name:>22}" for v in variants[1:]),
     )
     with server() as base_url:
-        for stream in (False, True):
+        for stream in [kind == "stream" for kind in options.kinds]:
             for turns in options.turns:
                 figures = asyncio.run(
                     measure(base_url, variants, turns, stream=stream, repetitions=repetitions)

@@ -22,7 +22,8 @@ from typing import Any
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans.record import SpanRecord, with_lengths
+from otel_rollout.spans.record import SpanRecord
+from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 
 LARGEST = 3_000_000

@@ -24,7 +24,8 @@ from typing import Any
 from otel_rollout import ExportError, Trajectory, TrajectoryGroup, reconstruct, to_token_rows
 from otel_rollout import semconv as sc
 from otel_rollout.export import RowExporter, row_exporter, row_exporters
-from otel_rollout.spans.record import SpanRecord, with_lengths
+from otel_rollout.spans.record import SpanRecord
+from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 
 DIFFERENT = 5

@@ -32,6 +32,8 @@ GEN_AI_TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
 GEN_AI_TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
 GEN_AI_EVALUATION_RESULT: Final = "gen_ai.evaluation.result"
 GEN_AI_EVALUATION_NAME: Final = "gen_ai.evaluation.name"
+UNNAMED_REWARD: Final = "reward"
+"""Value of `GEN_AI_EVALUATION_NAME` for a reward that has no name."""
 GEN_AI_EVALUATION_SCORE_VALUE: Final = "gen_ai.evaluation.score.value"
 GEN_AI_EVALUATION_SCORE_LABEL: Final = "gen_ai.evaluation.score.label"
 GEN_AI_EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
@@ -81,6 +83,11 @@ GEN_AI_PROMPT: Final = "gen_ai.prompt."
 GEN_AI_COMPLETION: Final = "gen_ai.completion."
 """`GEN_AI_PROMPT` and `GEN_AI_COMPLETION` are prefixes: a message number and a field follow."""
 OPENINFERENCE_KIND: Final = "openinference.span.kind"
+OPENINFERENCE_CHAIN: Final = "CHAIN"
+"""Its value for a workflow; that of an agent follows from `GEN_AI_OPERATION_NAME`."""
+INPUT_VALUE: Final = "input.value"
+OUTPUT_VALUE: Final = "output.value"
+"""OpenInference's names for what came in and went out; Phoenix lists them."""
 OPENINFERENCE_TOOL_NAME: Final = "tool.name"
 OPENINFERENCE_TOOL_ID: Final = "tool.id"
 LLM_REQUEST_TYPE: Final = "llm.request.type"
@@ -113,9 +120,8 @@ SCHEMA_VERSION: Final = 1
 OPERATION_INVOKE_AGENT: Final = "invoke_agent"
 OPERATION_EXECUTE_TOOL: Final = "execute_tool"
 OPERATION_EVALUATE: Final = "evaluate"
-OPERATION_EXCHANGE: Final = "exchange"
+OPERATION_EXCHANGE: Final = "recording"
 OPERATION_INVOKE_WORKFLOW: Final = "invoke_workflow"
-OPERATION_CONTINUE: Final = "continue_rollout"
 
 PREFIX: Final = "rollout"
 """Prefix of the names of our own attributes; a dot follows."""
@@ -153,6 +159,19 @@ ROLLOUT_EXCHANGE_COUNT: Final = "rollout.exchange_count"
 """Number of exchanges that began in the rollout's process."""
 ROLLOUT_OPEN_COUNT: Final = "rollout.open_count"
 """Number of exchanges that had not ended when the rollout ended."""
+ROLLOUT_CALL_COUNT: Final = "rollout.call_count"
+"""Number of calls of models to generate, those of rollouts inside it included."""
+ROLLOUT_USAGE_COUNT: Final = "rollout.usage_count"
+"""Number of these calls whose replies told how many tokens they took: the sums are of them."""
+ROLLOUT_TOOL_COUNT: Final = "rollout.tool_count"
+"""Number of tools that were drawn, in rollouts inside it too; not set where none was."""
+ROLLOUT_TOOL_ERROR_COUNT: Final = "rollout.tool_error_count"
+"""Number of these tools that failed."""
+FOR_PEOPLE: Final = (
+    *(ROLLOUT_CALL_COUNT, ROLLOUT_USAGE_COUNT, ROLLOUT_TOOL_COUNT, ROLLOUT_TOOL_ERROR_COUNT),
+    f"{ROLLOUT_REWARDS}.",
+)
+"""Beginnings of the names of which nothing is read back."""
 ROLLOUT_NESTED_COUNT: Final = "rollout.nested_count"
 """Number of rollouts that began inside it in its process: their calls are their own."""
 ROLLOUT_PROCESS: Final = "rollout.process"
@@ -170,16 +189,31 @@ ROLLOUT_PROOF: Final = "rollout.proof"
 ROLLOUT_PART: Final = "rollout.part"
 """True on the span of another process that continued the rollout."""
 
+# LLM span.
+ELIDED_MESSAGES: Final = "rollout.elided_messages"
+"""Number of messages of its call that earlier LLM spans show, and it does not."""
+ELIDED_TOOLS: Final = "rollout.elided_tools"
+"""Number of tool definitions of its call that an earlier LLM span shows, and it does not."""
+TURN: Final = "rollout.turn"
+"""Number of its call in its conversation, from 1 on."""
+HAS_EXCHANGE: Final = "rollout.has_exchange"
+"""True on the span of a model call if an exchange span below it has that call, whole: it is for
+eyes, and rebuilding does not read it."""
+
+# Any span.
+CUT_ATTRIBUTES: Final = "rollout.cut_attributes"
+"""Texts that were cut, since the receiver takes no span as large: for each a note with lengths."""
+
 # Tool span.
 TOOL_INFERRED: Final = "rollout.tool.inferred"
 """True on the span of a tool that was drawn from the calls around it: its times are theirs."""
 
-# Reward span (`evaluate {name}`): a reward that came after its rollout had ended.
+# Reward span (`evaluate rollout: reward {name}`): a reward that came after its rollout had ended.
 REWARD: Final = "rollout.evaluation"
 REWARD_NUMBER: Final = "rollout.evaluation.number"
 """Sequence number among the late rewards of a rollout."""
 
-# Exchange span.
+# Exchange span (`recording {path}`).
 EXCHANGE_VERSION: Final = "rollout.exchange.version"
 EXCHANGE_PROCESS: Final = "rollout.exchange.process"
 EXCHANGE_STARTED: Final = "rollout.exchange.started"

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from typing import Literal
 
 from opentelemetry import trace
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
-from opentelemetry.sdk.environment_variables import (
-    OTEL_EXPORTER_OTLP_ENDPOINT,
-    OTEL_EXPORTER_OTLP_PROTOCOL,
-    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
-    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
-)
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
-from otel_rollout.look import SpanQueue, instrumentors
+from otel_rollout.look import SpanQueue, instrumentors, otlp_exporters
 from otel_rollout.record import (
     ActiveRollout,
     Content,
@@ -95,12 +87,13 @@ def configure(
     tracer_provider: TracerProvider | None = None,
     instrumentor: Literal["openai", "genai"] | None = "openai",
     request_token_ids: bool = False,
-    content: Literal["full", "none"] | None = None,
+    content: Literal["new", "full", "none"] | None = None,
     redact: Callable[[bytes], bytes] | None = None,
     rollout_secret: str | None = None,
     llm_spans: Literal["outer", "both"] = "outer",
     tool_spans: bool = True,
     baggage: bool = False,
+    reward_in_name: bool = False,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -123,12 +116,13 @@ def configure(
         None is no LLM spans. If one is active already, it stays, and none is added.
     request_token_ids: ask the server for token ids with every call of a rollout; see the function
         `request_token_ids`.
-    content: "full" has prompts and replies on the spans: on LLM spans, for people, and on exchange
-        spans, from which trajectories can be rebuilt anywhere. "none" keeps them, and every other
+    content: "new" has prompts and replies on the spans: on LLM spans, for people, what is new in
+        each call, and on exchange spans all from which trajectories can be rebuilt anywhere. With
+        "full" each LLM span repeats the whole conversation. "none" keeps them, and every other
         text of the user, off each span that leaves the process: exchange spans are recorded and
-        not exported. Trajectories of this process are the same with both. None (default) is "none"
+        not exported. Trajectories of this process are the same with all. None (default) is "none"
         where TRACELOOP_TRACE_CONTENT or OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says
-        so, else "full".
+        so, else "new".
     redact: a function that is given the bytes of each request and each reply (JSON; a stream as
         the reply that it merges to), and each text of the user, and returns what may be recorded
         of them. A call that it changes has no token ids and does not train. LLM spans are
@@ -145,6 +139,10 @@ def configure(
     baggage: True names the rollout in the OpenTelemetry baggage while its code runs, so that
         instrumented HTTP clients and MCP's client hand it on, to every server that they call. False
         (default): only `propagate` does.
+    reward_in_name: True puts the reward that a rollout has when it ends into the name of its span
+        (`invoke_agent solve [1.00]`), if it is in no other rollout; backends list more operations
+        then. A reward that comes later is on a span of its own. False (default): it is an
+        attribute only.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
 
@@ -166,6 +164,10 @@ def configure(
         raise ConfigurationError(
             f"configure(tool_spans=...): expected True or False, got {tool_spans!r}"
         )
+    if not isinstance(reward_in_name, bool):
+        raise ConfigurationError(
+            f"configure(reward_in_name=...): expected True or False, got {reward_in_name!r}"
+        )
     if llm_spans not in ("outer", "both"):
         raise ConfigurationError(
             f"configure(llm_spans=...): expected 'outer' or 'both', got {llm_spans!r}"
@@ -186,11 +188,12 @@ def configure(
                 process_state.request_fields = {}
             process_state.rollout_secret = rollout_secret or process_state.rollout_secret
             process_state.baggage = baggage or process_state.baggage
+            process_state.reward_in_name = reward_in_name or process_state.reward_in_name
             return before.provider
         provider, own = _provider(tracer_provider, service_name)
         processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
         setup = _Setup(provider, own, processor, max_bytes, span_exporters=list(span_exporters))
-        look = [*span_exporters, *(_otlp_exporters() if own else ())]
+        look = [*span_exporters, *(otlp_exporters() if own else ())]
         _warn_of_limits(provider)
         capture.instrument(rule)
         process_state.request_fields = {} if request_token_ids else None
@@ -198,6 +201,7 @@ def configure(
         process_state.tool_spans = tool_spans
         process_state.llm_spans = llm_spans
         process_state.baggage = baggage
+        process_state.reward_in_name = reward_in_name
         provider.add_span_processor(processor)
         for exporter in look:
             setup.processors.append(SpanQueue(exporter, max_bytes))
@@ -236,7 +240,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             leave_environment(setup.part)
         capture.uninstrument()
         process_state.request_fields = process_state.rollout_secret = None
-        process_state.baggage = False
+        process_state.baggage = process_state.reward_in_name = False
         if setup.uninstrument is not None:
             setup.uninstrument()
         if setup.threads:
@@ -315,28 +319,30 @@ def _checked(
 
 
 def _content(
-    content: Literal["full", "none"] | None, redact: Callable[[bytes], bytes] | None
+    content: Literal["new", "full", "none"] | None, redact: Callable[[bytes], bytes] | None
 ) -> Content:
     """The rule for content that these arguments of `configure` and the environment give."""
-    if content not in ("full", "none", None):
+    if content not in ("new", "full", "none", None):
         raise ConfigurationError(
-            f"configure(content=...): expected 'full' or 'none', got {content!r}"
+            f"configure(content=...): expected 'new', 'full' or 'none', got {content!r}"
         )
     if redact is not None and not callable(redact):
         raise ConfigurationError(
             f"configure(redact=...): expected a function of bytes to bytes, got {redact!r}"
         )
     off = switched_off()
-    if off and content == "full":
+    if off and content in ("new", "full"):
         warnings.warn(
-            f"{off} says that spans have no prompts and replies, but configure(content='full') "
-            f"exports them on exchange spans. Leave content out, or the variable unset",
+            f"{off} says that spans have no prompts and replies, but configure(content="
+            f"{content!r}) exports them on exchange spans. Leave content out, or the variable "
+            "unset",
             ContentWarning,
             stacklevel=3,
         )
     elif content is None:
         return replace(of_environment(), redact=redact)
-    return Content(exported=content == "full", redact=redact)
+    shows: Literal["new", "full"] = "full" if content == "full" else "new"
+    return Content(exported=content != "none", shows=shows, redact=redact)
 
 
 def _again(
@@ -384,39 +390,6 @@ def _provider(
         )
     resource = Resource.create({SERVICE_NAME: service_name} if service_name else {})
     return TracerProvider(resource=resource), True
-
-
-def _otlp_exporters() -> list[SpanExporter]:
-    """The OTLP exporter that the OTEL_* variables ask for; [] if none."""
-    names = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")
-    if "otlp" not in [name.strip() for name in names]:
-        return []
-    if not (
-        os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT)
-        or os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
-    ):
-        return []
-    protocol = (
-        os.environ.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL)
-        or os.environ.get(OTEL_EXPORTER_OTLP_PROTOCOL)
-        or "http/protobuf"
-    ).strip()
-    package = {
-        "http/protobuf": "opentelemetry.exporter.otlp.proto.http",
-        "grpc": "opentelemetry.exporter.otlp.proto.grpc",
-    }.get(protocol)
-    if package is None:
-        raise ConfigurationError(
-            f"{OTEL_EXPORTER_OTLP_PROTOCOL}: expected 'http/protobuf' or 'grpc', got {protocol!r}"
-        )
-    try:
-        exporter: SpanExporter = import_module(f"{package}.trace_exporter").OTLPSpanExporter()
-    except ImportError:
-        raise ConfigurationError(
-            f"{OTEL_EXPORTER_OTLP_PROTOCOL}={protocol} needs the package "
-            f"opentelemetry-exporter-otlp-proto-grpc: install it, or use http/protobuf"
-        ) from None
-    return [exporter]
 
 
 def _warn_of_limits(provider: TracerProvider) -> None:

@@ -10,9 +10,10 @@ A source is a file (- for stdin) of
   OTLP/JSON lines, such as the collector's file exporter writes
   OTLP/protobuf, one message or the collector's `format: proto`
   rows of ClickHouse's otel_traces (FORMAT JSONEachRow, JSON, JSONCompact)
-  an answer of Jaeger's API v3
-or the address of a trace in Jaeger, such as
+  an answer of Jaeger's API v3, of Phoenix or of MLflow
+or the address of a trace in Jaeger, Phoenix or MLflow, such as
   http://127.0.0.1:16686/trace/6f2a...
+or of a project in Phoenix.
 What a file is, its content says; it may be gzipped."""
 _REBUILD = """\
 Rebuild trajectories from recorded spans, one JSON object a line, as

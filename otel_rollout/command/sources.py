@@ -24,7 +24,7 @@ from otel_rollout.export import (
     read_lines,
     reconstruct_apart,
 )
-from otel_rollout.otlp import joined, read
+from otel_rollout.otlp import files_of, inode_of, joined, parts_of, read, rotated_beside
 from otel_rollout.rebuild import reconstruct
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import Trajectory
@@ -43,13 +43,16 @@ class Sources:
         """Spans among them that other libraries wrote."""
         self.errors = 0
         """Places that could not be read."""
-        self._sources = sources
-        for source in sources:
+        self._sources = [each for source in sources for each in _files(source)]
+        for source in self._sources:
             if not _is_address(source) and source != "-":
                 open(source, "rb").close()  # fails now, not after hours of reading others
-        files = [source for source in sources if os.path.isfile(source)]
-        self.size = sum(map(os.path.getsize, files)) if len(files) == len(sources) else None
+        files = [source for source in self._sources if os.path.isfile(source)]
+        every = {each for file in files for each in (file, *rotated_beside(file))}
+        self.size = sum(map(_size, every)) if len(files) == len(self._sources) else None
         """Bytes of all sources; None where that is not known."""
+        self._opened = set[tuple[int, int]]()
+        """The files that were opened, by `inode_of`."""
         self._bar = tqdm(
             total=self.size, unit="B", unit_scale=True, disable=None, delay=1, leave=False
         )
@@ -107,13 +110,20 @@ class Sources:
                 spans.append(self._spans(file, source))
 
     def _spans(self, file: BinaryIO, source: str) -> Iterator[SpanRecord]:
-        """The spans of a file; a file without any is an error."""
+        """The spans of a file, then of those it was rotated to; without any it is an error."""
         errors, spans = self.errors, 0
-        for record in read(file, on_error=self.report):
-            spans += 1
-            yield record
+        for part in itertools.chain((file,), self._rotated(source)):
+            for record in read(part, on_error=self.report):
+                spans += 1
+                yield record
         if not spans and errors == self.errors:
             self.report(SpanFormatError(f"{source}: there is no span in it"))
+
+    def _rotated(self, source: str) -> Iterator[BinaryIO]:
+        """The files beside a source to which a collector has rotated it."""
+        if os.path.isfile(source):
+            for name, file in parts_of(source, self._opened):
+                yield joined(b"", file, name, self._bar.update)
 
     def _lines(self, file: Iterable[bytes], source: str) -> Iterator[tuple[str, bytes]]:
         for line, data, where in parsed_lines(file, source, self.report, self.report):
@@ -136,6 +146,7 @@ class Sources:
             yield joined(b"", sys.stdin.buffer, "stdin")
             return
         with open(source, "rb", buffering=0) as file:
+            self._opened.add(inode_of(file))
             yield joined(b"", file, source, self._bar.update)
 
     def _counted(self, records: Iterable[SpanRecord]) -> Iterator[SpanRecord]:
@@ -143,6 +154,16 @@ class Sources:
             self.spans += 1
             self.foreign += sc.ROLLOUT_ID not in record.attributes
             yield record
+
+
+def _files(source: str) -> list[str]:
+    """The files of a folder; any other source itself."""
+    return files_of(source) if os.path.isdir(source) else [source]
+
+
+def _size(file: str) -> int:
+    """Bytes of a file; 0 if it is gone."""
+    return os.path.getsize(file) if os.path.exists(file) else 0
 
 
 def _is_address(source: str) -> bool:

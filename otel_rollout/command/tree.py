@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from otel_rollout.command.text import escaped, number_of
 from otel_rollout.trajectory import Completion, History, HistoryItem, Trajectory
-from otel_rollout.wire import Json, dumps, reasoning_of, shown_calls, shown_part, tool_name
+from otel_rollout.wire import Json, shown_message, tool_name
 
 _SHORTEST = 20
 _LONGEST_NOTE = 200
@@ -148,34 +148,9 @@ def _item(item: HistoryItem, trains_in: int | None, width: int | None) -> str:
             note += f", trains in history {trains_in}" if trains_in else ", does not train"
         note += ", replayed without its reasoning, or renamed]" if item.is_break else "]"
     mark = " " if item.completion is None else "●" if item.trainable else "○"
-    return _line(f"│    {mark} {_truncated(str(role), 40):<10} ", _content(message), width, note)
-
-
-def _content(message: Json) -> str:
-    if not isinstance(message, dict):
-        return str(message)
-    parts: list[str] = []
-    content = message.get("parts", message.get("content"))
-    if reasoning := reasoning_of({**message, "content": None, "parts": None}):
-        parts.append(f"({reasoning})")
-    if isinstance(content, list):
-        parts += map(_part, content)
-    elif content:
-        parts.append(str(content))
-    parts += shown_calls(message)
-    if not parts:
-        parts.append(dumps({k: v for k, v in message.items() if k != "role" and v is not None}))
-    return " ".join(parts)
-
-
-def _part(part: Json) -> str:
-    if not isinstance(part, dict):
-        return str(part)
-    shown = shown_part(part)
-    if shown is None:
-        kind = part.get("type", next(iter(part), None))
-        return str(part.get("text", f"<{kind}>"))
-    return shown if isinstance(shown, str) else _content(shown)
+    return _line(
+        f"│    {mark} {_truncated(str(role), 40):<10} ", shown_message(message), width, note
+    )
 
 
 def _tool_name(tool: Json) -> str:

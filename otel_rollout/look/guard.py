@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import re
 import traceback
-import weakref
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,34 +24,62 @@ from openai._response import BaseAPIResponse
 from opentelemetry import trace
 from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.instrumentation.openai.shared.config import Config
+from opentelemetry.sdk.trace import TracerProvider
 
 from otel_rollout import semconv as sc
-from otel_rollout.look.shapes import UNSET, as_function_call, dumped, plain, shown_message
-from otel_rollout.record import Secrets, is_drawn_around, noting_requests, process_state
-
-logger = logging.getLogger("otel_rollout")
+from otel_rollout.look.elided import cut_at_source
+from otel_rollout.look.naming import drawing
+from otel_rollout.look.news import News, news_of
+from otel_rollout.look.shapes import UNSET, dumped, plain, shown_message
+from otel_rollout.look.span_queue import SpanQueue
+from otel_rollout.look.streams import AsyncCopy, SyncCopy, Watcher, end_span, log_swallowed
+from otel_rollout.record import (
+    Secrets,
+    TrajectorySpanProcessor,
+    current_rollout,
+    is_drawn_around,
+    noting_requests,
+    process_state,
+)
 
 _NO_CALLBACK = inspect.signature(OpenAIInstrumentor).parameters["upload_base64_image"].default
 _UNREAD = ("extra_headers", "extra_body", "extra_query", "timeout")
 """Arguments that the instrumentor does not read, or should not."""
-_ROOM = 1024
-"""The most choices, or tool calls of a choice, that are shown of a stream."""
-
-
-def log_swallowed(error: BaseException) -> None:
-    logger.debug("an instrumentor left something out: %r", error)
 
 
 class Guard:
-    """Takes the place of the instrumentor's wrapper around a method, and calls it with copies."""
+    """Takes the place of the instrumentor's wrapper around a method, and calls it with copies.
 
-    def __init__(self, owner: type, guarded: Any, *, reads_dicts: bool) -> None:
+    provider: the provider on which the instrumentor draws. None: it is not known.
+    """
+
+    def __init__(
+        self, owner: type, guarded: Any, *, reads_dicts: bool, provider: TracerProvider | None
+    ) -> None:
         self.guarded = guarded
         self.over = False
         """True if it was taken out. A client's `with_raw_response` still calls it then."""
+        self.reads_dicts = reads_dicts
+        self.operation, self.key = _operation(owner)
+        """The operation of its calls, by the conventions, and the argument with the messages."""
         self._wrapper = guarded._self_wrapper
         self._asynchronous = owner.__name__.startswith("Async")
-        self._reads_dicts = reads_dicts
+        self._provider = provider
+        self._processors: tuple[Any, ...] | None = None
+        self._is_ours_alone = False
+
+    @property
+    def is_ours_alone(self) -> bool:
+        """True if no span processor but ours gets the spans that are drawn."""
+        active = getattr(self._provider, "_active_span_processor", None)
+        processors = getattr(active, "_span_processors", None)
+        if processors is not self._processors:
+            self._processors = processors
+            self._is_ours_alone = processors is not None and all(
+                isinstance(processor, TrajectorySpanProcessor | SpanQueue)
+                for processor in processors
+            )
+        return self._is_ours_alone
 
     def __call__(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         if self.over or (process_state.llm_spans == "outer" and is_drawn_around()):
@@ -62,14 +89,15 @@ class Guard:
             name: list(value) if isinstance(value, Iterator) else value
             for name, value in kwargs.items()
         }
-        call = _Call(wrapped, instance, args, kwargs, self._reads_dicts)
+        call = _Call(self, wrapped, instance, args, kwargs)
         return self._watch_async(call) if self._asynchronous else self._watch(call)
 
     def _watch(self, call: _Call) -> Any:
         returned = None
         try:
             call.prepare()
-            returned = self._wrapper(call.make, call.instance, call.args, call.shown)
+            with drawing(call):
+                returned = self._wrapper(call.make, call.instance, call.args, call.shown)
         except BaseException as error:
             call.swallow(error)
         if not call.made:
@@ -80,7 +108,9 @@ class Guard:
         returned = None
         try:
             call.prepare()
-            returned = await self._wrapper(call.make_async, call.instance, call.args, call.shown)
+            with drawing(call):
+                wrapper = self._wrapper
+                returned = await wrapper(call.make_async, call.instance, call.args, call.shown)
         except BaseException as error:
             call.swallow(error)
         if not call.made:
@@ -92,7 +122,7 @@ class _Call:
     """One call, made from within the instrumentor's wrapper, which sees copies."""
 
     def __init__(
-        self, wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any], reads_dicts: bool
+        self, guard: Guard, wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]
     ) -> None:
         self.wrapped = wrapped
         self.instance = instance
@@ -100,9 +130,15 @@ class _Call:
         self.kwargs = kwargs
         self.shown: dict[str, Any] = {}
         self.made = False
-        self._reads_dicts = reads_dicts
+        self.reads_dicts = guard.reads_dicts
+        self.news: News | None = None
+        """What is new in it. None: it is in no rollout, or of an API without conversations."""
+        self.span: Any = None
+        """Its span, if that is current while the client makes the call."""
+        self._guard = guard
+        self._is_cut = False
+        """True if the instrumentor is shown what is new."""
         self._outer = trace.get_current_span()
-        self._span: Any = None
         self._result: Any = None
         self._error: BaseException | None = None
         self._told: BaseException | None = None
@@ -111,6 +147,29 @@ class _Call:
         self._requests: list[Any] = []
         """The HTTP requests of the call."""
 
+    @cached_property
+    def span_name(self) -> str | None:
+        """Name of its span. None: the instrumentor's own."""
+        operation = self._guard.operation
+        if operation is None:
+            return None
+        model = self.shown.get("model") or getattr(self._result, "model", None)
+        return f"{operation} {model}" if isinstance(model, str) and model else operation
+
+    @property
+    def span_attributes(self) -> dict[str, Any]:
+        """Further attributes that its span begins with."""
+        found = {} if self.news is None else self.news.attributes(is_cut=self._is_cut)
+        if self._guard.key == "input":  # the former name said so
+            found[sc.OPENAI_API_TYPE] = "responses"
+            found[sc.GEN_AI_OPERATION_NAME] = self._guard.operation
+        return found
+
+    def drawn(self, span: trace.Span) -> None:
+        """Its span has begun."""
+        if self._is_cut:
+            cut_at_source.note(span.get_span_context().span_id)
+
     def prepare(self) -> None:
         if Config.upload_base64_image is _NO_CALLBACK:  # anybody's OpenAIInstrumentor() sets it
             Config.upload_base64_image = None  # type: ignore[assignment]
@@ -118,13 +177,17 @@ class _Call:
         url = str(client.base_url)
         if "@" in url or "?" in url:
             self.instance = SimpleNamespace(_client=_PublicClient(client))
-        self.shown = {
-            name: plain(value)
+        given = {
+            name: value
             for name, value in self.kwargs.items()
             if value is not None and not isinstance(value, UNSET) and name not in _UNREAD
         }
         if not process_state.content.is_whole:
-            self.shown = {n: v for n, v in self.shown.items() if n == "model" or _is_number(v)}
+            self._find_news(given)
+            given = {n: v for n, v in given.items() if n == "model" or _is_number(v)}
+        else:
+            given = self._find_news(given)
+        self.shown = {name: plain(value) for name, value in given.items() if value is not None}
         for name in ("prompt", "input"):
             tokens = self.shown.get(name)
             if isinstance(tokens, list) and tokens and isinstance(tokens[0], int):
@@ -136,6 +199,30 @@ class _Call:
                 if isinstance(message, dict)
             ]
         self.shown["extra_headers"] = {}  # where it puts `traceparent`; no other is for spans
+
+    def _find_news(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Find what is new in the call; its arguments as they are to be shown."""
+        key = self._guard.key
+        rollout = current_rollout()
+        if rollout is None or key is None or key not in given:
+            return given
+        try:
+            self.news = news_of(rollout, key, given)
+            content = process_state.content
+            if content.is_whole and content.shows == "new" and self._guard.is_ours_alone:
+                given = self.news.arguments()
+                self._is_cut = True
+        except Exception as error:
+            log_swallowed(error)
+        return given
+
+    def replied(self, reply: Any) -> None:
+        """Take note of the reply, which the span shows."""
+        if self.news is not None:
+            try:
+                self.news.replied(reply)
+            except Exception as error:
+                log_swallowed(error)
 
     def make(self, *_: Any, **kwargs: Any) -> Any:
         sent = self._sent(kwargs)
@@ -158,7 +245,7 @@ class _Call:
     def _sent(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         self.made = True
         span = trace.get_current_span()
-        self._span = None if span is self._outer else span
+        self.span = None if span is self._outer else span
         own, added = self.kwargs.get("extra_headers") or {}, kwargs.get("extra_headers") or {}
         if not isinstance(own, Mapping):
             return self.kwargs  # the client will say what is wrong with it
@@ -168,12 +255,12 @@ class _Call:
 
     def _raise_to_watcher(self, error: BaseException) -> None:
         self._error = error
-        self._told = self._without_secrets(error)
+        self._told = self.without_secrets(error)
         if self._told is error:
             raise
         raise self._told from None
 
-    def _without_secrets(self, error: BaseException) -> BaseException:
+    def without_secrets(self, error: BaseException) -> BaseException:
         """The exception, or one of the same name without the keys that signed the request."""
         try:
             text = "".join(traceback.format_exception(error))
@@ -213,9 +300,10 @@ class _Call:
                 if not hasattr(seen, "_iterator"):
                     return {}
                 self._stream = seen
-                self._copy = _SyncCopy() if isinstance(seen, openai.Stream) else _AsyncCopy()
+                self._copy = SyncCopy() if isinstance(seen, openai.Stream) else AsyncCopy()
                 return self._copy
-            return self._reply(seen) if self._reads_dicts else seen
+            self.replied(seen)
+            return self._reply(seen) if self.reads_dicts else seen
         except Exception as error:
             log_swallowed(error)
             return {}
@@ -243,7 +331,7 @@ class _Call:
         """Give the caller what the client gave."""
         error, self._error, self._told = self._error, None, None
         if error is not None:
-            _end_span(self._span, self._without_secrets(error))
+            end_span(self.span, self.without_secrets(error))
             context = error.__context__
             try:
                 raise error
@@ -252,7 +340,7 @@ class _Call:
                 del error
         if self._copy is not None:
             try:
-                _Watcher(self, self._stream, self._copy, returned)
+                Watcher(self, self._stream, self._copy, returned)
             except Exception as failure:
                 log_swallowed(failure)
         # The watcher lives as long as the stream, and must not be what keeps it.
@@ -260,20 +348,19 @@ class _Call:
         return result
 
 
+def _operation(owner: type) -> tuple[str | None, str | None]:
+    """The operation of a method's class, and the argument that has its messages. None: neither."""
+    kind = owner.__name__.removeprefix("Async")
+    if kind == "Completions":
+        is_chat = ".chat" in owner.__module__
+        return ("chat", "messages") if is_chat else (sc.OPERATION_TEXT_COMPLETION, "prompt")
+    if kind == "Responses":
+        return "chat", "input"
+    return (sc.OPERATION_EMBEDDINGS if kind == "Embeddings" else None), None
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
-
-
-def _end_span(span: Any, error: BaseException | None, *, recorded: bool = False) -> None:
-    """End the span if the instrumentor has not: it does not for what is cancelled or given up."""
-    if span is None or not span.is_recording():
-        return
-    if error is not None:
-        span.set_attribute(sc.ERROR_TYPE, type(error).__name__)
-        if not recorded:
-            span.record_exception(error)
-        span.set_status(trace.StatusCode.ERROR, str(error))
-    span.end()
 
 
 def _public_error(kind: type[BaseException], text: str) -> Exception:
@@ -296,177 +383,3 @@ class _PublicClient(wrapt.ObjectProxy):  # type: ignore[type-arg]
     @property
     def base_url(self) -> str:
         return re.sub(r"//[^/@]*@", "//", str(self.__wrapped__.base_url)).partition("?")[0]
-
-
-# --- streams: the caller reads the client's own, the instrumentor a copy
-
-
-class _SyncCopy(openai.Stream[Any]):
-    def __init__(self) -> None:
-        self.item: Any = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if isinstance(self.item, BaseException):
-            raise self.item
-        return self.item
-
-
-class _AsyncCopy(openai.AsyncStream[Any]):
-    def __init__(self) -> None:
-        self.item: Any = None
-
-    def __aiter__(self) -> Any:
-        return self
-
-    async def __anext__(self) -> Any:
-        if isinstance(self.item, BaseException):
-            raise self.item
-        return self.item
-
-
-class _Watcher:
-    """Shows the instrumentor each item that the caller gets, and the end, however it comes."""
-
-    def __init__(self, call: _Call, stream: Any, copy: Any, returned: Any) -> None:
-        self._call = call
-        self._copy = copy
-        self._returned = returned
-        self._span = call._span or getattr(returned, "_span", None)
-        self._over = False
-        self._last: dict[str, Any] = {}
-        self._choices = 0
-        self._tool_calls: dict[int, int] = {}
-        sync = isinstance(copy, openai.Stream)
-        stream._iterator = (_SyncTee if sync else _AsyncTee)(stream._iterator, self)
-        owner, close = weakref.proxy(stream), type(stream).close
-
-        def closed() -> Any:
-            self.end()
-            return close(owner)
-
-        stream.close = closed
-        weakref.finalize(stream, self.end)
-
-    def show(self, item: Any) -> None:
-        if not self._over:
-            try:
-                if self._call._reads_dicts:
-                    self._advance(self._chunk(item))
-                elif not _is_absurd(item):
-                    self._advance(item)
-            except Exception as error:
-                log_swallowed(error)
-
-    def end(self, error: BaseException | None = None) -> None:
-        if self._over:
-            return
-        self._over = True
-        try:
-            public = None if error is None else self._call._without_secrets(error)
-            if public is not None and self._call._reads_dicts and self._span is not None:
-                self._span.record_exception(public)  # it would say that all went well
-            sync = isinstance(self._copy, openai.Stream)
-            self._advance(public or (StopIteration() if sync else StopAsyncIteration()))
-            _end_span(self._span, public, recorded=self._call._reads_dicts)
-        except Exception as failure:
-            log_swallowed(failure)
-        # An exception holds the frames that it passed, and they the stream.
-        self._returned = self._copy.item = None
-
-    def _advance(self, item: Any) -> None:
-        self._copy.item = item
-        try:
-            if isinstance(self._copy, openai.Stream):
-                next(self._returned)
-            else:
-                self._returned.__anext__().send(None)  # a copy is never waited for
-        except (StopIteration, StopAsyncIteration):
-            pass
-        except BaseException as error:
-            if error is not item:
-                raise
-
-    def _chunk(self, item: Any) -> dict[str, Any]:
-        """The chunk as it can be read: its lists grow in order, and one entry at a time."""
-        chunk = dumped(item)
-        self._last |= {name: chunk[name] for name in ("id", "model") if chunk.get(name)}
-        choices: list[dict[str, Any]] = []
-        for choice in chunk.get("choices") or ():
-            index = choice.get("index") or 0
-            choices += [{"index": missing} for missing in range(self._choices, min(index, _ROOM))]
-            self._choices = max(self._choices, min(index + 1, _ROOM))
-            if index < _ROOM:
-                delta = self._delta(index, choice.get("delta") or {})
-                choices.append({**choice, "index": index, "delta": delta})
-        return {**chunk, **self._last, "choices": choices}
-
-    def _delta(self, choice: int, delta: dict[str, Any]) -> dict[str, Any]:
-        calls: list[dict[str, Any]] = []
-        old = delta.get("function_call")
-        for call in delta.get("tool_calls") or ([{"function": old}] if old else ()):
-            known = self._tool_calls.get(choice, 0)
-            index = call.get("index")
-            if index is None:
-                index = known if call.get("id") else max(known - 1, 0)
-            calls += [{"index": missing} for missing in range(known, min(index, _ROOM))]
-            self._tool_calls[choice] = max(known, min(index + 1, _ROOM))
-            if index < _ROOM:
-                calls.append({**as_function_call(call), "index": index})
-        return {
-            **delta,
-            "content": delta.get("content") or delta.get("refusal"),
-            "reasoning_content": delta.get("reasoning_content") or delta.get("reasoning"),
-            "tool_calls": calls,
-        }
-
-
-def _is_absurd(item: Any) -> bool:
-    """True if an index in it is so large that the instrumentor would fill the memory."""
-    choices = getattr(item, "choices", None)
-    entries = list(choices) if isinstance(choices, list) else []
-    for choice in choices or ():
-        calls = getattr(getattr(choice, "delta", None), "tool_calls", None)
-        entries += calls if isinstance(calls, list) else []
-    return any(
-        isinstance(index, int) and index >= _ROOM
-        for index in (getattr(entry, "index", None) for entry in entries)
-    )
-
-
-class _SyncTee:
-    def __init__(self, items: Iterator[Any], watcher: _Watcher) -> None:
-        self._items = items
-        self._watcher = watcher
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            item = next(self._items)
-        except BaseException as error:
-            self._watcher.end(None if isinstance(error, StopIteration) else error)
-            raise
-        self._watcher.show(item)
-        return item
-
-
-class _AsyncTee:
-    def __init__(self, items: Any, watcher: _Watcher) -> None:
-        self._items = items
-        self._watcher = watcher
-
-    def __aiter__(self) -> Any:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            item = await self._items.__anext__()
-        except BaseException as error:
-            self._watcher.end(None if isinstance(error, StopAsyncIteration) else error)
-            raise
-        self._watcher.show(item)
-        return item

@@ -16,12 +16,15 @@ from importlib import import_module
 from typing import Any
 
 import wrapt
+from opentelemetry import trace
 from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.instrumentation.openai.shared.config import Config
 from opentelemetry.sdk.trace import TracerProvider
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.look.guard import Guard, log_swallowed
+from otel_rollout.look.guard import Guard
+from otel_rollout.look.naming import NamingProvider
+from otel_rollout.look.streams import log_swallowed
 from otel_rollout.record import SWITCHES
 
 Undo = Callable[[], None]
@@ -103,8 +106,8 @@ def _switch_content_off() -> Undo:
 def _instrument_genai(instrumentor: Any, provider: TracerProvider) -> Undo:
     before = os.environ.get(_CONTENT)
     os.environ.setdefault(_CONTENT, "span_only")  # off by default, and it has no other switch
-    instrumentor.instrument(tracer_provider=provider)
-    _guard()
+    instrumentor.instrument(tracer_provider=NamingProvider(provider))
+    _guard(provider)
 
     def take_out() -> None:
         instrumentor.uninstrument()
@@ -119,7 +122,7 @@ def _instrument_openai(provider: TracerProvider) -> Undo:
     _unwrap()  # what the user took out is in there still
     # The default upload_base64_image makes it lose every conversation with an image in it.
     instrumentor = OpenAIInstrumentor(upload_base64_image=None, exception_logger=log_swallowed)
-    instrumentor.instrument(tracer_provider=provider)
+    instrumentor.instrument(tracer_provider=NamingProvider(provider))
     ours = [wrapper for _, _, wrapper in _wrapped_methods()]
 
     def take_out() -> None:
@@ -141,18 +144,20 @@ def _mend(kind: Any, undo: list[Undo]) -> None:
             setattr(owner, name, new(old))
             undo.append(lambda: setattr(owner, name, old))
 
-    def followed_by(step: Undo) -> Callable[[Any], Any]:
+    def followed_by(step: Callable[[TracerProvider | None], None]) -> Callable[[Any], Any]:
         def new(old: Any) -> Any:
             def method(self: Any, **kwargs: Any) -> None:
                 old(self, **kwargs)
-                step()
+                step(_provider_of(kwargs.get("tracer_provider")))
 
             return method
 
         return new
 
     replace(kind, "_instrument", followed_by(_guard))
-    replace(kind, "_uninstrument", followed_by(_unwrap))  # its own leaves every wrapper in place
+    replace(
+        kind, "_uninstrument", followed_by(lambda _: _unwrap())
+    )  # its own leaves every wrapper in place
     replace(import_module(f"{_SCOPE}.shared.chat_wrappers"), "run_async", lambda _: _run)
     replace(import_module(f"{_SCOPE}.v1.responses_wrappers"), "responses", lambda _: _Pending())
 
@@ -190,7 +195,7 @@ class _Pending(dict[str, Any]):
 
 def _wrapped_methods() -> Iterator[tuple[type, str, Any]]:
     """Each method of the client that has an instrumentor's wrapper, or a guard, around it."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if not name.startswith("openai.resources."):
             continue
         for owner in list(vars(module).values()):
@@ -211,7 +216,15 @@ def _module(wrapper: Any) -> str:
     return str(getattr(wrapper, "__module__", ""))
 
 
-def _guard() -> None:
+def _provider_of(given: object) -> TracerProvider | None:
+    """The provider that an instrumentor draws on if it is given this one. None: not the SDK's."""
+    if isinstance(given, NamingProvider):
+        return given.provider
+    provider = trace.get_tracer_provider() if given is None else given
+    return provider if isinstance(provider, TracerProvider) else None
+
+
+def _guard(provider: TracerProvider | None = None) -> None:
     for owner, attribute, wrapper in _wrapped_methods():
         if isinstance(wrapper._self_wrapper, Guard):
             continue
@@ -221,7 +234,7 @@ def _guard() -> None:
                 method = method.__wrapped__
             is_genai = _module(wrapper._self_wrapper).startswith(_GENAI)
             dicts = owner.__name__.endswith("Completions") and not is_genai
-            guard = Guard(owner, wrapper, reads_dicts=dicts)
+            guard = Guard(owner, wrapper, reads_dicts=dicts, provider=provider)
             setattr(owner, attribute, wrapt.FunctionWrapper(method, guard))
 
 

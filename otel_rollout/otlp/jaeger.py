@@ -5,24 +5,17 @@ Every request sets `rawTraces`: without it Jaeger adjusts the spans of a trace.
 
 from __future__ import annotations
 
-import json
 import re
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.otlp.http import get_json
 from otel_rollout.otlp.json_lines import read_json
 from otel_rollout.spans import SpanRecord
 
-_LONGEST = 1 << 30
-"""Bytes of an answer, at most."""
-_WHOLE = 10
-"""How many times as long as for its next bytes an answer may take as a whole."""
 _trace_address = re.compile(
     r"(https?://.+?)/(?:api/v3/traces|api/traces|trace)/([0-9a-fA-F]{1,32})/?(?:[?#].*)?"
 ).fullmatch
@@ -82,53 +75,17 @@ def find_jaeger(
         windows += [(middle, end), (start, middle)]
 
 
-def read_address(address: str) -> Iterator[SpanRecord]:
-    """The spans of the trace at an address: of Jaeger's web page, or of its API."""
+def read_address(address: str) -> Iterator[SpanRecord] | None:
+    """The spans of the trace at an address of Jaeger's page or API; None if it is none."""
     match = _trace_address(address)
-    if match is None:
-        raise SpanFormatError(
-            f"expected the address of a trace in Jaeger, such as "
-            f"http://127.0.0.1:16686/trace/<trace id>, got {address!r}"
-        )
-    yield from read_jaeger(match[1], match[2])
+    return iter(read_jaeger(match[1], match[2])) if match else None
 
 
 def _get(url: str, path: str, query: Mapping[str, Any], timeout: float) -> Any:
     """The answer's OTLP/JSON; None for 404."""
     address = f"{url.rstrip('/')}/api/v3/{path}?{urllib.parse.urlencode(query)}"
-    if not address.startswith(("http://", "https://")):
-        raise SpanFormatError(f"expected the http address of a Jaeger query service, got {url!r}")
-    try:
-        with urllib.request.urlopen(address, timeout=timeout) as answer:  # noqa: S310 - checked
-            body = _whole(answer, address, time.monotonic() + _WHOLE * timeout)
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 404:
-                return None
-            raise SpanFormatError(
-                f"Jaeger at {url} answered {error.code}: {error.read(200)!r}"
-            ) from None
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        raise SpanFormatError(
-            f"{address} is not Jaeger's API v3: it answered {body[:80]!r}"
-        ) from None
+    data = get_json("Jaeger", url, address, api="Jaeger's API v3", timeout=timeout)
     return data["result"] if isinstance(data, dict) and "result" in data else data
-
-
-def _whole(answer: Any, address: str, deadline: float) -> bytes:
-    """The body of an answer. TimeoutError or SpanFormatError for one that has no end."""
-    pieces: list[bytes] = []
-    length = 0
-    while piece := answer.read1(1 << 20):
-        pieces.append(piece)
-        length += len(piece)
-        if length > _LONGEST:
-            raise SpanFormatError(f"{address} answered with more than {_LONGEST} bytes")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{address}: its answer took too long: {length} bytes came in time")
-    return b"".join(pieces)
 
 
 def _rfc3339(time_ns: int) -> str:

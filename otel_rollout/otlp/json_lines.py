@@ -8,11 +8,12 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.lines import HALF_A_LINE, whole_objects
 from otel_rollout.otlp.lines import bounded_lines, too_long
+from otel_rollout.otlp.rotation import parts_of
 from otel_rollout.spans import AttributeValue, SpanEvent, SpanRecord
 
 SPANS_PREFIX = b'{"resourceSpans":'
@@ -28,36 +29,53 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
     """The spans of a file of OTLP/JSON lines, such as the collector's file exporter writes.
 
     Each line is one `TracesData` object, not one trace. An incomplete last line is skipped,
-    and a whole object that was appended to an incomplete line is read.
+    and a whole object that was appended to an incomplete line is read. Files to which a collector
+    has rotated this one are read too, oldest first.
     SpanFormatError, with the line's number, for any other line that is not OTLP/JSON.
     """
-    with open(path, "rb") as file:
-        cut: int | None = None
-        for number, line in bounded_lines(file):
-            if line is None:
-                raise SpanFormatError(f"{os.fspath(path)}, line {number}: {too_long('it')}")
-            if not line.strip():
+    for name, file in parts_of(path):
+        yield from _spans_of_lines(name, file)
+
+
+def _spans_of_lines(name: str, file: BinaryIO) -> Iterator[SpanRecord]:
+    cut: int | None = None
+    for number, line in bounded_lines(file):
+        if line is None:
+            raise SpanFormatError(f"{name}, line {number}: {too_long('it')}")
+        if not line.strip():
+            continue
+        if cut is not None:
+            raise SpanFormatError(
+                f"{name}, line {cut}: not JSON: is this a file of OTLP/JSON lines?"
+            )
+        try:
+            objects, is_all = [json.loads(line)], True
+        except (ValueError, RecursionError):
+            found, is_all = whole_objects(line, SPANS_PREFIX)
+            objects = [json.loads(each) for each in found]
+            if not objects:
+                cut = number
                 continue
-            if cut is not None:
-                raise SpanFormatError(
-                    f"{os.fspath(path)}, line {cut}: not JSON: is this a file of OTLP/JSON lines?"
-                )
-            try:
-                objects, is_all = [json.loads(line)], True
-            except (ValueError, RecursionError):
-                found, is_all = whole_objects(line, SPANS_PREFIX)
-                objects = [json.loads(each) for each in found]
-                if not objects:
-                    cut = number
-                    continue
-            where = f"{os.fspath(path)}, line {number}"
-            try:
-                for each in objects:
-                    yield from read_json(each)
-            except SpanFormatError as error:
-                raise SpanFormatError(f"{where}: {error}") from None
-            if not is_all:
-                raise SpanFormatError(f"{where}: {HALF_A_LINE}")
+        where = f"{name}, line {number}"
+        try:
+            for each in objects:
+                yield from read_json(each)
+        except SpanFormatError as error:
+            raise SpanFormatError(f"{where}: {error}") from None
+        if not is_all:
+            raise SpanFormatError(f"{where}: {HALF_A_LINE}")
+
+
+def in_camel_case(value: Any) -> Any:
+    """The same JSON with the names of OTLP/JSON in the place of protobuf's, and without nulls."""
+    if isinstance(value, Mapping):
+        return {_camel(k): in_camel_case(v) for k, v in value.items() if v is not None}
+    return [in_camel_case(item) for item in value] if isinstance(value, list) else value
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def read_json(
@@ -65,10 +83,13 @@ def read_json(
 ) -> Iterator[SpanRecord]:
     """The spans of one OTLP/JSON `TracesData` object. SpanFormatError if it is not one.
 
-    An object of another signal has no spans: a collector may write logs to the same file.
+    Members may have the names of protobuf too, such as `resource_spans`. An object of another
+    signal has no spans: a collector may write logs to the same file.
     SpanFormatError for a span that cannot be read; with `on_error`, it is called with the error
     instead, and the other spans are read.
     """
+    if isinstance(data, Mapping) and "resource_spans" in data:
+        data = in_camel_case(data)
     if not isinstance(data, Mapping) or not isinstance(data.get("resourceSpans"), list):
         if isinstance(data, Mapping) and any(key in data for key in _OTHER_SIGNALS):
             return

@@ -17,10 +17,19 @@ _PIECE = 1 << 20
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """`(number, line)` of each line; None for one that is longer than `LONGEST`."""
+    """`(number, line)` of each line; None for one that is longer than `LONGEST`.
+
+    Half a line at the end is read again: its writer may be writing.
+    """
     number = 0
     while line := file.readline(LONGEST + 1):
         number += 1
+        while not line.endswith(b"\n") and len(line) <= LONGEST:
+            rest = file.readline(LONGEST + 1 - len(line))
+            if not rest:
+                yield number, line
+                return
+            line += rest
         if len(line) <= LONGEST:
             yield number, line
             continue

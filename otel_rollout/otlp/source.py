@@ -18,6 +18,7 @@ from otel_rollout.otlp import lines
 from otel_rollout.otlp.clickhouse import read_clickhouse
 from otel_rollout.otlp.json_lines import SPANS_PREFIX, UNREADABLE, read_json
 from otel_rollout.otlp.lines import Unpacked, bounded_lines, too_long
+from otel_rollout.otlp.rotation import files_of, parts_of
 from otel_rollout.spans import SpanRecord
 
 OnError = Callable[[SpanFormatError], None]
@@ -37,17 +38,22 @@ def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRec
     `source` is one of
     * a path, or a file that is open for reading bytes. The content decides: OTLP/JSON or rows of
       ClickHouse's `otel_traces` (`FORMAT JSONEachRow`, `JSON`, `JSONCompact`,
-      `JSONCompactEachRowWithNames`), as lines or as one object; an answer of Jaeger's API v3;
+      `JSONCompactEachRowWithNames`), as lines or as one object; answers of Jaeger's API v3, of
+      Phoenix's `spans/otlpv1` and of MLflow's `get-trace-artifact`;
       OTLP/protobuf, one message or the collector's file of `format: proto`; each also gzipped.
-      A line or message may have 256 MiB, the content of a gzipped file 64 GiB.
-    * the http address of a trace in Jaeger, as copied from the browser or of its API v3.
+      A line or message may have 256 MiB, the content of a gzipped file 64 GiB. Of a file that a
+      collector rotates the older ones beside it (`traces-2026-11-22T18-30-00.000-size.jsonl`) are
+      read first, and those that it begins meanwhile last.
+    * the path of a folder: each file in it, in the order of their names.
+    * the http address of a trace in Jaeger, Phoenix or MLflow, or of a project in Phoenix, as
+      copied from the browser or of its API.
     * rows of `otel_traces` as dicts.
 
     A last line or message that is incomplete after a crash is skipped, and a whole object that was
     appended to an incomplete line is read. SpanFormatError, with the
     file and the line number, for anything else that cannot be read; with `on_error`, it is called
     with each such error instead, and reading continues. OSError if the source does not exist;
-    LookupError if Jaeger has no such trace.
+    LookupError if the backend has no such trace or project.
     """
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         return _read_address(source)
@@ -59,15 +65,31 @@ def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRec
     if isinstance(source, Iterable) and not isinstance(source, bytes | Mapping):
         return read_clickhouse(source)
     raise SpanFormatError(
-        f"read: expected a path, an open file, the address of a trace in Jaeger, or rows of "
+        f"read: expected a path, an open file, the address of a trace in a backend, or rows of "
         f"otel_traces, got {source!r:.80}"
     )
 
 
 def _read_address(address: str) -> Iterator[SpanRecord]:
-    from otel_rollout.otlp.jaeger import read_address  # an HTTP client, only where it is needed
+    from otel_rollout.otlp import jaeger, mlflow, phoenix  # an HTTP client, only where it is needed
 
-    return read_address(address)
+    for read_address in (jaeger.read_address, phoenix.read_address, mlflow.read_address):
+        spans = read_address(address)
+        if spans is not None:
+            return spans
+    raise SpanFormatError(
+        f"expected the address of a trace in Jaeger, such as "
+        f"http://127.0.0.1:16686/trace/<trace id>, in Phoenix or MLflow, or of a project in "
+        f"Phoenix, got {address!r}"
+    )
+
+
+def _read_answer(data: Mapping[str, Any], report: OnError | None) -> Iterator[SpanRecord]:
+    """The spans of a saved answer of Phoenix or MLflow."""
+    from otel_rollout.otlp import mlflow, phoenix  # an HTTP client, as above
+
+    read_answer = phoenix.read_answer if "data" in data else mlflow.read_answer
+    return read_answer(data, on_error=report)
 
 
 def _read_protobuf(message: bytes) -> Iterator[SpanRecord]:
@@ -77,8 +99,9 @@ def _read_protobuf(message: bytes) -> Iterator[SpanRecord]:
 
 
 def _read_path(path: str | os.PathLike[str], on_error: OnError | None) -> Iterator[SpanRecord]:
-    with open(path, "rb") as file:
-        yield from _Reader(os.fspath(path), on_error).spans(file)
+    for file in files_of(path):
+        for name, content in parts_of(file):
+            yield from _Reader(name, on_error).spans(content)
 
 
 class _Reader:
@@ -236,6 +259,8 @@ class _Documents:
                 yield from self._row(names, row)
         elif isinstance(data, dict) and "result" in data:
             yield from read_json(data["result"], on_error=self._report)
+        elif isinstance(data, dict) and _is_answer(data):
+            yield from _read_answer(data, self._report)
         elif isinstance(data, dict) and "data" in data and "resourceSpans" not in data:
             raise SpanFormatError(
                 "this looks like Jaeger's older API, which cuts times to microseconds: get "
@@ -271,6 +296,16 @@ class _Documents:
             self._types_may_follow = False
             if not types:
                 yield from read_clickhouse([_named(self._columns, data)])
+
+
+def _is_answer(data: Mapping[str, Any]) -> bool:
+    """True for a page of Phoenix, and for the spans of a trace, or a trace with them, of MLflow."""
+    trace = data.get("trace", data)
+    spans = trace.get("spans") if isinstance(trace, dict) else None
+    is_trace = isinstance(spans, list) and any(
+        "trace_id" in s for s in spans if isinstance(s, dict)
+    )
+    return is_trace or {"data", "next_cursor"} <= data.keys()
 
 
 def _named(columns: list[str], row: Any) -> Mapping[str, Any]:
@@ -311,6 +346,6 @@ _COMPRESSED = (
     "collector's file exporter write without `compression`"
 )
 _EXPECTED = (
-    "expected OTLP/JSON lines, OTLP/protobuf, an answer of Jaeger's API v3, or rows of "
-    "ClickHouse's otel_traces"
+    "expected OTLP/JSON lines, OTLP/protobuf, an answer of Jaeger's API v3, Phoenix or MLflow, or "
+    "rows of ClickHouse's otel_traces"
 )

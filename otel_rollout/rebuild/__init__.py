@@ -2,14 +2,12 @@
 
 from otel_rollout.rebuild.assembly import Assembly
 from otel_rollout.rebuild.episodes import reconstruct_episodes
-from otel_rollout.rebuild.late_rewards import evaluation_name
 from otel_rollout.rebuild.reconstruction import reconstruct
 from otel_rollout.rebuild.warnings import after_sentence
 
 __all__ = [
     "Assembly",
     "after_sentence",
-    "evaluation_name",
     "reconstruct",
     "reconstruct_episodes",
 ]

@@ -15,8 +15,8 @@ def apply_rewards(evaluations: Iterable[SpanRecord], rewards: AllRewards) -> Non
     """Set and remove the rewards that these spans tell of, the latest last."""
     for record in _in_order(evaluations):
         change = _change(record)
-        if change is None:  # the span's name says which rewards it may have replaced
-            for key in [key for key in rewards if record.name == evaluation_name(key[0])]:
+        if change is None:
+            for key in [key for key in rewards if _may_replace(record, key[0])]:
                 rewards.remove(key)
         elif change[1] is None:
             rewards.remove(change[0])
@@ -45,9 +45,12 @@ def lost_rewards(evaluations: Collection[SpanRecord]) -> list[str]:
     return sentences
 
 
-def evaluation_name(name: str | None) -> str:
-    """The name of the span of a reward with this name."""
-    return f"{sc.OPERATION_EVALUATE} {name or 'reward'}"
+def _may_replace(record: SpanRecord, name: str | None) -> bool:
+    """Whether a reward that cannot be read may have replaced one with this name."""
+    label = name or sc.UNNAMED_REWARD
+    named = record.text(sc.GEN_AI_EVALUATION_NAME)
+    # Earlier versions had it in the span's name alone.
+    return record.name.endswith(f" {label}") if named is None else named == label
 
 
 def _change(record: SpanRecord) -> tuple[RewardKey, Reward | None] | None:

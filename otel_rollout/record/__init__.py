@@ -1,12 +1,12 @@
 """The train lane: a running rollout, its model calls as exchange spans, its trajectory."""
 
 from otel_rollout.record import capture
-from otel_rollout.record.attributes import end_attributes, identity, present
+from otel_rollout.record.attributes import end_attributes, identity, present, reward_numbers
 from otel_rollout.record.boundary import contained, guarded
 from otel_rollout.record.calls import noting_requests
 from otel_rollout.record.content import SWITCHES, Content, of_environment, switched_off
-from otel_rollout.record.current import begin, end
-from otel_rollout.record.delivery import in_time
+from otel_rollout.record.current import begin, current_rollout, end
+from otel_rollout.record.delivery import in_time, start_thread
 from otel_rollout.record.gather import (
     TooManyExceptionsError,
     gather_group,
@@ -24,6 +24,7 @@ from otel_rollout.record.inside import (
 )
 from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.options import Options
+from otel_rollout.record.others import Recent, drawn_calls
 from otel_rollout.record.processes import (
     continue_environment,
     continue_rollout,
@@ -37,6 +38,7 @@ from otel_rollout.record.rollouts import rollout
 from otel_rollout.record.running import ActiveRollout, Enclosing
 from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
+from otel_rollout.record.summary import built_summary
 from otel_rollout.record.tools import tool
 
 __all__ = [
@@ -45,16 +47,20 @@ __all__ = [
     "Content",
     "Enclosing",
     "Options",
+    "Recent",
     "RolloutProgress",
     "Secrets",
     "TooManyExceptionsError",
     "TrajectorySpanProcessor",
     "begin",
+    "built_summary",
     "capture",
     "check_exporter",
     "contained",
     "continue_environment",
     "continue_rollout",
+    "current_rollout",
+    "drawn_calls",
     "end",
     "end_attributes",
     "gather_group",
@@ -76,9 +82,11 @@ __all__ = [
     "propagate",
     "record_reward",
     "request_token_ids",
+    "reward_numbers",
     "rollout",
     "rollout_provider",
     "run_bounded",
+    "start_thread",
     "switched_off",
     "tool",
 ]

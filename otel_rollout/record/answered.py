@@ -15,7 +15,9 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 
 from otel_rollout import semconv as sc
+from otel_rollout.record.names import with_number
 from otel_rollout.record.state import process_state
+from otel_rollout.record.summary import Summary
 from otel_rollout.wire import (
     RESULT_MARKS,
     Json,
@@ -40,6 +42,7 @@ class Running(Protocol):
     id: str
     tracer: trace.Tracer
     span: trace.Span
+    summary: Summary
 
     def scrub(self, text: str) -> str:
         """The text of an error as it may be recorded."""
@@ -104,7 +107,8 @@ class AnsweredTools:
             reply.answered.add(result.id)
             call = replayed.get(result.id) or reply.calls().get(result.id)
             if call is not None and not self._is_drawn(call, reply.ended_ns):
-                _draw(active, call, result, reply.ended_ns, started_ns)
+                number = _number(call, replayed if result.id in replayed else reply.calls(), reply)
+                _draw(active, call, number, result, reply.ended_ns, started_ns)
 
     def _reply_of(self, call_id: str) -> _Reply | None:
         """The last reply that asked for this call; None if none did, or it was answered."""
@@ -132,7 +136,16 @@ def _merged(reply: _Reply) -> Json:
     return merge(text, path=reply.path).body
 
 
-def _draw(active: Running, call: ToolCall, result: ToolResult, start_ns: int, end_ns: int) -> None:
+def _number(call: ToolCall, calls: dict[str, ToolCall], reply: _Reply) -> int:
+    """The place of a call, from 1, among those of the same tool in its reply."""
+    names = (other.id for other in calls.values() if other.name == call.name)
+    beside = [id_ for id_ in names if dumps(id_) in reply.text]
+    return beside.index(call.id) + 1 if call.id in beside else 1
+
+
+def _draw(
+    active: Running, call: ToolCall, number: int, result: ToolResult, start_ns: int, end_ns: int
+) -> None:
     """The span of a tool, from the end of the reply to the start of the request."""
     text = text_of(result.content)
     attributes: dict[str, Any] = {
@@ -147,11 +160,12 @@ def _draw(active: Running, call: ToolCall, result: ToolResult, start_ns: int, en
     }
     content = process_state.content
     span = active.tracer.start_span(
-        f"{sc.OPERATION_EXECUTE_TOOL} {call.name}",
+        with_number(f"{sc.OPERATION_EXECUTE_TOOL} {call.name}", number),
         context=trace.set_span_in_context(active.span, Context()),
         attributes=content.shown(attributes),
         start_time=min(start_ns, end_ns),
     )
+    active.summary.tool_ended(failed=result.failed)
     if result.failed:
         span.set_attribute(sc.ERROR_TYPE, sc.ERROR_OTHER)
         span.set_status(trace.StatusCode.ERROR, content.text(active.scrub(text))[:_SHOWN])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from otel_rollout import semconv as sc
@@ -27,11 +28,18 @@ def identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
         sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
         sc.ROLLOUT_ID: trajectory.id,
         sc.ROLLOUT_PARENT_ID: trajectory.parent_id,
+        **place(trajectory),
+        sc.ROLLOUT_TRAINABLE: trajectory.trainable,
+    }
+
+
+def place(trajectory: Trajectory) -> dict[str, Any]:
+    """Attributes of the task, the group and the policy of a trajectory."""
+    return {
         sc.ROLLOUT_TASK_ID: trajectory.task_id,
         sc.ROLLOUT_GROUP_ID: trajectory.group_id,
         sc.ROLLOUT_SAMPLE_INDEX: trajectory.sample_index,
         **label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version),
-        sc.ROLLOUT_TRAINABLE: trajectory.trainable,
     }
 
 
@@ -54,6 +62,43 @@ def end_attributes(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
+def reward_numbers(rewards: Iterable[Reward]) -> dict[str, float]:
+    """Attributes that are a named reward of the trajectory each, to search by.
+
+    Names are made safe for backends; of more than `_NUMBERS` the first ones are there.
+    """
+    found: dict[str, float] = {}
+    for reward in rewards:
+        if reward.name is None or reward.completion_id is not None or len(found) >= _NUMBERS:
+            continue
+        key = f"{sc.ROLLOUT_REWARDS}.{_unsafe('_', reward.name)[:_LONGEST]}"
+        while key in found:
+            key += "_"
+        found[key] = float(reward)
+    return found
+
+
+_NUMBERS = 32
+_LONGEST = 64
+"""Characters of a reward's name in that of its attribute."""
+_unsafe = re.compile(r"[^0-9A-Za-z_.-]").sub
+
+
+def late_numbers(reward: Reward) -> dict[str, float]:
+    """Attributes that are a reward as a number, for the span of one that came late."""
+    if reward.name is None and reward.completion_id is None:
+        own = {sc.ROLLOUT_REWARD: float(reward)}
+    else:
+        own = reward_numbers([reward])
+    return {sc.GEN_AI_EVALUATION_SCORE_VALUE: float(reward), **own}
+
+
+def sentence(error: BaseException, message: str) -> str:
+    """How a span says in its status that an exception ended it. message: its text."""
+    kind = type(error).__name__
+    return f"{kind}: {message}" if message else kind
+
+
 def missed(uncaptured: Mapping[tuple[str, str], int], outside: Mapping[str, int]) -> dict[str, str]:
     """Attributes that count the model calls that are in no trajectory; {} if there are none."""
     rows: dict[str, list[Json]] = {
@@ -66,7 +111,7 @@ def missed(uncaptured: Mapping[tuple[str, str], int], outside: Mapping[str, int]
 def evaluation(reward: Reward) -> dict[str, Any]:
     """Attributes of the event that the GenAI conventions have for a reward."""
     attributes = {
-        sc.GEN_AI_EVALUATION_NAME: reward.name or "reward",
+        sc.GEN_AI_EVALUATION_NAME: reward.name or sc.UNNAMED_REWARD,
         sc.GEN_AI_EVALUATION_SCORE_VALUE: float(reward),
         sc.GEN_AI_EVALUATION_SCORE_LABEL: reward.label,
         sc.GEN_AI_EVALUATION_EXPLANATION: reward.explanation,

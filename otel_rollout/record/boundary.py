@@ -10,6 +10,7 @@ from types import TracebackType
 logger = logging.getLogger("otel_rollout")
 
 INCOMPLETE = "a model call was not captured completely"
+NOT_SHOWN = "the rollout's span does not show something of its calls"
 
 
 class guarded(ContextDecorator):  # noqa: N801 - used as `with guarded(...)` and `@guarded(...)`

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
@@ -39,6 +39,11 @@ _TEXTS = (
     sc.GEN_AI_TOOL_CALL_RESULT,
     sc.GEN_AI_EVALUATION_EXPLANATION,
     sc.GEN_AI_EVALUATION_SCORE_LABEL,
+    sc.GEN_AI_INPUT_MESSAGES,
+    sc.GEN_AI_OUTPUT_MESSAGES,
+    sc.GEN_AI_SYSTEM_INSTRUCTIONS,
+    sc.INPUT_VALUE,
+    sc.OUTPUT_VALUE,
 )
 """Attributes that are free text, or JSON with free text."""
 _FREE = {
@@ -55,6 +60,8 @@ class Content:
 
     exported: bool = True
     """False: no span that leaves the process has prompts, replies, or texts of the user."""
+    shows: Literal["new", "full"] = "new"
+    """The messages that an LLM span shows: those that are new in its call, or all of them."""
     redact: Redact | None = None
     """Changes the bytes of each request, response and text before it is recorded. None: nothing."""
 

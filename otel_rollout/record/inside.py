@@ -10,6 +10,7 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NoActiveRolloutError
+from otel_rollout.record.attributes import place
 from otel_rollout.record.carrier import without_rollout
 from otel_rollout.record.context import CAPTURE_OFF, TOKEN_FIELDS, detach
 from otel_rollout.record.current import rollout_of
@@ -90,7 +91,12 @@ def record_reward(
     trajectory.add_reward(reward)
     if trajectory.is_copy:
         record_late_reward(
-            rollout_tracer(), trajectory.id, _span_context(trajectory), reward.key, reward
+            rollout_tracer(),
+            trajectory.id,
+            _span_context(trajectory),
+            reward.key,
+            reward,
+            about=place(trajectory),
         )
     return reward
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild import evaluation_name
-from otel_rollout.record.attributes import evaluation, present
+from otel_rollout.record.attributes import evaluation, late_numbers, place, present
+from otel_rollout.record.names import evaluation_name
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import with_lengths
-from otel_rollout.trajectory import Reward, RewardKey
+from otel_rollout.trajectory import Reward, RewardKey, Trajectory
 from otel_rollout.wire import Json, dumps
 
 
 def late_reward(
-    tracer: trace.Tracer, rollout_id: str, parent: trace.SpanContext
+    tracer: trace.Tracer, trajectory: Trajectory, parent: trace.SpanContext
 ) -> Callable[[RewardKey, Reward | None], None]:
     """A function that records rewards set after this rollout's end, numbered as they come."""
     number = itertools.count()
+    rollout_id, about = trajectory.id, place(trajectory)
 
     def record(key: RewardKey, reward: Reward | None) -> None:
-        record_late_reward(tracer, rollout_id, parent, key, reward, next(number))
+        record_late_reward(tracer, rollout_id, parent, key, reward, next(number), about)
 
     return record
 
@@ -35,12 +37,14 @@ def record_late_reward(
     key: RewardKey,
     reward: Reward | None,
     number: int | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Record a reward that is set after its rollout's end as a span in the same trace.
 
     parent: the rollout's span. None: not known; the span gets a trace of its own.
     reward: None: the one with this key was taken back.
     number: its place among those that the rollout's own process recorded. None: another process.
+    about: attributes of the rollout to find the span by. None: not known.
     """
     name, completion_id, choice_index = key
     data: dict[str, Json] = {"name": name, "completion_id": completion_id, "value": None}
@@ -51,10 +55,13 @@ def record_late_reward(
     if reward is not None and reward.label is not None:
         reward.label = content.recorded(reward.label)
     attributes = {
+        **(about or {}),
         sc.ROLLOUT_ID: rollout_id,
         sc.GEN_AI_OPERATION_NAME: sc.OPERATION_EVALUATE,
         sc.REWARD: dumps(data if reward is None else reward.to_dict()),
         sc.REWARD_NUMBER: number,
+        sc.GEN_AI_EVALUATION_NAME: name or sc.UNNAMED_REWARD,
+        **({} if reward is None else late_numbers(reward)),
     }
     span = tracer.start_span(
         evaluation_name(name),

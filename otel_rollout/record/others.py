@@ -2,7 +2,8 @@
 
 A framework may draw the span of a model call of its own. If neither a call that was captured nor a
 request that was seen lies under it, that call went by: it is counted. A tool that a framework
-draws is not drawn again. Nothing else is read of these spans, and a trajectory holds none of them.
+draws is not drawn again. Nothing else is read of these spans, and a trajectory holds none of them:
+a model call that an exchange span has is marked, for who keeps spans only to rebuild from them.
 """
 
 from __future__ import annotations
@@ -10,15 +11,32 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, Span
 from opentelemetry.trace import StatusCode
 
 from otel_rollout import semconv as sc
 
+
+class Recent(dict[int, str]):
+    """What is known of the last spans, by span id; that of older ones is forgotten."""
+
+    _MOST = 1 << 16
+
+    def note(self, span_id: int, value: str = "") -> None:
+        """Remember a value for a span."""
+        self[span_id] = value
+        while len(self) > self._MOST:
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+                del self[next(iter(self))]
+
+
+drawn_calls = Recent()
+"""The last spans that others drew of calls that were captured; value: the id of the rollout."""
 _KEPT = 256
 """The last calls in which that of a span is looked for, and the ancestors of a call."""
 _LLM_KINDS = ("LLM", "EMBEDDING")
@@ -46,47 +64,61 @@ class Call:
     """Libraries that have drawn it: around it, or beside it."""
     ended_ns: int | None = None
     """None while it lasts."""
+    is_exported: bool = False
+    """True if an exchange span of it goes wherever the spans around it go."""
 
 
 class OtherSpans:
     """The spans that are open inside one rollout, but its own and its calls'."""
 
-    def __init__(self) -> None:
-        self._parents: dict[int, int] = {}
-        """Parent of each open span; 0: it has none."""
-        self._models: dict[int, str] = {}
-        """Library of each open span that began as a model call."""
+    def __init__(self, rollout_id: str) -> None:
+        self._rollout_id = rollout_id
+        self._open: dict[int, Span] = {}
+        """The open spans by their ids."""
         self._covered: set[int] = set()
         """Open spans with a call under them."""
+        self._exported: set[int] = set()
+        """Those of them with a call whose exchange span is exported."""
         self._calls: deque[Call] = deque(maxlen=_KEPT)
         """The last calls."""
 
     @property
     def open(self) -> list[int]:
         """Ids of the spans that are open."""
-        return list(self._parents)
+        return list(self._open)
 
-    def began(self, span: ReadableSpan) -> None:
+    def began(self, span: Span) -> None:
         """A span has begun."""
         if span.context is not None:
-            self._parents[span.context.span_id] = span.parent.span_id if span.parent else 0
-            if is_model_call(span.attributes or {}):
-                self._models[span.context.span_id] = _library(span)
+            self._open[span.context.span_id] = span
 
-    def called(self, parent_id: int, began_ns: int, ended_ns: int | None = None) -> Call:
+    def called(
+        self,
+        parent_id: int,
+        began_ns: int,
+        ended_ns: int | None = None,
+        *,
+        is_exported: bool = False,
+    ) -> Call:
         """A call begins under the span `parent_id`: one that is captured, or seen.
 
         ended_ns: None while it lasts.
+        is_exported: True if an exchange span of it goes wherever the spans around it go.
         """
         libraries: list[str] = []
         for _ in range(_KEPT):
-            if parent_id not in self._parents:
+            span = self._open.get(parent_id)
+            if span is None:
                 break
             self._covered.add(parent_id)
-            if parent_id in self._models:
-                libraries.append(self._models[parent_id])
-            parent_id = self._parents.get(parent_id, 0)
-        call = Call(began_ns, libraries, ended_ns)
+            if is_exported:
+                self._exported.add(parent_id)
+            if is_model_call(span.attributes or {}):
+                libraries.append(_library(span))
+                if is_exported:
+                    span.set_attribute(sc.HAS_EXCHANGE, True)
+            parent_id = _parent_of(span)
+        call = Call(began_ns, libraries, ended_ns, is_exported)
         self._calls.append(call)
         return call
 
@@ -98,15 +130,19 @@ class OtherSpans:
         if span.context is None:
             return None
         span_id = span.context.span_id
-        parent_id = self._parents.pop(span_id, 0)
-        self._models.pop(span_id, None)
-        is_covered = span_id in self._covered
+        self._open.pop(span_id, None)
+        is_covered, is_exported = span_id in self._covered, span_id in self._exported
         self._covered.discard(span_id)
-        if is_covered or not is_model_call(span.attributes or {}):
+        self._exported.discard(span_id)
+        if not is_model_call(span.attributes or {}):
+            return None
+        if is_exported:
+            drawn_calls.note(span_id, self._rollout_id)
+        if is_covered:
             return None
         if span.status.status_code is StatusCode.ERROR or self._has_call_beside(span):
             return None
-        self.called(parent_id, span.start_time or 0, span.end_time)
+        self.called(_parent_of(span), span.start_time or 0, span.end_time)
         return _library(span), span.name
 
     def _has_call_beside(self, span: ReadableSpan) -> bool:
@@ -121,8 +157,15 @@ class OtherSpans:
                 continue
             if library not in call.libraries:
                 call.libraries.append(library)
+                if call.is_exported and span.context is not None:
+                    drawn_calls.note(span.context.span_id, self._rollout_id)
                 return True
         return False
+
+
+def _parent_of(span: ReadableSpan) -> int:
+    """Id of the span around it; 0: there is none."""
+    return span.parent.span_id if span.parent else 0
 
 
 def _library(span: ReadableSpan) -> str:

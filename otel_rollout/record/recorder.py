@@ -20,9 +20,12 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.record.boundary import INCOMPLETE, guarded
+from otel_rollout.record.attributes import sentence
+from otel_rollout.record.boundary import INCOMPLETE, NOT_SHOWN, guarded
 from otel_rollout.record.deferred import later
 from otel_rollout.record.encoding import decoded
+from otel_rollout.record.names import recording_name
+from otel_rollout.record.others import is_model_call
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.secrets import public_path
 from otel_rollout.record.state import process_state
@@ -30,6 +33,7 @@ from otel_rollout.spans import CutReply, label, with_lengths
 from otel_rollout.wire import (
     TAIL,
     Framing,
+    Json,
     api_of,
     apis_of,
     as_events,
@@ -114,6 +118,7 @@ class ExchangeRecorder:
         api = api_of(self._path)
         if api is not None:
             rollout.providers.add(api.provider_of(self._path.partition("?")[0]))
+            rollout.summary.began()
         self._late = not rollout.running
         """True if the rollout had ended before the call began."""
         self._written = _start_attributes(rollout, self._path, began)
@@ -122,13 +127,15 @@ class ExchangeRecorder:
         if not trace.get_current_span(context).get_span_context().is_valid:
             context = trace.set_span_in_context(rollout.span, context)
         self.span = rollout.tracer.start_span(
-            f"{sc.OPERATION_EXCHANGE} {self._path.split('?')[0]}",
+            recording_name(self._path),
             context=context,
             attributes=self._written,
         )
         self._began_ns = time.time_ns()
-        above = trace.get_current_span(context).get_span_context()
-        self._call = rollout.others.called(above.span_id, self._began_ns)
+        self._around = trace.get_current_span(context)
+        above = self._around.get_span_context()
+        is_exported = self.span.get_span_context().trace_flags.sampled
+        self._call = rollout.others.called(above.span_id, self._began_ns, is_exported=is_exported)
 
     # --- the request
 
@@ -165,6 +172,8 @@ class ExchangeRecorder:
         rollout = self._rollout
         with rollout.lock:
             attributes = rollout.writer.request(body)
+            with guarded(NOT_SHOWN, level=logging.DEBUG):
+                rollout.summary.asked(self._path, body, attributes)
             first, last = rollout.writer.added
             if first < last and (tools := rollout.tools) is not None:
                 with guarded("the tools that a request has results of were not drawn"):
@@ -231,6 +240,18 @@ class ExchangeRecorder:
             tail = self._tail = tail[-TAIL:]
             if self._is_last(tail):
                 self.end()  # nothing comes after it
+
+    def hidden(self, count: Mapping[str, Json]) -> None:
+        """The reader is not shown this count of tokens; the LLM span around the call has it."""
+        around = self._around
+        if not is_model_call(getattr(around, "attributes", None) or {}):
+            return
+        names = {
+            sc.GEN_AI_USAGE_INPUT_TOKENS: "prompt_tokens",
+            sc.GEN_AI_USAGE_OUTPUT_TOKENS: "completion_tokens",
+        }
+        counts = {key: count.get(name) for key, name in names.items()}
+        around.set_attributes({key: n for key, n in counts.items() if isinstance(n, int)})
 
     def _is_last(self, tail: bytes) -> bool:
         """Whether the last event of a whole reply is in its last `TAIL` bytes."""
@@ -414,6 +435,10 @@ class ExchangeRecorder:
             if body is not reply.body:
                 reply = writer.cut(body)
             written = writer.response(reply, events=is_events)
+            with guarded(NOT_SHOWN, level=logging.DEBUG):
+                if (self._status_code or 0) < 400:
+                    self._rollout.summary.replied(self._path, body, events=is_events)
+            self._rollout.tools_begun.restart()
             if (tools := self._rollout.tools) is not None:
                 text = str(written[sc.RESPONSE_EVENTS if is_events else sc.RESPONSE_BODY])
                 tools.replied(
@@ -453,13 +478,14 @@ class ExchangeRecorder:
         attributes[sc.ERROR_TYPE] = kind
         attributes[sc.EXCHANGE_ERROR] = dumps({"type": kind, "message": message})
         if status == "error":
-            self.span.set_status(trace.StatusCode.ERROR, message)
+            self.span.set_status(trace.StatusCode.ERROR, sentence(error, message))
 
     @guarded(INCOMPLETE)
     def _let_go(self) -> None:
         """Release everything: some clients keep a response, and with it this, for long."""
         self._rollout.secrets.close(self)
         self._chunks = self._body = self._request = None
+        self._around = trace.INVALID_SPAN
         self._written = {}
 
 

@@ -28,15 +28,19 @@ from otel_rollout.record.attributes import (
     identity,
     missed,
     present,
+    reward_numbers,
+    sentence,
 )
-from otel_rollout.record.boundary import guarded
+from otel_rollout.record.boundary import NOT_SHOWN, guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.late_rewards import late_reward
+from otel_rollout.record.names import PART_NAME, Numbering
 from otel_rollout.record.options import Options
 from otel_rollout.record.others import OtherSpans, here_and_now
 from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
+from otel_rollout.record.summary import Summary
 from otel_rollout.record.told import CONTINUED, LOST, heard
 from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
 from otel_rollout.trajectory import Contents, Conversations, Trajectory
@@ -107,6 +111,8 @@ class ActiveRollout:
         """Trajectories that calls of this rollout belong to, with the span ids of those calls."""
         self.further: dict[str, Any] = {}
         """Further attributes that its span ends with."""
+        self.ended_early: str | None = None
+        """Why it ended before its work was done, without an exception. None: it did not."""
         self.kept_back: dict[str, Any] = {}
         """Attributes that its span would end with if content were exported."""
         self.pid = os.getpid()
@@ -131,8 +137,6 @@ class ActiveRollout:
         """Whose APIs were asked, by the conventions' names; None: one that has no name there."""
         self.tools = AnsweredTools() if process_state.tool_spans else None
         """Draws the tools that its requests have results of. None: nothing is drawn."""
-        self.others = OtherSpans()
-        """The spans of other libraries inside it."""
         self.streams: set[OpenStream] = set()
         """Calls whose replies are being read."""
         self.nested_count = 0
@@ -160,6 +164,8 @@ class ActiveRollout:
         """What clients signed requests with, in it and in those around it: an error passes both."""
         self.span: trace.Span = trace.INVALID_SPAN
         self.id = part_of or os.urandom(16).hex()
+        self.others = OtherSpans(self.id)
+        """The spans of other libraries inside it."""
         self._trajectory: Trajectory | None = Trajectory(
             id=self.id,
             parent_id=parent.id if parent else None,
@@ -172,6 +178,22 @@ class ActiveRollout:
             with parent.lock:
                 parent.nested_count += 1
             parent.others.called(*here_and_now())
+        self.span_name = PART_NAME
+        """Name of its span."""
+        self.is_root = parent is None and not self.is_part
+        """True if it is in no other rollout."""
+        self.summary = Summary()
+        """Its calls in short, for its span."""
+        self._summary_around = parent.summary if parent else None
+        """That of the rollout around it. None: there is none."""
+        self.inner = Numbering()
+        """Tells the rollouts in it apart."""
+        self.tools_begun = Numbering()
+        """Tells the tools apart that began since the last reply."""
+        self._beside = parent.inner if parent else None
+        """Tells it apart from the rollouts beside it. None: it is in none."""
+        self._named: tuple[str, str | None] | None = None
+        """What `span_name` was made of. None: it was not made yet."""
         self.nested: list[Trajectory] | None = parent.nested if parent else None
         """Where the trajectories of rollouts inside it are collected. None: nowhere."""
         if self.nested is not None:
@@ -199,13 +221,6 @@ class ActiveRollout:
         return None
 
     @property
-    def span_name(self) -> str:
-        """Name of its span."""
-        if self.is_part:
-            return sc.OPERATION_CONTINUE
-        return f"{self.operation} {self.trajectory.name}"
-
-    @property
     def trajectory(self) -> Trajectory:
         """The rollout's trajectory; once it has ended, only if somebody still holds it."""
         return self._trajectory or self._ended() or Trajectory(id=self.id, status="unknown")
@@ -216,6 +231,7 @@ class ActiveRollout:
         self.claims, self.further = [], {}
         self.tools = None
         self.writer = ExchangeWriter()
+        self.summary, self._summary_around = Summary(), None
         self.streams.clear()
 
     def apply(self, options: Options) -> None:
@@ -228,6 +244,7 @@ class ActiveRollout:
         trajectory.sample_index = options.sample_index
         if self.inside is not None:
             self.inside.place(trajectory)
+        self._name_span(trajectory)
         trajectory.policy_version = self.policy_version
         trajectory.trainable = options.trainable
         if options.metadata:
@@ -235,6 +252,14 @@ class ActiveRollout:
         if self.span.is_recording():
             self.span.update_name(self.span_name)
             self.span.set_attributes(self.start_attributes())
+
+    def _name_span(self, trajectory: Trajectory) -> None:
+        self.inner.task_id = trajectory.task_id
+        named, task = f"{self.operation} {trajectory.name}", trajectory.task_id
+        if self.is_part or self._named == (named, task):
+            return
+        self._named = named, task
+        self.span_name = named if self._beside is None else self._beside.nested(named, task)
 
     def read(self) -> Contents:
         """The calls that have ended so far."""
@@ -289,6 +314,19 @@ class ActiveRollout:
                 sc.ROLLOUT_PROCESS: self.process,
             }
         return present({sc.ROLLOUT_PROCESS: self.process, **identity(trajectory, self.operation)})
+
+    @guarded(NOT_SHOWN, level=logging.DEBUG)
+    def summarise(self) -> dict[str, Any]:
+        """Attributes that show people what it was about; it has ended."""
+        said = self.summary.said(self.trajectory.output)
+        if self._summary_around is not None:
+            self._summary_around.include(self.summary, said)
+        is_workflow = self.operation == sc.OPERATION_INVOKE_WORKFLOW
+        kind = {sc.OPENINFERENCE_KIND: sc.OPENINFERENCE_CHAIN if is_workflow else None}
+        numbers = reward_numbers(self.trajectory.all_rewards.all())
+        return process_state.content.shown(
+            present({**numbers, **self.summary.attributes(said), **kind})
+        )
 
     def end(self, output: object, error: BaseException | None) -> dict[str, Any]:
         """End the trajectory; the attributes that its span ends with."""
@@ -378,15 +416,23 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     if content.redact is not None:
         active.trajectory.rewrite(content.value)
     # Another thread may set a reward just now: from here on it gets a span of its own.
-    active.trajectory.seal(late_reward(active.tracer, active.id, span.get_span_context()))
+    trajectory = active.trajectory
+    trajectory.seal(late_reward(active.tracer, trajectory, span.get_span_context()))
     active.hear()
     with active.lock:
         attributes = active.end(output, error)
         active.running = False
+    # First what may be lost: a limit on the number of attributes drops the oldest.
+    span.set_attributes(active.summarise() or {})
     span.set_attributes(attributes)
-    for reward in active.trajectory.all_rewards.all():
-        span.add_event(sc.GEN_AI_EVALUATION_RESULT, content.shown(evaluation(reward)))
+    for each in trajectory.all_rewards.all():
+        span.add_event(sc.GEN_AI_EVALUATION_RESULT, content.shown(evaluation(each)))
+    reward = trajectory.reward
+    if process_state.reward_in_name and active.is_root and reward is not None:
+        span.update_name(f"{active.span_name} [{reward:.2f}]")
     if error is not None:
-        message = content.text(active.scrub(f"{type(error).__name__}: {error}"))
         span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
-        span.set_status(trace.StatusCode.ERROR, message)
+        said = sentence(error, content.text(active.scrub(str(error))))
+        span.set_status(trace.StatusCode.ERROR, said)
+    elif active.ended_early is not None:
+        span.set_status(trace.StatusCode.ERROR, f"ended early: {active.ended_early}")

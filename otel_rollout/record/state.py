@@ -48,6 +48,10 @@ class ProcessState:
         """The secret that the processes of a rollout share. None: that of the environment."""
         self.baggage = False
         """True if the OpenTelemetry baggage names the rollout while its code runs."""
+        self.tasks_in_names: set[str] = set()
+        """Tasks that are in names of spans: they are few, since backends list the names."""
+        self.reward_in_name = False
+        """True if the name of the span of a rollout that is in no other has its reward."""
         self.hooks = Hooks()
         self.tracers: weakref.WeakKeyDictionary[trace.TracerProvider, trace.Tracer] = (
             weakref.WeakKeyDictionary()

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.wire import Cutter, EventCutter, cutter_of, is_count
+from otel_rollout.wire import Cutter, EventCutter, count_of, cutter_of, is_count
 
 _LIBRARIES = ("httpx", "httpx2")
 
@@ -87,8 +87,11 @@ class Reading:
     def _shown(self, event: bytes) -> Iterator[bytes]:
         if event:
             self._record(event)
-            if not (self._hides_count and is_count(event)):
+            count = count_of(event) if self._hides_count else None
+            if count is None:
                 yield event
+            elif self._is_current:
+                self._recorder.hidden(count)
 
     def _record(self, chunk: bytes) -> None:
         if self._is_current:

@@ -15,13 +15,14 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NotARolloutError
 from otel_rollout.record.answered import text_of
-from otel_rollout.record.attributes import exception_event
+from otel_rollout.record.attributes import exception_event, sentence
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import detach
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
+from otel_rollout.record.summary import Summary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,7 +72,7 @@ class tool:  # noqa: N801 - used as a decorator
         recorded._call_id = call_id
         recorded._arguments = arguments
         recorded._span = trace.INVALID_SPAN
-        recorded._token = None
+        recorded._token = recorded._summary = None
         recorded.result = _NOTHING
         return recorded
 
@@ -80,6 +81,7 @@ class tool:  # noqa: N801 - used as a decorator
     _arguments: object
     _span: trace.Span
     _token: Any
+    _summary: Summary | None
 
     def __call__(self, function: F) -> F:
         if isinstance(function, staticmethod | classmethod):
@@ -136,6 +138,7 @@ class tool:  # noqa: N801 - used as a decorator
             sc.GEN_AI_TOOL_TYPE: "function",
         }
         active = rollout_of(None)
+        self._summary = None if active is None else active.summary
         if active is not None:
             attributes[sc.ROLLOUT_ID] = active.id
             if active.tools is not None:
@@ -145,9 +148,10 @@ class tool:  # noqa: N801 - used as a decorator
         content = process_state.content
         if self._arguments is not _NOTHING:
             attributes[sc.GEN_AI_TOOL_CALL_ARGUMENTS] = content.recorded(text_of(self._arguments))
-        self._span = rollout_tracer().start_span(
-            f"{sc.OPERATION_EXECUTE_TOOL} {name}", attributes=content.shown(attributes)
-        )
+        span_name = f"{sc.OPERATION_EXECUTE_TOOL} {name}"
+        if active is not None:
+            span_name = active.tools_begun.numbered(span_name)
+        self._span = rollout_tracer().start_span(span_name, attributes=content.shown(attributes))
         self._token = otel_context.attach(trace.set_span_in_context(self._span))
 
     def __exit__(
@@ -166,6 +170,8 @@ class tool:  # noqa: N801 - used as a decorator
         if self._token is not None:
             detach(self._token)
             self._token = None
+        if self._summary is not None:
+            self._summary.tool_ended(failed=error is not None)
         content = process_state.content
         if self.result is not _NOTHING:
             result = {sc.GEN_AI_TOOL_CALL_RESULT: content.recorded(text_of(self.result))}
@@ -175,7 +181,8 @@ class tool:  # noqa: N801 - used as a decorator
             event = exception_event(error, _scrub if active is None else active.scrub)
             self._span.add_event(sc.EVENT_EXCEPTION, event)
             self._span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
-            self._span.set_status(trace.StatusCode.ERROR, event[sc.EXCEPTION_MESSAGE])
+            said = sentence(error, event[sc.EXCEPTION_MESSAGE])
+            self._span.set_status(trace.StatusCode.ERROR, said)
 
 
 def _scrub(text: str) -> str:

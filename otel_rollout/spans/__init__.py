@@ -23,8 +23,8 @@ from otel_rollout.spans.record import (
     carried,
     label,
     unchecked_record,
-    with_lengths,
 )
+from otel_rollout.spans.seals import numbers_of, with_lengths
 from otel_rollout.spans.writer import COPIES, CutReply, ExchangeWriter
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "extend_tokens",
     "from_line",
     "label",
+    "numbers_of",
     "to_line",
     "unchecked_record",
     "united",

@@ -25,11 +25,13 @@ def united(first: SpanRecord, second: SpanRecord) -> SpanRecord:
     base, other = sorted((first, second), key=_in_order)
     mine, theirs = base.attributes, other.attributes
     is_ours = sc.ROLLOUT_ID in mine or sc.ROLLOUT_ID in theirs
-    counts = (sc.PREFIX, sc.GEN_AI_AGENT_NAME) if is_ours else ""
+    counts = (sc.PREFIX, *_NAMES) if is_ours else ""
     differ = {
         name
         for name in mine.keys() & theirs.keys()
-        if name.startswith(counts) and not _are_one(mine[name], theirs[name])
+        if name.startswith(counts)
+        and not name.startswith(sc.FOR_PEOPLE)
+        and not _are_one(mine[name], theirs[name])
     }
     for name in ("start_time_ns", "end_time_ns"):
         if getattr(base, name) // _EXACT != getattr(other, name) // _EXACT:
@@ -40,6 +42,8 @@ def united(first: SpanRecord, second: SpanRecord) -> SpanRecord:
     return replace(base, attributes=attributes, cut=cut)
 
 
+_NAMES = (sc.GEN_AI_AGENT_NAME, sc.GEN_AI_EVALUATION_NAME)
+"""Attributes of the conventions that are read of a span of ours."""
 _EXACT = 1_000_000
 """Nanoseconds to which every store keeps times: some cut them to microseconds."""
 

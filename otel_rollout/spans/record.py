@@ -1,7 +1,7 @@
 """A span as plain data, whichever source it was read from: the SDK, a file, a backend.
 
 Limits and stores truncate attributes, and the rest may still look whole: `12` of a count of 123, an
-id without its end. So each span of ours has the lengths of its attributes (`with_lengths`), and a
+id without its end. So each span of ours has the lengths of its attributes (`seals.py`), and a
 record holds only attributes that have theirs (`as_record`); the names of the others are in `cut`.
 The checksums beside the lengths show a text that became another one of the same length.
 Anybody may send a span, so `as_record` is also the one place where the types of its fields are
@@ -14,13 +14,11 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, TypeGuard
-from zlib import crc32
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.wire import loads
+from otel_rollout.spans.seals import as_written, numbers_of, of_other_checksums, of_other_lengths
 
 logger = logging.getLogger("otel_rollout")
 
@@ -133,57 +131,6 @@ def carried(value: AttributeValue) -> AttributeValue:
     return value
 
 
-def with_lengths(
-    attributes: Mapping[str, Any], before: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The last attributes of a span of ours, with the lengths of all and checksums of some.
-
-    `before`: those that were set earlier.
-    """
-    every = {**before, **attributes} if before else attributes
-    sums = [
-        f"{_quoted(key)}:{_checksum(value)}"
-        for key, value in every.items()
-        if key in _SUMMED and isinstance(value, str)
-    ]
-    if sums:
-        attributes = {**attributes, sc.CHECKSUMS: f"{{{','.join(sums)}}}"}
-        every = {**every, sc.CHECKSUMS: attributes[sc.CHECKSUMS]}
-    lengths = [
-        f"{_quoted(key)}:{len(value) if isinstance(value, str) else len(str(value))}"
-        for key, value in every.items()
-        if isinstance(value, str | int)
-    ]
-    return {**attributes, sc.LENGTHS: f"{{{','.join(lengths)}}}"}
-
-
-_SUMMED = frozenset(
-    (
-        *(sc.ROLLOUT_REWARDS, sc.ROLLOUT_APPENDED, sc.REWARD),
-        *(sc.REQUEST_KEY, sc.REQUEST_PARAMS, sc.REQUEST_RAW, sc.REQUEST_DIGEST),
-        *(sc.REQUEST_SHARED, sc.RESPONSE_ID, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS),
-        sc.RESPONSE_PROMPT_IDS,
-    )
-)
-"""Texts that decide what trains; messages and long parameters have digests of their own."""
-
-
-def _checksum(text: str) -> int:
-    return crc32(text.encode("utf-8", "surrogatepass"))
-
-
-@cache
-def _quoted(key: str) -> str:
-    return f'"{key.removeprefix(sc.PREFIX)}"'
-
-
-def _length(value: object) -> int | None:
-    """Characters of a value as text; None for a float, which stores write in ways of their own."""
-    if isinstance(value, str):
-        return len(value)
-    return len(str(value)) if isinstance(value, int) else None
-
-
 _KINDS = (sc.EXCHANGE_VERSION, sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_PART, sc.REWARD)
 """One of these is on each span that has lengths."""
 _is_rollout_id = re.compile(r"[0-9a-f]{32}").fullmatch
@@ -199,7 +146,8 @@ def _checked(record: SpanRecord) -> SpanRecord:
     if sc.LENGTHS not in there and not any(kind in there for kind in _KINDS):
         return record
     if record.end_time_ns is not None:
-        wrong = _of_other_lengths(record)
+        record, wrong = _of_other_lengths(record)
+        there = record.attributes
         wrong |= _of_other_checksums(record, wrong)
     else:
         wrong = set() if _is_rollout_id(record.text(sc.ROLLOUT_ID) or "") else {sc.ROLLOUT_ID}
@@ -207,40 +155,32 @@ def _checked(record: SpanRecord) -> SpanRecord:
     return _without(record, wrong) if wrong else record
 
 
-def _of_other_lengths(record: SpanRecord) -> set[str]:
-    """Names of attributes that are not as long as the span says, or that it says nothing of."""
+def _of_other_lengths(record: SpanRecord) -> tuple[SpanRecord, set[str]]:
+    """The record as it was written, and the names of attributes that are not as long as then."""
     there = record.attributes
     try:
-        lengths = loads(record.text(sc.LENGTHS) or "")
-        return {
-            name
-            for key, length in lengths.items()
-            for name in (sc.PREFIX + key if key.startswith(".") else key,)
-            if _length(there.get(name)) != length
-        }
-    except (ValueError, AttributeError, RecursionError):
+        lengths = numbers_of(there.get(sc.LENGTHS))
+    except ValueError:
         # The seal itself: nothing but what the span is stands, and an id that shows no cut.
         whole = {*_KINDS[:-1]}
         if _is_rollout_id(record.text(sc.ROLLOUT_ID) or ""):
             whole.add(sc.ROLLOUT_ID)
-        return (there.keys() | {sc.LENGTHS}) - whole
+        return record, (there.keys() | {sc.LENGTHS}) - whole
+    wrong = of_other_lengths(there, lengths)
+    if any(isinstance(there.get(name), dict | list) for name in wrong):
+        record = replace(record, attributes=as_written(there, lengths))
+        wrong = of_other_lengths(record.attributes, lengths)
+    return record, wrong
 
 
 def _of_other_checksums(record: SpanRecord, wrong: set[str]) -> set[str]:
     """Names of texts that are not those that were written; spans written before have no sums."""
-    text = record.text(sc.CHECKSUMS)
-    if text is None or sc.CHECKSUMS in wrong:
+    sums = record.attributes.get(sc.CHECKSUMS)
+    if sums is None or sc.CHECKSUMS in wrong:
         return set()
     try:
-        return {
-            name
-            for key, checksum in loads(text).items()
-            for name in (sc.PREFIX + key if key.startswith(".") else key,)
-            if name not in wrong
-            and isinstance(value := record.attributes.get(name), str)
-            and _checksum(value) != checksum
-        }
-    except (ValueError, AttributeError, RecursionError):
+        return of_other_checksums(record.attributes, sums) - wrong
+    except ValueError:
         return {sc.CHECKSUMS}
 
 

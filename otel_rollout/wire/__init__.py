@@ -20,7 +20,7 @@ from otel_rollout.wire.apis import (
 )
 from otel_rollout.wire.contents import joined_contents
 from otel_rollout.wire.depth import check_depth
-from otel_rollout.wire.events import EventCutter, FrameCutter, is_count
+from otel_rollout.wire.events import EventCutter, FrameCutter, count_of, is_count
 from otel_rollout.wire.framing import (
     Cutter,
     as_events,
@@ -29,6 +29,7 @@ from otel_rollout.wire.framing import (
     framing_at,
     framing_said,
 )
+from otel_rollout.wire.glance import TokenCounts, said_in, token_counts
 from otel_rollout.wire.json import (
     Choice,
     Json,
@@ -74,6 +75,7 @@ from otel_rollout.wire.servers import (
     weight_version,
     without_tokens,
 )
+from otel_rollout.wire.shown import shown_message
 from otel_rollout.wire.sse import (
     expands_too_far,
     is_events,
@@ -104,6 +106,7 @@ __all__ = [
     "Params",
     "Reply",
     "Sampled",
+    "TokenCounts",
     "ToolCall",
     "ToolResult",
     "allows_no_token",
@@ -119,6 +122,7 @@ __all__ = [
     "context_of",
     "conversation_members",
     "copy_json",
+    "count_of",
     "cutter_of",
     "dumps",
     "elements",
@@ -149,12 +153,15 @@ __all__ = [
     "prompt_ids",
     "reasoning_of",
     "retrieval_of",
+    "said_in",
     "sampled_count",
     "sampled_ids",
     "sampled_logprobs",
     "sampling_params",
     "shown_calls",
+    "shown_message",
     "shown_part",
+    "token_counts",
     "tool_calls",
     "tool_name",
     "tool_results",

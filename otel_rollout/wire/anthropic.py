@@ -24,6 +24,7 @@ class Messages(ModelApi):
     provider = "anthropic"
     paths = ("/v1/messages",)  # with the version: OpenAI's `/threads/{id}/messages` is no call
     context = ("tools", "system")
+    delta_name = "text"
     finish_names = ("stop_reason",)
     stop_names = ("stop_sequence", "stopping_word")
     keeps_tools = True

@@ -109,6 +109,11 @@ class ModelApi:
     """The member of a reply that is its id. None: replies of this API have none."""
     model_name: str = "model"
     """The member of a reply that names the model which answered."""
+    usage_name: str = "usage"
+    """The member of a reply that counts its tokens."""
+    delta_name: str | None = None
+    """The member of a stream's chunks that is the next text of the model, and is nothing else in
+    them. None: there is no such member."""
     shapes_vary: bool = False
     """True if its paths may be asked in several shapes, some of which are not read."""
     keeps_tools: bool = False

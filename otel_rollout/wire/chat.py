@@ -25,6 +25,7 @@ class ChatCompletions(ModelApi):
 
     provider = "openai"
     paths = ("/chat/completions", _BATCH)
+    delta_name = "content"
 
     def choices_asked(self, params: Params) -> int:
         conversations = _conversations(params)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from otel_rollout.wire.json import Json
 from otel_rollout.wire.sse import data_of, try_loads
 
 _end = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}").search
@@ -157,11 +158,15 @@ class ArrayCutter:
 
 def is_count(event: bytes) -> bool:
     """True for the chunk that `stream_options.include_usage` adds: no choices, but a usage."""
+    return count_of(event) is not None
+
+
+def count_of(event: bytes) -> dict[str, Json] | None:
+    """The usage in the chunk that `stream_options.include_usage` adds. None: it is another one."""
     if b'"usage"' not in event or _has_no_choices(event) is None:
-        return False
+        return None
     chunk = try_loads(data_of(event))
-    return (
-        isinstance(chunk, dict)
-        and chunk.get("choices") == []
-        and isinstance(chunk.get("usage"), dict)
-    )
+    if not isinstance(chunk, dict) or chunk.get("choices") != []:
+        return None
+    usage = chunk.get("usage")
+    return usage if isinstance(usage, dict) else None

@@ -36,6 +36,8 @@ class GenerateContent(ModelApi):
     settings = ("generationConfig", "generation_config")
     id_name = "responseId"
     model_name = "modelVersion"
+    usage_name = "usageMetadata"
+    delta_name = "text"
 
     def path_of(self, path: str) -> str | None:
         found = _path(path)

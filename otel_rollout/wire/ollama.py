@@ -23,6 +23,7 @@ class Ollama(ModelApi):
 
     paths = ("/api/chat", "/api/generate")
     context = ("tools", "system", "context")
+    delta_name = "content"
     finish_names = ("done_reason",)
     settings = ("options",)
     id_name = None

@@ -33,6 +33,7 @@ class TextCompletions(ModelApi):
     provider = "openai"
     paths = ("/completions", "/completion")
     conversation = "prompt"
+    delta_name = "text"
     finish_names = ("finish_reason", "stop_type")
     stop_names = ("stop_reason", "matched_stop", "stopping_word")
 

@@ -8,11 +8,13 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.record import (
     ActiveRollout,
+    built_summary,
     end_attributes,
     identity,
     late_reward,
     present,
     process_state,
+    reward_numbers,
 )
 from otel_rollout.spans import with_lengths
 from otel_rollout.trajectory import Trajectory, group_in_workflow
@@ -86,9 +88,13 @@ def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[st
         **end_attributes(trajectory),
     }
     span = active.tracer.start_span(
-        f"{sc.OPERATION_INVOKE_AGENT} {trajectory.name}",
+        active.inner.nested(f"{sc.OPERATION_INVOKE_AGENT} {trajectory.name}", trajectory.task_id),
         context=trace.set_span_in_context(active.span, otel_context.Context()),
-        attributes=with_lengths(content.shown(present(attributes))),
+        attributes={
+            **content.shown(present(built_summary(trajectory) or {})),
+            **reward_numbers(trajectory.all_rewards.all()),
+            **with_lengths(content.shown(present(attributes))),
+        },
         start_time=min((call.start_time_ns for call in calls), default=None),
     )
     span_context = span.get_span_context()
@@ -96,5 +102,5 @@ def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[st
     trajectory.start_time_ns = getattr(span, "start_time", None) or 0
     span.end()
     trajectory.end_time_ns = getattr(span, "end_time", None)
-    trajectory.seal(late_reward(active.tracer, trajectory.id, span_context))
+    trajectory.seal(late_reward(active.tracer, trajectory, span_context))
     return claims

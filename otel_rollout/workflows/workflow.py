@@ -126,6 +126,8 @@ class Workflow(ABC):
                 reason = TerminationReason.TIMEOUT
             except TerminationEvent as event:
                 reason = event.reason
+                if run is not None and reason in _EARLY:
+                    run.active.ended_early = TerminationReason.of(reason).value
             except Exception as error:
                 failure = error
                 reason = TerminationReason.ERROR
@@ -402,6 +404,14 @@ class Workflow(ABC):
 
 def _can_reset(value: object) -> bool:
     return not isinstance(value, type | Workflow) and hasattr(type(value), "reset")
+
+
+_EARLY = (
+    TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
+    TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED,
+    TerminationReason.MAX_TURNS_EXCEEDED,
+)
+"""Reasons of runs that a limit cut."""
 
 
 class WorkflowTimeoutError(TimeoutError):

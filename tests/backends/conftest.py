@@ -1,4 +1,4 @@
-"""The real Jaeger and the real collector, started for the tests of this folder."""
+"""The real Jaeger, collector, Phoenix and MLflow, started for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import pytest
 from tests.backends.programs import (
     Collector,
     Jaeger,
+    Page,
     RunCollector,
     binary,
     start_collector,
     start_jaeger,
+    start_mlflow,
+    start_phoenix,
 )
 
 
@@ -51,3 +54,17 @@ def otelcol() -> Path:
 def jaeger_binary() -> Path:
     """Jaeger's binary."""
     return binary("jaeger")
+
+
+@pytest.fixture(scope="session")
+def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A Phoenix of this test session."""
+    with start_phoenix(tmp_path_factory.mktemp("phoenix")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """An MLflow of this test session."""
+    with start_mlflow(tmp_path_factory.mktemp("mlflow")) as started:
+        yield started

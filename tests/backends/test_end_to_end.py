@@ -6,9 +6,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
@@ -27,6 +26,7 @@ from otel_rollout.command.cli import main
 from otel_rollout.otlp import find_jaeger, read, read_jaeger, read_json_lines
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.testing import ModelServer, Reply
+from tests.backends.programs import eventually
 from tests.kit.scenarios import SCENARIOS, play
 
 if TYPE_CHECKING:
@@ -35,22 +35,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.backend
 ROOT = Path(__file__).parents[2]
 COLLECTOR_CONFIG = ROOT / "collector-config.yaml"
-T = TypeVar("T")
-
-
-def eventually(get: Callable[[], T], done: Callable[[T], bool], seconds: float = 20.0) -> T:
-    """The value of `get` once it is `done`, or its last one."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            value = get()
-        except (LookupError, FileNotFoundError):
-            if time.monotonic() > deadline:
-                raise
-        else:
-            if done(value) or time.monotonic() > deadline:
-                return value
-        time.sleep(0.1)
 
 
 def of_trace(collector: Collector, trace_id: str) -> list[SpanRecord]:
@@ -140,19 +124,19 @@ def test_spans_are_nested_and_named_as_jaeger_wants_them(
     assert set(spans) == {
         "invoke_agent outer",
         "invoke_agent agent",
-        "openai.chat",
-        "exchange /chat/completions",
+        "chat m",
+        "recording /chat/completions",
         "execute_tool look_up",
     }
     parents = {
         "invoke_agent agent": "invoke_agent outer",
-        "openai.chat": "invoke_agent agent",
-        "exchange /chat/completions": "openai.chat",
+        "chat m": "invoke_agent agent",
+        "recording /chat/completions": "chat m",
         "execute_tool look_up": "invoke_agent agent",
     }
     for child, parent in parents.items():
         assert spans[child].parent_span_id == spans[parent].span_id
-    attributes: dict[str, Any] = dict(spans["openai.chat"].attributes)
+    attributes: dict[str, Any] = dict(spans["chat m"].attributes)
     assert attributes["gen_ai.operation.name"] == "chat"
     assert '"hi"' in attributes["gen_ai.input.messages"]
     assert '"You said: hi"' in attributes["gen_ai.output.messages"]

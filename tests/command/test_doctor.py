@@ -507,10 +507,12 @@ def test_the_command_without_a_set_up(capsys: pytest.CaptureFixture[str]):
     ("options", "said"),
     [
         ({}, "on LLM spans and on exchange spans"),
+        ({"content": "new"}, "each LLM span shows what is new in its call"),
+        ({"content": "full"}, "Each LLM span shows a whole conversation"),
         ({"content": "none"}, "on no span that is exported"),
         ({"redact": bytes.lower}, "redacted"),
     ],
-    ids=["full", "none", "redact"],
+    ids=["default", "new", "full", "none", "redact"],
 )
 def test_doctor_says_which_spans_have_content(options: Any, said: str):
     """Each rule for content is told, and none of them is a problem."""

@@ -125,7 +125,7 @@ def test_damaged_lines_are_reported(recorded: Recording, tmp_path: Path, capsys:
 def test_spans_of_others_alone(recorded: Recording, tmp_path: Path, capsys: Any):
     """Traces of other instrumentations are read where that is asked for; else there is a hint."""
     source = tmp_path / "spans"
-    foreign = [span for span in recorded.spans if span.name == "openai.chat"]
+    foreign = [span for span in recorded.spans if span.name == "chat m"]
     source.write_text("".join(to_json_line([span]) for span in foreign))
     assert export(str(source), "-o", str(tmp_path / "rows")) == 1
     assert "try --infer-rollouts" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_spans_are_spread_over_sources(
 
 def test_what_is_missing_is_in_the_summary(recorded: Recording, tmp_path: Path, capsys: Any):
     """Warnings are counted by what they say."""
-    kept = [span for span in recorded.spans if not span.name.startswith("exchange")]
+    kept = [span for span in recorded.spans if not span.name.startswith("recording")]
     source = written(tmp_path / "spans.jsonl", lines(kept))
     assert main(["rebuild", source, "-o", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().err.splitlines()[2:] == [
@@ -190,7 +190,7 @@ def test_the_output_may_be_a_source_a_link_or_a_pipe(recorded: Recording, tmp_pa
 
 def test_nothing_to_rebuild(recorded: Recording, tmp_path: Path, capsys: Any):
     """Spans of other libraries alone give no trajectory, and a hint; with it, they give one."""
-    foreign = [span for span in recorded.spans if span.name == "openai.chat"]
+    foreign = [span for span in recorded.spans if span.name == "chat m"]
     assert len(foreign) == 2
     source = written(tmp_path / "spans.jsonl", lines(foreign))
     assert main(["rebuild", source, "-o", str(tmp_path / "out")]) == 0

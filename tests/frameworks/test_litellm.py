@@ -303,7 +303,7 @@ async def test_calls_without_a_completion(
         await done(handler.close())
     trajectory = replayed(recording)
     (span,) = exchange_spans(recording)
-    assert span.name == "exchange /embeddings"
+    assert span.name == "recording /embeddings"
     assert attribute(span, "status") == "complete"
     assert trajectory.completions == []
     assert trajectory.warnings == []

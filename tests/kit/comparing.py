@@ -35,7 +35,7 @@ def replayed(recording: Recording) -> Trajectory:
 
 
 def exchange_spans(recording: Recording) -> list[ReadableSpan]:
-    return recording.spans_named("exchange")
+    return recording.spans_named("recording")
 
 
 def attribute(span: ReadableSpan, name: str) -> Any:
@@ -65,3 +65,28 @@ def everything(recording: Recording) -> str:
             events = [[event.name, dict(event.attributes or {})] for event in span.events]
             texts.append(repr([dict(span.attributes or {}), events, span.status.description]))
     return "\n".join(texts)
+
+
+MICROSECOND = 1_000
+
+
+def without_times(data: Any) -> Any:
+    """JSON of a trajectory without its times."""
+    if isinstance(data, list):
+        return [without_times(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    return {
+        key: "a time" if key.endswith("_ns") and value else without_times(value)
+        for key, value in data.items()
+    }
+
+
+def assert_equal_to_microseconds(found: list[Trajectory], live: list[Trajectory]) -> None:
+    """Equal in everything but times, and in these to the microsecond."""
+    found, live = (sorted(each, key=lambda t: t.id) for each in (found, live))
+    assert [without_times(t.to_dict()) for t in found] == [without_times(t.to_dict()) for t in live]
+    for mine, theirs in zip(found, live, strict=True):
+        assert abs(mine.start_time_ns - theirs.start_time_ns) <= MICROSECOND
+        for one, other in zip(mine.completions, theirs.completions, strict=True):
+            assert abs(one.start_time_ns - other.start_time_ns) <= MICROSECOND

@@ -141,7 +141,7 @@ def _keeps_lengths(before: SpanRecord, after: SpanRecord) -> bool:
     checked = str(before.attributes.get(sc.CHECKSUMS, ""))
     return any(
         len(str(after.attributes.get(key))) == len(str(value))
-        and f'"{key.removeprefix(sc.PREFIX)}"' not in checked
+        and f"{key.removeprefix(sc.PREFIX)}:" not in checked
         for key, value in before.attributes.items()
         if after.attributes.get(key) != value
     )

@@ -89,7 +89,7 @@ def llm(recording: Recording) -> list[ReadableSpan]:
     return [
         span
         for span in recording.spans
-        if not span.name.startswith(("exchange", "invoke_agent", "execute_tool"))
+        if not span.name.startswith(("recording", "invoke_agent", "execute_tool"))
     ]
 
 

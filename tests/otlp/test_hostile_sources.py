@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.otlp import jaeger, lines, read, read_json, read_json_lines
+from otel_rollout.otlp import http, jaeger, lines, read, read_json, read_json_lines
 
 
 def span(number: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_an_answer_of_jaeger_ends(monkeypatch: pytest.MonkeyPatch):
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(TimeoutError, match="took too long"):
             jaeger.read_jaeger(url, "a" * 32, timeout=0.05)
-        monkeypatch.setattr(jaeger, "_LONGEST", 5000)
+        monkeypatch.setattr(http, "LONGEST", 5000)
         with pytest.raises(SpanFormatError, match="more than 5000 bytes"):
             jaeger.read_jaeger(url, "a" * 32)
         server.shutdown()

@@ -34,7 +34,7 @@ def spans(recording: Recording, clients: Clients) -> list[SpanRecord]:
         del process_state.rollouts[trajectory.id]
         with continue_rollout(carrier) as part:
             ask("there")
-    records = [as_record(span) for span in recording.spans if span.name != "openai.chat"]
+    records = [as_record(span) for span in recording.spans if span.name != "chat m"]
     assert len(part.spans) == 2
     (whole,) = reconstruct(records)
     assert whole.warnings == []

@@ -68,7 +68,7 @@ def test_parallel_calls(recording: Recording, clients: Clients, stream: bool):
         ("add", "call_1", '{"a": 1}', "3"),
         ("look_up", "call_2", "{}", "x"),
     ]
-    first, second = recording.spans_named("exchange")
+    first, second = recording.spans_named("recording")
     (root,) = recording.spans_named("invoke_agent")
     for span in recording.spans_named("execute_tool"):
         assert span.start_time

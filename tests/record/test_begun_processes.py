@@ -138,7 +138,7 @@ def test_a_process_outside_is_in_no_rollout(
     assert recording.trajectory.warnings == [NO_CALL]
     for name in ("before", "judge"):
         spans = saved(tmp_path / name)
-        assert not [span for span in spans if span.name.startswith(("exchange", "continue"))]
+        assert not [span for span in spans if span.name.startswith(("recording", "continue"))]
 
 
 @pytest.mark.parametrize(

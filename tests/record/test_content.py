@@ -116,10 +116,10 @@ def test_no_content_leaves_the_process(clients: Clients, instrumentor: Any):
     assert {span.name for span in recording.spans} >= {
         "invoke_agent agent",
         "execute_tool look",
-        "evaluate late",
-        *(["openai.chat"] if instrumentor else []),
+        "evaluate rollout: reward late",
+        *(["chat m"] if instrumentor else []),
     }
-    assert recording.spans_named("exchange") == []
+    assert recording.spans_named("recording") == []
 
 
 @NOT_EXPORTED
@@ -158,7 +158,7 @@ def test_content_is_on_the_spans_by_default(clients: Clients):
     """Without switches, prompts and replies are on the LLM spans and on the exchange spans."""
     recording = run(clients)
     names = [s.name for s in recording.spans if MARK in s.to_json()]
-    assert {"openai.chat", "exchange /chat/completions", "execute_tool look"} <= set(names)
+    assert {"chat m", "recording /chat/completions", "execute_tool look"} <= set(names)
 
 
 @NOT_EXPORTED
@@ -377,7 +377,7 @@ def test_errors_with_status_200_are_content(clients: Clients, options: Any, repl
     client = clients.sync(clients.serve(reply))
     with rollout("agent"):
         client.chat.completions.create(model="m", messages=ASKED)
-    assert "openai.chat" in [span.name for span in recording.spans]
+    assert "chat m" in [span.name for span in recording.spans]
     assert MARK[:3] not in text_of(recording.spans).replace("x" * 195, "")
     if "redact" in options:
         text = json.dumps(recording.trajectory.to_dict()).replace("x" * 195, "")

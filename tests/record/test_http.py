@@ -209,7 +209,7 @@ async def test_attempts_of_every_kind(
     assert [wire.status for wire in server.exchanges] == [500, 429, 200]
     assert (exchange.attempts, exchange.status_code, exchange.status) == (5, 200, "complete")
     assert same(exchange.request(), json.loads(server.exchanges[0].request))
-    (span,) = recording.spans_named("exchange")
+    (span,) = recording.spans_named("recording")
     events = [(event.name, (event.attributes or {}).get("http_status")) for event in span.events]
     assert events == [("retry", status) for status in (500, None, 429, None)]
 

@@ -43,6 +43,7 @@ from otel_rollout.export import (
 from otel_rollout.export.group_rows import Tally, item_of_trajectory, rows_of
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.uncaptured import note_outside, note_uncaptured
+from otel_rollout.spans import numbers_of
 from otel_rollout.testing import Reply
 from tests.kit.recording import Clients, Recording
 from tests.record.rollouts import ask, user
@@ -209,7 +210,7 @@ def test_without_the_rollouts_span_nothing_is_known(recording: Recording, client
     client = clients.sync(clients.serve("hi"))
     with rollout("agent"):
         ask(client, user("a"))
-    (trajectory,) = reconstruct(recording.spans_named("exchange"))
+    (trajectory,) = reconstruct(recording.spans_named("recording"))
     assert not empty(trajectory)
     assert trajectory.missing_calls == trajectory.warnings[:1]
 
@@ -222,7 +223,7 @@ def test_spans_of_earlier_versions_say_nothing(recording: Recording):
     (span,) = recording.spans
     attributes = dict(span.attributes or {})
     del attributes[sc.ROLLOUT_NESTED_COUNT]
-    lengths = json.loads(str(attributes[sc.LENGTHS]))
+    lengths = numbers_of(attributes[sc.LENGTHS])
     kept = {key: length for key, length in lengths.items() if "nested_count" not in key}
     span._attributes = {**attributes, sc.LENGTHS: dumps(kept)}
     (trajectory,) = reconstruct([span])

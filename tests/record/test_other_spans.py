@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import otel_rollout
 from otel_rollout import no_capture, rollout
+from otel_rollout import semconv as sc
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.uncaptured import note_uncaptured
 from tests.kit.recording import Clients, Recording
@@ -189,3 +193,43 @@ def test_several_libraries_draw_a_captured_call(recording: Recording, clients: C
         with tracer(recording, "one").start_as_current_span("chat gemini", attributes=CHAT):
             pass
     assert trajectory.missing_calls == [counted(1, "one")]
+
+
+def marked(recording: Recording) -> dict[str, bool]:
+    """Whether each span says that an exchange span has its call, by name."""
+    return {
+        span.name: (span.attributes or {}).get(sc.HAS_EXCHANGE) is True for span in recording.spans
+    }
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_span_of_a_captured_call_says_so(recording: Recording, clients: Clients, late: bool):
+    """All that draw the call, whenever they say what they are; and no span of another kind."""
+    client = clients.sync(clients.serve(["a", "b"]))
+    framework = tracer(recording)
+    given = {} if late else CHAT
+    with rollout("agent"), framework.start_as_current_span("chain"):
+        with framework.start_as_current_span("captured", attributes=given) as span:
+            span.set_attributes(CHAT)
+            ask(client, user("a"))
+        with framework.start_as_current_span("not captured", attributes=given) as span:
+            span.set_attributes(CHAT)
+        ask(client, user("a"))  # drawn by the instrumentor
+    spans = marked(recording)
+    assert spans["captured"]
+    assert not spans["not captured"]
+    assert not spans["chain"]
+    assert sum(spans.values()) == 2
+
+
+def test_a_call_that_is_not_exported_is_not_marked(clients: Clients):
+    """Without content no exchange span is exported: no other span has the call."""
+    memory = InMemorySpanExporter()
+    provider = otel_rollout.configure("tests", content="none")
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    with rollout("agent"):
+        ask(clients.sync(clients.serve("a")), user("a"))
+    otel_rollout.shutdown()
+    spans = memory.get_finished_spans()
+    assert len(spans) == 2
+    assert not any(sc.HAS_EXCHANGE in (span.attributes or {}) for span in spans)

@@ -384,7 +384,7 @@ def test_set_up_by_hand(provider: TracerProvider, clients: Clients):
     assert [m["content"] for m in trajectory.messages()] == ["a", "You said: a"]
     assert trajectory.warnings == []
     names = [span.name for span in spans.get_finished_spans()]
-    assert names == ["exchange /chat/completions", "openai.chat", "invoke_agent x", "openai.chat"]
+    assert names == ["recording /chat/completions", "openai.chat", "invoke_agent x", "openai.chat"]
     assert reconstruct(spans.get_finished_spans()) == [trajectory]
 
 

@@ -113,7 +113,7 @@ def test_the_event_of_the_conventions(recording: Recording, clients: Clients):
         },
         {"span": "invoke_agent x", name: "format", value: 0.5},
         {"span": "invoke_agent x", name: "reward", value: 0.2, "gen_ai.response.id": "resp-1"},
-        {"span": "evaluate late", name: "late", value: 3.0},
+        {"span": "evaluate rollout: reward late", name: "late", value: 3.0},
     ]
 
 
@@ -125,7 +125,7 @@ def test_a_reward_after_the_end(recording: Recording):
     trajectory.reward = 0.7
     (span,) = recording.spans_named("evaluate")
     root = recording.spans_named("invoke_agent")[0]
-    assert span.name == "evaluate reward"
+    assert span.name == "evaluate rollout: reward"
     assert span.context is not None
     assert root.context is not None
     assert span.parent is not None

@@ -47,7 +47,10 @@ def test_with_the_same_secret_it_is_continued(
     with continue_rollout(carrier) as part:
         ask(clients, clients.serve("hello"))
         assert propagate()["baggage"].count("rollout.proof") == 1
-    assert {span.name for span in part.spans} == {"exchange /chat/completions", "continue_rollout"}
+    assert {span.name for span in part.spans} == {
+        "recording /chat/completions",
+        "continue_rollout in another process",
+    }
     (rebuilt,) = reconstruct([*map(as_record, recording.spans), *part.spans])
     assert [c.policy_version for c in rebuilt.completions] == ["v é"]
 

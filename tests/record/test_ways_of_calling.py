@@ -324,7 +324,7 @@ async def test_an_image_is_stored_once(
     (history,) = trajectory.histories
     assert history.messages()[0]["content"] == PARTS
     assert len(history.completions) == 8
-    spans = [dict(span.attributes or {}) for span in recording.spans_named("exchange")]
+    spans = [dict(span.attributes or {}) for span in recording.spans_named("recording")]
     assert sum(count(attributes, IMAGE) for attributes in spans) == 2
     assert count(trajectory.to_dict(), IMAGE) == 1
     images = {id(c.exchange.prompt and [*c.exchange.prompt][-1]) for c in trajectory.completions}

@@ -15,7 +15,8 @@ import otel_rollout.spans.writer as writer_module
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
 from otel_rollout.spans.reader import ExchangeReader
-from otel_rollout.spans.record import SpanRecord, as_record, with_lengths
+from otel_rollout.spans.record import SpanRecord, as_record
+from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 from otel_rollout.wire.messages import path_messages
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans.record import SpanRecord, with_lengths
+from otel_rollout.spans.record import SpanRecord
+from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 
 pytestmark = pytest.mark.slow

@@ -177,7 +177,7 @@ def test_an_added_apis_conversation_is_written_once(
     client = clients.sync(clients.serve(routes=ROUTES))
     with rollout("agent"):
         talk(client, "/again/made-up")
-    spans = recording.spans_named("exchange")
+    spans = recording.spans_named("recording")
     assert [(s.attributes or {})["rollout.exchange.request.key"] for s in spans] == ["dialogue"] * 2
     assert len({c.context_key for c in recording.trajectory.completions} - {b""}) == 1
 
@@ -188,7 +188,7 @@ def test_an_unknown_api_has_no_completions(recording: Recording, clients: Client
     with rollout("agent"):
         talk(client, "/streamed/made-up")
     assert recording.trajectory.completions == []
-    assert len(recording.spans_named("exchange")) == 2
+    assert len(recording.spans_named("recording")) == 2
 
 
 # --- paths and members

@@ -37,5 +37,12 @@ def content() -> Iterator[Finding]:
             "ok",
             "content",
             "prompts and replies are on LLM spans and on exchange spans, which go to every span "
-            "exporter, and in trajectories",
+            "exporter, and in trajectories" + _SHOWS[rule.shows],
         )
+
+
+_SHOWS = {
+    "new": ". In a rollout each LLM span shows what is new in its call; configure(content='full') "
+    "shows whole conversations",
+    "full": ". Each LLM span shows a whole conversation",
+}

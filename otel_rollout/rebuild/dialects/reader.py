@@ -89,6 +89,7 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
         call = Call("/chat/completions", {})
         call.miss(f"it is not as {dialect.name} writes it ({error!r})", prompt=True)
     check_flags(span, call)
+    _check_elided(span, call)
     unknown = frozenset(key for key in span.cut if key.startswith(_READ) or key in _TIMES)
     for sentence in absent(replace(span, cut=unknown)):
         call.miss(sentence, prompt=True)
@@ -99,6 +100,20 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
         call.reply = None
     check_roles(call)
     return call
+
+
+def _check_elided(span: SpanRecord, call: Call) -> None:
+    """Note what we left out of the span because earlier ones show it; the rest is no request."""
+    for name, what in ((sc.ELIDED_MESSAGES, "messages"), (sc.ELIDED_TOOLS, "tool definitions")):
+        count = span.integer(name)
+        if count:
+            call.miss(
+                f"its span leaves out {count} {what} that earlier LLM spans show "
+                f"({name}): only an exchange span has its whole request",
+                prompt=True,
+            )
+            for key in ("messages", "prompt", "input"):
+                call.request.pop(key, None)
 
 
 _SAID = ("choices", "output", "content")

@@ -174,7 +174,7 @@ async def test_what_does_not_generate_is_an_exchange_without_completion(
     assert trajectory.histories == []
     assert trajectory.warnings == []
     assert [span.name for span in exchange_spans(recording)] == [
-        "exchange /v1/messages/count_tokens",
-        "exchange /v1/messages/batches",
+        "recording /v1/messages/count_tokens",
+        "recording /v1/messages/batches",
     ]
     assert all(attribute(span, "status") == "complete" for span in exchange_spans(recording))

@@ -88,7 +88,7 @@ async def test_the_garbage_collector_ends_no_span_inside_another(
 
     await caller.run(script(caller.client(clients, clients.serve(SLOW))))
     await collect_garbage()
-    ours = [name for name in collecting.reentered if name.startswith(("exchange", "invoke"))]
+    ours = [name for name in collecting.reentered if name.startswith(("recording", "invoke"))]
     assert ours == []
     trajectory = replayed(recording)
     assert [c.status for c in trajectory.completions] == ["abandoned", "complete", "complete"]

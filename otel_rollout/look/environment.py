@@ -1,0 +1,69 @@
+"""The OTLP exporter that the environment asks for, as any OpenTelemetry program reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_PROTOCOL,
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
+)
+from opentelemetry.sdk.trace.export import SpanExporter
+
+from otel_rollout.errors import ConfigurationError
+
+_CODES_VARIABLE = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_RETRYABLE_ERROR_CODES"
+_CODES = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")
+"""The codes after which the exporter sends again, less RESOURCE_EXHAUSTED: it was too large."""
+
+
+def otlp_exporters() -> list[SpanExporter]:
+    """The OTLP exporter that the OTEL_* variables ask for; [] if none."""
+    names = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")
+    if "otlp" not in [name.strip() for name in names]:
+        return []
+    if not (
+        os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT)
+        or os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
+    ):
+        return []
+    protocol = (
+        os.environ.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL)
+        or os.environ.get(OTEL_EXPORTER_OTLP_PROTOCOL)
+        or "http/protobuf"
+    ).strip()
+    package = {
+        "http/protobuf": "opentelemetry.exporter.otlp.proto.http",
+        "grpc": "opentelemetry.exporter.otlp.proto.grpc",
+    }.get(protocol)
+    if package is None:
+        raise ConfigurationError(
+            f"{OTEL_EXPORTER_OTLP_PROTOCOL}: expected 'http/protobuf' or 'grpc', got {protocol!r}"
+        )
+    try:
+        made: Callable[..., SpanExporter] = import_module(
+            f"{package}.trace_exporter"
+        ).OTLPSpanExporter
+    except ImportError:
+        raise ConfigurationError(
+            f"{OTEL_EXPORTER_OTLP_PROTOCOL}={protocol} needs the package "
+            f"opentelemetry-exporter-otlp-proto-grpc: install it, or use http/protobuf"
+        ) from None
+    return [made(**_retries(made))]
+
+
+def _retries(made: Callable[..., SpanExporter]) -> dict[str, Any]:
+    """What an OTLP exporter over gRPC is told not to send again: a request that is too large.
+
+    It would try for ten seconds, with all other spans behind it. Older ones cannot be told.
+    """
+    if "retryable_error_codes" not in signature(made).parameters or os.environ.get(_CODES_VARIABLE):
+        return {}
+    codes = import_module("grpc").StatusCode
+    return {"retryable_error_codes": [codes[name] for name in _CODES]}

@@ -1,0 +1,202 @@
+"""Requests of spans that receivers take: small enough, and in parts where one is refused.
+
+A batch processor counts spans, but receivers limit bytes, and all spans of a refused request are
+lost. What exporters give back does not say why they failed: so an empty request is sent after a
+failure. If that one is taken, the receiver is there and has refused what was in the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.otlp.sizes import cut_to, size_of
+
+logger = logging.getLogger("otel_rollout")
+
+_MIB = 1 << 20
+_MAX_BYTES = 3 * _MIB
+"""Several spans together: below the 4 MiB of gRPC, also where the receiver passes them on."""
+_LIMITS = (20 * _MIB, 4 * _MIB, _MIB, _MIB // 4, _MIB // 16, _MIB // 64)
+"""Usual limits of a request: OTLP over HTTP, gRPC, a web server; then whatever is smaller."""
+_SMALL = _LIMITS[-1]
+"""Bytes that no receiver refuses."""
+_TRIES = 3
+"""Spans that are refused one by one before the receiver counts as away, if it has taken none."""
+_SECONDS = 60.0
+"""Time for the parts of one refused request; an exporter may need ten seconds for each failure."""
+
+
+class SplittingSpanExporter(SpanExporter):
+    """Passes spans on to `exporter` in requests that its receiver takes.
+
+        provider.add_span_processor(BatchSpanProcessor(SplittingSpanExporter(OTLPSpanExporter())))
+
+    The queues that `configure` makes do this already. A request that is refused though the receiver
+    is there is sent again in halves, and further ones are smaller. A single span that is refused is
+    cut: its attribute `rollout.cut_attributes` says which texts were cut, and the log that it was.
+
+    max_bytes: bytes of a request, at most; a single span that is larger is cut to it. None
+        (default): 3 MiB, and a single span that is larger is sent as it is, and cut if it is
+        refused, since receivers differ: by default 4 MiB over gRPC, 20 MiB over HTTP.
+    """
+
+    def __init__(self, exporter: SpanExporter, max_bytes: int | None = None) -> None:
+        if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
+            raise ConfigurationError(
+                f"SplittingSpanExporter(max_bytes=...): expected a number of bytes, got "
+                f"{max_bytes!r}; None is 3 MiB, and larger spans as the receiver takes them"
+            )
+        self._exporter = exporter
+        self._given_bytes = max_bytes
+        self._max_bytes = _MAX_BYTES if max_bytes is None else max_bytes
+        self._largest = max_bytes
+        """Bytes of the largest span that is sent as it is. None: no span was refused so far."""
+        self._cut_bytes = max_bytes
+        """Bytes to which larger spans are cut. None: no span was refused so far."""
+        self._cut = 0
+        """Spans that were cut."""
+        self._refused = 0
+        """Spans that the receiver did not take in any form, but others that were with them."""
+        self._deadline = 0.0
+        """When no further parts of a refused request are sent."""
+        self._took = 0
+        """Spans of it that were taken."""
+        self._suspects: list[ReadableSpan] = []
+        """Spans of it that were refused each in a request of its own."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send every span. FAILURE if any of them did not arrive."""
+        refused = self._refused
+        away = [span for batch in self._batches(spans) for span in self._send(batch)]
+        failed = away or self._refused > refused
+        return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
+
+    def _batches(self, spans: Iterable[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
+        batch: list[ReadableSpan] = []
+        total = 0
+        for span in spans:
+            size = size_of(span)
+            if batch and total + size > self._max_bytes:
+                yield batch
+                batch, total = [], 0
+            batch.append(span)
+            total += size
+        if batch:
+            yield batch
+
+    def _send(self, batch: list[ReadableSpan]) -> list[ReadableSpan]:
+        """Send spans in one request, in parts if it is refused.
+
+        The spans that did not arrive since the receiver is away, or takes none at all; they may be
+        sent again. Those that it refuses, and not their neighbours, are counted in `_refused`.
+        """
+        if len(batch) == 1 and self._largest is not None and size_of(batch[0]) > self._largest:
+            batch = [self._shortened(batch[0])]
+        if self._takes(batch):
+            return []
+        is_small = len(batch) == 1 and size_of(batch[0]) <= _SMALL
+        if is_small or not self._takes([]):
+            return batch
+        if len(batch) == 1:
+            return [] if self._send_shortened(batch[0]) else batch
+        self._deadline = time.monotonic() + _SECONDS
+        self._took, self._suspects = 0, []
+        away = self._send_halves(batch)
+        if not self._took:
+            return batch  # the receiver takes nothing now, whatever is in it
+        for span in self._suspects:
+            if not self._takes([]):
+                away.append(span)
+            elif not self._send_shortened(span):
+                self._refused += 1
+        return away
+
+    def _send_halves(self, batch: list[ReadableSpan]) -> list[ReadableSpan]:
+        """Send spans of which a request was refused in smaller ones; those that may be sent again.
+
+        Single spans that are refused become `_suspects`.
+        """
+        suspects, away = len(self._suspects), list[ReadableSpan]()
+        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+            if self._takes(half):
+                continue
+            if len(half) == 1:
+                self._suspects += half
+            elif self._is_hopeless() or not self._takes([]):
+                away += half
+            else:
+                away += self._send_halves(half)
+        if not away and len(self._suspects) == suspects:
+            self._max_bytes = min(self._max_bytes, max(sum(map(size_of, batch)) // 2, _SMALL))
+        return away
+
+    def _is_hopeless(self) -> bool:
+        """True if no further parts should be sent now."""
+        takes_none = not self._took and len(self._suspects) >= _TRIES
+        return takes_none or time.monotonic() > self._deadline
+
+    def _takes(self, spans: list[ReadableSpan]) -> bool:
+        try:
+            result = self._exporter.export(spans)
+        except OSError as error:  # SDK 1.38 raises that a connection was refused
+            if spans:
+                logger.warning("%s did not export %d spans: %s", self, len(spans), error)
+            return False
+        if result is SpanExportResult.FAILURE:
+            return False
+        self._took += len(spans)
+        return True
+
+    def _send_shortened(self, span: ReadableSpan) -> bool:
+        """Send a span that was refused: once more as it is, then cut to one limit after another."""
+        if self._takes([span]):
+            return True  # the receiver was away before
+        size = size_of(span)
+        for max_bytes in (limit - limit // 16 for limit in _LIMITS):
+            cut = cut_to(span, max_bytes)
+            if cut is not span and self._takes([cut]):
+                self._largest = min(size - 1, self._largest or size)
+                self._max_bytes = min(self._max_bytes, self._largest)
+                self._cut_bytes = max_bytes
+                self._say_cut(span, max_bytes)
+                return True
+        return False
+
+    def _shortened(self, span: ReadableSpan) -> ReadableSpan:
+        """The span cut to what the receiver takes."""
+        max_bytes = self._cut_bytes or size_of(span)
+        cut = cut_to(span, max_bytes)
+        if cut is not span:
+            self._say_cut(span, max_bytes)
+        return cut
+
+    def _say_cut(self, span: ReadableSpan, max_bytes: int) -> None:
+        """Count a span that was cut; the first is logged."""
+        self._cut += 1
+        if self._cut == 1:
+            logger.warning(
+                "%s: the span %r of %d bytes is larger than its receiver takes, and was cut to %d: "
+                "what is rebuilt from there is incomplete, and says so. Further ones are not "
+                "logged. Raise the limit of the receiver (collector-config.yaml shows where)",
+                self,
+                span.name,
+                size_of(span),
+                max_bytes,
+            )
+
+    def __str__(self) -> str:
+        return type(self._exporter).__name__
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Flush the wrapped exporter."""
+        return self._exporter.force_flush(timeout_millis)
+
+    def shutdown(self) -> None:
+        """Shut the wrapped exporter down."""
+        self._exporter.shutdown()

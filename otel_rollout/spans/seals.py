@@ -1,0 +1,137 @@
+"""Lengths and checksums of a span's attributes, which show what was cut or changed on the way.
+
+They are written as `name:number,name:number;`: some stores parse texts that are JSON and give back
+objects. Earlier versions wrote JSON objects, which are still read, as text or as such an object. An
+object in the place of a text that was written is that text again if it is as long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from typing import Any
+from zlib import crc32
+
+from otel_rollout import semconv as sc
+from otel_rollout.wire import dumps, loads
+
+_END = ";"
+"""Last character, which no JSON ends with: a text that was cut lacks it."""
+_ESCAPES = {"%": "%25", ",": "%2C", ":": "%3A", _END: "%3B"}
+"""Characters of names that would end an entry; `%` is escaped first, and read back last."""
+_entries = re.compile("([^,:;]*):([0-9]+)[,;]").findall
+_SUMMED = frozenset(
+    (
+        *(sc.ROLLOUT_REWARDS, sc.ROLLOUT_APPENDED, sc.REWARD),
+        *(sc.REQUEST_KEY, sc.REQUEST_PARAMS, sc.REQUEST_RAW, sc.REQUEST_DIGEST),
+        *(sc.REQUEST_SHARED, sc.RESPONSE_ID, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS),
+        sc.RESPONSE_PROMPT_IDS,
+    )
+)
+"""Texts that decide what trains; messages and long parameters have digests of their own."""
+
+
+def with_lengths(
+    attributes: Mapping[str, Any], before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The last attributes of a span of ours, with the lengths of all and checksums of some.
+
+    `before`: those that were set earlier.
+    """
+    every = {**before, **attributes} if before else attributes
+    sums = [
+        f"{_short(key)}:{_checksum(value)}"
+        for key, value in every.items()
+        if key in _SUMMED and isinstance(value, str)
+    ]
+    if sums:
+        attributes = {**attributes, sc.CHECKSUMS: ",".join(sums) + _END}
+        every = {**every, sc.CHECKSUMS: attributes[sc.CHECKSUMS]}
+    lengths = [
+        f"{_short(key)}:{len(value) if isinstance(value, str) else len(str(value))}"
+        for key, value in every.items()
+        if isinstance(value, str | int)
+    ]
+    return {**attributes, sc.LENGTHS: ",".join(lengths) + _END}
+
+
+def numbers_of(written: object) -> dict[str, int]:
+    """The numbers by the whole names of attributes. ValueError if this cannot be read."""
+    if isinstance(written, str) and written.endswith(_END):
+        entries = _entries(written)
+        if not len(entries) == written.count(":") == written.count(",") + 1:
+            raise ValueError(f"expected name:number,name:number{_END} got {written!r:.80}")
+        return {_name(name): int(number) for name, number in entries}
+    try:
+        found = loads(written) if isinstance(written, str) else written
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(found, Mapping) or not all(map(_is_number, found.values())):
+        raise ValueError(f"expected lengths or checksums of attributes, got {written!r:.80}")
+    return {_whole(name): number for name, number in found.items()}
+
+
+def of_other_lengths(attributes: Mapping[str, Any], lengths: Mapping[str, int]) -> set[str]:
+    """Names of attributes that are not as long as they were."""
+    return {name for name, length in lengths.items() if _length(attributes.get(name)) != length}
+
+
+def of_other_checksums(attributes: Mapping[str, Any], written: object) -> set[str]:
+    """Names of texts that are not those that were written. ValueError as `numbers_of` raises."""
+    return {
+        name
+        for name, checksum in numbers_of(written).items()
+        if isinstance(value := attributes.get(name), str) and _checksum(value) != checksum
+    }
+
+
+def as_written(attributes: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, Any]:
+    """The attributes with JSON texts in the place of the objects that a store made of them."""
+    texts = dict(attributes)
+    for name, length in lengths.items():
+        value = texts.get(name)
+        if isinstance(value, dict | list):
+            try:
+                text = dumps(value)
+            except (TypeError, ValueError, RecursionError):  # such as bytes in it
+                continue
+            if len(text) == length:
+                texts[name] = text
+    return texts
+
+
+def _checksum(text: str) -> int:
+    return crc32(text.encode("utf-8", "surrogatepass"))
+
+
+@cache
+def _short(key: str) -> str:
+    """The name without the prefix of ours, and with escapes."""
+    name = key.removeprefix(sc.PREFIX) if key.startswith(f"{sc.PREFIX}.") else key
+    for character, escape in _ESCAPES.items():
+        name = name.replace(character, escape)
+    return name
+
+
+@lru_cache(4096)  # anybody's names
+def _name(short: str) -> str:
+    """The whole name that was shortened."""
+    for character, escape in reversed(_ESCAPES.items()):
+        short = short.replace(escape, character)
+    return _whole(short)
+
+
+def _whole(name: str) -> str:
+    return sc.PREFIX + name if name.startswith(".") else name
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int)
+
+
+def _length(value: object) -> int | None:
+    """Characters of a value as text; None for a float, which stores write in ways of their own."""
+    if isinstance(value, str):
+        return len(value)
+    return len(str(value)) if isinstance(value, int) else None

@@ -1,0 +1,175 @@
+"""What a reply says and how many tokens it counts, without parsing it whole.
+
+Log-probabilities and token ids are most of a reply that is trained on, and nobody looks at them
+here. Pure. What is not found is None: a glance never fails and never guesses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from otel_rollout.wire.api import ModelApi
+from otel_rollout.wire.apis import api_of, merge
+from otel_rollout.wire.json import Json, scan
+from otel_rollout.wire.shown import shown_message
+from otel_rollout.wire.sse import try_loads
+
+_WHOLE = 1 << 14
+"""Characters of a reply that are parsed whole."""
+_USAGE = 1 << 10
+"""Bytes in which a reply counts its tokens."""
+_TRIES = 4
+"""The last places in which a count is looked for: chunks may have `null` there."""
+_LAST = 1 << 14
+"""Bytes at the end of a stream that have its last counts."""
+_value = re.compile(r"\s*:\s*(?=\{)").match
+_numbers = re.compile(
+    rb'"(prompt_eval_count|eval_count|tokens_evaluated|tokens_predicted)"\s*:\s*(\d{1,15})\b'
+).findall
+_choice = re.compile(
+    r'"choices"\s*:\s*\[\s*\{\s*(?:"index"\s*:\s*0\s*,\s*)?"message"\s*:\s*'
+).search
+_NEXT_CHOICE = ('"index":1,', '"index": 1,')
+
+
+class TokenCounts(NamedTuple):
+    """How many tokens a server counted for one call."""
+
+    input: int
+    """Tokens of the prompt, those that were read from a cache included."""
+    output: int
+    """Tokens that were sampled."""
+    cached: int | None
+    """Tokens of the prompt that were read from a cache. None: not told."""
+
+
+def token_counts(body: bytes, path: str, *, events: bool) -> TokenCounts | None:
+    """The token counts in a reply, or in the events of one; None where it does not say both.
+
+    path: where it was asked for. events: True if they are events, of which the last ones count.
+    """
+    api = api_of(path)
+    if api is None:
+        return None
+    said: dict[str, Json] = {}
+    for found in _objects(body, f'"{api.usage_name}"'.encode(), _LAST if events else len(body)):
+        # A stream may count the prompt in its first event, and the reply in its last.
+        if said:
+            said = {**found, **{name: count for name, count in said.items() if count is not None}}
+        else:
+            said = found
+        if (counts := _counts(api.usage({api.usage_name: said}) or {})) is not None:
+            return counts
+    numbers = {name.decode(): int(count) for name, count in _numbers(body[-_USAGE:])}
+    return _counts(api.usage(numbers) or {}) if numbers else None
+
+
+def _objects(body: bytes, name: bytes, length: int) -> Iterator[dict[str, Json]]:
+    """The objects that are members of this name: the last ones, latest first, then the first.
+
+    length: bytes at the end in which the last ones are.
+    """
+    position = len(body)
+    least = position - length if position > length else 0
+    for _ in range(_TRIES):
+        position = body.rfind(name, least, position)
+        if position < 0:
+            return
+        if (found := _object(body, position + len(name))) is not None:
+            yield found
+    if (first := _object(body, body.find(name) + len(name))) is not None:
+        yield first
+
+
+def _object(body: bytes, start: int) -> dict[str, Json] | None:
+    text = body[start : start + _USAGE].decode("utf-8", "replace")
+    match = _value(text)
+    value = _scanned(text, match.end()) if match else None
+    return value if isinstance(value, dict) else None
+
+
+def _scanned(text: str, start: int) -> Json:
+    try:
+        return scan(text, start)[0]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _counts(usage: dict[str, Json]) -> TokenCounts | None:
+    asked = _first(usage, "prompt_tokens", "input_tokens", "inputTokens")
+    sampled = _first(usage, "completion_tokens", "output_tokens", "outputTokens")
+    if asked is None or sampled is None:
+        return None
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    cached = _first(details, "cached_tokens") if isinstance(details, dict) else None
+    apart = _first(usage, "cache_read_input_tokens")  # Anthropic counts them apart
+    created = _first(usage, "cache_creation_input_tokens") or 0
+    whole = asked + (apart or 0) + created
+    return TokenCounts(whole, sampled, cached if apart is None else apart)
+
+
+def _first(counts: dict[str, Json], *names: str) -> int | None:
+    for name in names:
+        count = counts.get(name)
+        if type(count) is int and count >= 0:
+            return count
+    return None
+
+
+def said_in(body: bytes, path: str, *, events: bool, limit: int) -> str | None:
+    """The text of the first choice of a reply, or of the events of one; None where it has none.
+
+    limit: characters after which a stream is read no further.
+    """
+    api, text = api_of(path), body.decode("utf-8", "replace")
+    if api is None:
+        return None
+    if events:
+        is_one = api.delta_name is not None and not any(mark in text for mark in _NEXT_CHOICE)
+        said = _streamed(text, api.delta_name or "", limit) if is_one else None
+        return said or _of_reply(api, merge(_prefix(text), path=path).body)
+    if len(text) > _WHOLE and (match := _choice(text)):
+        message = _scanned(text, match.end())
+        return shown_message(message, reasoning=False) if isinstance(message, dict) else None
+    return _of_reply(api, try_loads(text))
+
+
+def _streamed(text: str, name: str, limit: int) -> str:
+    """The strings that are members of this name, joined."""
+    mark = f'"{name}":"'
+    if mark not in text:
+        mark = f'"{name}": "'
+    said: list[str] = []
+    length = 0
+    for piece in text.split(mark)[1:]:
+        value = piece[: piece.find('"')]
+        if "\\" in value:
+            value = str(_scanned(f'"{piece}', 0) or "")
+        said.append(value)
+        length += len(said[-1])
+        if length > limit:
+            break
+    return "".join(said)
+
+
+def _prefix(events: str) -> str:
+    """The first events: as many as are parsed whole."""
+    if len(events) <= 4 * _WHOLE:
+        return events
+    cut = events[: 4 * _WHOLE]
+    return cut[: cut.rfind("\n\n") + 2]
+
+
+def _of_reply(api: ModelApi, reply: Json) -> str | None:
+    if not isinstance(reply, dict):
+        return None
+    sampled = next(api.sampled({}, None, reply), None)
+    items = sampled.items if sampled is not None else ()
+    said = [shown_message(item, reasoning=False) for item in items if not _is_silent(item)]
+    return "\n".join(said) or None
+
+
+def _is_silent(item: Json) -> bool:
+    return isinstance(item, dict) and item.get("type") == "reasoning"
