@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from otel_rollout.testing.server import ModelServer
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ModelServer(text, chunk_size=options.chunk_size, port=options.port) as server:
         print(server.base_url, flush=True)
         threading.Thread(target=wait_for_end_of_input, daemon=True).start()
-        stopped.wait()
+        while not stopped.is_set():  # no wait(): a signal that comes just before it does not end it
+            time.sleep(0.05)
     return 0
 
 

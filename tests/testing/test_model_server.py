@@ -623,5 +623,5 @@ def test_command_serves_until_told_to_stop(ending: str):
             process.stdin.close()
         else:
             process.send_signal(signal.SIGTERM if ending == "terminate" else signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == ""
