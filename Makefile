@@ -116,9 +116,9 @@ UV := $(COMPILE) --universal --python-version 3.10
 pins:  ## write requirements/*.txt anew
 	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python $(PIP) uv; }
 	for name in newest openai2 openai1; do \
-		$(UV) --upgrade --extra genai --constraint requirements/overrides/$$name.in -o requirements/$$name.txt || exit 1; \
+		$(UV) --upgrade --extra gateway --extra genai --constraint requirements/overrides/$$name.in -o requirements/$$name.txt || exit 1; \
 	done
-	$(UV) --upgrade --resolution lowest-direct -o requirements/lowest.txt
+	$(UV) --upgrade --extra gateway --resolution lowest-direct -o requirements/lowest.txt
 	$(COMPILE) --upgrade --universal --python-version 3.11 --group pyproject.toml:frameworks \
 		--override requirements/overrides/frameworks.in -o requirements/frameworks.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
