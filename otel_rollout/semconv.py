@@ -99,10 +99,11 @@ EXCEPTION_TYPE: Final = "exception.type"
 EXCEPTION_MESSAGE: Final = "exception.message"
 EXCEPTION_STACKTRACE: Final = "exception.stacktrace"
 EVENT_EXCEPTION: Final = "exception"
+OPERATION_CHAT: Final = "chat"
 OPERATION_EMBEDDINGS: Final = "embeddings"
 OPERATION_TEXT_COMPLETION: Final = "text_completion"
 MODEL_OPERATIONS: Final = (
-    "chat",
+    OPERATION_CHAT,
     OPERATION_TEXT_COMPLETION,
     "generate_content",
     OPERATION_EMBEDDINGS,

@@ -200,6 +200,7 @@ def configure(
         process_state.rollout_secret = rollout_secret
         process_state.tool_spans = tool_spans
         process_state.llm_spans = llm_spans
+        process_state.draws_calls = instrumentor is not None
         process_state.baggage = baggage
         process_state.reward_in_name = reward_in_name
         provider.add_span_processor(processor)
@@ -241,6 +242,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         capture.uninstrument()
         process_state.request_fields = process_state.rollout_secret = None
         process_state.baggage = process_state.reward_in_name = False
+        process_state.draws_calls = False
         if setup.uninstrument is not None:
             setup.uninstrument()
         if setup.threads:

@@ -19,8 +19,8 @@ from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout import semconv as sc
-from otel_rollout.look.prefixes import SMALL, Prefixes, Texts, fingerprint, is_small, stand_before
-from otel_rollout.record import Recent, drawn_calls, guarded, process_state
+from otel_rollout.look.prefixes import SMALL, Prefixes, Texts, fingerprint, is_small
+from otel_rollout.record import Recent, drawn_calls, guarded, process_state, stand_before
 from otel_rollout.wire import Json, dumps, loads
 
 cut_at_source = Recent()
@@ -59,7 +59,9 @@ class Elided:
             return span
         with guarded("an LLM span is exported whole", level=logging.DEBUG):
             scope = span.instrumentation_scope
-            return _elided(span, self._of(rollout_id, scope.name if scope else ""))
+            library = scope.name if scope else ""
+            # A span of our own shows only what is new already.
+            return span if library == sc.SCOPE else _elided(span, self._of(rollout_id, library))
         return span
 
     def _of(self, rollout_id: str, library: str) -> _Shown:

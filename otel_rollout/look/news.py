@@ -23,9 +23,8 @@ from otel_rollout.look.prefixes import (
     is_small,
     item_key,
     members,
-    stand_before,
 )
-from otel_rollout.record import ActiveRollout
+from otel_rollout.record import ActiveRollout, stand_before
 
 
 class Shown:

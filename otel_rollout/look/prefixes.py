@@ -242,12 +242,3 @@ def _size(value: Any, most: int) -> int:
 
 _NAMES = ("role", "type", "id", "call_id", "tool_call_id", "status", "name")
 """Members that are no text."""
-
-
-def stand_before(messages: int, turns: int) -> str:
-    """The text in place of messages that earlier spans show, the last of them in turn `turns`."""
-    are = "message is" if messages == 1 else "messages are"
-    if turns == 0:
-        return f"({messages} earlier {are} not repeated: an LLM span before this one shows them)"
-    shown = "turn 1" if turns == 1 else f"turns 1 to {turns}"
-    return f"({messages} earlier {are} not repeated: see {shown} of this conversation)"

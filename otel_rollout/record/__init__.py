@@ -23,6 +23,7 @@ from otel_rollout.record.inside import (
     request_token_ids,
 )
 from otel_rollout.record.late_rewards import late_reward
+from otel_rollout.record.names import stand_before
 from otel_rollout.record.options import Options
 from otel_rollout.record.others import Recent, drawn_calls
 from otel_rollout.record.processes import (
@@ -86,6 +87,7 @@ __all__ = [
     "rollout",
     "rollout_provider",
     "run_bounded",
+    "stand_before",
     "start_thread",
     "switched_off",
     "tool",

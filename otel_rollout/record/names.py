@@ -81,3 +81,12 @@ def recording_name(path: str) -> str:
 def evaluation_name(name: str | None) -> str:
     """The name of the span of a reward that came after its rollout. name: the reward's."""
     return f"{sc.OPERATION_EVALUATE} rollout: reward{f' {name}' if name else ''}"
+
+
+def stand_before(messages: int, turns: int) -> str:
+    """The text in place of messages that earlier spans show, the last of them in turn `turns`."""
+    are = "message is" if messages == 1 else "messages are"
+    if turns == 0:
+        return f"({messages} earlier {are} not repeated: an LLM span before this one shows them)"
+    shown = "turn 1" if turns == 1 else f"turns 1 to {turns}"
+    return f"({messages} earlier {are} not repeated: see {shown} of this conversation)"

@@ -41,24 +41,25 @@ ALIKE = (
 are captured."""
 
 
-def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+def _begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     """The call that `request` makes. None: it is not recorded."""
     active = recording_rollout()
     if active is None:
         return None
     options = kwargs["options"] if "options" in kwargs else args[1] if len(args) > 1 else None
-    return _begin_in(active, options)
+    is_openai = any(kind.__module__ == MODULE for kind in type(client).__mro__)
+    return _begin_in(active, options, is_instrumented=is_openai)
 
 
 @guarded("a model call is not captured")
-def _begin_in(active: ActiveRollout, options: Any) -> Call | None:
+def _begin_in(active: ActiveRollout, options: Any, *, is_instrumented: bool) -> Call | None:
     path = str(options.url)
     method = str(options.method).lower()
     # The reply to a request in the background has to be asked for.
     if method != "post" and not (method == "get" and retrieval_of(path)):
         return None
     added = _ask_for_token_ids(options, path)
-    recorder = ExchangeRecorder(active, path)
+    recorder = ExchangeRecorder(active, path, is_instrumented=is_instrumented)
     recorder.hides_count = asks_for_count(added)
     return Call(recorder, partial(_asked, options))
 
@@ -79,12 +80,12 @@ def _asked(options: Any) -> object:
     return {**body, **extra} if isinstance(body, dict) and isinstance(extra, dict) else body
 
 
-def _request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-    return make(_begin(args, kwargs), wrapped, args, kwargs)
+def _request(wrapped: Callable[..., Any], client: Any, args: Any, kwargs: Any) -> Any:
+    return make(_begin(client, args, kwargs), wrapped, args, kwargs)
 
 
-async def _async_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-    return await make_async(_begin(args, kwargs), wrapped, args, kwargs)
+async def _async_request(wrapped: Callable[..., Any], client: Any, args: Any, kwargs: Any) -> Any:
+    return await make_async(_begin(client, args, kwargs), wrapped, args, kwargs)
 
 
 def _build_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:

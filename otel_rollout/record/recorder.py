@@ -23,6 +23,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.record.attributes import sentence
 from otel_rollout.record.boundary import INCOMPLETE, NOT_SHOWN, guarded
 from otel_rollout.record.deferred import later
+from otel_rollout.record.drawn import DrawnCall, is_to_draw
 from otel_rollout.record.encoding import decoded
 from otel_rollout.record.names import recording_name
 from otel_rollout.record.others import is_model_call
@@ -74,10 +75,12 @@ class ExchangeRecorder:
         call.end()                       # or call.end(error=...), or call.leave()
 
     path: the path that the model is asked at, which names the span.
+    is_instrumented: True if the call is one that instrumentors know; of any other an LLM span is
+        drawn here, around the exchange span.
     Headers are mappings whose names are in lower case, or do not depend on it.
     """
 
-    def __init__(self, rollout: ActiveRollout, path: str) -> None:
+    def __init__(self, rollout: ActiveRollout, path: str, *, is_instrumented: bool = False) -> None:
         self.finished = False
         """True if the span has ended."""
         self.attempts = 0
@@ -126,6 +129,11 @@ class ExchangeRecorder:
         context = otel_context.get_current()
         if not trace.get_current_span(context).get_span_context().is_valid:
             context = trace.set_span_in_context(rollout.span, context)
+        self._drawn: DrawnCall | None = None
+        """The LLM span that is drawn here. None: none is, or others draw it."""
+        if not is_instrumented and is_to_draw(self._path, context):
+            self._drawn = DrawnCall(rollout, self._path, context)
+            context = trace.set_span_in_context(self._drawn.span, context)
         self.span = rollout.tracer.start_span(
             recording_name(self._path),
             context=context,
@@ -174,6 +182,8 @@ class ExchangeRecorder:
             attributes = rollout.writer.request(body)
             with guarded(NOT_SHOWN, level=logging.DEBUG):
                 rollout.summary.asked(self._path, body, attributes)
+            if self._drawn is not None:
+                self._drawn.asked(body, attributes)
             first, last = rollout.writer.added
             if first < last and (tools := rollout.tools) is not None:
                 with guarded("the tools that a request has results of were not drawn"):
@@ -413,8 +423,19 @@ class ExchangeRecorder:
                     rollout.open -= 1
                 self.span.set_attributes(with_lengths(attributes, self._written))
                 self.span.end(self._left_ns)
+            self._end_drawn(attributes, status, error)
             rollout.streams.discard(self)
             self._let_go()
+
+    @guarded(NOT_SHOWN, level=logging.DEBUG)
+    def _end_drawn(
+        self, attributes: Mapping[str, Any], status: str, error: BaseException | None
+    ) -> None:
+        if self._drawn is None:
+            return
+        failed = error is not None and status == "error"
+        message = sentence(error, self._rollout.scrub(str(error))) if error and failed else None
+        self._drawn.end(attributes, message, self._left_ns)
 
     def _write_reply(self, attributes: dict[str, Any], error: BaseException | None) -> None:
         if self._status_code is not None:
@@ -438,6 +459,8 @@ class ExchangeRecorder:
             with guarded(NOT_SHOWN, level=logging.DEBUG):
                 if (self._status_code or 0) < 400:
                     self._rollout.summary.replied(self._path, body, events=is_events)
+                    if self._drawn is not None:
+                        self._drawn.replied(body, events=is_events)
             self._rollout.tools_begun.restart()
             if (tools := self._rollout.tools) is not None:
                 text = str(written[sc.RESPONSE_EVENTS if is_events else sc.RESPONSE_BODY])

@@ -34,6 +34,7 @@ from otel_rollout.record.attributes import (
 from otel_rollout.record.boundary import NOT_SHOWN, guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.deferred import settle
+from otel_rollout.record.drawn import Shown
 from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.names import PART_NAME, Numbering
 from otel_rollout.record.options import Options
@@ -183,6 +184,8 @@ class ActiveRollout:
         self.is_root = parent is None and not self.is_part
         """True if it is in no other rollout."""
         self.summary = Summary()
+        self.drawn = Shown()
+        """What the LLM spans of our own have shown of its conversations."""
         """Its calls in short, for its span."""
         self._summary_around = parent.summary if parent else None
         """That of the rollout around it. None: there is none."""

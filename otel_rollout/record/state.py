@@ -42,6 +42,8 @@ class ProcessState:
         """True if tools are drawn from the requests that have their results."""
         self.llm_spans = "outer"
         """"outer": a call that a framework has drawn is not drawn again; "both": it is."""
+        self.draws_calls = False
+        """True if calls that no instrumentor draws get LLM spans of our own."""
         self.content = Content()
         """What of prompts and replies is recorded, and may be on spans that are exported."""
         self.rollout_secret: str | None = None

@@ -169,12 +169,21 @@ class ExchangeWriter:
         self._shared: dict[str, list[tuple[int, bytes]]] = {}
         self._carried: dict[bytes, int] = {}
         self._large: dict[bytes, int] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.conversation = 0, 0
+        """Where the messages of the last body begin and end in it; the same: it has none."""
         self.added = 0, 0
-        """Where the messages that no earlier body had begin and end in the last body."""
+        """Where those of them that no earlier body had begin and end."""
+        self.known_digest = _ROOT.hex()
+        """Digest of those before, which an earlier body had."""
+        self.known_count = 0
+        """Their number."""
 
     def request(self, body: bytes) -> _Attributes:
         """Attributes of a request body as it was sent; the next bodies build upon it."""
-        self.added = 0, 0
+        self._begin()
         try:
             return self._request(body)
         except (ValueError, RecursionError):
@@ -245,6 +254,8 @@ class ExchangeWriter:
 
     def _write_messages(self, messages: _Messages, body: bytes) -> _Attributes:
         chain, new, view = messages.chain, messages.new, memoryview(body)
+        self.known_digest, self.known_count = chain[-1].digest.hex(), chain[-1].count
+        self.conversation = messages.start, messages.start + (new or chain)[-1].end
         if new:
             self.added = messages.start + chain[-1].end, messages.start + new[-1].end
         base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)

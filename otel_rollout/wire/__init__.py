@@ -29,7 +29,7 @@ from otel_rollout.wire.framing import (
     framing_at,
     framing_said,
 )
-from otel_rollout.wire.glance import TokenCounts, said_in, token_counts
+from otel_rollout.wire.glance import TokenCounts, said_in, shown_replies, token_counts
 from otel_rollout.wire.json import (
     Choice,
     Json,
@@ -161,6 +161,7 @@ __all__ = [
     "shown_calls",
     "shown_message",
     "shown_part",
+    "shown_replies",
     "token_counts",
     "tool_calls",
     "tool_name",

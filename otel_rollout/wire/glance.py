@@ -31,6 +31,9 @@ _numbers = re.compile(
 _choice = re.compile(
     r'"choices"\s*:\s*\[\s*\{\s*(?:"index"\s*:\s*0\s*,\s*)?"message"\s*:\s*'
 ).search
+_has_calls = re.compile(rb'"(?:tool_calls|function_call)"\s*:\s*[\[{](?!\s*[\]}])').search
+_TAIL = 1 << 12
+"""Bytes at the end of a long reply in which its finish reason is looked for."""
 _NEXT_CHOICE = ('"index":1,', '"index": 1,')
 
 
@@ -116,6 +119,48 @@ def _first(counts: dict[str, Json], *names: str) -> int | None:
         if type(count) is int and count >= 0:
             return count
     return None
+
+
+class ShownReply(NamedTuple):
+    """One choice of a reply, for people."""
+
+    text: str
+    """Text and tool calls."""
+    finish_reason: str | None
+    """Why sampling ended, as the server said it. None: not told."""
+    items: tuple[Json, ...]
+    """What was sampled, in wire form; of a long stream its text alone, as a message."""
+
+
+def shown_replies(
+    body: bytes, path: str, *, events: bool, limit: int = 1 << 16
+) -> list[ShownReply]:
+    """The choices of a reply, or of the events of one; [] where it has none.
+
+    limit: characters after which a long stream is read no further.
+    """
+    api = api_of(path)
+    if api is None:
+        return []
+    is_plain = len(body) > _WHOLE and api.delta_name is not None and not _has_calls(body)
+    if is_plain and (said := said_in(body, path, events=events, limit=limit)):
+        found = _finish_of(api, body[-_TAIL:].decode("utf-8", "replace"))
+        return [ShownReply(said, found, ({"role": "assistant", "content": said},))]
+    text = body.decode("utf-8", "replace")
+    reply = merge(text, path=path).body if events else try_loads(text)
+    if not isinstance(reply, dict):
+        return []
+    shown: list[ShownReply] = []
+    for sampled in api.sampled({}, None, reply):
+        said = "\n".join(shown_message(item) for item in sampled.items)
+        shown.append(ShownReply(said, api.finish_reason(sampled.choice), sampled.items))
+    return shown
+
+
+def _finish_of(api: ModelApi, tail: str) -> str | None:
+    """The last finish reason in the end of a reply."""
+    found = re.findall(rf'"(?:{"|".join(api.finish_names)})"\s*:\s*"([^"]+)"', tail)
+    return found[-1] if found else None
 
 
 def said_in(body: bytes, path: str, *, events: bool, limit: int) -> str | None:
