@@ -8,6 +8,7 @@ from otel_rollout.trajectory.completion import (
     with_retrieved,
 )
 from otel_rollout.trajectory.conversations import Conversations
+from otel_rollout.trajectory.drift import Drift, TokenFork
 from otel_rollout.trajectory.episode import (
     Episode,
     TerminationEvent,
@@ -29,6 +30,7 @@ __all__ = [
     "Completion",
     "Contents",
     "Conversations",
+    "Drift",
     "Dropped",
     "Episode",
     "History",
@@ -41,6 +43,7 @@ __all__ = [
     "Step",
     "TerminationEvent",
     "TerminationReason",
+    "TokenFork",
     "TokenSequence",
     "TokenSequences",
     "Trajectory",

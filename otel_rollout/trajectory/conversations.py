@@ -107,6 +107,12 @@ class Conversations:
             f"what was sampled in other words, first at completion {changed[0].id!r}"
         )
 
+    @property
+    def continuations(self) -> list[tuple[Completion, Completion]]:
+        """Each reply and a completion that continues it, in order of the start of the latter."""
+        parents = self._linked().parents
+        return [(parents[c], c) for c in self.completions if c in parents and _is_linked(c)]
+
     def history(self, completion: Completion, appended: Appended) -> History:
         """The conversation that ends in the completion, and the messages appended after it.
 
