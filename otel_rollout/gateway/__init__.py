@@ -8,7 +8,8 @@ A gateway is a process that continues rollouts. It needs the extra `gateway`.
 """
 
 from otel_rollout.gateway.application import Application, Settings
+from otel_rollout.gateway.renderers import Renderer
 from otel_rollout.gateway.serving import Gateway, application, serve
 from otel_rollout.gateway.tokens import TokenError
 
-__all__ = ["Application", "Gateway", "Settings", "TokenError", "application", "serve"]
+__all__ = ["Application", "Gateway", "Renderer", "Settings", "TokenError", "application", "serve"]

@@ -28,7 +28,9 @@ from otel_rollout.gateway.http import (
     refuse,
 )
 from otel_rollout.gateway.paths import Asked, asked_of
+from otel_rollout.gateway.renderers import Renderer, next_prompt_by
 from otel_rollout.gateway.seats import Seats
+from otel_rollout.gateway.supply import Supply, SupplyingUpstream
 from otel_rollout.gateway.tokens import TokenError, Tokens
 from otel_rollout.gateway.upstream import Upstream
 from otel_rollout.record import (
@@ -82,6 +84,9 @@ class Settings:
     """How long a rollout that was begun by `POST /rollouts` may be without a call."""
     most_parts: int = 4096
     """How many parts of rollouts of other processes are open at a time."""
+    renderer: str | Renderer | None = None
+    """Sends the token ids that a conversation has instead of its messages: "server", the name of a
+    tokenizer, or an object with `bridge_to_next_turn`. None: requests pass as they are."""
 
     def __post_init__(self) -> None:
         for name in ("api_key", "secret"):
@@ -110,6 +115,8 @@ class Application:
             api_key=settings.api_key,
             connect_seconds=settings.connect_seconds,
         )
+        renderer = settings.renderer
+        self._supply = None if renderer is None else Supply(next_prompt_by(renderer))
         self._limits = Limits(settings.max_body_bytes, settings.body_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,7 +200,17 @@ class Application:
         query = scope["query_string"].decode("latin-1")
         target = f"{asked.path}?{query}" if query else asked.path
         exchange = Exchange(recorder, send)
-        await exchange.pass_on(self._upstream, scope["method"], target, headers, body, receive)
+        upstream = self._upstream_of(active, recorder, asked.path)
+        await exchange.pass_on(upstream, scope["method"], target, headers, body, receive)
+
+    def _upstream_of(
+        self, active: ActiveRollout, recorder: ExchangeRecorder | None, path: str
+    ) -> Upstream | SupplyingUpstream:
+        """The model server as a request asks it."""
+        name = endpoint_of(path)
+        if self._supply is None or recorder is None or name is None:
+            return self._upstream
+        return SupplyingUpstream(self._upstream, self._supply, active, recorder, name)
 
     def _recorded(
         self, active: ActiveRollout, asked: Asked, scope: Scope, body: bytes

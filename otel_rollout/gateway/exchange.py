@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from otel_rollout.gateway.http import Receive, Refusal, Send
+from otel_rollout.gateway.supply import SupplyingUpstream
 from otel_rollout.gateway.upstream import Upstream, response_headers
 from otel_rollout.record import ExchangeRecorder, guarded
 
@@ -35,7 +36,7 @@ class Exchange:
 
     async def pass_on(
         self,
-        upstream: Upstream,
+        upstream: Upstream | SupplyingUpstream,
         method: str,
         target: str,
         headers: list[tuple[str, str]],

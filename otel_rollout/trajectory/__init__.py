@@ -21,7 +21,13 @@ from otel_rollout.trajectory.history import History, HistoryItem
 from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
 from otel_rollout.trajectory.source import Contents, Recorded, Source
 from otel_rollout.trajectory.steps import Action, Step, call_key, json_of, tie
-from otel_rollout.trajectory.tokens import Dropped, TokenSequence, TokenSequences, token_sequences
+from otel_rollout.trajectory.tokens import (
+    Dropped,
+    TokenSequence,
+    TokenSequences,
+    exact_ids,
+    token_sequences,
+)
 from otel_rollout.trajectory.trajectory import Trajectory
 
 __all__ = [
@@ -50,6 +56,7 @@ __all__ = [
     "TrajectoryGroup",
     "call_key",
     "completions_of",
+    "exact_ids",
     "group_in_workflow",
     "in_order",
     "is_in_background",
