@@ -178,7 +178,7 @@ def with_ids(body: bytes, ids: Sequence[int]) -> bytes:
     """The body of a request with token ids, its other bytes as they are."""
     end = body.rindex(b"}")
     return b'%b,"%b":[%b]%b' % (
-        body[:end].rstrip(),
+        body[:end],
         FIELD.encode(),
         ",".join(map(str, ids)).encode(),
         body[end:],

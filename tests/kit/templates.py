@@ -18,6 +18,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
+from otel_rollout.testing.bodies import content_text
 
 Message = dict[str, Any]
 
@@ -53,7 +54,7 @@ class Toy:
 
     def said(self, message: Message, *, replayed: bool = False) -> str:
         """The text of a reply, with its end."""
-        text, content = "", message.get("content") or ""
+        text, content = "", content_text(message.get("content"))
         if (reasoning := message.get("reasoning_content")) and not (
             replayed and self.drops_reasoning
         ):
