@@ -52,6 +52,10 @@ def _run(options: argparse.Namespace) -> int:
         from otel_rollout.command.export import export
 
         return export(options)
+    if options.verb == "stats":
+        from otel_rollout.command.stats import stats
+
+        return stats(options)
     from otel_rollout.command.doctor import doctor
 
     return doctor(options)

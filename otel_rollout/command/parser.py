@@ -30,6 +30,13 @@ are brought together wherever they stand; memory holds one group at a time.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too.
 Beside FILE stand FILE.part, FILE.journal and FILE.groups until it is finished:
 the same command, given again after it was interrupted, goes on from there."""
+_STATS = """\
+Show which calls continue the messages of an earlier call and not its token
+ids, and why: reasoning dropped, arguments reformatted, tokens merged, template
+changed, truncated, other. Each of them begins a training row of its own, and
+the server reads again what it had in its cache. The ratio is that of merged
+calls to all of which it is known. docs/drift.md says what to do about them.
+A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
 _DOCTOR = """\
 Check a set-up and say what would be lost: versions, provider, span limits,
 processors, instrumentations, environment. Then run a rollout with two calls
@@ -64,8 +71,9 @@ def command_parser() -> argparse.ArgumentParser:
     rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _SOURCES)
     show = command("show", "look at trajectories", _SHOW, _SOURCES)
     export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
+    stats = command("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES)
     doctor = command("doctor", "check a set-up", _DOCTOR, None)
-    for each in (rebuild, show, export):
+    for each in (rebuild, show, export, stats):
         many = "*" if each is export else "+"
         each.add_argument("sources", nargs=many, metavar="SOURCE", help="see below")
         each.add_argument(
@@ -96,6 +104,8 @@ def command_parser() -> argparse.ArgumentParser:
     export.set_defaults(wrong=export.error)
     show.add_argument("--id", metavar="ID", help="only those whose id or trace id begins with this")
     show.add_argument("--full", action="store_true", help="do not cut texts")
+    stats.add_argument("--json", action="store_true", help="print one JSON object with all forks")
+    stats.add_argument("--full", action="store_true", help="list all forks of each trajectory")
     doctor.add_argument(
         "setup",
         nargs="?",

@@ -14,6 +14,7 @@ from otel_rollout.export.options import Positive, check_choice
 from otel_rollout.export.row_exporter import JsonRows, dropped_completions
 from otel_rollout.trajectory import (
     Completion,
+    Drift,
     Dropped,
     Episode,
     TerminationReason,
@@ -39,6 +40,16 @@ class Rows(list[dict[str, Any]]):
         `include_children=True`, unless the one that they ran inside gave none since it failed."""
         self.masked: list[Trajectory] = []
         """Trajectories that gave no rows because of how they ended (`mask_reasons`)."""
+        self.trajectories: list[Trajectory] = []
+        """Those whose token sequences the rows are, also where they have none."""
+
+    @property
+    def drift(self) -> Drift:
+        """The calls of `trajectories` that begin a row although their messages continue another.
+
+        In sum, see `Trajectory.drift`. Worked out anew each time.
+        """
+        return sum((trajectory.drift() for trajectory in self.trajectories), Drift())
 
 
 def to_token_rows(
@@ -75,7 +86,8 @@ def to_token_rows(
     `options` are those of `Trajectory.token_sequences`; with `on_failure="keep"` the failures of a
     group have rows after the others, without an advantage.
 
-    What is in no row is in `dropped`, `masked` and `children` of what is returned.
+    What is in no row is in `dropped`, `masked` and `children` of what is returned; which calls
+    begin a row because their token ids did not go on, in its `drift`.
     """
     check_choice("to_token_rows(credit=...)", credit, Credit)
     if include_children and not isinstance(trajectories, TrajectoryGroup):
@@ -126,6 +138,7 @@ def _add_rows(
     count = len(made[0][1]) if credit == "last" else sum(len(sequences) for _, sequences in made)
     position = 0
     for trajectory, sequences in made:
+        rows.trajectories.append(trajectory)
         rows.dropped += sequences.dropped
         histories = _histories(trajectory) if sequences else {}
         for number, sequence in enumerate(sequences):

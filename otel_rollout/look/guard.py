@@ -40,6 +40,7 @@ from otel_rollout.record import (
     is_drawn_around,
     noting_requests,
     process_state,
+    without_token,
 )
 
 _NO_CALLBACK = inspect.signature(OpenAIInstrumentor).parameters["upload_base64_image"].default
@@ -175,7 +176,7 @@ class _Call:
             Config.upload_base64_image = None  # type: ignore[assignment]
         client = self.instance._client
         url = str(client.base_url)
-        if "@" in url or "?" in url:
+        if "@" in url or "?" in url or url != without_token(url):
             self.instance = SimpleNamespace(_client=_PublicClient(client))
         given = {
             name: value
@@ -382,4 +383,5 @@ class _PublicClient(wrapt.ObjectProxy):  # type: ignore[type-arg]
 
     @property
     def base_url(self) -> str:
-        return re.sub(r"//[^/@]*@", "//", str(self.__wrapped__.base_url)).partition("?")[0]
+        address = re.sub(r"//[^/@]*@", "//", str(self.__wrapped__.base_url)).partition("?")[0]
+        return without_token(address)

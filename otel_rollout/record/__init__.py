@@ -4,8 +4,19 @@ from otel_rollout.record import capture
 from otel_rollout.record.attributes import end_attributes, identity, present, reward_numbers
 from otel_rollout.record.boundary import contained, guarded
 from otel_rollout.record.calls import noting_requests
+from otel_rollout.record.carried import (
+    OUTSIDE,
+    Carried,
+    asking_for,
+    begin_here,
+    headers_of,
+    record_call,
+    rollout_or_part,
+    with_fields,
+)
+from otel_rollout.record.carrier import SECRET_VARIABLE, rollout_secret
 from otel_rollout.record.content import SWITCHES, Content, of_environment, switched_off
-from otel_rollout.record.current import begin, current_rollout, end
+from otel_rollout.record.current import begin, current_rollout, end, running_rollout
 from otel_rollout.record.delivery import in_time, start_thread
 from otel_rollout.record.gather import (
     TooManyExceptionsError,
@@ -35,28 +46,40 @@ from otel_rollout.record.processes import (
 from otel_rollout.record.processor import TrajectorySpanProcessor, check_exporter
 from otel_rollout.record.progress import RolloutProgress
 from otel_rollout.record.provider import rollout_provider
+from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.rollouts import rollout
-from otel_rollout.record.running import ActiveRollout, Enclosing
+from otel_rollout.record.running import ActiveRollout, Enclosing, close
 from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
 from otel_rollout.record.summary import built_summary
+from otel_rollout.record.to_gateway import KEY_PREFIX, TOKEN, without_token
 from otel_rollout.record.tools import tool
+from otel_rollout.record.uncaptured import note_uncaptured
 
 __all__ = [
+    "KEY_PREFIX",
+    "OUTSIDE",
+    "SECRET_VARIABLE",
     "SWITCHES",
+    "TOKEN",
     "ActiveRollout",
+    "Carried",
     "Content",
     "Enclosing",
+    "ExchangeRecorder",
     "Options",
     "Recent",
     "RolloutProgress",
     "Secrets",
     "TooManyExceptionsError",
     "TrajectorySpanProcessor",
+    "asking_for",
     "begin",
+    "begin_here",
     "built_summary",
     "capture",
     "check_exporter",
+    "close",
     "contained",
     "continue_environment",
     "continue_rollout",
@@ -70,25 +93,33 @@ __all__ = [
     "get_current_trajectory",
     "get_history",
     "guarded",
+    "headers_of",
     "identity",
     "in_time",
     "is_drawn_around",
     "late_reward",
     "leave_environment",
     "no_capture",
+    "note_uncaptured",
     "noting_requests",
     "of_environment",
     "present",
     "process_state",
     "propagate",
+    "record_call",
     "record_reward",
     "request_token_ids",
     "reward_numbers",
     "rollout",
+    "rollout_or_part",
     "rollout_provider",
+    "rollout_secret",
     "run_bounded",
+    "running_rollout",
     "stand_before",
     "start_thread",
     "switched_off",
     "tool",
+    "with_fields",
+    "without_token",
 ]

@@ -47,7 +47,7 @@ def with_rollout(
         context = baggage.set_baggage(sc.ROLLOUT_POLICY_VERSION, dumps(version), context)
     if not active.trajectory.trainable:
         context = baggage.set_baggage(sc.ROLLOUT_TRAINABLE, dumps(False), context)
-    if (secret := _secret()) is not None:
+    if (secret := rollout_secret()) is not None:
         context = baggage.set_baggage(sc.ROLLOUT_PROOF, _proof(secret, context), context)
     return context
 
@@ -65,12 +65,16 @@ def trace_id_of(context: otel_context.Context) -> int:
     return trace.get_current_span(context).get_span_context().trace_id
 
 
-def rollout_in(context: otel_context.Context) -> str | None:
-    """The id of the rollout that a carrier brought; None without one, or without its proof."""
+def rollout_in(context: otel_context.Context, secret: bytes | None = None) -> str | None:
+    """The id of the rollout that a carrier brought; None without one, or without its proof.
+
+    secret: what the proof is made with. None: that of the process; without one none is needed.
+    """
     rollout_id = baggage.get_baggage(sc.ROLLOUT_ID, context)
     if not isinstance(rollout_id, str) or not _is_id(rollout_id):
         return None
-    secret, proof = _secret(), str(baggage.get_baggage(sc.ROLLOUT_PROOF, context) or "")
+    secret = secret or rollout_secret()
+    proof = str(baggage.get_baggage(sc.ROLLOUT_PROOF, context) or "")
     if secret is None or hmac.compare_digest(proof.encode(), _proof(secret, context).encode()):
         return rollout_id
     logger.warning(
@@ -100,7 +104,8 @@ def without_rollout(context: otel_context.Context) -> otel_context.Context:
     return context
 
 
-def _secret() -> bytes | None:
+def rollout_secret() -> bytes | None:
+    """The secret that the processes of a rollout share. None: there is none."""
     text = process_state.rollout_secret or os.environ.get(SECRET_VARIABLE)
     return text.encode("utf-8", "surrogateescape") if text else None
 

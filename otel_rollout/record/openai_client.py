@@ -15,7 +15,9 @@ from typing import Any
 
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
+    UNRECORDED,
     Call,
+    Unrecorded,
     added_fields,
     asks_for_count,
     current_recorder,
@@ -28,6 +30,7 @@ from otel_rollout.record.calls import (
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
+from otel_rollout.record.to_gateway import is_gateways_client
 from otel_rollout.wire import Json, retrieval_of
 
 MODULE = "openai._base_client"
@@ -41,14 +44,21 @@ ALIKE = (
 are captured."""
 
 
-def _begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-    """The call that `request` makes. None: it is not recorded."""
+def _begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Unrecorded | None:
+    """The call that `request` makes. None: nobody records it; `UNRECORDED`: a gateway does."""
+    if _is_gateways(client):
+        return UNRECORDED
     active = recording_rollout()
     if active is None:
         return None
     options = kwargs["options"] if "options" in kwargs else args[1] if len(args) > 1 else None
     is_openai = any(kind.__module__ == MODULE for kind in type(client).__mro__)
     return _begin_in(active, options, is_instrumented=is_openai)
+
+
+@guarded("a model call is not captured")
+def _is_gateways(client: Any) -> bool:
+    return is_gateways_client(client)
 
 
 @guarded("a model call is not captured")

@@ -71,6 +71,11 @@ def propagate(*, environ: bool = False) -> dict[str, str]:
             # A framework opened a trace of its own, but the parts of a rollout are in its trace.
             context = trace.set_span_in_context(active.span, context)
         context = with_rollout(context, active, active.policy_version)
+    return carrier_of(context, environ=environ)
+
+
+def carrier_of(context: otel_context.Context, *, environ: bool = False) -> dict[str, str]:
+    """The W3C headers of a context; names for environment variables if `environ`."""
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, context)
     return {key.upper(): value for key, value in carrier.items()} if environ else carrier
@@ -122,7 +127,7 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
 
     def __enter__(self) -> continue_rollout:
         with guarded("a rollout could not be continued; its calls here are not recorded"):
-            self._continue(_extract(self._carrier))
+            self._continue(context_of_carrier(self._carrier))
         return self
 
     def _continue(self, context: otel_context.Context) -> None:
@@ -173,7 +178,7 @@ def continue_environment() -> ActiveRollout | None:
 
     The part ends with `leave_environment`, before the provider is shut down.
     """
-    if rollout_in(_extract(dict(os.environ))) is None:
+    if rollout_in(context_of_carrier(dict(os.environ))) is None:
         return None
     active = continue_rollout().__enter__()._active
     process_state.default = active
@@ -200,6 +205,9 @@ def _mapping(carrier: Any) -> Carrier:
     return mapping
 
 
-def _extract(carrier: Carrier) -> otel_context.Context:
+def context_of_carrier(
+    carrier: Carrier, context: otel_context.Context | None = None
+) -> otel_context.Context:
+    """The context that a carrier brings. context: what it is added to. None: the current one."""
     headers = {str(key).lower(): value for key, value in carrier.items() if isinstance(value, str)}
-    return _propagator.extract(headers, otel_context.get_current())
+    return _propagator.extract(headers, otel_context.get_current() if context is None else context)

@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -163,6 +163,17 @@ class ExchangeRecorder:
             return
         if body is not None:
             self._write_request(body)
+
+    @guarded(INCOMPLETE)
+    def supplied(self, held: int, ids: Sequence[int]) -> None:
+        """The request was sent with these token ids for its messages; `held` of them it continues.
+
+        `request` has what the client sent.
+        """
+        with self._rollout.lock:
+            attributes = self._rollout.writer.supplied(held, ids)
+        self._written |= attributes
+        self.span.set_attributes(attributes)
 
     @guarded(INCOMPLETE)
     def unsent(self, body: object) -> None:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
+from otel_rollout.record.to_gateway import without_token
 from otel_rollout.wire import loads
 
 REDACTED = "[redacted]"
@@ -187,13 +188,14 @@ def public_path(url: str) -> str:
         /v1/chat/completions?api-version&key
 
     A field without a `=` is left out: it may be a key. An address without a scheme is a path, with
-    or without the first `/`.
+    or without the first `/`. The token of a gateway in it is left out.
     """
     address, _, query = url.partition("#")[0].partition("?")
     scheme, separator, rest = address.partition("//")
     if separator and not scheme.rstrip(":").strip(_SCHEME):
         address = rest.partition("/")[2]
     names = [field.partition("=")[0] for field in query.split("&") if "=" in field]
+    address = without_token(address)
     return "/" + address.lstrip("/") + ("?" + "&".join(names) if names else "")
 
 

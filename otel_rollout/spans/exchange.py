@@ -84,6 +84,21 @@ def extend_tokens(path: TokenPath | None, ids: Sequence[int]) -> TokenPath:
 # --- Reading
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Supplied:
+    """Token ids that the model server was asked with in the place of the request's messages."""
+
+    held: int
+    """How many of them the conversation had before: prompt and reply of the call it continues."""
+    prompt: TokenPath | None
+    """All of them; None where a prefix of them is on a span that is missing."""
+
+    @property
+    def new(self) -> int | None:
+        """How many of them are of messages that came since; None where that is not known."""
+        return self.prompt.length - self.held if self.prompt else None
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
     """One model call: its request, its response, and how it ended."""
@@ -131,13 +146,15 @@ class Exchange:
     """Where it was read: `exchange`, our own span, or the name of a dialect."""
     lost: list[str] = field(default_factory=list)
     """What its dialect does not keep of this call, in words; [] for our own span."""
+    supplied: Supplied | None = None
+    """Token ids that a gateway sent for the messages; None: the messages were sent alone."""
     _reply: Json = None
     _is_read: bool = False
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Also of pickles of earlier versions, where `...` was a reply that was not parsed yet."""
-        fields = {"_is_read": state[1]["_reply"] is not ..., **state[1]}
+        fields = {"_is_read": state[1]["_reply"] is not ..., "supplied": None, **state[1]}
         fields["_reply"] = fields["_reply"] if fields["_is_read"] else None
         for name, value in fields.items():
             setattr(self, name, value)

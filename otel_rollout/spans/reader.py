@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans.copies import united
@@ -14,6 +14,7 @@ from otel_rollout.spans.exchange import (
     LARGE,
     PLACEHOLDER,
     Exchange,
+    Supplied,
     TokenPath,
     context_key,
     digest_of,
@@ -180,15 +181,22 @@ class ExchangeReader:
             if digest_of(text[start:end].encode()).hex() == digest:
                 self._shared[digest] = loads(text[start:end])
 
+    def _add_supplied(self, _: SpanRecord, text: str, _damage: list[str]) -> None:
+        check_depth(text)
+        self._add_ids(loads(text)["prompt"])
+
     def _add_prompt_ids(self, _: SpanRecord, text: str, _damage: list[str]) -> None:
         for entry in loads(text):
-            if not isinstance(entry["digest"], str):
-                raise TypeError(f"expected a digest, got {entry['digest']!r:.40}")
-            links = [
-                (digest_of(block.encode()), token_array(loads(f"[{block}]")))
-                for block in entry["blocks"]
-            ]
-            self._tokens.add(entry["base"], links)
+            self._add_ids(entry)
+
+    def _add_ids(self, entry: dict[str, Any]) -> None:
+        if not isinstance(entry["digest"], str):
+            raise TypeError(f"expected a digest, got {entry['digest']!r:.40}")
+        links = [
+            (digest_of(block.encode()), token_array(loads(f"[{block}]")))
+            for block in entry["blocks"]
+        ]
+        self._tokens.add(entry["base"], links)
 
     def read(self, span_id: str, trace_id: str | None = None) -> Exchange:
         """The exchange of a span that was added. trace_id: None: only one has this span id."""
@@ -248,6 +256,7 @@ class ExchangeReader:
             body=body,
             events=events,
             prompts=prompts,
+            supplied=self._read_supplied(span, damage),
             damage=damage,
             context_key=self._context_key(params, shared) if prompt_is_known else b"",
         )
@@ -277,6 +286,20 @@ class ExchangeReader:
             return [None] * len(paths)
         return paths
 
+    def _read_supplied(self, span: SpanRecord, damage: list[str]) -> Supplied | None:
+        text = span.text(sc.REQUEST_SUPPLIED)
+        if text is None:
+            return None
+        try:
+            found = loads(text)
+            held, digest = found["held"], found["prompt"]["digest"]
+            path = self._tokens.get(digest)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None  # `add` reported it
+        if path is None:
+            damage.append("the beginning of the token ids it was asked with is missing")
+        return Supplied(held, path) if isinstance(held, int) else None
+
 
 def absent(span: SpanRecord) -> list[str]:
     """A warning for each attribute that the span should have and has not."""
@@ -295,6 +318,7 @@ _RESPONSE = frozenset((sc.RESPONSE_ID, sc.RESPONSE_STREAM, sc.RESPONSE_BODY, sc.
 _UNDECISIVE = _RESPONSE | {
     sc.RESPONSE_STATUS_CODE,
     sc.RESPONSE_PROMPT_IDS,
+    sc.REQUEST_SUPPLIED,
     sc.EXCHANGE_ERROR,
     sc.ERROR_TYPE,
     sc.REQUEST_MESSAGES,
@@ -309,6 +333,7 @@ _PARTS = {
     sc.REQUEST_MESSAGES: ExchangeReader._add_messages,
     sc.REQUEST_SHARED_VALUES: ExchangeReader._add_shared,
     sc.RESPONSE_PROMPT_IDS: ExchangeReader._add_prompt_ids,
+    sc.REQUEST_SUPPLIED: ExchangeReader._add_supplied,
 }
 
 

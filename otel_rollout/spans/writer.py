@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
@@ -289,6 +290,15 @@ class ExchangeWriter:
         if repeated:
             attributes[sc.REQUEST_REPEATED] = dumps(repeated)
         return attributes
+
+    def supplied(self, held: int, ids: Sequence[int]) -> _Attributes:
+        """Attributes of the token ids that stood for the messages; `held` of them came before.
+
+        They are written as those of prompts in replies, of which they are one copy.
+        """
+        body = b"[%b]" % ",".join(map(str, ids)).encode()
+        prompt = self._prompt(body, 1, len(body) - 1)
+        return {sc.REQUEST_SUPPLIED: f'{{"held":{held},"prompt":{prompt}}}'}
 
     def cut(self, body: bytes) -> CutReply:
         """A response body, or the events of a streamed one, with the prompt's ids apart."""

@@ -8,6 +8,7 @@ from otel_rollout.trajectory.completion import (
     with_retrieved,
 )
 from otel_rollout.trajectory.conversations import Conversations
+from otel_rollout.trajectory.drift import Drift, TokenFork
 from otel_rollout.trajectory.episode import (
     Episode,
     TerminationEvent,
@@ -20,7 +21,13 @@ from otel_rollout.trajectory.history import History, HistoryItem
 from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
 from otel_rollout.trajectory.source import Contents, Recorded, Source
 from otel_rollout.trajectory.steps import Action, Step, call_key, json_of, tie
-from otel_rollout.trajectory.tokens import Dropped, TokenSequence, TokenSequences, token_sequences
+from otel_rollout.trajectory.tokens import (
+    Dropped,
+    TokenSequence,
+    TokenSequences,
+    exact_ids,
+    token_sequences,
+)
 from otel_rollout.trajectory.trajectory import Trajectory
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "Completion",
     "Contents",
     "Conversations",
+    "Drift",
     "Dropped",
     "Episode",
     "History",
@@ -41,12 +49,14 @@ __all__ = [
     "Step",
     "TerminationEvent",
     "TerminationReason",
+    "TokenFork",
     "TokenSequence",
     "TokenSequences",
     "Trajectory",
     "TrajectoryGroup",
     "call_key",
     "completions_of",
+    "exact_ids",
     "group_in_workflow",
     "in_order",
     "is_in_background",

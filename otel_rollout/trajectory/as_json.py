@@ -15,6 +15,7 @@ from otel_rollout.spans import (
     EXACT_SOURCE,
     LARGE,
     Exchange,
+    Supplied,
     TokenPath,
     context_key,
     digest_of,
@@ -172,7 +173,7 @@ def _exchange_to_dict(
     tokens: _Rows[TokenPath],
     params: _Params,
 ) -> dict[str, Json]:
-    reply, text, events = exchange.reply, None, None
+    reply, text, events, asked = exchange.reply, None, None, exchange.supplied
     if reply is None and exchange.events is not None:
         events = exchange.events  # of no known shape, though each may be JSON
     elif reply is None:
@@ -192,6 +193,7 @@ def _exchange_to_dict(
         "response_text": text,
         **({} if events is None else {"response_events": events}),
         "prompt_token_ids": [tokens.number(path) for path in exchange.prompts],
+        **({"supplied": [asked.held, tokens.number(asked.prompt)]} if asked else {}),
     }
 
 
@@ -202,7 +204,7 @@ def _exchange_from_dict(
     params: dict[str, Json],
     context: bytes,
 ) -> Exchange:
-    reply, text = row["response"], row["response_text"]
+    reply, text, asked = row["response"], row["response_text"], row.get("supplied")
     return Exchange(
         **{name: row[name] for name in _EXCHANGE_FIELDS},
         **{name: row[name] for name in ("source", "lost") if name in row},
@@ -211,6 +213,7 @@ def _exchange_from_dict(
         body=text,
         events=row.get("response_events"),
         prompts=[tokens[number] for number in row["prompt_token_ids"]],
+        supplied=Supplied(asked[0], tokens[asked[1]]) if asked else None,
         context_key=context,
         _reply=reply,
         _is_read=reply is not None,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from otel_rollout.spans import EXACT_SOURCE, Exchange, TokenPath
+from otel_rollout.spans import EXACT_SOURCE, Exchange, Supplied, TokenPath
 from otel_rollout.trajectory.reward import AllRewards, Reward
 from otel_rollout.wire import (
     Choice,
@@ -179,8 +179,19 @@ class Completion:
         for value in prompt_ids(self.choice, self._whole):
             if path := self.exchange.token_path(value):
                 return path
+        supplied = self.supplied.prompt if self.supplied else None
+        if supplied and (self.usage or {}).get("prompt_tokens") == supplied.length:
+            return supplied
         params = self.exchange.params
         return self.exchange.token_path(asked_ids(params.get("prompt"), params, self._whole))
+
+    @property
+    def supplied(self) -> Supplied | None:
+        """The token ids that a gateway sent in the place of the messages; None: it sent none.
+
+        The model then saw these, and not what the server would have made of the messages.
+        """
+        return self.exchange.supplied
 
     @property
     def logprobs(self) -> list[float | None] | None:

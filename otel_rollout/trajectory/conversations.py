@@ -107,6 +107,27 @@ class Conversations:
             f"what was sampled in other words, first at completion {changed[0].id!r}"
         )
 
+    def continued_by(
+        self, prompt: MessagePath | None, context_key: bytes
+    ) -> tuple[Completion, MessagePath] | None:
+        """The completion that a request which is made now continues, and where its reply ends.
+
+        prompt: the conversation of the request. None: it continues nothing.
+        """
+        with self._lock:
+            links = self._linked()
+            for node in prompt or ():
+                found = [c for c in links.ending(context_key, node.key) if goes_on_from(c, node)]
+                if found:
+                    return choose(found, node)[0], node
+        return None
+
+    @property
+    def continuations(self) -> list[tuple[Completion, Completion]]:
+        """Each reply and a completion that continues it, in order of the start of the latter."""
+        parents = self._linked().parents
+        return [(parents[c], c) for c in self.completions if c in parents and _is_linked(c)]
+
     def history(self, completion: Completion, appended: Appended) -> History:
         """The conversation that ends in the completion, and the messages appended after it.
 
@@ -191,6 +212,10 @@ class _Links:
                 self._link_by_path(completion)
             else:
                 self._link_by_name(completion)
+
+    def ending(self, context: bytes, key: bytes) -> Sequence[Completion]:
+        """The completions with this context key whose path has this key."""
+        return self._by_path.get((context, key), ())
 
     def _index(self, completion: Completion) -> None:
         insort(self._by_name.setdefault(completion.id, []), completion, key=sampled_order)

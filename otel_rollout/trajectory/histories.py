@@ -124,7 +124,7 @@ def choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, 
     equal = [
         c
         for c in candidates
-        if _reasoning(c.items) == _reasoning(node.message for node in _replayed(c, end))
+        if reasoning_in(c.items) == reasoning_in(node.message for node in _replayed(c, end))
     ]
     return max(equal or candidates, key=sampled_order), equal or candidates
 
@@ -152,15 +152,15 @@ def _replayed(completion: Completion, end: MessagePath | None) -> list[MessagePa
     return found[::-1]
 
 
-def _reasoning(messages: Iterable[Json]) -> list[Json]:
+def reasoning_in(messages: Iterable[Json]) -> list[Json]:
     found = map(reasoning_of, joined_contents(messages))
     return [reasoning for reasoning in found if reasoning is not None]
 
 
 def _is_break(completion: Completion, replayed: Sequence[Json], follower: Completion) -> bool:
     """Whether what follows did not see the tokens that were sampled, as far as anything tells."""
-    said = _reasoning(completion.items)
-    if said and said != _reasoning(replayed):
+    said = reasoning_in(completion.items)
+    if said and said != reasoning_in(replayed):
         return True
     if _names(completion.items) == _names(replayed):
         return False

@@ -91,6 +91,14 @@ class TokenSequences(list[TokenSequence]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExactIds:
+    """The token ids that a call was asked with and that it sampled, all of them."""
+
+    prompt: TokenPath
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Call:
     """An admitted completion with the ids of its prompt and its own."""
 
@@ -172,14 +180,22 @@ def _admit(completion: Completion, *, keep_aborted: bool) -> _Call | str:
         return "its rollout is not trainable"
     if name := allows_no_token(completion.exchange.params):
         return f"its request allows no token ({name}=0): what came was not asked for"
+    found = exact_ids(completion)
+    if isinstance(found, str):
+        return found
+    logprobs = completion.logprobs
+    if logprobs is not None and len(logprobs) != len(found.ids):
+        return f"it has {len(found.ids)} token ids and {len(logprobs)} log-probabilities"
+    return _Call(completion, found.prompt, found.ids, logprobs)
+
+
+def exact_ids(completion: Completion) -> ExactIds | str:
+    """The ids of prompt and reply; the reason where the server did not send all of them."""
     ids, prompt = completion.token_ids, completion.prompt_token_path
     if ids is None:
         return _why_no_ids(completion)
     if prompt is None or not prompt.length:
         return "the server sent no token ids of the prompt"
-    logprobs = completion.logprobs
-    if logprobs is not None and len(logprobs) != len(ids):
-        return f"it has {len(ids)} token ids and {len(logprobs)} log-probabilities"
     sampled, counted = completion.sampled_count, completion.sampled_in_response
     if sampled is not None and counted is not None and sampled != counted:
         return f"the server says that it sampled {sampled} tokens and sent {counted} token ids"
@@ -189,7 +205,7 @@ def _admit(completion: Completion, *, keep_aborted: bool) -> _Call | str:
             "have lost some (ask for it: otel_rollout.request_token_ids(), or "
             "stream_options={'include_usage': True}; and read the stream to its end)"
         )
-    return _Call(completion, prompt, ids, logprobs)
+    return ExactIds(prompt, ids)
 
 
 def _why_no_ids(completion: Completion) -> str:
@@ -265,12 +281,12 @@ def _link(calls: Sequence[_Call]) -> dict[int, _Call]:
     for call in calls:
         hasher = beginnings.through(call.prompt).copy()
         hasher.update(_bytes(call.ids))
-        lengths = by_model.setdefault(_model(call), {})
+        lengths = by_model.setdefault(model_of(call.completion), {})
         lengths.setdefault(call.length, {}).setdefault(hasher.digest(), []).append(call)
     ordered = {model: sorted(lengths) for model, lengths in by_model.items()}
     parents: dict[int, _Call] = {}
     for call in calls:
-        lengths, known = by_model[_model(call)], ordered[_model(call)]
+        lengths, known = by_model[model_of(call.completion)], ordered[model_of(call.completion)]
         for position in range(bisect_right(known, call.prompt.length) - 1, -1, -1):
             length = known[position]
             found = [
@@ -284,8 +300,9 @@ def _link(calls: Sequence[_Call]) -> dict[int, _Call]:
     return parents
 
 
-def _model(call: _Call) -> str | None:
-    return call.completion.model or call.completion.request_model
+def model_of(completion: Completion) -> str | None:
+    """The model whose tokens the ids are: no row has those of two."""
+    return completion.model or completion.request_model
 
 
 def _recency(completion: Completion) -> tuple[int, int, str, int]:
@@ -306,7 +323,7 @@ def _unresolved(calls: Sequence[_Call], parents: dict[int, _Call]) -> list[_Call
     beginnings = _Beginnings()
 
     def prompt(call: _Call) -> tuple[str | None, bytes]:
-        return _model(call), beginnings.digest(call.prompt, call.prompt.length)
+        return model_of(call.completion), beginnings.digest(call.prompt, call.prompt.length)
 
     spans: dict[tuple[str | None, bytes], set[str]] = {}
     for call in calls:

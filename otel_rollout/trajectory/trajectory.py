@@ -27,6 +27,7 @@ from otel_rollout.trajectory.as_json import (
     exchanges_to_dict,
 )
 from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.drift import Drift, drift_of
 from otel_rollout.trajectory.history import History
 from otel_rollout.trajectory.reward import (
     AllRewards,
@@ -365,6 +366,13 @@ class Trajectory:
             keep_aborted=on_abort == "keep" and self.trainable,
             constrained_logprobs=constrained_logprobs,
         )
+
+    def drift(self) -> Drift:
+        """The calls whose messages continue an earlier call, and whose token ids do not, with why.
+
+        Each begins a row of its own in `token_sequences`. Worked out anew at each call.
+        """
+        return drift_of(self._read().conversations)
 
     def check_calls(self) -> None:
         """ExportError if it is to be trained on, and model calls of its rollout are not in it."""

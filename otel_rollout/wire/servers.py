@@ -84,6 +84,30 @@ def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] |
     return first
 
 
+def sampled_texts(choice: _Fields) -> list[bytes | None]:
+    """The text of each sampled token, as log-probabilities have it; None where it is not known.
+
+    A token that is only a part of a character has its bytes there, or no text that can be used.
+    """
+    entries, tokens = _entries(choice)
+    if entries and not _are_objects(entries):
+        return []
+    return [_token_bytes(entry.get("token"), entry.get("bytes")) for entry in entries] or [
+        _token_bytes(token, None) for token in tokens
+    ]
+
+
+def _token_bytes(text: Json, given: Json) -> bytes | None:
+    if isinstance(given, list) and given:
+        try:
+            return bytes(given)
+        except (TypeError, ValueError):
+            return None
+    if not isinstance(text, str) or not text or text.startswith(ID_PREFIX) or "\ufffd" in text:
+        return None
+    return text.encode("utf-8", "surrogatepass")
+
+
 def prompt_ids(choice: _Fields, reply: _Fields) -> Iterator[Json]:
     """The places that may hold the token ids of a choice's prompt, the best first."""
     yield choice.get("prompt_token_ids")

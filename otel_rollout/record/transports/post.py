@@ -25,6 +25,7 @@ from otel_rollout.record.calls import (
 from otel_rollout.record.current import capture_is_off, current_rollout
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
+from otel_rollout.record.to_gateway import is_for_gateway
 from otel_rollout.record.uncaptured import note_outside, note_uncaptured
 from otel_rollout.wire import Json, api_of, asks_a_model, endpoint_of, loads
 
@@ -142,10 +143,12 @@ def begin(make_post: Callable[[], Post]) -> tuple[Call | Unrecorded, Post | None
 
     `UNRECORDED` if it is only counted; None where it belongs to another call, or is not looked at.
     """
-    active = _asking()
-    if not isinstance(active, ActiveRollout):
-        return None if active is None else (active, None)
+    if not _is_looked_at():
+        return None
     post = make_post()
+    active = UNRECORDED if is_for_gateway(post.url, post.headers) else _asking()
+    if not isinstance(active, ActiveRollout):
+        return active, None
     endpoint = endpoint_of(post.path)
     body = _json_of(post.body) if endpoint is not None else None
     if endpoint is None or not _is_asked(post.path, body):
@@ -157,21 +160,25 @@ def begin(make_post: Callable[[], Post]) -> tuple[Call | Unrecorded, Post | None
 @guarded(INCOMPLETE)
 def watch(library: str, path: str) -> Unrecorded | None:
     """Count a POST to a model's path whose bytes are not captured; as `begin` otherwise."""
-    active = _asking()
+    if not _is_looked_at():
+        return None
+    active = UNRECORDED if is_for_gateway(path) else _asking()
     if not isinstance(active, ActiveRollout):
         return active
     note_uncaptured(active, client_of(library), path)
     return UNRECORDED
 
 
-def _asking() -> ActiveRollout | Unrecorded | None:
+def _is_looked_at() -> bool:
+    """False if a call sends the request that is known, or not looked at."""
+    return not (is_in_call() or capture_is_off())
+
+
+def _asking() -> ActiveRollout | Unrecorded:
     """The rollout that sends a request here.
 
-    `UNRECORDED`: none that is recorded; that none does is counted. None: a call does that is known,
-    or not looked at.
+    `UNRECORDED`: none that is recorded; that none does is counted.
     """
-    if is_in_call() or capture_is_off():
-        return None
     active = recording_rollout()
     if active is not None:
         return active
@@ -181,7 +188,7 @@ def _asking() -> ActiveRollout | Unrecorded | None:
 
 
 def _recorded(active: ActiveRollout, post: Post, endpoint: str, body: Json) -> Call:
-    added = {} if _is_signed(post.headers) else added_fields(endpoint, body)
+    added = {} if is_signed(post.headers) else added_fields(endpoint, body)
     if added:
         post.replace(json.dumps({**body, **added}).encode())
     recorder = ExchangeRecorder(active, endpoint)
@@ -205,7 +212,7 @@ def _is_asked(path: str, body: Json) -> bool:
     return isinstance(body, Mapping) and any(name in body for name in members)
 
 
-def _is_signed(headers: Mapping[str, Any]) -> bool:
+def is_signed(headers: Mapping[str, Any]) -> bool:
     """Whether the body is signed, so that it cannot be changed."""
     return any(
         name.lower() in _BINDING or str(value).startswith("AWS4-")

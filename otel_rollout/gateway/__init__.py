@@ -1,0 +1,15 @@
+"""A gateway in front of a model server: calls of any program become exchanges of a rollout.
+
+    async with otel_rollout.gateway.serve("http://127.0.0.1:8000/v1") as gateway:
+        with rollout("agent"):
+            subprocess.run(command, env={**os.environ, **gateway.environment()})
+
+A gateway is a process that continues rollouts. It needs the extra `gateway`.
+"""
+
+from otel_rollout.gateway.application import Application, Settings
+from otel_rollout.gateway.renderers import Renderer
+from otel_rollout.gateway.serving import Gateway, application, serve
+from otel_rollout.gateway.tokens import TokenError
+
+__all__ = ["Application", "Gateway", "Renderer", "Settings", "TokenError", "application", "serve"]

@@ -1,0 +1,263 @@
+"""The gateway as a bare ASGI application: requests are told apart, recorded and passed on.
+
+    application = otel_rollout.gateway.application("http://127.0.0.1:8000/v1", secret="...")
+
+Any ASGI server runs it, and it can be mounted below a path of another application. Nothing that
+happens to be current where it runs has a say in whose call a request is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opentelemetry import context as otel_context
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.gateway.exchange import Cut, Exchange
+from otel_rollout.gateway.http import (
+    ClientGone,
+    Limits,
+    Receive,
+    Refusal,
+    Scope,
+    Send,
+    read_body,
+    refuse,
+)
+from otel_rollout.gateway.paths import Asked, asked_of
+from otel_rollout.gateway.renderers import Renderer, next_prompt_by
+from otel_rollout.gateway.seats import Seats
+from otel_rollout.gateway.supply import Supply, SupplyingUpstream
+from otel_rollout.gateway.tokens import TokenError, Tokens
+from otel_rollout.gateway.upstream import Upstream
+from otel_rollout.record import (
+    OUTSIDE,
+    ActiveRollout,
+    Carried,
+    ExchangeRecorder,
+    guarded,
+    note_uncaptured,
+    record_call,
+    rollout_secret,
+    running_rollout,
+    with_fields,
+)
+from otel_rollout.wire import asks_a_model, endpoint_of, retrieval_of
+
+logger = logging.getLogger("otel_rollout")
+_LOOPBACK = ("127.", "::1", "::ffff:127.")
+_CARRIER = (b"traceparent", b"tracestate", b"baggage")
+
+
+_NUMBERS = (
+    *("max_body_bytes", "body_seconds", "connect_seconds", "token_seconds"),
+    *("idle_seconds", "rollout_seconds", "most_parts"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of a gateway."""
+
+    upstream: str
+    """Address of the model server, with or without `/v1`."""
+    api_key: str | None = None
+    """Key of the model server, sent instead of the clients' keys. None: clients send their own."""
+    secret: str | None = None
+    """Signs tokens, and opens the control routes. None: that of `configure` or of the environment
+    (OTEL_ROLLOUT_SECRET); without one, tokens are signed with a random one, and only this machine
+    may use the control routes."""
+    max_body_bytes: int = 128 << 20
+    """A longer request is refused with 413, and not held."""
+    body_seconds: float = 60.0
+    """How long a client may take for the next piece of a request's body."""
+    connect_seconds: float = 30.0
+    """How long connecting to the model server may take. A reply may take as long as it does."""
+    token_seconds: float = 24 * 3600.0
+    """How long the token of a rollout is good for."""
+    idle_seconds: float = 600.0
+    """How long the part of a rollout of another process is kept open without a call."""
+    rollout_seconds: float = 3600.0
+    """How long a rollout that was begun by `POST /rollouts` may be without a call."""
+    most_parts: int = 4096
+    """How many parts of rollouts of other processes are open at a time."""
+    renderer: str | Renderer | None = None
+    """Sends the token ids that a conversation has instead of its messages: "server", the name of a
+    tokenizer, or an object with `bridge_to_next_turn`. None: requests pass as they are."""
+
+    def __post_init__(self) -> None:
+        for name in ("api_key", "secret"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                kind = "an empty text" if value == "" else type(value).__name__
+                raise ConfigurationError(f"gateway {name}: expected a text, or None, got {kind}")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                raise ConfigurationError(f"gateway {name}: expected more than 0, got {value!r}")
+
+
+class Application:
+    """The gateway as an ASGI application; `close` ends what it holds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        said = settings.secret.encode() if settings.secret is not None else rollout_secret()
+        self.secret = said
+        """The secret that it was given. None: it has a random one."""
+        self.tokens = Tokens(said or os.urandom(32), settings.token_seconds)
+        self.seats = Seats(most=settings.most_parts, idle_seconds=settings.idle_seconds)
+        self._upstream = Upstream(
+            settings.upstream,
+            api_key=settings.api_key,
+            connect_seconds=settings.connect_seconds,
+        )
+        renderer = settings.renderer
+        self._supply = None if renderer is None else Supply(next_prompt_by(renderer))
+        self._limits = Limits(settings.max_body_bytes, settings.body_seconds)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._other(scope, receive, send)
+            return
+        token = otel_context.attach(OUTSIDE)
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            otel_context.detach(token)
+
+    async def close(self) -> None:
+        """End every rollout that it holds, and the connections to the model server."""
+        self.seats.close()
+        await self._upstream.close()
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                if message["type"] == "lifespan.startup":
+                    await send({"type": "lifespan.startup.complete"})
+                else:
+                    await self.close()
+                    await send({"type": "lifespan.shutdown.complete"})
+                    return
+        await send({"type": "websocket.close", "code": 1003})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = _raw_path(scope)
+        asked = asked_of(path, scope["headers"])
+        try:
+            carried = self._rollout_of(asked, scope)
+            body = await read_body(scope, receive, self._limits)
+            with self.seats.call(carried) as active:
+                await self._pass_on(active, asked, scope, body, receive, send)
+        except Refusal as refusal:
+            await refuse(send, refusal, asked.path)
+        except (ClientGone, Cut):
+            return  # uvicorn closes a connection whose reply is not complete
+
+    def _rollout_of(self, asked: Asked, scope: Scope) -> Carried:
+        """The rollout that a request belongs to. Refusal for one that proves none."""
+        if asked.token is not None:
+            try:
+                token = self.tokens.read(asked.token)
+            except TokenError as error:
+                raise Refusal(401, str(error), "authentication_error") from None
+            if token.is_own and running_rollout(token.carried.rollout_id) is None:
+                raise Refusal(401, "the rollout of this token has ended", "authentication_error")
+            return token.carried
+        carried = self._in_headers(scope)
+        if carried is None:
+            raise Refusal(401, _NAMES_NONE, "authentication_error")
+        return carried
+
+    def _in_headers(self, scope: Scope) -> Carried | None:
+        """The rollout that `traceparent` and `baggage` name; without a secret only on loopback."""
+        found = {name.decode(): value for name, value in scope["headers"] if name in _CARRIER}
+        if "baggage" not in found or (self.secret is None and not _is_near(scope)):
+            return None
+        return Carried.by({k: v.decode("latin-1") for k, v in found.items()}, self.secret)
+
+    async def _pass_on(
+        self,
+        active: ActiveRollout,
+        asked: Asked,
+        scope: Scope,
+        body: bytes,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        recorder, body = self._recorded(active, asked, scope, body)
+        headers = self._upstream.request_headers(
+            scope["headers"],
+            key_is_token=asked.key_is_token,
+            key_name="x-api-key" if asked.path.endswith("/v1/messages") else "authorization",
+        )
+        query = scope["query_string"].decode("latin-1")
+        target = f"{asked.path}?{query}" if query else asked.path
+        exchange = Exchange(recorder, send)
+        upstream = self._upstream_of(active, recorder, asked.path)
+        await exchange.pass_on(upstream, scope["method"], target, headers, body, receive)
+
+    def _upstream_of(
+        self, active: ActiveRollout, recorder: ExchangeRecorder | None, path: str
+    ) -> Upstream | SupplyingUpstream:
+        """The model server as a request asks it."""
+        name = endpoint_of(path)
+        if self._supply is None or recorder is None or name is None:
+            return self._upstream
+        return SupplyingUpstream(self._upstream, self._supply, active, recorder, name)
+
+    def _recorded(
+        self, active: ActiveRollout, asked: Asked, scope: Scope, body: bytes
+    ) -> tuple[ExchangeRecorder | None, bytes]:
+        """The recorder of a request, and its body as the model server gets it."""
+        with guarded("a call that passes through the gateway is not recorded"):
+            name = _name_of(scope["method"], asked.path)
+            if name is None:
+                if scope["method"] == "POST" and asks_a_model(asked.path):
+                    note_uncaptured(active, "a client of the gateway", asked.path)
+                return None, body
+            headers = self._secrets(asked, scope)
+            sent, _ = with_fields(name, body, headers, OUTSIDE)
+            recorder = record_call(active, name)
+            recorder.request(sent, headers)
+            return recorder, sent
+        return None, body
+
+    def _secrets(self, asked: Asked, scope: Scope) -> Mapping[str, str]:
+        """The headers of a request, and the secrets that an error might repeat."""
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        headers["gateway-token"] = asked.token or ""
+        headers["gateway-key"] = self.settings.api_key or ""
+        return headers
+
+
+_NAMES_NONE = (
+    "this request names no rollout: use a base URL with /r/TOKEN/v1, the API key or-TOKEN, or the "
+    "headers traceparent and baggage of a rollout"
+)
+
+
+def _raw_path(scope: Scope) -> bytes:
+    """The path as it came, below the path that the application is mounted at."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.removeprefix(scope.get("root_path", "").encode())
+
+
+def _is_near(scope: Scope) -> bool:
+    """True if the client is on this machine."""
+    client = scope.get("client")
+    return client is not None and str(client[0]).startswith(_LOOPBACK)
+
+
+def _name_of(method: str, path: str) -> str | None:
+    """The path by which a call is recorded, as a client library names it. None: it is not."""
+    if method == "POST":
+        return endpoint_of(path)
+    path = path.removeprefix("/v1")
+    return path if method == "GET" and retrieval_of(path) else None

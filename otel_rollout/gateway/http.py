@@ -1,0 +1,121 @@
+"""Requests and replies of the gateway itself, in the terms of ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from otel_rollout.wire import Json, dumps
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may cost before it is refused."""
+
+    max_body_bytes: int
+    """Bytes of a request's body; a longer one is refused with 413 and not held."""
+    body_seconds: float
+    """Seconds between two pieces of a body; a slower client is refused with 408."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Exception):  # noqa: N818 - it is an answer
+    """A request that the gateway answers itself, in the shape of the API's errors."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=())
+
+
+class ClientGone(Exception):  # noqa: N818 - no error: clients may go
+    """The client closed its connection before its request was whole."""
+
+
+async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+    """The body of a request. Refusal for one that is too large or too slow, or smuggles another."""
+    names = [name for name, _ in scope["headers"]]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise Refusal(400, "a request has Transfer-Encoding or Content-Length, not both")
+    for name, value in scope["headers"]:
+        if name == b"content-length" and int(value) > limits.max_body_bytes:
+            raise _too_large(limits)
+    message = await _received(receive, limits)
+    if not message.get("more_body"):
+        if len(message["body"]) > limits.max_body_bytes:
+            raise _too_large(limits)
+        return bytes(message["body"])
+    parts, size = [message["body"]], len(message["body"])
+    while message.get("more_body"):
+        message = await _received(receive, limits)
+        size += len(message["body"])
+        if size > limits.max_body_bytes:
+            raise _too_large(limits)
+        parts.append(message["body"])
+    return b"".join(parts)
+
+
+async def _received(receive: Receive, limits: Limits) -> MutableMapping[str, Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    slow: list[bool] = []
+
+    def give_up() -> None:
+        slow.append(True)
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(limits.body_seconds, give_up)
+    try:
+        message = await receive()
+    except asyncio.CancelledError:
+        if slow:
+            raise Refusal(408, "the request's body came too slowly") from None
+        raise
+    finally:
+        timer.cancel()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message
+
+
+def _too_large(limits: Limits) -> Refusal:
+    return Refusal(413, f"the request's body is larger than {limits.max_body_bytes} bytes")
+
+
+async def answer(
+    send: Send,
+    status: int,
+    body: bytes,
+    content_type: str = "application/json",
+    more: tuple[tuple[bytes, bytes], ...] = (),
+) -> None:
+    """Send a whole reply of the gateway's own."""
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", str(len(body)).encode()),
+        *more,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def refuse(send: Send, refusal: Refusal, path: str) -> None:
+    """Answer with an error in the shape of the API at this path."""
+    more = refusal.headers
+    if refusal.status in (408, 413):
+        more += ((b"connection", b"close"),)  # the rest of the body is not read
+    body = dumps(_error(refusal, path)).encode()
+    await answer(send, refusal.status, body, more=more)
+
+
+def _error(refusal: Refusal, path: str) -> Json:
+    if "/v1/messages" in path:  # Anthropic's
+        return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
+    error = {"message": refusal.message, "type": refusal.kind, "param": None, "code": None}
+    return {"error": error}

@@ -1,0 +1,157 @@
+"""The rollouts that a gateway records calls of.
+
+A rollout that runs in this process is found, not kept. Any other one that a token or a header names
+has a part here, which ends after a time without a call, or when there are too many. Rollouts that
+were begun at the gateway itself are kept until they are ended, or have been idle for too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from otel_rollout.record import (
+    ActiveRollout,
+    Carried,
+    Options,
+    begin_here,
+    close,
+    rollout_or_part,
+    running_rollout,
+)
+
+
+@dataclass(slots=True)
+class Seat:
+    """A rollout, or a part of one, that the gateway holds."""
+
+    active: ActiveRollout
+    idle_seconds: float
+    """Seconds without a call after which it ends."""
+    used: float
+    """When its last call began or ended, by `time.monotonic`."""
+    calls: int = 0
+    """Calls that are under way."""
+
+
+class Seats:
+    """All rollouts of one gateway.
+
+    most: parts that are kept at a time; the one that was idle longest ends for a further one.
+    idle_seconds: how long a part is kept without a call.
+    """
+
+    def __init__(self, *, most: int, idle_seconds: float) -> None:
+        self._most = most
+        self._idle_seconds = idle_seconds
+        self._parts: OrderedDict[tuple[str, int], Seat] = OrderedDict()
+        """Parts by the rollout and the trace that a carrier names, the latest used last."""
+        self._begun: dict[str, Seat] = {}
+        """Rollouts that were begun here, by id."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._pid = os.getpid()
+
+    @contextmanager
+    def call(self, carried: Carried) -> Iterator[ActiveRollout]:
+        """The rollout that a call belongs to, which is kept while the call is under way."""
+        seat = self._seat(carried)
+        if isinstance(seat, ActiveRollout):
+            yield seat
+            return
+        seat.calls += 1
+        try:
+            yield seat.active
+        finally:
+            seat.calls -= 1
+            seat.used = time.monotonic()
+
+    def _seat(self, carried: Carried) -> Seat | ActiveRollout:
+        begun = self._begun.get(carried.rollout_id)
+        if begun is not None:
+            return begun
+        active = running_rollout(carried.rollout_id)
+        if active is not None:
+            return active
+        key = carried.rollout_id, carried.trace_id
+        seat = self._parts.get(key)
+        if seat is None:
+            self._make_room()
+            active = rollout_or_part(carried)
+            seat = self._parts[key] = Seat(active, self._idle_seconds, time.monotonic())
+            self._watch()
+        self._parts.move_to_end(key)
+        return seat
+
+    def _make_room(self) -> None:
+        while len(self._parts) >= self._most:
+            idle = next((key for key, seat in self._parts.items() if not seat.calls), None)
+            if idle is None:
+                return  # each has a call under way
+            close(self._parts.pop(idle).active)
+
+    def begin(self, options: Options, idle_seconds: float) -> ActiveRollout:
+        """Begin a rollout whose code runs elsewhere."""
+        active = begin_here(options)
+        self._begun[active.id] = Seat(active, idle_seconds, time.monotonic())
+        self._watch()
+        return active
+
+    def begun(self, rollout_id: str) -> ActiveRollout | None:
+        """The rollout with this id that was begun here and has not ended. None: there is none."""
+        seat = self._begun.get(rollout_id)
+        return None if seat is None else seat.active
+
+    def end(
+        self, rollout_id: str, output: object = None, error: BaseException | None = None
+    ) -> bool:
+        """End a rollout that was begun here, or the parts of another one; False if none is."""
+        seats = [seat for key, seat in self._parts.items() if key[0] == rollout_id]
+        self._parts = OrderedDict(
+            (key, seat) for key, seat in self._parts.items() if key[0] != rollout_id
+        )
+        begun = self._begun.pop(rollout_id, None)
+        if begun is not None:
+            close(begun.active, output, error)
+        for seat in seats:
+            close(seat.active)
+        return begun is not None or bool(seats)
+
+    def close(self) -> None:
+        """End all."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pid != os.getpid():
+            return
+        for key in list(self._parts):
+            close(self._parts.pop(key).active)
+        for rollout_id in list(self._begun):
+            ended = ConnectionAbortedError("the gateway was stopped")
+            close(self._begun.pop(rollout_id).active, error=ended)
+
+    def _watch(self) -> None:
+        """Look for idle ones in a while."""
+        if self._timer is not None:
+            return
+        seats = (*self._parts.values(), *self._begun.values())
+        if seats:
+            least = min(seat.idle_seconds for seat in seats)
+            later = max(0.05, least / 4)
+            self._timer = asyncio.get_running_loop().call_later(later, self._end_idle)
+
+    def _end_idle(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for key, seat in list(self._parts.items()):
+            if not seat.calls and now - seat.used >= seat.idle_seconds:
+                close(self._parts.pop(key).active)
+        for rollout_id, seat in list(self._begun.items()):
+            if not seat.calls and now - seat.used >= seat.idle_seconds:
+                said = f"no model call for {seat.idle_seconds:g} seconds"
+                self.end(rollout_id, error=TimeoutError(said))
+        self._watch()

@@ -1,0 +1,224 @@
+"""A gateway while it serves: its address, and what an agent needs to know of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
+from otel_rollout.gateway.application import Application, Settings
+from otel_rollout.gateway.extra import library
+from otel_rollout.gateway.upstream import listening_socket
+from otel_rollout.record import (
+    KEY_PREFIX,
+    ActiveRollout,
+    Carried,
+    current_rollout,
+    headers_of,
+    running_rollout,
+)
+from otel_rollout.trajectory import Trajectory
+
+_NEAR = ("127.0.0.1", "localhost")
+
+
+class Gateway:
+    """A gateway that serves; `serve` makes it."""
+
+    def __init__(self, application: Application, url: str) -> None:
+        self.url = url
+        """Its address, without a path."""
+        self._application = application
+
+    def token(self, rollout: Trajectory | str | None = None) -> str:
+        """The token of a rollout that runs in this process.
+
+        rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
+        """
+        return self._token(_active(rollout))
+
+    def base_url(self, rollout: Trajectory | str | None = None) -> str:
+        """The base URL for a client whose calls belong to this rollout.
+
+        With `/v1` at its end, as OpenAI's clients want it; Anthropic's want it without.
+        rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
+        """
+        return f"{self._root(_active(rollout))}/v1"
+
+    def environment(self, rollout: Trajectory | str | None = None) -> dict[str, str]:
+        """Environment variables for a program whose model calls belong to this rollout.
+
+            subprocess.run(command, env={**os.environ, **gateway.environment()})
+
+        rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
+        """
+        return self._environment(_active(rollout), os.environ)
+
+    def _token(self, active: ActiveRollout) -> str:
+        return self._application.tokens.token_of(Carried.of(active), is_own=True)
+
+    def _root(self, active: ActiveRollout) -> str:
+        return f"{self.url}/r/{self._token(active)}"
+
+    def _environment(self, active: ActiveRollout, around: Mapping[str, str]) -> dict[str, str]:
+        root = self._root(active)
+        key = KEY_PREFIX + self._token(active)
+        return {
+            "OPENAI_BASE_URL": f"{root}/v1",
+            "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": root,
+            "ANTHROPIC_API_KEY": key,
+            "OTEL_ROLLOUT_ID": active.id,
+            **headers_of(active, environ=True),
+            **_no_proxy(around),
+        }
+
+
+class serve:  # noqa: N801 - used as `async with serve(...)`
+    """Serve a gateway in front of a model server.
+
+        async with serve("http://127.0.0.1:8000/v1") as gateway:
+            with rollout("agent"):
+                await run(command, env={**os.environ, **gateway.environment()})
+
+    In the running event loop, or, with a plain `with`, in a thread of its own.
+
+    upstream: address of the model server, with or without `/v1`.
+    host: address to listen on. Any other than that of this machine needs a secret.
+    port: 0 (default) is any free port.
+    options: those of `Settings`: `api_key`, `secret`, `max_body_bytes` and others.
+
+    ConfigurationError for a wrong option, and where the extra `gateway` is not installed; OSError
+    if the port is not free.
+    """
+
+    def __init__(
+        self, upstream: str, *, host: str = "127.0.0.1", port: int = 0, **options: Any
+    ) -> None:
+        self._application = Application(Settings(upstream, **options))
+        if self._application.secret is None and not _is_loopback(host):
+            raise ConfigurationError(
+                f"gateway host: {host!r} can be reached by others, which needs a secret: set "
+                f"OTEL_ROLLOUT_SECRET, or serve(secret=...)"
+            )
+        self._host, self._port = host, port
+        self._server: Any = None
+        self._socket: socket.socket | None = None
+        self._thread: _Thread | None = None
+
+    async def __aenter__(self) -> Gateway:
+        self._socket = listening_socket(self._host, self._port)
+        port = self._socket.getsockname()[1]
+        # What is current here must not be so in the tasks of the requests.
+        await contextvars.Context().run(asyncio.create_task, self._start(self._socket))
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return Gateway(self._application, f"http://{host}:{port}")
+
+    async def _start(self, listening: socket.socket) -> None:
+        uvicorn = library("uvicorn")
+        library("httptools")
+        config = uvicorn.Config(
+            self._application,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            date_header=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
+        )
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        await self._server.startup(sockets=[listening])
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_back: TracebackType | None,
+    ) -> None:
+        try:
+            await self._server.shutdown(sockets=[self._socket])
+        finally:
+            await self._application.close()
+
+    def __enter__(self) -> Gateway:
+        self._thread = _Thread(self)
+        return self._thread.begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_back: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._thread.end()
+
+
+class _Thread:
+    """An event loop in a thread, for a gateway that sync code serves."""
+
+    def __init__(self, served: serve) -> None:
+        self._served = served
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="otel-rollout-gateway", daemon=True
+        )
+
+    def begin(self) -> Gateway:
+        self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self._served.__aenter__(), self._loop).result()
+
+    def end(self) -> None:
+        leaving = self._served.__aexit__(None, None, None)
+        try:
+            asyncio.run_coroutine_threadsafe(leaving, self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+def application(upstream: str, **options: Any) -> Application:
+    """The gateway as an ASGI application, for a server of yours, or mounted below a path.
+
+    Without a secret only clients of this machine may name a rollout by headers. options: those of
+    `Settings`. ConfigurationError for a wrong option, or without the extra `gateway`.
+    """
+    return Application(Settings(upstream, **options))
+
+
+def _active(rollout: Trajectory | str | None) -> ActiveRollout:
+    """The rollout that is meant, which runs in this process. NoActiveRolloutError if none does."""
+    if rollout is None:
+        active = current_rollout()
+    else:
+        active = running_rollout(rollout if isinstance(rollout, str) else rollout.id)
+    if active is None:
+        said = "no rollout is current" if rollout is None else f"{rollout!r} does not run here"
+        raise NoActiveRolloutError(
+            f"the gateway's address for a rollout: {said}; ask for it inside the rollout"
+        )
+    return active
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def _no_proxy(around: Mapping[str, str]) -> dict[str, str]:
+    """`NO_PROXY` with this machine: a proxy of the network cannot reach the gateway."""
+    said = around.get("NO_PROXY") or around.get("no_proxy") or ""
+    hosts = [host.strip() for host in said.split(",") if host.strip()]
+    every = ",".join(dict.fromkeys((*hosts, *_NEAR)))
+    return {"NO_PROXY": every, "no_proxy": every}

@@ -1,0 +1,104 @@
+"""A token is the carrier of one rollout as a word: signed, and good until it expires.
+
+It stands in paths and in place of API keys, so it is made of letters, digits, `-` and `_`. Nobody
+without the secret can make one, or change the rollout that one names.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+import re
+import struct
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from hashlib import blake2s
+
+from otel_rollout.errors import RolloutError
+from otel_rollout.record import TOKEN, Carried, process_state
+from otel_rollout.wire import dumps, loads
+
+_FIELDS = struct.Struct(">BQ16s16s8s4s")
+"""Trainable or not, when it expires, ids of rollout, trace and span, whose rollout it is."""
+_MAC = 16
+"""Bytes of the signature."""
+_is_token = re.compile(TOKEN).fullmatch
+
+
+class TokenError(RolloutError):
+    """A token that is not to be believed: none, forged, expired, or of a rollout that ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a token says."""
+
+    carried: Carried
+    """The rollout that it names."""
+    is_own: bool
+    """True if the rollout runs, or ran, in this very process."""
+
+
+class Tokens:
+    """Makes and reads tokens.
+
+    secret: bytes that sign them; whoever has them can make tokens.
+    seconds: how long a token is good for.
+    """
+
+    def __init__(self, secret: bytes, seconds: float) -> None:
+        self._key = hmac.digest(secret, b"otel-rollout gateway token", "sha256")
+        self._seconds = seconds
+        self._read: dict[str, tuple[float, Token]] = {}
+        """Tokens that were read, and when they expire: a rollout's calls all have the same one."""
+
+    def token_of(self, carried: Carried, *, is_own: bool) -> str:
+        """A token that names this rollout."""
+        payload = _FIELDS.pack(
+            carried.trainable,
+            int(time.time() + self._seconds),
+            bytes.fromhex(carried.rollout_id),
+            carried.trace_id.to_bytes(16, "big"),
+            carried.span_id.to_bytes(8, "big"),
+            _home() if is_own else bytes(4),
+        )
+        payload += dumps(carried.policy_version).encode()
+        return urlsafe_b64encode(payload + self._mac(payload)).rstrip(b"=").decode()
+
+    def read(self, text: str) -> Token:
+        """What a token says. TokenError for one that is forged, has expired, or is none."""
+        expires, token = self._read.get(text) or self._checked(text)
+        if expires < time.time():
+            self._read.pop(text, None)
+            raise TokenError("the token has expired: its rollout has to be begun anew")
+        return token
+
+    def _checked(self, text: str) -> tuple[float, Token]:
+        try:
+            data = urlsafe_b64decode(text + "=" * (-len(text) % 4)) if _is_token(text) else b""
+        except binascii.Error:
+            data = b""
+        payload, mac = data[:-_MAC], data[-_MAC:]
+        if len(payload) < _FIELDS.size or not hmac.compare_digest(mac, self._mac(payload)):
+            raise TokenError("the token is not one of this gateway")
+        if len(self._read) >= 1 << 12:
+            self._read.clear()
+        trainable, expires, rollout_id, trace_id, span_id, home = _FIELDS.unpack_from(payload)
+        carried = Carried(
+            rollout_id.hex(),
+            int.from_bytes(trace_id, "big"),
+            int.from_bytes(span_id, "big"),
+            loads(payload[_FIELDS.size :]),
+            bool(trainable),
+        )
+        found = self._read[text] = expires, Token(carried, home == _home())
+        return found
+
+    def _mac(self, payload: bytes) -> bytes:
+        return hmac.digest(self._key, payload, "sha256")[:_MAC]
+
+
+def _home() -> bytes:
+    """Four bytes that name this process."""
+    return blake2s(process_state.name.encode(), digest_size=4).digest()

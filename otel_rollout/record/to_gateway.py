@@ -1,0 +1,43 @@
+"""Requests that are sent to a gateway of ours: it records them, so a client's hook does not.
+
+They are known by the token of a rollout, in their path or in place of an API key. A token is as
+good as a key, so what is recorded of an address is recorded without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+TOKEN = "[A-Za-z0-9_-]{92,400}"  # noqa: S105 - its shape
+"""A token, as a regular expression."""
+KEY_PREFIX = "or-"
+"""Prefix of a token that stands for an API key."""
+_in_path = re.compile(f"/r/{TOKEN}(?=/|$)")
+_is_key = re.compile(f"(?:bearer +)?{KEY_PREFIX}{TOKEN}", re.I).fullmatch
+_KEYS = frozenset(("authorization", "x-api-key", "api-key", "x-goog-api-key"))
+"""Headers that an API key is sent in."""
+
+
+def without_token(address: str) -> str:
+    """A path or an address without the token of a rollout."""
+    return _in_path.sub("", address) if "/r/" in address else address
+
+
+def is_for_gateway(address: str, headers: Mapping[str, Any] | None = None) -> bool:
+    """True if a request to this path or address, with these headers, is for a gateway."""
+    if "/r/" in address and _in_path.search(address) is not None:
+        return True
+    return any(
+        isinstance(value, str) and KEY_PREFIX in value and _is_key(value.strip()) is not None
+        for name, value in (headers or {}).items()
+        if name.lower() in _KEYS
+    )
+
+
+def is_gateways_client(client: Any) -> bool:
+    """True if an OpenAI client, or one that is made alike, sends its requests to a gateway."""
+    keys = (getattr(client, "api_key", None), getattr(client, "auth_token", None))
+    headers = {"authorization": next((key for key in keys if isinstance(key, str)), None)}
+    return is_for_gateway(str(getattr(client, "base_url", "")), headers)
