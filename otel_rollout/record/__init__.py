@@ -37,6 +37,7 @@ from otel_rollout.record.provider import rollout_provider
 from otel_rollout.record.rollouts import rollout
 from otel_rollout.record.running import ActiveRollout, Enclosing
 from otel_rollout.record.secrets import Secrets
+from otel_rollout.record.side_calls import checked_rules
 from otel_rollout.record.state import process_state
 from otel_rollout.record.summary import built_summary
 from otel_rollout.record.tools import tool
@@ -56,6 +57,7 @@ __all__ = [
     "built_summary",
     "capture",
     "check_exporter",
+    "checked_rules",
     "contained",
     "continue_environment",
     "continue_rollout",

@@ -250,6 +250,8 @@ class ExchangeReader:
             prompts=prompts,
             damage=damage,
             context_key=self._context_key(params, shared) if prompt_is_known else b"",
+            session=span.text(sc.EXCHANGE_SESSION),
+            policy_model=span.text(sc.EXCHANGE_POLICY_MODEL),
         )
 
     def _context_key(self, params: dict[str, Json], shared: dict[str, str]) -> bytes:
@@ -295,6 +297,9 @@ _RESPONSE = frozenset((sc.RESPONSE_ID, sc.RESPONSE_STREAM, sc.RESPONSE_BODY, sc.
 _UNDECISIVE = _RESPONSE | {
     sc.RESPONSE_STATUS_CODE,
     sc.RESPONSE_PROMPT_IDS,
+    sc.EXCHANGE_SESSION,
+    sc.EXCHANGE_POLICY_MODEL,
+    sc.EXCHANGE_JUDGED,
     sc.EXCHANGE_ERROR,
     sc.ERROR_TYPE,
     sc.REQUEST_MESSAGES,
