@@ -250,7 +250,6 @@ class TokenRows(JsonRows):
     max_length: longer rows are truncated to so many tokens; not set: no limit.
     mask_truncated: replies that the model did not end itself stay as context and are not trained.
     on_abort: "keep" trains replies that the server gave up, as far as they came; "drop" does not.
-    on_side_call: "keep" trains side calls, such as for a title, as any other; "drop" does not.
     constrained_logprobs: "nan" makes log-probabilities of constrained decoding unknown, "keep"
     hands them on.
     require_all_calls: refuses a trajectory that would train beside model calls which are not in it.
@@ -261,7 +260,6 @@ class TokenRows(JsonRows):
     max_length: Positive | None = None
     mask_truncated: bool = False
     on_abort: Literal["drop", "keep"] = "drop"
-    on_side_call: Literal["drop", "keep"] = "drop"
     constrained_logprobs: Literal["keep", "nan"] = "keep"
     require_all_calls: bool = False
 
@@ -280,6 +278,5 @@ class TokenRows(JsonRows):
             "max_length": self.max_length,
             "mask_truncated": self.mask_truncated,
             "on_abort": self.on_abort,
-            "on_side_call": self.on_side_call,
             "constrained_logprobs": self.constrained_logprobs,
         }
