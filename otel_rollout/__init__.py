@@ -63,12 +63,15 @@ if TYPE_CHECKING:
         History,
         HistoryItem,
         Reward,
+        SideCalls,
         Step,
         TerminationEvent,
         TerminationReason,
         TokenSequence,
         Trajectory,
         TrajectoryGroup,
+        known_side_call,
+        without_tools,
     )
     from otel_rollout.wiring import TruncationWarning, configure, shutdown
     from otel_rollout.workflows import Workflow, run_workflows
@@ -89,6 +92,7 @@ __all__ = [
     "Reward",
     "RolloutError",
     "RowExporter",
+    "SideCalls",
     "SpanFormatError",
     "Step",
     "TerminationEvent",
@@ -110,6 +114,7 @@ __all__ = [
     "gather_trajectory",
     "get_current_trajectory",
     "get_history",
+    "known_side_call",
     "no_capture",
     "propagate",
     "reconstruct",
@@ -121,6 +126,7 @@ __all__ = [
     "shutdown",
     "to_token_rows",
     "tool",
+    "without_tools",
 ]
 
 _ROOMS = {
@@ -142,12 +148,15 @@ _ROOMS = {
         "History",
         "HistoryItem",
         "Reward",
+        "SideCalls",
         "Step",
         "TerminationEvent",
         "TerminationReason",
         "TokenSequence",
         "Trajectory",
         "TrajectoryGroup",
+        "known_side_call",
+        "without_tools",
     ),
     "rebuild": ("reconstruct", "reconstruct_episodes"),
     "export": (

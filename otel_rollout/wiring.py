@@ -26,6 +26,7 @@ from otel_rollout.record import (
     TrajectorySpanProcessor,
     capture,
     check_exporter,
+    checked_rules,
     continue_environment,
     in_time,
     leave_environment,
@@ -33,6 +34,7 @@ from otel_rollout.record import (
     process_state,
     switched_off,
 )
+from otel_rollout.trajectory import Rule
 
 logger = logging.getLogger("otel_rollout")
 
@@ -94,6 +96,8 @@ def configure(
     tool_spans: bool = True,
     baggage: bool = False,
     reward_in_name: bool = False,
+    policy_model: str | None = None,
+    side_calls: Iterable[Rule] | None = None,
     max_bytes: int = 4 << 30,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -143,6 +147,13 @@ def configure(
         (`invoke_agent solve [1.00]`), if it is in no other rollout; backends list more operations
         then. A reward that comes later is on a span of its own. False (default): it is an
         attribute only.
+    policy_model: the model that is trained, as requests name it. Calls of other models are side
+        calls then: they stay in the trajectory and do not train. None (default): calls of every
+        model train.
+    side_calls: functions that are given a completion and what its rollout's calls have in common
+        (`SideCalls`), and return why it is a side call, or None. They are asked when a rollout
+        ends, and hold instead of the default one; () finds none. None (default): `known_side_call`,
+        of which `docs/side-calls.md` tells.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
 
@@ -168,6 +179,11 @@ def configure(
         raise ConfigurationError(
             f"configure(reward_in_name=...): expected True or False, got {reward_in_name!r}"
         )
+    if policy_model is not None and (not isinstance(policy_model, str) or not policy_model):
+        raise ConfigurationError(
+            f"configure(policy_model=...): expected the name of a model, got {policy_model!r}"
+        )
+    rules = checked_rules(side_calls)
     if llm_spans not in ("outer", "both"):
         raise ConfigurationError(
             f"configure(llm_spans=...): expected 'outer' or 'both', got {llm_spans!r}"
@@ -187,6 +203,9 @@ def configure(
             if request_token_ids:
                 process_state.request_fields = {}
             process_state.rollout_secret = rollout_secret or process_state.rollout_secret
+            process_state.policy_model = policy_model or process_state.policy_model
+            if rules is not None:
+                process_state.side_call_rules = rules
             process_state.baggage = baggage or process_state.baggage
             process_state.reward_in_name = reward_in_name or process_state.reward_in_name
             return before.provider
@@ -198,6 +217,7 @@ def configure(
         capture.instrument(rule)
         process_state.request_fields = {} if request_token_ids else None
         process_state.rollout_secret = rollout_secret
+        process_state.policy_model, process_state.side_call_rules = policy_model, rules
         process_state.tool_spans = tool_spans
         process_state.llm_spans = llm_spans
         process_state.draws_calls = instrumentor is not None
@@ -241,6 +261,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             leave_environment(setup.part)
         capture.uninstrument()
         process_state.request_fields = process_state.rollout_secret = None
+        process_state.policy_model = process_state.side_call_rules = None
         process_state.baggage = process_state.reward_in_name = False
         process_state.draws_calls = False
         if setup.uninstrument is not None:

@@ -353,6 +353,7 @@ PUBLIC = [
     "Reward",
     "RolloutError",
     "RowExporter",
+    "SideCalls",
     "SpanFormatError",
     "Step",
     "TerminationEvent",
@@ -374,6 +375,7 @@ PUBLIC = [
     "gather_trajectory",
     "get_current_trajectory",
     "get_history",
+    "known_side_call",
     "no_capture",
     "propagate",
     "reconstruct",
@@ -385,6 +387,7 @@ PUBLIC = [
     "shutdown",
     "to_token_rows",
     "tool",
+    "without_tools",
 ]
 
 

@@ -53,7 +53,11 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     trained = shown.trained
     tokens = [completion.token_ids for completion in trained]
     count = "" if None in tokens else f", {sum(len(ids or ()) for ids in tokens)} sampled tokens"
-    yield f"└─ {len(trained)} of {len(trajectory.completions)} completions train{count}"
+    aside = sum(completion.side_call is not None for completion in trajectory.completions)
+    aside_too = f", {number_of(aside, 'side call')}" if aside else ""
+    yield (
+        f"└─ {len(trained)} of {len(trajectory.completions)} completions train{aside_too}{count}"
+    )
 
 
 class _Shown:
@@ -74,7 +78,9 @@ class _Shown:
         """The lines of the next history."""
         self._count += 1
         tools = ", ".join(_tool_name(tool) for tool in history.tools or ())
-        head = f"history {self._count}" + (f"  (tools: {tools})" if tools else "")
+        side = history.side_call
+        head = f"history {self._count}" + (f"  (side call: {side})" if side else "")
+        head += f"  (tools: {tools})" if tools else ""
         yield _line("├─ ", head, self._width)
         folded, first = self._known(history)
         if folded:
@@ -142,7 +148,9 @@ def _item(item: HistoryItem, trains_in: int | None, width: int | None) -> str:
         note = f"  [{item.completion.id}"
         if item.completion.choice_index:
             note += f" choice {item.completion.choice_index}"
-        if not item.completion.trainable:
+        if item.completion.is_whole and item.completion.side_call:
+            note += ", side call"
+        elif not item.completion.trainable:
             note += f", {item.completion.status}"
         elif not item.trainable:
             note += f", trains in history {trains_in}" if trains_in else ", does not train"

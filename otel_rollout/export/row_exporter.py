@@ -39,8 +39,9 @@ class RowExporter(Protocol):
     that `rows` trains in no row, with the reasons. It is called after `rows` with the same group,
     and the command prints how often each reason was given. `dropped_completions` helps to write it.
 
-    Every exporter that `row_exporter` makes has the option `require_all_calls` (bool, False): True
+    Every exporter that `row_exporter` makes has two options (bool, False). `require_all_calls`
     refuses trajectories that would train beside model calls which are not in them.
+    `include_side_calls` hands it trajectories in which no call is a side call, so that all train.
     """
 
     def rows(self, group: TrajectoryGroup) -> Iterable[dict[str, Json]]:
@@ -102,7 +103,7 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
     value of another type than the option declares.
     """
     made = _loaded(name)
-    all_calls = _take_all_calls(name, made, options)
+    common = _take_common(name, made, options)
     check_names(name, made, options)
     try:
         exporter = made(**options)
@@ -114,54 +115,76 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
         raise ConfigurationError(
             f"exporter {name!r}: expected a class with rows() and finish(), got {made!r}"
         )
-    return _WithAllCalls(exporter) if all_calls else exporter
+    return _Prepared(exporter, **common) if any(common.values()) else exporter
 
 
 def row_exporter_from_texts(name: str, texts: Mapping[str, str]) -> RowExporter:
     """`row_exporter` with options from a command line: texts, which become the declared types."""
     made, texts = _loaded(name), dict(texts)
     common: dict[str, object] = {}
-    if _ALL_CALLS.name in texts and _ALL_CALLS.name not in options_of(made):
-        try:
-            common[_ALL_CALLS.name] = _ALL_CALLS.read(texts.pop(_ALL_CALLS.name))
-        except ValueError as error:
-            raise ConfigurationError(
-                f"exporter {name!r}, option {_ALL_CALLS.name}: {error}"
-            ) from None
+    for option in _COMMON:
+        if option.name in texts and option.name not in options_of(made):
+            try:
+                common[option.name] = option.read(texts.pop(option.name))
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"exporter {name!r}, option {option.name}: {error}"
+                ) from None
     return row_exporter(name, **read_options(name, made, texts), **common)
 
 
-_ALL_CALLS = Option("require_all_calls", bool)
-"""The option of every exporter, also of one that does not declare it."""
+_COMMON = (Option("require_all_calls", bool), Option("include_side_calls", bool))
+"""The options of every exporter, also of one that does not declare them."""
 
 
-def _take_all_calls(name: str, made: Callable[..., Any], options: dict[str, Any]) -> bool:
-    """Take `require_all_calls` out of the options, unless the exporter declares it itself."""
-    if _ALL_CALLS.name in options_of(made):
-        return False
-    value = options.pop(_ALL_CALLS.name, False)
-    if not _ALL_CALLS.accepts(value):
-        raise ConfigurationError(
-            f"exporter {name!r}, option {_ALL_CALLS.name}: expected {_ALL_CALLS.expected}, "
-            f"got {value!r}"
-        )
-    return bool(value)
+def _take_common(name: str, made: Callable[..., Any], options: dict[str, Any]) -> dict[str, bool]:
+    """Take the common options out of the others, but for those that the exporter declares."""
+    taken: dict[str, bool] = {}
+    for option in _COMMON:
+        if option.name in options_of(made):
+            continue
+        value = options.pop(option.name, False)
+        if not option.accepts(value):
+            raise ConfigurationError(
+                f"exporter {name!r}, option {option.name}: expected {option.expected}, "
+                f"got {value!r}"
+            )
+        taken[option.name] = bool(value)
+    return taken
 
 
-class _WithAllCalls:
-    """An exporter that refuses groups with a trajectory which lacks model calls."""
+class _Prepared:
+    """An exporter whose groups are checked, or changed, before it has them."""
 
-    def __init__(self, exporter: RowExporter) -> None:
+    def __init__(
+        self,
+        exporter: RowExporter,
+        *,
+        require_all_calls: bool = False,
+        include_side_calls: bool = False,
+    ) -> None:
         self._exporter = exporter
+        self._all_calls, self._side_calls = require_all_calls, include_side_calls
         self.finish = exporter.finish
         if callable(dropped := getattr(exporter, "dropped", None)):
-            self.dropped = dropped
+            self.dropped = lambda group: dropped(self._prepared(group))
 
     def rows(self, group: TrajectoryGroup) -> Iterable[dict[str, Json]]:
         """The rows of the exporter. ExportError for a trajectory that lacks calls."""
-        for trajectory in group:
-            trajectory.check_calls()
-        return self._exporter.rows(group)
+        if self._all_calls:
+            for trajectory in group:
+                trajectory.check_calls()
+        return self._exporter.rows(self._prepared(group))
+
+    def _prepared(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        return without_side_calls(group) if self._side_calls else group
+
+
+def without_side_calls(group: TrajectoryGroup) -> TrajectoryGroup:
+    """A copy of the group in which no call is a side call: all train that are whole."""
+    kinds = (group.trajectories, group.failures, group.children)
+    members, failures, children = ([t.with_side_calls(()) for t in kind] for kind in kinds)
+    return TrajectoryGroup(members, failures, group.id, children)
 
 
 def _loaded(name: str) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
 from otel_rollout.rebuild.missing_calls import Calls, is_late
 from otel_rollout.rebuild.ownership import doubts_of, own_of, trusted_parts
 from otel_rollout.rebuild.rollout_span import UNREADABLE, claims_of, read_rollout
+from otel_rollout.rebuild.verdicts import verdicts_of
 from otel_rollout.rebuild.warnings import damage_of, uncertain
 from otel_rollout.spans import (
     Exchange,
@@ -29,6 +30,7 @@ from otel_rollout.trajectory import (
     Contents,
     Conversations,
     Recorded,
+    SideCalls,
     Source,
     Trajectory,
     completions_of,
@@ -49,6 +51,8 @@ class Assembly:
     """Whether the rollout is to be learned from, as far as its spans tell."""
     rewards: AllRewards = field(default_factory=AllRewards)
     """The trajectory's rewards; the live trajectory's own while the rollout runs."""
+    side_calls: SideCalls = field(default_factory=SideCalls)
+    """What tells the side calls among the calls that were linked."""
     refused: int = 0
     """Exchanges that whoever collected the spans did not keep; a note says why."""
     notes: list[str] = field(default_factory=list)
@@ -70,6 +74,8 @@ class Assembly:
     _pending: list[SpanRecord] = field(default_factory=list)
     _doubts: dict[SpanKey, str] = field(default_factory=dict)
     """Why calls may not be the rollout's; known once it has ended."""
+    _verdicts: dict[SpanKey, str] = field(default_factory=dict)
+    """What rules of the user's own said of calls; known once it has ended."""
     _read: dict[SpanKey, Exchange] = field(default_factory=dict)
     """Exchanges that were read and lack nothing."""
     _completions: dict[str, list[Completion]] = field(default_factory=dict)
@@ -149,13 +155,17 @@ class Assembly:
             return Contents(conversations, exchanges, warnings + after, missing + after)
 
     def judge(self) -> None:
-        """Find the calls that may not be the rollout's: all that will come has come."""
+        """Find the calls that may not be the rollout's, and what its own rules said of them.
+
+        All that will come has come.
+        """
         with self._lock:
             self._settle()
             calls = {key: r for key, r in self._exchanges.items() if not is_late(r)}
             doubts = doubts_of(calls, self._rollout, self._trusted_parts())
-            if doubts != self._doubts:
-                self._doubts, self._conversations = doubts, None
+            verdicts = verdicts_of(calls, self._rollout, self._trusted_parts())
+            if (doubts, verdicts) != (self._doubts, self._verdicts):
+                self._doubts, self._verdicts, self._conversations = doubts, verdicts, None
 
     def _trusted_parts(self) -> list[SpanRecord]:
         return trusted_parts(self._rollout, self._parts.values())
@@ -175,6 +185,7 @@ class Assembly:
             self._settle()
             if self._conversations is None or not self._extend(self._conversations):
                 exchanges = self.exchanges()
+                self.side_calls.clear()
                 conversations = Conversations(
                     completion
                     for exchange in with_retrieved(exchanges)
@@ -202,7 +213,9 @@ class Assembly:
         known = self._completions.get(exchange.span_id)
         if known is not None and all(completion.exchange is exchange for completion in known):
             return known
-        completions = completions_of(exchange, self.rewards, trainable=self.trainable)
+        completions = completions_of(
+            exchange, self.rewards, trainable=self.trainable, judge=self.side_calls
+        )
         if not exchange.damage:
             self._completions[exchange.span_id] = completions
         return completions
@@ -217,6 +230,7 @@ class Assembly:
                 exchange = unread(exchange, error)
         if not exchange.damage:  # what is missing may still come
             self._read[key] = exchange
+        exchange.side_call = self._verdicts.get(key)
         doubts = [self._doubts[key]] if key in self._doubts else []
         if self._claimed[key[1]] > 1:
             doubts.append(f"{self._claimed[key[1]]} trajectories claim it")

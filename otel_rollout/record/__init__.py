@@ -50,6 +50,7 @@ from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.rollouts import rollout
 from otel_rollout.record.running import ActiveRollout, Enclosing, close
 from otel_rollout.record.secrets import Secrets
+from otel_rollout.record.side_calls import checked_rules
 from otel_rollout.record.state import process_state
 from otel_rollout.record.summary import built_summary
 from otel_rollout.record.to_gateway import KEY_PREFIX, TOKEN, without_token
@@ -79,6 +80,7 @@ __all__ = [
     "built_summary",
     "capture",
     "check_exporter",
+    "checked_rules",
     "close",
     "contained",
     "continue_environment",

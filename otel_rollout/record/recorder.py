@@ -29,6 +29,7 @@ from otel_rollout.record.names import recording_name
 from otel_rollout.record.others import is_model_call
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.secrets import public_path
+from otel_rollout.record.sessions import session_of
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import CutReply, label, with_lengths
 from otel_rollout.wire import (
@@ -152,7 +153,8 @@ class ExchangeRecorder:
         """An attempt is sent. Of a retry no more is recorded than that it was made.
 
         body: as it is sent. None: it is not recorded, such as a file that is uploaded.
-        headers, url: never recorded; what they hold is a secret, should an error repeat it.
+        headers, url: not recorded, but for the id of a session; what they hold is a secret, should
+        an error repeat it.
         """
         self.attempts += 1
         self._rollout.secrets.of_request(headers, url, self)
@@ -161,6 +163,8 @@ class ExchangeRecorder:
             self._last_status = None  # an attempt that fails without a response has none
             self.span.add_event(sc.EVENT_RETRY, status)
             return
+        with guarded(NOT_SHOWN, level=logging.DEBUG):
+            self._name_session(headers)
         if body is not None:
             self._write_request(body)
 
@@ -184,6 +188,12 @@ class ExchangeRecorder:
     def attempt_failed(self, status: int | None) -> None:
         """Another attempt follows. status: the HTTP status. None: there was no response."""
         self._last_status = status
+
+    def _name_session(self, headers: Mapping[str, str]) -> None:
+        if (session := session_of(headers)) is not None:
+            named = {sc.EXCHANGE_SESSION: process_state.content.recorded(session)}
+            self._written |= named
+            self.span.set_attributes(named)
 
     def _write_request(self, body: bytes) -> None:
         self._request = body
@@ -537,6 +547,10 @@ def _start_attributes(rollout: ActiveRollout, path: str, began: int) -> dict[str
         sc.REQUEST_PATH: path,
     }
     attributes |= label(sc.EXCHANGE_POLICY_VERSION, rollout.policy_version)
+    if process_state.policy_model is not None:
+        attributes[sc.EXCHANGE_POLICY_MODEL] = process_state.policy_model
+    if rollout.side_call_rules is not None and rollout.recorder is not None:
+        attributes[sc.EXCHANGE_JUDGED] = True
     if not rollout.trajectory.trainable:
         attributes[sc.ROLLOUT_TRAINABLE] = False  # the rollout's own span may be lost
     return attributes

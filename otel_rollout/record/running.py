@@ -40,6 +40,7 @@ from otel_rollout.record.names import PART_NAME, Numbering
 from otel_rollout.record.options import Options
 from otel_rollout.record.others import OtherSpans, here_and_now
 from otel_rollout.record.secrets import Secrets
+from otel_rollout.record.side_calls import verdict
 from otel_rollout.record.state import process_state
 from otel_rollout.record.summary import Summary
 from otel_rollout.record.told import CONTINUED, LOST, heard
@@ -126,6 +127,8 @@ class ActiveRollout:
         # Two parts that one process has of a rollout have clocks of their own.
         self.process = process_state.name + (f"-{os.urandom(4).hex()}" if self.is_part else "")
         """Name of the process, for the spans."""
+        self.side_call_rules = process_state.side_call_rules
+        """The user's own rules for side calls, which judge its calls when it ends. None: none."""
         self.handed_on = 0
         """How often it was handed on, less how often it was continued in this very process."""
         self.records: list[SpanRecord] = []
@@ -303,6 +306,13 @@ class ActiveRollout:
                 self.handed_on += said.count(CONTINUED)
                 self.outside += Counter({"a process of a pool": said.count(LOST)})
 
+    @guarded("the rules for side calls could not be asked: the calls of this rollout do not train")
+    def judge(self) -> None:
+        """Ask the user's own rules for side calls about its calls: all that count have ended."""
+        if self.side_call_rules is not None and self.recorder is not None:
+            completions = self.recorder.conversations(self.key).completions
+            self.further |= verdict(self.side_call_rules, completions)
+
     def scrub(self, text: str) -> str:
         """The text of an error as it may be recorded: without keys, and redacted."""
         return process_state.content.recorded(self.secrets.scrub(text))
@@ -422,6 +432,7 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     trajectory = active.trajectory
     trajectory.seal(late_reward(active.tracer, trajectory, span.get_span_context()))
     active.hear()
+    active.judge()
     with active.lock:
         attributes = active.end(output, error)
         active.running = False

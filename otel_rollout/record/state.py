@@ -18,6 +18,7 @@ from opentelemetry import trace
 
 from otel_rollout.record.content import Content
 from otel_rollout.record.hooks import Hooks
+from otel_rollout.trajectory import Rule
 
 
 class ProcessState:
@@ -46,6 +47,10 @@ class ProcessState:
         """True if calls that no instrumentor draws get LLM spans of our own."""
         self.content = Content()
         """What of prompts and replies is recorded, and may be on spans that are exported."""
+        self.side_call_rules: tuple[Rule, ...] | None = None
+        """The user's own rules for side calls. None: the default ones."""
+        self.policy_model: str | None = None
+        """The model that is trained: calls of other ones are side calls. None: not known."""
         self.rollout_secret: str | None = None
         """The secret that the processes of a rollout share. None: that of the environment."""
         self.baggage = False

@@ -148,13 +148,21 @@ class Exchange:
     """What its dialect does not keep of this call, in words; [] for our own span."""
     supplied: Supplied | None = None
     """Token ids that a gateway sent for the messages; None: the messages were sent alone."""
+    session: str | None = None
+    """The session of its client, as a header of the request named it; None where none did."""
+    policy_model: str | None = None
+    """The model that is trained, as it was configured; None where it was not."""
+    side_call: str | None = None
+    """What rules of the user's own said when it was recorded: why it is a side call, "" where it
+    is none. None: they said nothing, the rules of this version decide."""
     _reply: Json = None
     _is_read: bool = False
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Also of pickles of earlier versions, where `...` was a reply that was not parsed yet."""
-        fields = {"_is_read": state[1]["_reply"] is not ..., "supplied": None, **state[1]}
+        later = dict.fromkeys(("supplied", "session", "policy_model", "side_call"))
+        fields = {**later, "_is_read": state[1]["_reply"] is not ..., **state[1]}
         fields["_reply"] = fields["_reply"] if fields["_is_read"] else None
         for name, value in fields.items():
             setattr(self, name, value)

@@ -259,6 +259,8 @@ class ExchangeReader:
             supplied=self._read_supplied(span, damage),
             damage=damage,
             context_key=self._context_key(params, shared) if prompt_is_known else b"",
+            session=span.text(sc.EXCHANGE_SESSION),
+            policy_model=span.text(sc.EXCHANGE_POLICY_MODEL),
         )
 
     def _context_key(self, params: dict[str, Json], shared: dict[str, str]) -> bytes:
@@ -319,6 +321,9 @@ _UNDECISIVE = _RESPONSE | {
     sc.RESPONSE_STATUS_CODE,
     sc.RESPONSE_PROMPT_IDS,
     sc.REQUEST_SUPPLIED,
+    sc.EXCHANGE_SESSION,
+    sc.EXCHANGE_POLICY_MODEL,
+    sc.EXCHANGE_JUDGED,
     sc.EXCHANGE_ERROR,
     sc.ERROR_TYPE,
     sc.REQUEST_MESSAGES,

@@ -19,6 +19,13 @@ from otel_rollout.trajectory.groups import TrajectoryGroup, group_in_workflow
 from otel_rollout.trajectory.histories import in_order
 from otel_rollout.trajectory.history import History, HistoryItem
 from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
+from otel_rollout.trajectory.side_calls import (
+    Rule,
+    SideCalls,
+    known_side_call,
+    reasons_by,
+    without_tools,
+)
 from otel_rollout.trajectory.source import Contents, Recorded, Source
 from otel_rollout.trajectory.steps import Action, Step, call_key, json_of, tie
 from otel_rollout.trajectory.tokens import (
@@ -45,6 +52,8 @@ __all__ = [
     "Reward",
     "RewardKey",
     "Rewards",
+    "Rule",
+    "SideCalls",
     "Source",
     "Step",
     "TerminationEvent",
@@ -62,8 +71,11 @@ __all__ = [
     "is_in_background",
     "is_unread",
     "json_of",
+    "known_side_call",
+    "reasons_by",
     "task_of",
     "tie",
     "token_sequences",
     "with_retrieved",
+    "without_tools",
 ]

@@ -66,6 +66,8 @@ _EXCHANGE_FIELDS = (
     "prompt_is_known",
     "damage",
 )
+_MARKS = ("session", "policy_model", "side_call")
+"""Fields of an exchange that few have: they are written where they are set."""
 _Node = TypeVar("_Node", MessagePath, TokenPath)
 
 
@@ -187,6 +189,7 @@ def _exchange_to_dict(
             if exchange.source != EXACT_SOURCE
             else {}
         ),
+        **{name: mark for name in _MARKS if (mark := getattr(exchange, name)) is not None},
         "prompt": paths.number(exchange.prompt),
         "params": params.number(exchange.params),
         "response": None if text is not None else reply,
@@ -207,7 +210,7 @@ def _exchange_from_dict(
     reply, text, asked = row["response"], row["response_text"], row.get("supplied")
     return Exchange(
         **{name: row[name] for name in _EXCHANGE_FIELDS},
-        **{name: row[name] for name in ("source", "lost") if name in row},
+        **{name: row[name] for name in ("source", "lost", *_MARKS) if name in row},
         prompt=paths[row["prompt"]],
         params=params,
         body=text,

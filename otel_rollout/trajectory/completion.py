@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from otel_rollout.spans import EXACT_SOURCE, Exchange, Supplied, TokenPath
 from otel_rollout.trajectory.reward import AllRewards, Reward
@@ -37,6 +37,16 @@ from otel_rollout.wire import (
 )
 
 
+class Judge(Protocol):
+    """Tells which calls of one trajectory are side calls. Any thread may ask."""
+
+    def add(self, completion: Completion) -> None:
+        """Take in a call of the trajectory; more than once does no harm."""
+
+    def reason(self, completion: Completion) -> str | None:
+        """Why it is a side call; None if it is none, as far as the calls tell that were added."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Completion:
     """One sampled choice of one exchange: what the model said, or how the call failed."""
@@ -49,8 +59,8 @@ class Completion:
     """`complete`, `error`, `cancelled` or `abandoned`."""
     error: dict[str, str] | None
     """`type` and `message` of what went wrong, or None."""
-    trainable: bool
-    """True if a trainer should learn from it: it is whole, and its rollout is trainable."""
+    is_whole: bool
+    """True if nothing of it is missing, and its rollout is trainable."""
     items: tuple[Json, ...]
     """What was sampled, in wire form: one message; the output items of the Responses API."""
     prompt: MessagePath | None
@@ -63,6 +73,36 @@ class Completion:
     """The call that it was sampled in: request, response, times, how it ended."""
     rewards: AllRewards
     """All rewards of the trajectory."""
+    judge: Judge | None = None
+    """Tells the side calls of the trajectory. None: only what was written is known."""
+
+    @property
+    def trainable(self) -> bool:
+        """True if a trainer should learn from it: it is whole, its rollout is trainable, and it is
+        no side call.
+        """
+        return self.is_whole and self.side_call is None
+
+    @property
+    def side_call(self) -> str | None:
+        """Why it is a side call, such as one that asks for a title; None if it is none.
+
+        Rules decide (`docs/side-calls.md`); while the rollout runs, calls that come later may
+        change it.
+        """
+        written = self.exchange.side_call
+        if written is not None:
+            return written or None
+        judge = getattr(self, "judge", None)  # pickles of earlier versions have none
+        return None if judge is None else judge.reason(self)
+
+    @property
+    def session(self) -> str | None:
+        """The session that its client names in a header of the request; None where it names none.
+
+        It decides nothing: histories follow from what was sent.
+        """
+        return self.exchange.session
 
     @property
     def message(self) -> dict[str, Any] | None:
@@ -305,12 +345,16 @@ class Completion:
 
 
 def completions_of(
-    exchange: Exchange, rewards: AllRewards, *, trainable: bool = True
+    exchange: Exchange,
+    rewards: AllRewards,
+    *,
+    trainable: bool = True,
+    judge: Judge | None = None,
 ) -> list[Completion]:
     """The completions of an exchange; [] for an endpoint that does not generate.
 
     A call of a generating endpoint has at least one, also when it failed. `trainable` is False
-    for a rollout that is not to be learned from.
+    for a rollout that is not to be learned from. `judge` tells the side calls of its trajectory.
     """
     api = api_of(exchange.path)
     if api is None:
@@ -328,7 +372,8 @@ def completions_of(
             status = "error"
             error = error or _missing_response(exchange) or _nothing_sampled(exchange)
         sampled = [Sampled(0, {}, (), api.asked(exchange.params, exchange.prompt))]
-    return [_completion(exchange, api, one, status, error, rewards, trainable) for one in sampled]
+    found = [_completion(exchange, api, one, status, error, rewards, trainable) for one in sampled]
+    return found if judge is None else [replace(one, judge=judge) for one in found]
 
 
 def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
@@ -360,7 +405,7 @@ def _completion(
         choice_index=sampled.index,
         status=status,
         error=error,
-        trainable=trainable and status == "complete" and not exchange.damage,
+        is_whole=trainable and status == "complete" and not exchange.damage,
         items=sampled.items,
         prompt=sampled.prompt,
         path=path,

@@ -72,6 +72,8 @@ class Conversations:
             self._unlinked.append(completion)
             self._by_key.setdefault(key, []).append(completion)
             self._histories = None
+            if completion.judge is not None:
+                completion.judge.add(completion)
 
     @property
     def completions(self) -> list[Completion]:
@@ -136,7 +138,10 @@ class Conversations:
         return history_of(completion, self._linked().parents, appended)
 
     def histories(self, appended: Appended) -> list[History]:
-        """One history for each leaf, in order of their first call; the first is the main one."""
+        """One history for each leaf, in order of their first call; the first is the main one.
+
+        Those that end in a side call come after the others.
+        """
         count = sum(map(len, list(appended.values())))
         with self._lock:
             if self._histories is None or self._histories[0] != count:
@@ -151,13 +156,18 @@ class Conversations:
         for completion in completions:
             children.setdefault(parents.get(completion), []).append(completion)
         trained: set[Completion] = set()
+        aside: list[Completion] = []
         stack = children.get(None, [])[::-1]
         while stack:
             completion = stack.pop()
             followers = children.get(completion, [])
             stack += followers[::-1]
-            if not followers:
+            if followers:
+                continue
+            if completion.side_call is None:
                 yield history_of(completion, parents, appended, trained)
+            else:
+                aside.append(completion)
         # Messages that were appended where the conversation then went on differently.
         for completion in completions:
             followers = children.get(completion, [])
@@ -168,6 +178,8 @@ class Conversations:
                 and not any(includes(c, completion.path, rest) for c in followers)
             ):
                 yield history_of(completion, parents, appended, trained)
+        for completion in aside:
+            yield history_of(completion, parents, appended, trained)
 
     def _linked(self) -> _Links:
         with self._lock:

@@ -56,6 +56,12 @@ class History:
     def completion_ids(self) -> list[str]:
         return [completion.id for completion in self.completions]
 
+    @property
+    def side_call(self) -> str | None:
+        """Why it is a side call, if all its completions are; None elsewhere."""
+        reasons = [completion.side_call for completion in self.completions]
+        return reasons[0] if reasons and None not in reasons else None
+
     def append(self, message: Json) -> None:
         """Add a message that is not a model's, such as a tool's result, to a live conversation.
 

@@ -13,6 +13,7 @@ from otel_rollout.spans import Exchange, SpanRecord
 from otel_rollout.trajectory.completion import completions_of, with_retrieved
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.reward import AllRewards
+from otel_rollout.trajectory.side_calls import SideCalls
 from otel_rollout.trajectory.steps import Step
 
 
@@ -56,10 +57,13 @@ class Recorded:
 
     def read(self) -> Contents:
         """The contents."""
+        judge = SideCalls()
         completions = Conversations(
             completion
             for exchange in with_retrieved(self._exchanges)
-            for completion in completions_of(exchange, self._rewards, trainable=self._trainable)
+            for completion in completions_of(
+                exchange, self._rewards, trainable=self._trainable, judge=judge
+            )
         )
         return Contents(completions, list(self._exchanges))
 

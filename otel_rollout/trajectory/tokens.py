@@ -119,6 +119,7 @@ def token_sequences(
     masked: Callable[[Completion], bool] = lambda _: False,
     max_length: int | None = None,
     keep_aborted: bool = False,
+    keep_side_calls: bool = False,
     constrained_logprobs: Literal["keep", "nan"] = "keep",
 ) -> TokenSequences:
     """The rows of the completions of one trajectory.
@@ -126,12 +127,13 @@ def token_sequences(
     masked: true for completions that stay in their row as context and are not trained.
     max_length: longer rows are truncated to so many tokens, and flagged as truncated.
     keep_aborted: true if replies that the server gave up are trained as far as they came.
+    keep_side_calls: true if side calls are trained as any other.
     constrained_logprobs: "nan" makes those of constrained decoding unknown.
     """
     calls: list[_Call] = []
     dropped: list[Dropped] = []
     for completion in in_order(completions):
-        admitted = _admit(completion, keep_aborted=keep_aborted)
+        admitted = _admit(completion, keep_aborted=keep_aborted, keep_side_calls=keep_side_calls)
         if isinstance(admitted, str):
             dropped.append(Dropped(completion, admitted))
         else:
@@ -148,6 +150,7 @@ def token_sequences(
             )
         )
         calls.remove(call)
+    parents = {id(call): parents[id(call)] for call in calls if id(call) in parents}
     rows: list[TokenSequence] = []
     trained: set[int] = set()
     ends = {id(parent) for parent in parents.values()}
@@ -167,10 +170,10 @@ def token_sequences(
     return TokenSequences(rows, dropped)
 
 
-def _admit(completion: Completion, *, keep_aborted: bool) -> _Call | str:
+def _admit(completion: Completion, *, keep_aborted: bool, keep_side_calls: bool) -> _Call | str:
     """The call of a completion that can train, or the reason why it cannot."""
     kept = keep_aborted and completion.aborted and not completion.exchange.damage
-    if not completion.trainable and not kept:
+    if not completion.is_whole and not kept:
         error = completion.error or {}
         because = f": {error['type']}: {error['message']}" if error else ""
         if completion.status != "complete":
@@ -178,6 +181,8 @@ def _admit(completion: Completion, *, keep_aborted: bool) -> _Call | str:
         if completion.exchange.damage:
             return f"its span is damaged: {completion.exchange.damage[0]}"
         return "its rollout is not trainable"
+    if (why := completion.side_call) is not None and not keep_side_calls:
+        return f"it is a side call: {why}"
     if name := allows_no_token(completion.exchange.params):
         return f"its request allows no token ({name}=0): what came was not asked for"
     found = exact_ids(completion)

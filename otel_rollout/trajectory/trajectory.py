@@ -37,6 +37,7 @@ from otel_rollout.trajectory.reward import (
     Rewards,
     texts_of,
 )
+from otel_rollout.trajectory.side_calls import Rule, known_side_call, reasons_by
 from otel_rollout.trajectory.source import Built, Contents, Recorded, Source
 from otel_rollout.trajectory.steps import CallKey, Step, call_key
 from otel_rollout.trajectory.tokens import Dropped, TokenSequences, token_sequences
@@ -278,6 +279,7 @@ class Trajectory:
     def steps(self) -> list[Step]:
         """One step for each completion that said something, in order; or those built by hand.
 
+        Side calls are no steps.
         A reward that is set on a step is the reward of its completion.
         """
         if self._built is None:
@@ -302,7 +304,9 @@ class Trajectory:
             return self._steps
         steps: list[Step] = []
         for completion in contents.conversations.completions:
-            if completion.items and call_key(completion) not in self.claimed:
+            if completion.side_call is not None or call_key(completion) in self.claimed:
+                continue
+            if completion.items:
                 step = self._views.setdefault(call_key(completion), Step())
                 if step.completion is not completion:
                     step.show(completion)
@@ -315,6 +319,7 @@ class Trajectory:
         *,
         on_failure: Literal["drop", "keep"] = "drop",
         on_abort: Literal["drop", "keep"] = "drop",
+        on_side_call: Literal["drop", "keep"] = "drop",
         constrained_logprobs: Literal["keep", "nan"] = "keep",
         mask_truncated: bool = False,
         max_length: int | None = None,
@@ -328,6 +333,8 @@ class Trajectory:
         A cancelled one never does.
         on_abort: replies that the server gave up, as it may around an update of the weights, are
         not trained; "keep" trains what had come, flagged as truncated.
+        on_side_call: calls beside the agent, such as for a title (`Completion.side_call`), are not
+        trained; "keep" trains them as any other.
         constrained_logprobs: log-probabilities of constrained decoding (a schema, a grammar, a
         forced tool call) are not the policy's; "nan" makes them unknown, "keep" hands them on.
         mask_truncated: replies that the model did not end itself stay as context and are not
@@ -340,6 +347,7 @@ class Trajectory:
         """
         _check_option("on_failure", on_failure, ("drop", "keep"))
         _check_option("on_abort", on_abort, ("drop", "keep"))
+        _check_option("on_side_call", on_side_call, ("drop", "keep"))
         _check_option("constrained_logprobs", constrained_logprobs, ("keep", "nan"))
         if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
             raise ValueError(
@@ -364,6 +372,7 @@ class Trajectory:
             masked=lambda completion: mask_truncated and completion.truncated,
             max_length=max_length,
             keep_aborted=on_abort == "keep" and self.trainable,
+            keep_side_calls=on_side_call == "keep",
             constrained_logprobs=constrained_logprobs,
         )
 
@@ -535,6 +544,16 @@ class Trajectory:
         if self._built is not None:
             data["steps"] = [step.to_dict() for step in self.steps]
         return {key: copy_json(value) for key, value in data.items()}
+
+    def with_side_calls(self, rules: Sequence[Rule] = (known_side_call,)) -> Trajectory:
+        """A copy of it, ended, whose side calls are those that these rules find; () finds none.
+
+        What other rules said when it was recorded does not hold in the copy.
+        """
+        found, data = reasons_by(rules, self.completions), self.to_dict()
+        for row in data["exchanges"]:
+            row["side_call"] = found.get(row["span_id"], "")
+        return Trajectory.from_dict(data)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> Trajectory:

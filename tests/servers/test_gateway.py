@@ -1,7 +1,7 @@
 """Agents whose calls pass a gateway, on the real servers: every sampled token trains once.
 
-The agents are those of the other tests. Nothing of their calls is captured in their process: what
-is recorded came past the gateway, whose client asked for no token ids and is shown none.
+The agents are those of the other tests. The gateway records their calls, not the hooks of their client,
+which asks for no token ids and is shown none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import openai
 import pytest
 
 import otel_rollout
-from otel_rollout import Trajectory, gather_trajectory, no_capture, rollout
+from otel_rollout import Trajectory, gather_trajectory, rollout
 from otel_rollout.gateway import Gateway, serve
 from tests.kit.calling import STREAMED
 from tests.kit.recomputed import Model
@@ -37,14 +37,14 @@ async def gateway(recording: Recording, vllm: str) -> AsyncIterator[Gateway]:
 async def play(
     gateway: Gateway, agent: Callable[[openai.AsyncOpenAI], Any], name: str
 ) -> Trajectory:
-    """The trajectory of an agent whose process records nothing itself."""
+    """The trajectory of an agent whose client talks to the gateway."""
 
     @rollout(name=name)
     async def run() -> None:
-        own = {"base_url": gateway.base_url(), "api_key": "none"}
-        with no_capture():
-            async with openai.AsyncOpenAI(**own, max_retries=0, timeout=CALL_SECONDS) as client:
-                await agent(client)
+        async with openai.AsyncOpenAI(
+            base_url=gateway.base_url(), api_key="none", max_retries=0, timeout=CALL_SECONDS
+        ) as client:
+            await agent(client)
 
     return await gather_trajectory(run())
 
@@ -66,13 +66,13 @@ async def test_every_token_trains_once_past_the_gateway(
 @STREAMED
 async def test_the_client_sees_what_it_asked_for(gateway: Gateway, stream: bool) -> None:
     """Token ids that the recording asked for are on the spans, and not in the replies."""
-    seen: list[Any] = []
+    seen: list[str] = []
 
     async def agent(client: openai.AsyncOpenAI) -> None:
         options: Any = {"model": "tiny", "messages": [user("Be brief.")], "max_tokens": 20}
-        made = await client.chat.completions.create(**options, stream=stream)
+        made: Any = await client.chat.completions.create(**options, stream=stream)
         pieces = [piece async for piece in made] if stream else [made]
-        seen.extend(piece.model_dump(exclude_none=True) for piece in pieces)
+        seen.extend(piece.model_dump_json(exclude_none=True) for piece in pieces)
 
     trajectory = await play(gateway, agent, "one call")
     assert trajectory.completions[0].token_ids

@@ -132,7 +132,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "metadata": _view(dict(trajectory.metadata)),
         "messages": list(map(_view, trajectory.messages())),
         "tools": list(map(_view, histories[0].tools or ())) if histories else None,
-        "histories": len(histories),
+        "histories": sum(history.side_call is None for history in histories),
         "input_ids": [sequence.token_ids for sequence in sequences],
         "loss_mask": [sequence.loss_mask for sequence in sequences],
         "logprobs": [

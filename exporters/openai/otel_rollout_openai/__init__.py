@@ -116,9 +116,10 @@ def to_openai_rft(
         members += trajectories.failures
     rows: list[dict[str, Json]] = []
     for trajectory in members:
-        if not trajectory.histories:
+        histories = [history for history in trajectory.histories if history.side_call is None]
+        if not histories:
             continue
-        history = trajectory.histories[0]
+        history = histories[0]
         completion = history.completions[0]
         items = [HistoryItem(message, None, False) for message in completion.request_messages]
         messages = _messages(trajectory, history, items, "error")
@@ -194,7 +195,7 @@ def _asked_and_reply(
     trajectory: Trajectory, reasoning: Reasoning
 ) -> tuple[list[Json], Json, dict[str, Json]]:
     """The conversation before the last reply, that reply, and what it was asked with."""
-    histories = trajectory.histories
+    histories = [history for history in trajectory.histories if history.side_call is None]
     items = _up_to(histories[0], lambda item: item.trainable) if len(histories) == 1 else []
     if not items:
         raise ExportError(

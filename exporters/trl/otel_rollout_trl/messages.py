@@ -41,7 +41,7 @@ def to_trl_sft(
     for trajectory in trajectories:
         if not _wanted(trajectory, min_reward):
             continue
-        for history in trajectory.histories:
+        for history in _histories(trajectory):
             _check_api(trajectory, history)
             if per == "completion":
                 rows += [
@@ -131,6 +131,11 @@ def _wanted(trajectory: Trajectory, min_reward: float | None) -> bool:
     return not failed
 
 
+def _histories(trajectory: Trajectory) -> list[History]:
+    """Its conversations, without side calls."""
+    return [history for history in trajectory.histories if history.side_call is None]
+
+
 def _trained(history: History) -> Iterator[Completion]:
     """The completions that train in it, each once: one of several items is one reply."""
     before = None
@@ -157,7 +162,7 @@ def _prompt_and_rest(
     trajectory: Trajectory, context: Context
 ) -> tuple[list[Json], list[Json], list[Json] | None]:
     """The messages of the first request, those that came after them, and the tools."""
-    histories = trajectory.histories
+    histories = _histories(trajectory)
     if len(histories) != 1:
         raise ExportError(
             f"{named(trajectory)} has {len(histories)} histories, and a preference is between "
@@ -214,6 +219,8 @@ def _untrained(item: HistoryItem) -> str:
         return "the model did not sample it"
     if item.completion.trainable:
         return "it trains in another history"
+    if item.completion.side_call is not None:
+        return f"it is a side call: {item.completion.side_call}"
     return f"its call ended as {item.completion.status!r}"
 
 

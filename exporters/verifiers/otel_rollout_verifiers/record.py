@@ -18,7 +18,8 @@ def to_trace_record(trajectory: Trajectory) -> dict[str, Json]:
 
     Each branch that trains is a token sequence: its ids, where the model sampled, and the
     log-probabilities of that. A reply that several branches share is one node. Replies that cannot
-    train (no ids, a rollout that failed) are nodes without tokens, failed calls have no node.
+    train (no ids, a rollout that failed) are nodes without tokens, failed calls and side calls have
+    no node.
 
     rewards: `trace.reward` is the trajectory's; where it is not known `rewards["reward"]` is None.
     A named reward that does not count towards it has the weight 0. info: the metadata, and under
@@ -26,13 +27,12 @@ def to_trace_record(trajectory: Trajectory) -> dict[str, Json]:
 
     ExportError names the completion that verifiers cannot carry, and what to do.
     """
-    graph = build(trajectory.completions, list(trajectory.token_sequences()))
+    own = [completion for completion in trajectory.completions if completion.side_call is None]
+    graph = build(own, list(trajectory.token_sequences()))
     tools = {
-        (tool["type"], tool["name"]): tool
-        for completion in trajectory.completions
-        for tool in tools_of(completion)
+        (tool["type"], tool["name"]): tool for completion in own for tool in tools_of(completion)
     }
-    models = [c.request_model for c in trajectory.completions if c.request_model]
+    models = [c.request_model for c in own if c.request_model]
     complete, timeout = trajectory.status == "complete", trajectory.termination_reason == "timeout"
     reason = trajectory.termination_reason or trajectory.status
     span = {"start": trajectory.start_time_ns / 1e9, "end": (trajectory.end_time_ns or 0) / 1e9}

@@ -134,9 +134,10 @@ def to_verl_prompts(
     """
     rows: dict[str, dict[str, Any]] = {}
     for trajectory in (*group.trajectories, *group.failures):
-        if trajectory.parent_id is not None or not trajectory.completions:
+        calls = [c for c in trajectory.completions if c.side_call is None]
+        if trajectory.parent_id is not None or not calls:
             continue
-        first = trajectory.completions[0]
+        first = calls[0]
         where = f"trajectory {trajectory.id!r}"
         _check_chat(first, where)
         prompt = [
