@@ -1,7 +1,8 @@
-"""The command `otel-rollout`: rebuild trajectories, look at them, export them, check a set-up.
+"""The command `otel-rollout`: run agents, rebuild trajectories, look at them, export them.
 
 What it was asked for goes to stdout or the file named, all else to stderr. The exit status is 0;
-1 if something could not be read, was not found or is a problem; 2 for a wrong command line.
+1 if something could not be read, was not found or is a problem; 2 for a wrong command line; of
+`run` it is that of the command that it ran.
 """
 
 from __future__ import annotations
@@ -52,6 +53,14 @@ def _run(options: argparse.Namespace) -> int:
         from otel_rollout.command.export import export
 
         return export(options)
+    if options.verb == "run":
+        from otel_rollout.command.run import run
+
+        return run(options)
+    if options.verb == "reward":
+        from otel_rollout.command.reward import reward
+
+        return reward(options)
     from otel_rollout.command.doctor import doctor
 
     return doctor(options)
