@@ -145,6 +145,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the variable with the model server's key; the command does not get it",
     )
+    run.add_argument(
+        "--token-ids",
+        action="store_true",
+        help="ask the model server for token ids and log-probabilities, as vLLM knows it",
+    )
     run.add_argument("--task", metavar="ID", help="the task that the command works on")
     run.add_argument(
         "--samples", type=_count, default=1, metavar="N", help="how often to run it; default: 1"

@@ -25,15 +25,17 @@ class Recorded:
 
 
 @contextmanager
-def recording(*, spans: str | None = None) -> Iterator[Recorded]:
+def recording(*, spans: str | None = None, token_ids: bool = False) -> Iterator[Recorded]:
     """Record rollouts while the block runs, and over OTLP if the environment has an endpoint.
 
     spans: a file that spans are appended to, as OTLP/JSON lines. None: none.
+    token_ids: True asks the model server for token ids with every call.
     """
     recorded = Recorded()
     configure(
         service_name=os.environ.get(OTEL_SERVICE_NAME) or "otel-rollout",
         span_exporters=[JsonLinesSpanExporter(spans)] if spans else [],
+        request_token_ids=token_ids,
         instrumentor=None,  # the calls are made by other programs
     )
     try:

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         say(f"otel-rollout: {options.command[0]}: no such command")
         return NOT_FOUND
     out = JsonlTrajectoryExporter(options.out) if options.out else None
-    with recording(spans=options.spans) as recorded:
+    with recording(spans=options.spans, token_ids=options.token_ids) as recorded:
         status = asyncio.run(_run(options, out))
     return max(status, say_where(recorded, out=options.out, spans=options.spans))
 

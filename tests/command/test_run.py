@@ -301,6 +301,25 @@ def test_a_streamed_call(run: Run):
     assert completion.token_ids
 
 
+def test_token_ids_are_asked_for(run: Run):
+    """On request, and only then, the server is asked for what a trainer needs."""
+    with ModelServer("yes", token_ids=False, logprobs=False) as server:
+        with_ids = run(server, agent("ask('x')"), "--token-ids")
+    (completion,) = with_ids.trajectory.completions
+    assert completion.token_ids
+    assert completion.logprobs
+
+
+def test_token_ids_are_not_asked_for(run: Run):
+    """Without the option each request is as the command sends it."""
+    with ModelServer("yes", token_ids=False, logprobs=False) as server:
+        without = run(server, agent("ask('x')"))
+        (exchange,) = server.exchanges
+    (completion,) = without.trajectory.completions
+    assert completion.token_ids is None
+    assert b"return_token_ids" not in exchange.request
+
+
 # --- rewards
 
 JUDGE = f"""PYTHONPATH={ROOT} {sys.executable} -c '
