@@ -146,9 +146,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         help="the variable with the model server's key; the command does not get it",
     )
     run.add_argument(
-        "--token-ids",
+        "--request-token-ids",
         action="store_true",
-        help="ask the model server for token ids and log-probabilities, as vLLM knows it",
+        help="ask the model server for token ids and log-probabilities; the command sees none",
     )
     run.add_argument("--task", metavar="ID", help="the task that the command works on")
     run.add_argument(

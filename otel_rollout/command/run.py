@@ -48,14 +48,19 @@ def run(options: argparse.Namespace) -> int:
     if shutil.which(options.command[0]) is None:
         say(f"otel-rollout: {options.command[0]}: no such command")
         return NOT_FOUND
+    key = os.environ.get(options.api_key_env) if options.api_key_env else None
+    if options.api_key_env and not key:
+        say(f"otel-rollout: --api-key-env {options.api_key_env}: this variable is not set")
+        return 1
     out = JsonlTrajectoryExporter(options.out) if options.out else None
-    with recording(spans=options.spans, token_ids=options.token_ids) as recorded:
-        status = asyncio.run(_run(options, out))
+    with recording(spans=options.spans, token_ids=options.request_token_ids) as recorded:
+        status = asyncio.run(_run(options, key, out))
     return max(status, say_where(recorded, out=options.out, spans=options.spans))
 
 
-async def _run(options: argparse.Namespace, out: JsonlTrajectoryExporter | None) -> int:
-    key = os.environ.get(options.api_key_env) if options.api_key_env else None
+async def _run(
+    options: argparse.Namespace, key: str | None, out: JsonlTrajectoryExporter | None
+) -> int:
     group = options.group or (uuid.uuid4().hex if options.samples > 1 else None)
     room, commands = asyncio.Semaphore(options.parallel), Commands()
     async with serve(options.upstream, api_key=key) as gateway:

@@ -74,7 +74,7 @@ def agent(
     def run(server: ModelServer, command: Sequence[str]) -> Ran:
         out, spans = tmp_path / "out.jsonl", tmp_path / "spans.jsonl"
         files = ("--out", str(out), "--spans", str(spans))
-        where = ("--upstream", server.base_url, "--timeout", "300", "--token-ids")
+        where = ("--upstream", server.base_url, "--timeout", "300", "--request-token-ids")
         status = main(["run", *where, *files, "--", *command])
         printed, err = capfd.readouterr()
         assert status == 0, err

@@ -238,6 +238,13 @@ def test_a_command_that_does_not_exist(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().err == "otel-rollout: no-such-program: no such command\n"
 
 
+def test_a_key_that_is_not_there(capsys: pytest.CaptureFixture[str]):
+    """A variable that is not set is a mistake, not a server without a key."""
+    where = ("--upstream", "http://127.0.0.1:1", "--api-key-env", "NO_SUCH_KEY")
+    assert main(["run", *where, "--", "true"]) == 1
+    assert "--api-key-env NO_SUCH_KEY: this variable is not set" in capsys.readouterr().err
+
+
 def test_the_key_of_the_model_server(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The server gets it; the command does not, nor is it or a token in any file."""
     monkeypatch.setenv("MY_KEY", "sk-the-secret")
@@ -304,7 +311,7 @@ def test_a_streamed_call(run: Run):
 def test_token_ids_are_asked_for(run: Run):
     """On request, and only then, the server is asked for what a trainer needs."""
     with ModelServer("yes", token_ids=False, logprobs=False) as server:
-        with_ids = run(server, agent("ask('x')"), "--token-ids")
+        with_ids = run(server, agent("ask('x')"), "--request-token-ids")
     (completion,) = with_ids.trajectory.completions
     assert completion.token_ids
     assert completion.logprobs
