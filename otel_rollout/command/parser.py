@@ -146,6 +146,12 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         help="the variable with the model server's key; the command does not get it",
     )
     run.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address that the gateway listens on, for a command in a container; default: this "
+        "machine alone",
+    )
+    run.add_argument(
         "--request-token-ids",
         action="store_true",
         help="ask the model server for token ids and log-probabilities; the command sees none",

@@ -24,7 +24,6 @@ GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for a command that ran out of time."""
 _LONGEST_LINE = 1 << 20
 """Bytes of a line that are held back until it ends."""
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _TERMINAL = (signal.SIGWINCH,)
 """Signals that end nothing: the terminal has another size."""
 
@@ -44,6 +43,9 @@ class Ended:
 class Commands:
     """The commands that run in this process, all of which get the signals that it gets."""
 
+    FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    """The signals that are forwarded, each of which asks for an end."""
+
     def __init__(self) -> None:
         self.signals: list[signal.Signals] = []
         """The signals that were forwarded, all of which ask for an end."""
@@ -55,7 +57,7 @@ class Commands:
         loop = asyncio.get_running_loop()
         taken = [
             number
-            for number in (*_FORWARDED, *_TERMINAL)
+            for number in (*self.FORWARDED, *_TERMINAL)
             if signal.getsignal(number) is not signal.SIG_IGN  # nohup, or a shell's background
         ]
         for number in taken:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import re
+import secrets
 import shutil
 import uuid
 from asyncio.subprocess import DEVNULL
@@ -63,7 +64,9 @@ async def _run(
 ) -> int:
     group = options.group or (uuid.uuid4().hex if options.samples > 1 else None)
     room, commands = asyncio.Semaphore(options.parallel), Commands()
-    async with serve(options.upstream, api_key=key) as gateway:
+    # Nobody but our tokens is let in: the agent begins no rollouts of its own.
+    secret = os.environ.get("OTEL_ROLLOUT_SECRET") or secrets.token_urlsafe(32)
+    async with serve(options.upstream, host=options.host, api_key=key, secret=secret) as gateway:
         samples = _Samples(options, out, group, gateway, commands)
 
         async def one(index: int) -> int | None:

@@ -238,6 +238,21 @@ def test_a_command_that_does_not_exist(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().err == "otel-rollout: no-such-program: no such command\n"
 
 
+def test_another_address(run: Run):
+    """The gateway listens where a container reaches it, and lets nobody begin rollouts there."""
+    code = (
+        "ask('x'); print(os.environ['OPENAI_BASE_URL'].split(':')[1])\n"
+        "url = os.environ['OPENAI_BASE_URL'].split('/r/')[0] + '/rollouts'\n"
+        "request = urllib.request.Request(url, b'{}', {'Content-Type': 'application/json'})\n"
+        "try: urllib.request.urlopen(request)\n"
+        "except urllib.error.HTTPError as error: print(error.code)"
+    )
+    with ModelServer("yes") as server:
+        ran = run(server, agent(code), "--host", "127.0.0.2")
+    assert ran.out == "//127.0.0.2\n401\n"
+    assert len(ran.trajectory.completions) == 1
+
+
 def test_a_key_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     """A variable that is not set is a mistake, not a server without a key."""
     where = ("--upstream", "http://127.0.0.1:1", "--api-key-env", "NO_SUCH_KEY")
