@@ -94,10 +94,10 @@ class Commands:
         """
         before, start = len(self.signals), (prefix or "").encode()
         pipes: list[_Pipe] = []
-        if prefix is not None:
-            pipes = [await _Pipe.open(stream, start) for stream in (sys.stdout, sys.stderr)]
-        out, err = [pipe.given for pipe in pipes] or (None, None)
         try:
+            for stream in () if prefix is None else (sys.stdout, sys.stderr):
+                pipes.append(await _Pipe.open(stream, start))  # noqa: PERF401 - closed one by one
+            out, err = [pipe.given for pipe in pipes] or (None, None)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env=environment,

@@ -66,14 +66,15 @@ async def _run(
     room, commands = asyncio.Semaphore(options.parallel), Commands()
     # Nobody but our tokens is let in: the agent begins no rollouts of its own.
     secret = os.environ.get("OTEL_ROLLOUT_SECRET") or secrets.token_urlsafe(32)
-    async with serve(options.upstream, host=options.host, api_key=key, secret=secret) as gateway:
-        samples = _Samples(options, out, group, gateway, commands)
+    served = serve(options.upstream, host=options.host, api_key=key, secret=secret)
+    with commands.forwarding():
+        async with served as gateway:
+            samples = _Samples(options, out, group, gateway, commands)
 
-        async def one(index: int) -> int | None:
-            async with room:
-                return None if commands.signals else await samples.run(index)
+            async def one(index: int) -> int | None:
+                async with room:
+                    return None if commands.signals else await samples.run(index)
 
-        with commands.forwarding():
             statuses = await asyncio.gather(*map(one, range(options.samples)))
     if None in statuses:
         say(f"{commands.signals[0].name}: {statuses.count(None)} of {len(statuses)} were not run")
@@ -95,11 +96,14 @@ class _Samples:
         trajectory, ended = await self._rollout(index)
         if trajectory.completions and not self.commands.signals:
             await self._judge(trajectory, ended, index)
+        await asyncio.to_thread(self._keep, trajectory)  # while other samples go on
+        return ended.status if trajectory.completions else ended.status or 1
+
+    def _keep(self, trajectory: Trajectory) -> None:
         if self.out is not None:
             self.out.export([trajectory])
         width = shutil.get_terminal_size((80, 24)).columns
         say("\n".join(trajectory_lines(trajectory, width=width)))
-        return ended.status if trajectory.completions else ended.status or 1
 
     async def _rollout(self, index: int) -> tuple[Trajectory, Ended]:
         """Run the command as a rollout; its trajectory, sealed, and how the command ended."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -342,6 +343,34 @@ def test_token_ids_are_not_asked_for(run: Run):
     assert b"return_token_ids" not in exchange.request
 
 
+STREAM = """
+import openai
+message = {"role": "user", "content": "x"}
+client = openai.OpenAI(max_retries=0)
+stream = client.chat.completions.create(model="m", messages=[message], stream=True)
+"""
+
+
+def test_a_command_that_is_killed_in_a_stream(run: Run):
+    """The call that it left is there, and does not train."""
+    code = STREAM + "next(stream)\nos.kill(os.getpid(), 9)"
+    with ModelServer(Reply("a text that comes slowly", chunk_delay=0.2)) as server:
+        ran = run(server, agent(code))
+    assert ran.status == 137
+    (completion,) = ran.trajectory.completions
+    assert completion.status in ("cancelled", "abandoned")
+    assert not completion.trainable
+
+
+def test_a_model_server_that_breaks_off(run: Run):
+    """The command sees a stream that broke off, and so does the trajectory."""
+    code = STREAM + "\ntry: list(stream)\nexcept Exception as error: print('broken')"
+    with ModelServer(Reply("a text that is cut", cut_after=2)) as server:
+        ran = run(server, agent(code))
+    assert ran.out == "broken\n"
+    assert [each.status for each in ran.trajectory.completions] == ["error"]
+
+
 # --- rewards
 
 JUDGE = f"""PYTHONPATH={ROOT} {sys.executable} -c '
@@ -406,6 +435,24 @@ def test_a_later_reward(run: Run, tmp_path: Path):
     assert main(["export", "--to", "tokens", spans, "-o", str(rows)]) == 0
     (row,) = map(json.loads, rows.read_text().splitlines())
     assert row["reward"] == 0.25
+
+
+def test_the_end_of_everything(tmp_path: Path):
+    """Killed by SIGKILL, it leaves the calls that were written, and what is missing is said."""
+    spans = tmp_path / "spans.jsonl"
+    with ModelServer("yes") as server:
+        code = "import time; ask('x'); print('ready', flush=True); parent = os.getppid()\n"
+        code += "while os.getppid() == parent: time.sleep(0.05)"
+        process = started(server, tmp_path, code, "--spans", str(spans))
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        while not spans.exists():
+            time.sleep(0.05)
+        process.kill()
+        process.communicate(timeout=120)
+    (found,) = reconstruct(read_json_lines(spans))
+    assert len(found.completions) == 1
+    assert "the rollout's own span did not come" in found.warnings[0]
 
 
 # --- signals
