@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-OURS := not backend and not phoenix and not framework and not trainer and not server and not fuzz
+OURS := not backend and not phoenix and not framework and not trainer and not server and not agent and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= 2# tests at once; 0 is one after the other, to debug
 
@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-backends test-phoenix backends check format bench pins clean
+.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-agents test-backends test-phoenix backends check format bench pins clean
 
 demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -55,6 +55,9 @@ test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real 
 		OTEL_ROLLOUT_SERVED=build/served $(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
 	done
 
+test-agents: $(READY) .agents/.ready  ## claude-code, codex, opencode and OpenAI's npm client, through the gateway (needs Node 20)
+	$(BIN)/python -m pytest -m agent $(or $(TESTS),tests/agents)
+
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
 	$(MAKE) --no-print-directory -C tools -j 2
 
@@ -96,6 +99,12 @@ $(READY): requirements/newest.txt pyproject.toml
 .venv-servers/.ready: requirements/servers.txt pyproject.toml
 	$(call environment,.venv-servers,servers,--no-deps)
 
+.agents/.ready: tests/agents/package.json
+	mkdir -p .agents
+	cp $< .agents/
+	cd .agents && npm install --no-audit --no-fund
+	@touch $@
+
 .venv-phoenix/.ready: requirements/phoenix.txt  # programs only: nothing of ours is imported there
 	$(PYTHON) -m venv .venv-phoenix
 	.venv-phoenix/bin/python $(PIP) --no-deps --require-hashes -r requirements/phoenix.txt
@@ -129,4 +138,4 @@ pins:  ## write requirements/*.txt anew
 		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
 
 clean:
-	rm -rf .venv .venv-* .tools build dist
+	rm -rf .venv .venv-* .agents .tools build dist

@@ -238,7 +238,6 @@ def test_what_is_allowed_is_not_caught():
 
 
 LATER_IMPORTS = {
-    "command/cli.py": "each verb is imported when it is used: --help loads nothing",
     "otlp/source.py": "protobuf and an HTTP client, for the sources that need them",
 }
 """Modules that import inside a function, and why."""

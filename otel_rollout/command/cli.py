@@ -1,7 +1,8 @@
-"""The command `otel-rollout`: rebuild trajectories, look at them, export them, check a set-up.
+"""The command `otel-rollout`: run agents, rebuild trajectories, look at them, export them.
 
 What it was asked for goes to stdout or the file named, all else to stderr. The exit status is 0;
-1 if something could not be read, was not found or is a problem; 2 for a wrong command line.
+1 if something could not be read, was not found or is a problem; 2 for a wrong command line; of
+`run` it is that of the command that it ran.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from otel_rollout.command.parser import command_parser
 from otel_rollout.command.text import say
@@ -39,26 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    # Each verb is imported when it is used: --help and --version need no client and no SDK.
-    if options.verb == "rebuild":
-        from otel_rollout.command.rebuild import rebuild
-
-        return rebuild(options)
-    if options.verb == "show":
-        from otel_rollout.command.show import show
-
-        return show(options)
-    if options.verb == "export":
-        from otel_rollout.command.export import export
-
-        return export(options)
-    if options.verb == "stats":
-        from otel_rollout.command.stats import stats
-
-        return stats(options)
-    from otel_rollout.command.doctor import doctor
-
-    return doctor(options)
+    # Each verb is a module, imported when it is used: --help and --version need no client, no SDK.
+    verb: Callable[[argparse.Namespace], int] = getattr(
+        import_module(f"otel_rollout.command.{options.verb}"), options.verb
+    )
+    return verb(options)
 
 
 def _text(error: BaseException) -> str:

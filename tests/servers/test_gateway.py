@@ -1,7 +1,7 @@
 """Agents whose calls pass a gateway, on the real servers: every sampled token trains once.
 
-The agents are those of the other tests. The gateway records their calls, not the hooks of their client,
-which asks for no token ids and is shown none.
+The agents are those of the other tests. The gateway records their calls, not the hooks of their
+client, which asks for no token ids and is shown none.
 """
 
 from __future__ import annotations

@@ -1,0 +1,69 @@
+"""Where a verb that records puts its spans, and what it says of that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    OTEL_SERVICE_NAME,
+)
+
+from otel_rollout.command.text import say
+from otel_rollout.otlp import JsonLinesSpanExporter
+from otel_rollout.wiring import configure, shutdown
+
+
+class Recorded:
+    """What became of the records, once the block of `recording` has ended."""
+
+    is_whole = False
+    """True if all spans arrived where they should."""
+
+
+@contextmanager
+def recording(*, spans: str | None = None, token_ids: bool = False) -> Iterator[Recorded]:
+    """Record rollouts while the block runs, and over OTLP if the environment has an endpoint.
+
+    spans: a file that spans are appended to, as OTLP/JSON lines. None: none.
+    token_ids: True asks the model server for token ids with every call.
+    """
+    recorded = Recorded()
+    configure(
+        service_name=os.environ.get(OTEL_SERVICE_NAME) or "otel-rollout",
+        span_exporters=[JsonLinesSpanExporter(spans)] if spans else [],
+        request_token_ids=token_ids,
+        instrumentor=None,  # the calls are made by other programs
+    )
+    try:
+        yield recorded
+    finally:
+        recorded.is_whole = shutdown()
+
+
+def endpoint() -> str | None:
+    """The OTLP endpoint that the environment names. None: there is none."""
+    return os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) or os.environ.get(
+        OTEL_EXPORTER_OTLP_ENDPOINT
+    )
+
+
+def say_where(recorded: Recorded, *, out: str | None = None, spans: str | None = None) -> int:
+    """Say where the records are, or that something is missing there; the exit status."""
+    places = [
+        f"{name} ({what})" for name, what in ((out, "trajectories"), (spans, "spans")) if name
+    ]
+    if otlp := endpoint():
+        places.append(f"{otlp} (spans, OTLP)")
+    if not places:
+        say(f"nothing was kept: give --out or --spans, or set {OTEL_EXPORTER_OTLP_ENDPOINT}")
+        return 0
+    say(
+        ("" if recorded.is_whole else "not all of it arrived: see above. ")
+        + "-> "
+        + ", ".join(places)
+    )
+    return int(not recorded.is_whole)

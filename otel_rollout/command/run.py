@@ -1,0 +1,198 @@
+"""The verb `run`: a command of any language is run as a rollout, with a gateway for its calls."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import secrets
+import shutil
+import uuid
+from asyncio.subprocess import DEVNULL
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from otel_rollout.command.judging import judge
+from otel_rollout.command.process import Commands, Ended
+from otel_rollout.command.recording import recording, say_where
+from otel_rollout.command.text import say
+from otel_rollout.command.tree import trajectory_lines
+from otel_rollout.export import JsonlTrajectoryExporter
+from otel_rollout.gateway import Gateway, serve
+from otel_rollout.record import rollout
+from otel_rollout.trajectory import Trajectory
+
+NOT_FOUND = 127
+"""Exit status of a command that does not exist, as a shell's."""
+NO_CALL = "no model call came through the gateway"
+
+
+class CommandError(Exception):
+    """The command failed; the message names its exit status, or the signal that ended it."""
+
+
+class CommandTimeoutError(TimeoutError):
+    """The command took longer than `--timeout`."""
+
+
+class NoModelCallError(Exception):
+    """The gateway saw no model call of the command: there is nothing to train on."""
+
+
+class CommandStopped(BaseException):
+    """The command failed after a signal that asked this process to end: a cancelled rollout."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the verb; the exit status is the command's own, of several the worst."""
+    if shutil.which(options.command[0]) is None:
+        say(f"otel-rollout: {options.command[0]}: no such command")
+        return NOT_FOUND
+    key = os.environ.get(options.api_key_env) if options.api_key_env else None
+    if options.api_key_env and not key:
+        say(f"otel-rollout: --api-key-env {options.api_key_env}: this variable is not set")
+        return 1
+    out = JsonlTrajectoryExporter(options.out) if options.out else None
+    with recording(spans=options.spans, token_ids=options.request_token_ids) as recorded:
+        status = asyncio.run(_run(options, key, out))
+    return max(status, say_where(recorded, out=options.out, spans=options.spans))
+
+
+async def _run(
+    options: argparse.Namespace, key: str | None, out: JsonlTrajectoryExporter | None
+) -> int:
+    group = options.group or (uuid.uuid4().hex if options.samples > 1 else None)
+    room, commands = asyncio.Semaphore(options.parallel), Commands()
+    # Nobody but our tokens is let in: the agent begins no rollouts of its own.
+    secret = os.environ.get("OTEL_ROLLOUT_SECRET") or secrets.token_urlsafe(32)
+    served = serve(options.upstream, host=options.host, api_key=key, secret=secret)
+    with commands.forwarding():
+        async with served as gateway:
+            samples = _Samples(options, out, group, gateway, commands)
+
+            async def one(index: int) -> int | None:
+                async with room:
+                    return None if commands.signals else await samples.run(index)
+
+            statuses = await asyncio.gather(*map(one, range(options.samples)))
+    if None in statuses:
+        say(f"{commands.signals[0].name}: {statuses.count(None)} of {len(statuses)} were not run")
+    return max((status for status in statuses if status is not None), default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """The runs of one command, each of which is a rollout."""
+
+    options: argparse.Namespace
+    out: JsonlTrajectoryExporter | None
+    group: str | None
+    gateway: Gateway
+    commands: Commands
+
+    async def run(self, index: int) -> int:
+        """Run the command once, judge it, keep it and show it; the exit status."""
+        trajectory, ended = await self._rollout(index)
+        if trajectory.completions and not self.commands.signals:
+            await self._judge(trajectory, ended, index)
+        await asyncio.to_thread(self._keep, trajectory)  # while other samples go on
+        return ended.status if trajectory.completions else ended.status or 1
+
+    def _keep(self, trajectory: Trajectory) -> None:
+        if self.out is not None:
+            self.out.export([trajectory])
+        width = shutil.get_terminal_size((80, 24)).columns
+        say("\n".join(trajectory_lines(trajectory, width=width)))
+
+    async def _rollout(self, index: int) -> tuple[Trajectory, Ended]:
+        """Run the command as a rollout; its trajectory, sealed, and how the command ended."""
+        options, ended = self.options, Ended(1)
+        scope = rollout(
+            options.name or os.path.basename(options.command[0]),
+            task_id=options.task,
+            group_id=self.group,
+            sample_index=index,
+            metadata=dict(options.metadata),
+        )
+        try:
+            with scope as trajectory:
+                variables = self._variables(trajectory, index)
+                ended = await self._command(variables, index)
+                if not trajectory.completions:
+                    say(no_call_hint(variables))
+                self._check(trajectory, ended)
+        except (CommandError, CommandTimeoutError, CommandStopped, NoModelCallError):
+            pass  # the trajectory says so
+        return trajectory, ended
+
+    def _variables(self, trajectory: Trajectory, index: int) -> dict[str, str]:
+        """The variables that the command gets besides those of this process."""
+        own = {"OTEL_ROLLOUT_ID": trajectory.id, "OTEL_ROLLOUT_SAMPLE": str(index)}
+        if self.options.task is not None:
+            own["OTEL_ROLLOUT_TASK"] = self.options.task
+        return {**self.gateway.environment(), **own}
+
+    async def _command(self, variables: dict[str, str], index: int) -> Ended:
+        environment = dict(os.environ)
+        environment.pop(self.options.api_key_env or "", None)  # the key is the gateway's alone
+        return await self.commands.run(
+            self.options.command,
+            environment | variables,
+            timeout=self.options.timeout,
+            prefix=self._prefix(index),
+            stdin=None if self.options.samples == 1 else DEVNULL,
+        )
+
+    def _prefix(self, index: int) -> str | None:
+        several = min(self.options.parallel, self.options.samples) > 1
+        return f"[{index}] " if several else None
+
+    async def _judge(self, trajectory: Trajectory, ended: Ended, index: int) -> None:
+        """Set the reward that `--reward-command` gives."""
+        command = self.options.reward_command
+        if command is None:
+            return
+        reward = await judge(
+            command,
+            trajectory,
+            ended,
+            self.commands,
+            sample=index,
+            timeout=self.options.timeout,
+            prefix=self._prefix(index),
+        )
+        if reward is not None:
+            trajectory.reward = reward
+
+    def _check(self, trajectory: Trajectory, ended: Ended) -> None:
+        """Raise what ends the rollout, unless all went well."""
+        if ended.timed_out:
+            raise CommandTimeoutError(ended.failure)
+        if ended.failure is not None and self.commands.signals:
+            raise CommandStopped(f"{self.commands.signals[0].name}: {ended.failure}")
+        if ended.failure is not None:
+            raise CommandError(ended.failure)
+        if not trajectory.completions:
+            raise NoModelCallError(NO_CALL)
+
+
+def no_call_hint(variables: Mapping[str, str]) -> str:
+    """Sentences for a command that made no call: what it was given, and what to check."""
+    urls = (f"  {name}={_hidden(variables[name])}" for name in sorted(variables) if "URL" in name)
+    others = ", ".join(name for name in sorted(variables) if "URL" not in name)
+    return "\n".join(
+        (
+            f"{NO_CALL}: there is nothing to train on. The command was given",
+            *urls,
+            f"  {others}",
+            "Does it read them? Some agents have their address only from their own configuration,",
+            "are logged in to another service, or send all calls through a proxy. In a container",
+            "127.0.0.1 is another machine: see docs/gateway.md.",
+        )
+    )
+
+
+def _hidden(url: str) -> str:
+    """A base URL without its token, which is a password."""
+    return re.sub(r"/r/[^/]+", "/r/...", url)

@@ -1,0 +1,99 @@
+"""Command-line agents from npm, each in a home of its own, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_rollout import JsonlTrajectoryExporter, Trajectory, reconstruct
+from otel_rollout.command.cli import main
+from otel_rollout.otlp import read_json_lines
+from otel_rollout.testing import ModelServer, WireExchange
+
+ROOT = Path(__file__).parents[2]
+MODULES = ROOT / ".agents" / "node_modules"
+VARIABLES = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    # Whatever is not on this machine is not there.
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+}
+FILE = "sum.py"
+WRONG, RIGHT = "print(2 - 2)\n", "print(2 + 2)\n"
+TASK = f"{FILE} has to print 4. Read it, mend it, and run it."
+
+
+@dataclass
+class Ran:
+    """A run of an agent: what the server saw, and what became of it."""
+
+    status: int
+    out: str
+    trajectory: Trajectory
+    exchanges: list[WireExchange]
+
+
+Agent = Callable[[ModelServer, Sequence[str]], Ran]
+
+
+@pytest.fixture
+def agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Agent:
+    """Run an agent by `otel-rollout run`, in a folder with the file that is to be mended.
+
+    The trajectory of the process is equal to the one that its file of spans gives.
+    """
+    assert MODULES.is_dir(), "the agents are not installed: make test-agents"
+    home, folder = tmp_path / "home", tmp_path / "work"
+    for each in (home, folder, tmp_path / "tmp"):
+        each.mkdir()
+    (folder / FILE).write_text(WRONG)
+    for name in list(os.environ):
+        if name.startswith(("XDG_", "ANTHROPIC_", "CLAUDE", "CODEX_", "OPENCODE_")):
+            monkeypatch.delenv(name)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("PATH", f"{MODULES / '.bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("NODE_PATH", str(MODULES))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PWD", str(folder))
+
+    def run(server: ModelServer, command: Sequence[str]) -> Ran:
+        out, spans = tmp_path / "out.jsonl", tmp_path / "spans.jsonl"
+        files = ("--out", str(out), "--spans", str(spans))
+        where = ("--upstream", server.base_url, "--timeout", "300", "--request-token-ids")
+        status = main(["run", *where, *files, "--", *command])
+        printed, err = capfd.readouterr()
+        assert status == 0, err
+        (live,) = JsonlTrajectoryExporter.read(out)
+        (rebuilt,) = reconstruct(read_json_lines(spans))
+        assert rebuilt == live
+        assert live.status == "complete"
+        assert live.warnings == []
+        return Ran(status, printed, live, server.exchanges)
+
+    return run
+
+
+def results(body: dict[str, Any]) -> list[str]:
+    """The results of tools in a request of any API, as texts."""
+    found = [item for item in body.get("input", ()) if item.get("type") == "function_call_output"]
+    for message in body.get("messages", ()):
+        if message["role"] == "tool":
+            found.append(message)
+        elif isinstance(message["content"], list):
+            found += [part for part in message["content"] if part["type"] == "tool_result"]
+    return [json.dumps(each) for each in found]
