@@ -48,14 +48,14 @@ def _run(options: argparse.Namespace) -> int:
         from otel_rollout.command.show import show
 
         return show(options)
-    if options.verb == "export":
-        from otel_rollout.command.export import export
-
-        return export(options)
     if options.verb == "stats":
         from otel_rollout.command.stats import stats
 
         return stats(options)
+    if options.verb == "export":
+        from otel_rollout.command.export import export
+
+        return export(options)
     from otel_rollout.command.doctor import doctor
 
     return doctor(options)

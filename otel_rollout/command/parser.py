@@ -70,8 +70,8 @@ def command_parser() -> argparse.ArgumentParser:
 
     rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _SOURCES)
     show = command("show", "look at trajectories", _SHOW, _SOURCES)
-    export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
     stats = command("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES)
+    export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
     doctor = command("doctor", "check a set-up", _DOCTOR, None)
     for each in (rebuild, show, export, stats):
         many = "*" if each is export else "+"

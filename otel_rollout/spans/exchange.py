@@ -142,22 +142,23 @@ class Exchange:
     """Warnings: what this span should hold and does not."""
     context_key: bytes = b""
     """Equal for requests that may continue one another: same tools, same instructions."""
+    supplied: Supplied | None = None
+    """Token ids that a gateway sent for the messages; None: the messages were sent alone."""
     source: str = EXACT_SOURCE
     """Where it was read: `exchange`, our own span, or the name of a dialect."""
     lost: list[str] = field(default_factory=list)
     """What its dialect does not keep of this call, in words; [] for our own span."""
-    supplied: Supplied | None = None
-    """Token ids that a gateway sent for the messages; None: the messages were sent alone."""
     _reply: Json = None
     _is_read: bool = False
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Also of pickles of earlier versions, where `...` was a reply that was not parsed yet."""
-        fields = {"_is_read": state[1]["_reply"] is not ..., "supplied": None, **state[1]}
+        fields = {"_is_read": state[1]["_reply"] is not ..., **state[1]}
         fields["_reply"] = fields["_reply"] if fields["_is_read"] else None
         for name, value in fields.items():
             setattr(self, name, value)
+        self.supplied = fields.get("supplied")
 
     @property
     def reply(self) -> Json:
