@@ -56,6 +56,10 @@ def _run(options: argparse.Namespace) -> int:
         from otel_rollout.command.export import export
 
         return export(options)
+    if options.verb == "gateway":
+        from otel_rollout.command.gateway import gateway
+
+        return gateway(options)
     from otel_rollout.command.doctor import doctor
 
     return doctor(options)
