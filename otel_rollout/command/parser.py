@@ -63,6 +63,15 @@ file of spans, or sent over OTLP as OTEL_EXPORTER_OTLP_ENDPOINT says. `rebuild`
 then gives the trajectory with the reward; of several with one name, the last."""
 
 
+_GATEWAY = """\
+Stand between agents and their model server, and record every model call. An
+agent in any language says which rollout a call belongs to: by its base URL
+(/r/TOKEN/v1), its API key (or-TOKEN) or the headers traceparent and baggage.
+POST /rollouts begins a rollout and gives them; /docs describes it.
+The first line of output is the address. SIGTERM or SIGINT ends it. Spans also
+go out over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
+
+
 def command_parser() -> argparse.ArgumentParser:
     """The parser of the whole command; it sets `verb` to the name of the subcommand."""
     parser = argparse.ArgumentParser(
@@ -87,10 +96,11 @@ def command_parser() -> argparse.ArgumentParser:
 
     rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _SOURCES)
     show = command("show", "look at trajectories", _SHOW, _SOURCES)
-    export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
     stats = command("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES)
+    export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
     run = command("run", "run a command as a rollout", _RUN, None)
     reward = command("reward", "reward a rollout that has ended", _REWARD, _SOURCES)
+    gateway = command("gateway", "record agents in any language", _GATEWAY, None)
     doctor = command("doctor", "check a set-up", _DOCTOR, None)
     for each in (rebuild, show, export, stats):
         many = "*" if each is export else "+"
@@ -125,6 +135,7 @@ def command_parser() -> argparse.ArgumentParser:
     show.add_argument("--full", action="store_true", help="do not cut texts")
     stats.add_argument("--json", action="store_true", help="print one JSON object with all forks")
     stats.add_argument("--full", action="store_true", help="list all forks of each trajectory")
+    _add_gateway(gateway)
     doctor.add_argument(
         "setup",
         nargs="?",
@@ -241,6 +252,48 @@ def _number(text: str) -> float:
     if not math.isfinite(number):
         raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
     return number
+
+
+def _add_gateway(gateway: argparse.ArgumentParser) -> None:
+    gateway.add_argument(
+        "--upstream",
+        required=True,
+        metavar="URL",
+        help="the model server, such as http://localhost:8000/v1",
+    )
+    gateway.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; others than this need a secret"
+    )
+    gateway.add_argument("--port", type=int, default=4040, help="default: 4040; 0: any free port")
+    gateway.add_argument(
+        "--api-key-env",
+        metavar="NAME",
+        help="environment variable with the model server's key; default: clients send their own",
+    )
+    gateway.add_argument(
+        "--secret-env",
+        metavar="NAME",
+        help="environment variable with the secret that signs tokens; default: "
+        "OTEL_ROLLOUT_SECRET, if it is set",
+    )
+    gateway.add_argument(
+        "--out", metavar="FILE", help="append finished trajectories to this file, as JSON lines"
+    )
+    gateway.add_argument(
+        "--spans", metavar="FILE", help="append spans to this file, as OTLP/JSON lines"
+    )
+    gateway.add_argument(
+        "--request-token-ids",
+        action="store_true",
+        help="ask the model server for token ids and log-probabilities; clients do not see them",
+    )
+    gateway.add_argument(
+        "--renderer",
+        metavar="NAME",
+        help="send the token ids that a conversation has instead of its messages: `server` asks "
+        "the model server for those of new messages; else a tokenizer that the package renderers "
+        "knows. Needs token ids, and a server that takes them (docs/drift.md)",
+    )
 
 
 def _option(text: str) -> tuple[str, str]:

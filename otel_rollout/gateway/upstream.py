@@ -7,6 +7,7 @@ nothing, adds no header, and waits for a reply for as long as the client does.
 from __future__ import annotations
 
 import socket
+import zlib
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,7 +47,11 @@ class Upstream:
         self._aiohttp = library("aiohttp")
         self._url: Any = library("yarl").URL
         self._session: Any = None
-        self.errors: tuple[type[Exception], ...] = (self._aiohttp.ClientError, OSError)
+        self.errors: tuple[type[Exception], ...] = (
+            self._aiohttp.ClientError,
+            OSError,
+            zlib.error,
+        )
         """What asking raises if there is no reply, and reading one that is cut."""
 
     async def ask(
@@ -141,7 +146,8 @@ def _root(url: str) -> str:
 def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that is bound, so that its port is known at once. OSError if it cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # Without the protocol's number asyncio does not switch off the wait for larger packets.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))

@@ -30,6 +30,7 @@ from otel_rollout.wire.framing import (
     framing_said,
 )
 from otel_rollout.wire.glance import TokenCounts, said_in, shown_replies, token_counts
+from otel_rollout.wire.hidden import Hiding, HidingReader, hidden_reply, hiding_of
 from otel_rollout.wire.json import (
     Choice,
     Json,
@@ -100,6 +101,8 @@ __all__ = [
     "EventCutter",
     "FrameCutter",
     "Framing",
+    "Hiding",
+    "HidingReader",
     "Json",
     "Message",
     "MessagePath",
@@ -135,6 +138,8 @@ __all__ = [
     "extend",
     "framing_at",
     "framing_said",
+    "hidden_reply",
+    "hiding_of",
     "is_count",
     "is_events",
     "is_json_object",

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import otel_rollout
-from otel_rollout import ConfigurationError, Trajectory, rollout
+from otel_rollout import ConfigurationError, JsonlTrajectoryExporter, Trajectory, rollout
 from otel_rollout.gateway import Gateway
 from otel_rollout.gateway.supply import with_ids
 from tests.gateway.conftest import Serve
+from tests.gateway.programs import command
 from tests.gateway.toy_server import ToyRenderer, ToyServer
 from tests.kit.conversations import TOOLS, said, user
 from tests.kit.outside import send
@@ -265,6 +268,30 @@ async def test_a_renderer_that_fails(
         await talk(gateway, 3)
     assert not any("input_ids" in body for body in model.asked)
     assert len(trajectory.completions) == 3
+
+
+async def test_the_command(clients: Clients, tmp_path: Path) -> None:
+    """`otel-rollout gateway --renderer server` supplies ids to agents of any language."""
+    model = drifting(renders="/tokenize")
+    path = tmp_path / "out.jsonl"
+    server = clients.serve(routes=model.routes())
+    process, url = await command(server, "--renderer", "server", "--out", str(path))
+    try:
+        begun = (await send(url + "/rollouts", {"name": "agent"})).json()
+        messages = [user("hi")]
+        for _ in range(3):
+            chat = {"model": "m", "messages": messages}
+            answer = await send(begun["openai_base_url"] + "/chat/completions", chat)
+            reply = answer.json()["choices"][0]["message"]
+            messages += [reply, user("so?")]
+        await send(f"{url}/rollouts/{begun['id']}", None, "DELETE")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+    (trajectory,) = JsonlTrajectoryExporter.read(path)
+    drift = trajectory.drift()
+    assert (drift.continued, drift.merge_ratio) == (2, 1.0)
+    assert [one.supplied is None for one in trajectory.completions] == [True, False, False]
 
 
 @pytest.mark.parametrize("renderer", ["no-such-tokenizer", 7])
