@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from opentelemetry import context as otel_context
 
@@ -48,7 +49,7 @@ from otel_rollout.record import (
     running_rollout,
     with_fields,
 )
-from otel_rollout.wire import Hiding, asks_a_model, endpoint_of, hiding_of, retrieval_of
+from otel_rollout.wire import Hiding, Json, asks_a_model, endpoint_of, hiding_of, retrieval_of
 
 logger = logging.getLogger("otel_rollout")
 _CARRIER = (b"traceparent", b"tracestate", b"baggage")
@@ -117,6 +118,8 @@ class Application:
             api_key=settings.api_key,
             connect_seconds=settings.connect_seconds,
         )
+        self.fields: WeakKeyDictionary[ActiveRollout, Json] = WeakKeyDictionary()
+        """What `request_token_ids` said where the address of a rollout was asked for."""
         self._control = Control(
             self.seats,
             said,
@@ -232,7 +235,7 @@ class Application:
                     note_uncaptured(active, "a client of the gateway", asked.path)
                 return None, body, None
             headers = self._secrets(asked, scope)
-            sent, added = with_fields(name, body, headers, OUTSIDE)
+            sent, added = with_fields(name, body, headers, self.fields.get(active))
             recorder = record_call(active, name)
             recorder.request(sent, headers)
             return recorder, sent, hiding_of(added)
