@@ -55,6 +55,8 @@ logger = logging.getLogger("otel_rollout")
 _CARRIER = (b"traceparent", b"tracestate", b"baggage")
 
 
+MAX_BODY_BYTES = 128 << 20
+"""Bytes of a request: more than any conversation with its images has."""
 _NUMBERS = (
     *("max_body_bytes", "body_seconds", "header_seconds", "connect_seconds"),
     *("token_seconds", "idle_seconds", "rollout_seconds", "most_parts"),
@@ -73,7 +75,7 @@ class Settings:
     """Signs tokens, and opens the control routes. None: that of `configure` or of the environment
     (OTEL_ROLLOUT_SECRET); without one, tokens are signed with a random one, and only this machine
     may use the control routes."""
-    max_body_bytes: int = 128 << 20
+    max_body_bytes: int = MAX_BODY_BYTES
     """A longer request is refused with 413, and not held."""
     body_seconds: float = 60.0
     """How long a client may take for the next piece of a request's body."""

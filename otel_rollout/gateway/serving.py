@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
-from otel_rollout.gateway.application import Application, Settings
+from otel_rollout.gateway.application import MAX_BODY_BYTES, Application, Settings
 from otel_rollout.gateway.environment import environment_of, token_of
 from otel_rollout.gateway.extra import library
 from otel_rollout.gateway.server import Server
@@ -77,18 +77,31 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
     upstream: address of the model server, with or without `/v1`.
     host: address to listen on. Any other than that of this machine needs a secret.
     port: 0 (default) is any free port.
-    options: those of `Settings`: `api_key`, `secret`, `max_body_bytes` and others.
+    api_key: key of the model server, sent instead of the clients' keys. None: clients send theirs.
+    secret: signs tokens, and opens the control routes. None: that of `configure`, or
+        OTEL_ROLLOUT_SECRET; without one tokens are signed with a random one.
+    max_body_bytes: a longer request is refused.
+    options: further fields of `Settings`, such as `idle_seconds`.
 
     ConfigurationError for a wrong option, and where the extra `gateway` is not installed; OSError
     if the port is not free.
     """
 
     def __init__(
-        self, upstream: str, *, host: str = "127.0.0.1", port: int = 0, **options: Any
+        self,
+        upstream: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        secret: str | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        **options: Any,
     ) -> None:
         for name in ("uvicorn", "httptools"):
             library(name)
-        self._application = Application(Settings(upstream, **options))
+        settings = Settings(upstream, api_key, secret, max_body_bytes, **options)
+        self._application = Application(settings)
         if self._application.secret is None and not _is_loopback(host):
             raise ConfigurationError(
                 f"gateway host: {host!r} can be reached by others, which needs a secret: set "
