@@ -61,6 +61,10 @@ def _run(options: argparse.Namespace) -> int:
         from otel_rollout.command.reward import reward
 
         return reward(options)
+    if options.verb == "gateway":
+        from otel_rollout.command.gateway import gateway
+
+        return gateway(options)
     from otel_rollout.command.doctor import doctor
 
     return doctor(options)

@@ -54,6 +54,13 @@ _REWARD = """\
 Give a rollout that has ended a reward. It is a span on the rollout's trace: in a
 file of spans, or sent over OTLP as OTEL_EXPORTER_OTLP_ENDPOINT says. `rebuild`
 then gives the trajectory with the reward; of several with one name, the last."""
+_GATEWAY = """\
+Stand between agents and their model server, and record every model call. An
+agent in any language says which rollout a call belongs to: by its base URL
+(/r/TOKEN/v1), its API key (or-TOKEN) or the headers traceparent and baggage.
+POST /rollouts begins a rollout and gives them; /docs describes it.
+The first line of output is the address. SIGTERM or SIGINT ends it. Spans also
+go out over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -83,6 +90,7 @@ def command_parser() -> argparse.ArgumentParser:
     export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
     run = command("run", "run a command as a rollout", _RUN, None)
     reward = command("reward", "reward a rollout that has ended", _REWARD, _SOURCES)
+    gateway = command("gateway", "record agents in any language", _GATEWAY, None)
     doctor = command("doctor", "check a set-up", _DOCTOR, None)
     for each in (rebuild, show, export):
         many = "*" if each is export else "+"
@@ -115,6 +123,7 @@ def command_parser() -> argparse.ArgumentParser:
     export.set_defaults(wrong=export.error)
     show.add_argument("--id", metavar="ID", help="only those whose id or trace id begins with this")
     show.add_argument("--full", action="store_true", help="do not cut texts")
+    _add_gateway(gateway)
     doctor.add_argument(
         "setup",
         nargs="?",
@@ -231,6 +240,41 @@ def _number(text: str) -> float:
     if not math.isfinite(number):
         raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
     return number
+
+
+def _add_gateway(gateway: argparse.ArgumentParser) -> None:
+    gateway.add_argument(
+        "--upstream",
+        required=True,
+        metavar="URL",
+        help="the model server, such as http://localhost:8000/v1",
+    )
+    gateway.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; others than this need a secret"
+    )
+    gateway.add_argument("--port", type=int, default=4040, help="default: 4040; 0: any free port")
+    gateway.add_argument(
+        "--api-key-env",
+        metavar="NAME",
+        help="environment variable with the model server's key; default: clients send their own",
+    )
+    gateway.add_argument(
+        "--secret-env",
+        metavar="NAME",
+        help="environment variable with the secret that signs tokens; default: "
+        "OTEL_ROLLOUT_SECRET, if it is set",
+    )
+    gateway.add_argument(
+        "--out", metavar="FILE", help="append finished trajectories to this file, as JSON lines"
+    )
+    gateway.add_argument(
+        "--spans", metavar="FILE", help="append spans to this file, as OTLP/JSON lines"
+    )
+    gateway.add_argument(
+        "--request-token-ids",
+        action="store_true",
+        help="ask the model server for token ids and log-probabilities; clients do not see them",
+    )
 
 
 def _option(text: str) -> tuple[str, str]:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from opentelemetry import context as otel_context
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.gateway.exchange import Cut, Exchange
+from otel_rollout.gateway.control import Control
+from otel_rollout.gateway.environment import environment_of
+from otel_rollout.gateway.exchange import Cut, Exchange, Request
 from otel_rollout.gateway.http import (
     ClientGone,
     Limits,
@@ -24,6 +26,8 @@ from otel_rollout.gateway.http import (
     Refusal,
     Scope,
     Send,
+    answer,
+    is_near,
     read_body,
     refuse,
 )
@@ -36,6 +40,7 @@ from otel_rollout.record import (
     ActiveRollout,
     Carried,
     ExchangeRecorder,
+    came_back,
     guarded,
     note_uncaptured,
     record_call,
@@ -43,16 +48,15 @@ from otel_rollout.record import (
     running_rollout,
     with_fields,
 )
-from otel_rollout.wire import asks_a_model, endpoint_of, retrieval_of
+from otel_rollout.wire import Hiding, asks_a_model, endpoint_of, hiding_of, retrieval_of
 
 logger = logging.getLogger("otel_rollout")
-_LOOPBACK = ("127.", "::1", "::ffff:127.")
 _CARRIER = (b"traceparent", b"tracestate", b"baggage")
 
 
 _NUMBERS = (
-    *("max_body_bytes", "body_seconds", "connect_seconds", "token_seconds"),
-    *("idle_seconds", "rollout_seconds", "most_parts"),
+    *("max_body_bytes", "body_seconds", "header_seconds", "connect_seconds"),
+    *("token_seconds", "idle_seconds", "rollout_seconds", "most_parts"),
 )
 
 
@@ -72,6 +76,8 @@ class Settings:
     """A longer request is refused with 413, and not held."""
     body_seconds: float = 60.0
     """How long a client may take for the next piece of a request's body."""
+    header_seconds: float = 30.0
+    """How long a client may take for the head of a request, where `serve` serves."""
     connect_seconds: float = 30.0
     """How long connecting to the model server may take. A reply may take as long as it does."""
     token_seconds: float = 24 * 3600.0
@@ -99,7 +105,8 @@ class Application:
     """The gateway as an ASGI application; `close` ends what it holds."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.header_seconds = settings.header_seconds
+        self._api_key = settings.api_key
         said = settings.secret.encode() if settings.secret is not None else rollout_secret()
         self.secret = said
         """The secret that it was given. None: it has a random one."""
@@ -110,6 +117,12 @@ class Application:
             api_key=settings.api_key,
             connect_seconds=settings.connect_seconds,
         )
+        self._control = Control(
+            self.seats,
+            said,
+            settings.rollout_seconds,
+            lambda active, root: environment_of(self.tokens, active, root),
+        )
         self._limits = Limits(settings.max_body_bytes, settings.body_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +132,8 @@ class Application:
             return
         token = otel_context.attach(OUTSIDE)
         try:
-            await self._answer(scope, receive, send)
+            with guarded("a request to the gateway was not answered"):
+                await self._answer(scope, receive, send)
         finally:
             otel_context.detach(token)
 
@@ -144,6 +158,9 @@ class Application:
         path = _raw_path(scope)
         asked = asked_of(path, scope["headers"])
         try:
+            if self._control.is_at(asked.path) and asked.token is None:
+                await self._answer_control(scope, asked.path, receive, send)
+                return
             carried = self._rollout_of(asked, scope)
             body = await read_body(scope, receive, self._limits)
             with self.seats.call(carried) as active:
@@ -152,6 +169,11 @@ class Application:
             await refuse(send, refusal, asked.path)
         except (ClientGone, Cut):
             return  # uvicorn closes a connection whose reply is not complete
+
+    async def _answer_control(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._limits)
+        reply = self._control.answer(scope, path, body, _root_of(scope))
+        await answer(send, reply.status, reply.body, reply.content_type)
 
     def _rollout_of(self, asked: Asked, scope: Scope) -> Carried:
         """The rollout that a request belongs to. Refusal for one that proves none."""
@@ -171,9 +193,12 @@ class Application:
     def _in_headers(self, scope: Scope) -> Carried | None:
         """The rollout that `traceparent` and `baggage` name; without a secret only on loopback."""
         found = {name.decode(): value for name, value in scope["headers"] if name in _CARRIER}
-        if "baggage" not in found or (self.secret is None and not _is_near(scope)):
+        if "baggage" not in found or (self.secret is None and not is_near(scope)):
             return None
-        return Carried.by({k: v.decode("latin-1") for k, v in found.items()}, self.secret)
+        carried = Carried.by({k: v.decode("latin-1") for k, v in found.items()}, self.secret)
+        if carried is not None:
+            came_back(carried)
+        return carried
 
     async def _pass_on(
         self,
@@ -184,39 +209,40 @@ class Application:
         receive: Receive,
         send: Send,
     ) -> None:
-        recorder, body = self._recorded(active, asked, scope, body)
+        recorder, body, hiding = self._recorded(active, asked, scope, body)
         headers = self._upstream.request_headers(
             scope["headers"],
             key_is_token=asked.key_is_token,
             key_name="x-api-key" if asked.path.endswith("/v1/messages") else "authorization",
+            without=b"accept-encoding" if hiding is not None else b"",
         )
         query = scope["query_string"].decode("latin-1")
         target = f"{asked.path}?{query}" if query else asked.path
-        exchange = Exchange(recorder, send)
-        await exchange.pass_on(self._upstream, scope["method"], target, headers, body, receive)
+        request = Request(scope["method"], target, headers, body or None)
+        await Exchange(self._upstream, recorder, hiding, send).pass_on(request, receive)
 
     def _recorded(
         self, active: ActiveRollout, asked: Asked, scope: Scope, body: bytes
-    ) -> tuple[ExchangeRecorder | None, bytes]:
-        """The recorder of a request, and its body as the model server gets it."""
+    ) -> tuple[ExchangeRecorder | None, bytes, Hiding | None]:
+        """The recorder of a request, its body as the model server gets it, and what is hidden."""
         with guarded("a call that passes through the gateway is not recorded"):
             name = _name_of(scope["method"], asked.path)
             if name is None:
                 if scope["method"] == "POST" and asks_a_model(asked.path):
                     note_uncaptured(active, "a client of the gateway", asked.path)
-                return None, body
+                return None, body, None
             headers = self._secrets(asked, scope)
-            sent, _ = with_fields(name, body, headers, OUTSIDE)
+            sent, added = with_fields(name, body, headers, OUTSIDE)
             recorder = record_call(active, name)
             recorder.request(sent, headers)
-            return recorder, sent
-        return None, body
+            return recorder, sent, hiding_of(added)
+        return None, body, None
 
     def _secrets(self, asked: Asked, scope: Scope) -> Mapping[str, str]:
         """The headers of a request, and the secrets that an error might repeat."""
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         headers["gateway-token"] = asked.token or ""
-        headers["gateway-key"] = self.settings.api_key or ""
+        headers["gateway-key"] = self._api_key or ""
         return headers
 
 
@@ -232,10 +258,12 @@ def _raw_path(scope: Scope) -> bytes:
     return raw.removeprefix(scope.get("root_path", "").encode())
 
 
-def _is_near(scope: Scope) -> bool:
-    """True if the client is on this machine."""
-    client = scope.get("client")
-    return client is not None and str(client[0]).startswith(_LOOPBACK)
+def _root_of(scope: Scope) -> str:
+    """The address that the client reached the application at."""
+    host = next(
+        (value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), ""
+    )
+    return f"{scope.get('scheme', 'http')}://{host}{scope.get('root_path', '')}"
 
 
 def _name_of(method: str, path: str) -> str | None:

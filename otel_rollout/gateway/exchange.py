@@ -7,12 +7,24 @@ has seen the end of is recorded already: the last bytes are handed on after the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout.gateway.http import Receive, Refusal, Send
-from otel_rollout.gateway.upstream import Upstream, response_headers
+from otel_rollout.gateway.replies import (
+    Headers,
+    HiddenStream,
+    Rewrite,
+    headers_for,
+    headers_for_stream,
+    hide_in_reply,
+    rewritten,
+    shown_headers,
+    without_key,
+)
+from otel_rollout.gateway.upstream import Upstream
 from otel_rollout.record import ExchangeRecorder, guarded
+from otel_rollout.wire import Hiding
 
 _NOT_RECORDED = "a call that passed through the gateway was not recorded completely"
 
@@ -21,27 +33,44 @@ class Cut(Exception):  # noqa: N818 - no error of ours
     """The model server ended a reply in its middle, so the client's is to end there too."""
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as the model server gets it."""
+
+    method: str
+    target: str
+    """Path and query, as they came."""
+    headers: list[tuple[str, str]]
+    body: bytes | None
+    """None: it has none."""
+
+
 class Exchange:
     """A request whose body has come, on its way to the model server and back.
 
     recorder: None: it is not recorded.
+    hiding: what of the reply the client is not shown. None: it is shown all.
     """
 
-    def __init__(self, recorder: ExchangeRecorder | None, send: Send) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        recorder: ExchangeRecorder | None,
+        hiding: Hiding | None,
+        send: Send,
+    ) -> None:
+        self._upstream = upstream
         self._recorder = recorder
+        self._hiding = hiding
         self._send = send
         self._client_left = False
         self._response: Any = None
+        self._has_begun = False
+        """True if the client has got the beginning of a reply."""
+        self._held = b""
+        """The last bytes of a reply, which is handed on when the recorder has all."""
 
-    async def pass_on(
-        self,
-        upstream: Upstream,
-        method: str,
-        target: str,
-        headers: list[tuple[str, str]],
-        body: bytes,
-        receive: Receive,
-    ) -> None:
+    async def pass_on(self, request: Request, receive: Receive) -> None:
         """Ask the model server, and hand its reply on until it ends or the client has gone.
 
         Refusal if the model server gives no reply, Cut if it ends one in the middle.
@@ -51,21 +80,33 @@ class Exchange:
         watch = asyncio.create_task(_left(receive))
         watch.add_done_callback(lambda done: self._leave(asking, done))
         try:
-            self._response = await upstream.ask(method, target, headers, body or None)
+            self._response = await self._upstream.ask(
+                request.method, request.target, request.headers, request.body
+            )
             await self._reply()
         except asyncio.CancelledError:
             self._end(asyncio.CancelledError("the client went away"))
             if not self._client_left:
                 raise
-        except upstream.errors as error:
-            self._end(error)
-            if self._response is None:
-                raise _unreachable(error) from None
-            raise Cut from None
+        except self._upstream.errors as error:
+            await self._broken(error)
         finally:
             watch.cancel()
             if self._response is not None:
                 self._response.close()  # a reply that came whole has given its connection back
+
+    async def _broken(self, error: Exception) -> None:
+        """There is no reply, or the model server ended it in its middle: so does the gateway."""
+        if self._response is None:
+            self._end(error)
+            raise _unreachable(error) from None
+        came = b"".join(getattr(self._response.content, "_buffer", ()))  # and was not read
+        if came and self._recorder is not None and self._recorder.is_streaming:
+            self._recorder.chunk(came)
+        self._end(error)
+        if self._has_begun and self._hiding is None:
+            await self._send_piece(self._held + came)
+        raise Cut from None
 
     def _leave(self, asking: asyncio.Task[Any], done: asyncio.Task[None]) -> None:
         if not done.cancelled():
@@ -74,25 +115,61 @@ class Exchange:
 
     async def _reply(self) -> None:
         response, recorder = self._response, self._recorder
-        shown = False
+        is_shown = False
         if recorder is not None:
-            shown = bool(recorder.response(response.status, _mapping(response.raw_headers)))
-        start = {"type": "http.response.start", "status": response.status}
-        await self._send({**start, "headers": response_headers(response.raw_headers)})
-        held = b""
-        streams = recorder is None or recorder.framing is not None
-        content = response.content
-        while piece := await content.readany():
-            if shown and recorder is not None:
+            is_shown = bool(recorder.response(response.status, response.headers))
+        headers = shown_headers(response.raw_headers, self._upstream.api_key)
+        rewrite, stream = self._rewrite(), self._hidden_stream()
+        if rewrite is not None:
+            await self._reply_rewritten(headers, rewrite, is_shown=is_shown)
+            return
+        await self._start(headers if stream is None else headers_for_stream(headers))
+        hand_on_at_once = recorder is None or recorder.framing is not None
+        while piece := await response.content.readany():
+            if is_shown and recorder is not None:
                 recorder.chunk(piece)
-            if streams:
+            if stream is not None:
+                piece = stream.shown(piece)
+            if not hand_on_at_once:
+                self._held, piece = piece, self._held
+            if piece:
                 await self._send_piece(piece)
-                continue
-            if held:
-                await self._send_piece(held)
-            held = piece
         self._end(None)
-        await self._send({"type": "http.response.body", "body": held})
+        rest = self._held if stream is None else stream.rest()
+        await self._send({"type": "http.response.body", "body": rest})
+
+    def _rewrite(self) -> Rewrite | None:
+        """How the reply is rewritten as a whole. None: it is not."""
+        key, recorder = self._upstream.api_key, self._recorder
+        if key is not None and self._response.status >= 400:
+            return lambda body: without_key(body, key)
+        if self._hiding is None or recorder is None or recorder.framing is not None:
+            return None
+        return hide_in_reply(self._hiding)
+
+    def _hidden_stream(self) -> HiddenStream | None:
+        """What reads the stream that the reply is. None: it is handed on as it comes."""
+        encoding = self._response.headers.get("content-encoding")
+        is_events = self._recorder is not None and self._recorder.framing == "events"
+        if self._hiding is None or not is_events or not HiddenStream.can_read(encoding):
+            return None
+        return HiddenStream(self._hiding, encoding)
+
+    async def _reply_rewritten(self, headers: Headers, rewrite: Rewrite, *, is_shown: bool) -> None:
+        """Hand on a reply once it has come as a whole."""
+        body = await self._response.read()
+        if is_shown and self._recorder is not None:
+            self._recorder.chunk(body)
+        self._end(None)
+        shown = rewritten(body, self._response.headers.get("content-encoding"), rewrite)
+        if shown is not None:
+            body, headers = shown, headers_for(headers, shown)
+        await self._start(headers)
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _start(self, headers: Headers) -> None:
+        status, self._has_begun = self._response.status, True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_piece(self, piece: bytes) -> None:
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -107,10 +184,6 @@ async def _left(receive: Receive) -> None:
     """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _mapping(headers: tuple[tuple[bytes, bytes], ...]) -> Mapping[str, str]:
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
 
 
 def _unreachable(error: Exception) -> Refusal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from otel_rollout.wire import Json, dumps
@@ -24,18 +24,28 @@ class Limits:
     """Seconds between two pieces of a body; a slower client is refused with 408."""
 
 
-@dataclass(frozen=True, slots=True)
 class Refusal(Exception):  # noqa: N818 - it is an answer
     """A request that the gateway answers itself, in the shape of the API's errors."""
 
-    status: int
-    message: str
-    kind: str = "invalid_request_error"
-    headers: tuple[tuple[bytes, bytes], ...] = field(default=())
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        """Type of the error, as APIs name it."""
 
 
 class ClientGone(Exception):  # noqa: N818 - no error: clients may go
     """The client closed its connection before its request was whole."""
+
+
+_LOOPBACK = ("127.", "::1", "::ffff:127.")
+
+
+def is_near(scope: Scope) -> bool:
+    """True if the client is on this machine."""
+    client = scope.get("client")
+    return client is not None and str(client[0]).startswith(_LOOPBACK)
 
 
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
@@ -44,21 +54,20 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     if b"transfer-encoding" in names and b"content-length" in names:
         raise Refusal(400, "a request has Transfer-Encoding or Content-Length, not both")
     for name, value in scope["headers"]:
+        if name == b"content-length" and (not value.isdigit() or len(value) > 18):
+            raise Refusal(400, "Content-Length: expected a number of bytes")
         if name == b"content-length" and int(value) > limits.max_body_bytes:
             raise _too_large(limits)
-    message = await _received(receive, limits)
-    if not message.get("more_body"):
-        if len(message["body"]) > limits.max_body_bytes:
-            raise _too_large(limits)
-        return bytes(message["body"])
-    parts, size = [message["body"]], len(message["body"])
-    while message.get("more_body"):
+    parts: list[bytes] = []
+    size, is_whole = 0, False
+    while not is_whole:
         message = await _received(receive, limits)
         size += len(message["body"])
         if size > limits.max_body_bytes:
             raise _too_large(limits)
         parts.append(message["body"])
-    return b"".join(parts)
+        is_whole = not message.get("more_body")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def _received(receive: Receive, limits: Limits) -> MutableMapping[str, Any]:
@@ -107,9 +116,8 @@ async def answer(
 
 async def refuse(send: Send, refusal: Refusal, path: str) -> None:
     """Answer with an error in the shape of the API at this path."""
-    more = refusal.headers
-    if refusal.status in (408, 413):
-        more += ((b"connection", b"close"),)  # the rest of the body is not read
+    # The rest of the body is not read.
+    more = ((b"connection", b"close"),) if refusal.status in (400, 408, 413) else ()
     body = dumps(_error(refusal, path)).encode()
     await answer(send, refusal.status, body, more=more)
 

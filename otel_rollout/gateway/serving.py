@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
-import socket
 import threading
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
 from otel_rollout.gateway.application import Application, Settings
-from otel_rollout.gateway.extra import library
+from otel_rollout.gateway.environment import environment_of, token_of
+from otel_rollout.gateway.server import Server
 from otel_rollout.gateway.upstream import listening_socket
-from otel_rollout.record import (
-    KEY_PREFIX,
-    ActiveRollout,
-    Carried,
-    current_rollout,
-    headers_of,
-    running_rollout,
-)
+from otel_rollout.record import ActiveRollout, current_rollout, running_rollout
 from otel_rollout.trajectory import Trajectory
-
-_NEAR = ("127.0.0.1", "localhost")
 
 
 class Gateway:
@@ -41,7 +30,7 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        return self._token(_active(rollout))
+        return token_of(self._application.tokens, _active(rollout))
 
     def base_url(self, rollout: Trajectory | str | None = None) -> str:
         """The base URL for a client whose calls belong to this rollout.
@@ -49,7 +38,7 @@ class Gateway:
         With `/v1` at its end, as OpenAI's clients want it; Anthropic's want it without.
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        return f"{self._root(_active(rollout))}/v1"
+        return f"{self.url}/r/{self.token(rollout)}/v1"
 
     def environment(self, rollout: Trajectory | str | None = None) -> dict[str, str]:
         """Environment variables for a program whose model calls belong to this rollout.
@@ -58,26 +47,7 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        return self._environment(_active(rollout), os.environ)
-
-    def _token(self, active: ActiveRollout) -> str:
-        return self._application.tokens.token_of(Carried.of(active), is_own=True)
-
-    def _root(self, active: ActiveRollout) -> str:
-        return f"{self.url}/r/{self._token(active)}"
-
-    def _environment(self, active: ActiveRollout, around: Mapping[str, str]) -> dict[str, str]:
-        root = self._root(active)
-        key = KEY_PREFIX + self._token(active)
-        return {
-            "OPENAI_BASE_URL": f"{root}/v1",
-            "OPENAI_API_KEY": key,
-            "ANTHROPIC_BASE_URL": root,
-            "ANTHROPIC_API_KEY": key,
-            "OTEL_ROLLOUT_ID": active.id,
-            **headers_of(active, environ=True),
-            **_no_proxy(around),
-        }
+        return environment_of(self._application.tokens, _active(rollout), self.url)
 
 
 class serve:  # noqa: N801 - used as `async with serve(...)`
@@ -108,37 +78,17 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
                 f"OTEL_ROLLOUT_SECRET, or serve(secret=...)"
             )
         self._host, self._port = host, port
-        self._server: Any = None
-        self._socket: socket.socket | None = None
+        self._server: Server | None = None
         self._thread: _Thread | None = None
 
     async def __aenter__(self) -> Gateway:
-        self._socket = listening_socket(self._host, self._port)
-        port = self._socket.getsockname()[1]
+        listening = listening_socket(self._host, self._port)
+        port = listening.getsockname()[1]
         # What is current here must not be so in the tasks of the requests.
-        await contextvars.Context().run(asyncio.create_task, self._start(self._socket))
+        self._server = Server(self._application, listening, self._application.header_seconds)
+        await contextvars.Context().run(asyncio.create_task, self._server.start())
         host = f"[{self._host}]" if ":" in self._host else self._host
         return Gateway(self._application, f"http://{host}:{port}")
-
-    async def _start(self, listening: socket.socket) -> None:
-        uvicorn = library("uvicorn")
-        library("httptools")
-        config = uvicorn.Config(
-            self._application,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            date_header=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-        )
-        config.load()
-        self._server = uvicorn.Server(config)
-        self._server.lifespan = config.lifespan_class(config)
-        await self._server.startup(sockets=[listening])
 
     async def __aexit__(
         self,
@@ -147,7 +97,8 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         trace_back: TracebackType | None,
     ) -> None:
         try:
-            await self._server.shutdown(sockets=[self._socket])
+            if self._server is not None:
+                await self._server.stop()
         finally:
             await self._application.close()
 
@@ -214,11 +165,3 @@ def _active(rollout: Trajectory | str | None) -> ActiveRollout:
 
 def _is_loopback(host: str) -> bool:
     return host == "localhost" or host == "::1" or host.startswith("127.")
-
-
-def _no_proxy(around: Mapping[str, str]) -> dict[str, str]:
-    """`NO_PROXY` with this machine: a proxy of the network cannot reach the gateway."""
-    said = around.get("NO_PROXY") or around.get("no_proxy") or ""
-    hosts = [host.strip() for host in said.split(",") if host.strip()]
-    every = ",".join(dict.fromkeys((*hosts, *_NEAR)))
-    return {"NO_PROXY": every, "no_proxy": every}

@@ -7,6 +7,7 @@ nothing, adds no header, and waits for a reply for as long as the client does.
 from __future__ import annotations
 
 import socket
+import zlib
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,7 +47,11 @@ class Upstream:
         self._aiohttp = library("aiohttp")
         self._url: Any = library("yarl").URL
         self._session: Any = None
-        self.errors: tuple[type[Exception], ...] = (self._aiohttp.ClientError, OSError)
+        self.errors: tuple[type[Exception], ...] = (
+            self._aiohttp.ClientError,
+            OSError,
+            zlib.error,
+        )
         """What asking raises if there is no reply, and reading one that is cut."""
 
     async def ask(

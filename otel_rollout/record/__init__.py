@@ -9,6 +9,7 @@ from otel_rollout.record.carried import (
     Carried,
     asking_for,
     begin_here,
+    came_back,
     headers_of,
     record_call,
     rollout_or_part,
@@ -18,6 +19,7 @@ from otel_rollout.record.carrier import SECRET_VARIABLE, rollout_secret
 from otel_rollout.record.content import SWITCHES, Content, of_environment, switched_off
 from otel_rollout.record.current import begin, current_rollout, end, running_rollout
 from otel_rollout.record.delivery import in_time, start_thread
+from otel_rollout.record.encoding import decoded
 from otel_rollout.record.gather import (
     TooManyExceptionsError,
     gather_group,
@@ -76,6 +78,7 @@ __all__ = [
     "begin",
     "begin_here",
     "built_summary",
+    "came_back",
     "capture",
     "check_exporter",
     "close",
@@ -83,6 +86,7 @@ __all__ = [
     "continue_environment",
     "continue_rollout",
     "current_rollout",
+    "decoded",
     "drawn_calls",
     "end",
     "end_attributes",

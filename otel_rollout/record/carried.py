@@ -111,6 +111,14 @@ def rollout_or_part(carried: Carried) -> ActiveRollout:
     return active
 
 
+def came_back(carried: Carried) -> None:
+    """Headers that `propagate` made came to the very process whose rollout they name."""
+    active = running_rollout(carried.rollout_id)
+    if active is not None:
+        with active.lock:
+            active.handed_on = max(0, active.handed_on - 1)
+
+
 def record_call(active: ActiveRollout, path: str) -> ExchangeRecorder:
     """The recorder of a call of this rollout that somebody else makes, whatever is current."""
     context = trace.set_span_in_context(active.span, Context())

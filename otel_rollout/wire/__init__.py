@@ -30,6 +30,7 @@ from otel_rollout.wire.framing import (
     framing_said,
 )
 from otel_rollout.wire.glance import TokenCounts, said_in, token_counts
+from otel_rollout.wire.hidden import Hiding, HidingReader, hidden_reply, hiding_of
 from otel_rollout.wire.json import (
     Choice,
     Json,
@@ -99,6 +100,8 @@ __all__ = [
     "EventCutter",
     "FrameCutter",
     "Framing",
+    "Hiding",
+    "HidingReader",
     "Json",
     "Message",
     "MessagePath",
@@ -134,6 +137,8 @@ __all__ = [
     "extend",
     "framing_at",
     "framing_said",
+    "hidden_reply",
+    "hiding_of",
     "is_count",
     "is_events",
     "is_json_object",

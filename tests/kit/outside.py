@@ -55,11 +55,20 @@ async def send(
     url: str,
     body: Any = None,
     method: str = "POST",
-    *,
-    chunked: bool = False,
     **headers: str,
 ) -> Answer:
     """Send a request and read its reply. body: JSON, or bytes. headers: `_` for `-`."""
+    return await _sent(url, body, method, headers, chunked=False)
+
+
+async def send_chunked(url: str, body: Any, **headers: str) -> Answer:
+    """`send`, with a body in HTTP's chunks."""
+    return await _sent(url, body, "POST", headers, chunked=True)
+
+
+async def _sent(
+    url: str, body: Any, method: str, headers: dict[str, str], *, chunked: bool
+) -> Answer:
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     if data is not None:

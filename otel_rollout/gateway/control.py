@@ -1,0 +1,168 @@
+"""Rollouts of programs without Python: begun, rewarded and ended over HTTP.
+
+    POST   /rollouts        {"name": ..., "task_id": ..., ...}  -> id, token, base URLs, environment
+    PATCH  /rollouts/{id}   {"reward": 1.0}                     -> the reward is on the rollout
+    DELETE /rollouts/{id}                                       -> it has ended
+
+With a secret each of them needs `Authorization: Bearer SECRET`. Only JSON is taken, so that no web
+page can send it from a browser on this machine.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from otel_rollout.errors import RolloutError
+from otel_rollout.gateway.http import Refusal, Scope, is_near
+from otel_rollout.gateway.openapi import OPENAPI, PAGE
+from otel_rollout.gateway.seats import Seats
+from otel_rollout.record import ActiveRollout, Options, record_reward
+from otel_rollout.wire import Json, dumps, loads
+
+_OPTIONS = ("name", "task_id", "group_id", "sample_index", "metadata")
+_REWARD = ("name", "completion_id", "explanation", "weight", "label")
+_ROLLOUTS = "/rollouts"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply of the control routes."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+
+class Control:
+    """The control routes of one gateway.
+
+    secret: what they ask for. None: nothing.
+    seconds: how long a rollout may be without a call, unless it says so itself.
+    """
+
+    def __init__(
+        self,
+        seats: Seats,
+        secret: bytes | None,
+        seconds: float,
+        environment: Callable[[ActiveRollout, str], Mapping[str, str]],
+    ) -> None:
+        self._seats = seats
+        self._secret = secret
+        self._seconds = seconds
+        self._environment = environment
+
+    @staticmethod
+    def is_at(path: str) -> bool:
+        """True if a path is one of the control routes."""
+        return path in ("/docs", "/openapi.json", _ROLLOUTS) or path.startswith(_ROLLOUTS + "/")
+
+    def answer(self, scope: Scope, path: str, body: bytes, root: str) -> Reply:
+        """The reply to a request. Refusal for one that is wrong.
+
+        root: the address that the client reached the gateway at.
+        """
+        method = scope["method"]
+        if method in ("GET", "HEAD") and path == "/docs":
+            return Reply(200, PAGE.encode(), "text/html; charset=utf-8")
+        if method in ("GET", "HEAD") and path == "/openapi.json":
+            return _json(200, OPENAPI)
+        headers = dict(scope["headers"])
+        self._check(scope, headers)
+        rollout_id = path.removeprefix(_ROLLOUTS).removeprefix("/")
+        if method == "POST" and path == _ROLLOUTS:
+            return self._begin(_object(body, headers), root)
+        if method == "PATCH" and rollout_id:
+            return self._reward(rollout_id, _object(body, headers))
+        if method == "DELETE" and rollout_id:
+            return self._end(rollout_id, _object(body, headers) if body else {})
+        raise Refusal(405, f"the gateway has no {method} {path}: see /docs")
+
+    def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Refusal for who may not use the routes."""
+        if self._secret is None:
+            if not is_near(scope):
+                raise Refusal(401, "without a secret this is for clients of this machine alone")
+            return
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._secret):
+            raise Refusal(
+                401, "this needs the header Authorization: Bearer SECRET", "authentication_error"
+            )
+
+    def _begin(self, asked: dict[str, Json], root: str) -> Reply:
+        seconds = asked.pop("timeout_seconds", None)
+        if seconds is None:
+            seconds = self._seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+            raise Refusal(400, f"timeout_seconds: expected more than 0, got {seconds!r}")
+        _check_names(asked, _OPTIONS)
+        try:
+            options = Options.of({"name": "rollout", **asked})
+        except (RolloutError, ValueError) as error:
+            raise Refusal(400, str(error)) from None
+        active = self._seats.begin(options, float(seconds))
+        environment = dict(self._environment(active, root))
+        return _json(
+            201,
+            {
+                "id": active.id,
+                "token": environment["OPENAI_API_KEY"].partition("-")[2],
+                "openai_base_url": environment["OPENAI_BASE_URL"],
+                "anthropic_base_url": environment["ANTHROPIC_BASE_URL"],
+                "environment": environment,
+            },
+        )
+
+    def _reward(self, rollout_id: str, asked: dict[str, Json]) -> Reply:
+        active = self._seats.begun(rollout_id)
+        if active is None:
+            raise _unknown(rollout_id)
+        if "reward" not in asked:
+            raise Refusal(400, "expected the member reward, a number")
+        value = asked.pop("reward")
+        _check_names(asked, _REWARD)
+        try:
+            record_reward(value, trajectory=active.trajectory, **asked)
+        except (RolloutError, ValueError, TypeError) as error:
+            raise Refusal(400, str(error)) from None
+        return _json(200, {"id": rollout_id, "reward": active.trajectory.reward})
+
+    def _end(self, rollout_id: str, asked: dict[str, Json]) -> Reply:
+        _check_names(asked, ("output", "error"))
+        error = RuntimeError(str(asked["error"])) if asked.get("error") else None
+        if self._seats.begun(rollout_id) is None:
+            raise _unknown(rollout_id)
+        self._seats.end(rollout_id, asked.get("output"), error)
+        return _json(200, {"id": rollout_id, "status": "error" if error else "complete"})
+
+
+def _check_names(asked: Mapping[str, Json], known: tuple[str, ...]) -> None:
+    if unknown := asked.keys() - set(known):
+        raise Refusal(
+            400, f"expected the members {', '.join(known)}, got {', '.join(sorted(unknown))}"
+        )
+
+
+def _object(body: bytes, headers: Mapping[bytes, bytes]) -> dict[str, Json]:
+    """The JSON object that a request's body is. Refusal if it is none."""
+    if b"json" not in headers.get(b"content-type", b""):
+        raise Refusal(415, "expected the header Content-Type: application/json")
+    try:
+        found: Any = loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Refusal(400, "expected a JSON object")
+    return found
+
+
+def _unknown(rollout_id: str) -> Refusal:
+    return Refusal(404, f"no rollout {rollout_id[:40]!r} was begun here, or it has ended")
+
+
+def _json(status: int, value: Json) -> Reply:
+    return Reply(status, dumps(value).encode())

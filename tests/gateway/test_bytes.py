@@ -1,0 +1,214 @@
+"""Bytes pass untouched: what a client gets through the gateway is what the model server sent."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+import pytest
+
+import otel_rollout
+from otel_rollout import InMemoryTrajectoryExporter, rollout
+from otel_rollout.testing import Raw, Reply
+from tests.gateway.conftest import Serve
+from tests.kit.conversations import ASK
+from tests.kit.outside import Answer, send, send_chunked
+from tests.kit.recording import Clients, Recording
+
+CHAT = {"model": "m", "messages": ASK}
+STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+
+
+def same(through: Answer, direct: Answer) -> None:
+    """Assert that two replies are equal, but for HTTP's framing of connections."""
+    assert (through.status, through.body, through.whole) == (
+        direct.status,
+        direct.body,
+        direct.whole,
+    )
+    framing = ("connection", "transfer-encoding")
+    assert {k: v for k, v in through.headers.items() if k not in framing} == {
+        k: v for k, v in direct.headers.items() if k not in framing
+    }
+
+
+ASKED: dict[str, tuple[str, str, Any]] = {
+    "models": ("GET", "/models", None),
+    "head": ("HEAD", "/models", None),
+    "query": ("GET", "/models?a=%2F&b=c%20d", None),
+    "unknown": ("POST", "/anything/at%2Fall", {"a": 1}),
+    "missing": ("DELETE", "/files/f", None),
+    "no body": ("POST", "/moderations", b""),
+    "not JSON": ("POST", "/chat/completions", b"\xff\xfe{"),
+    "plain": ("POST", "/chat/completions", CHAT),
+    "stream": ("POST", "/chat/completions", {**CHAT, "stream": True}),
+}
+
+
+@pytest.mark.parametrize("compress", [False, True], ids=["as is", "gzip"])
+@pytest.mark.parametrize("asked", ASKED)
+async def test_a_reply_is_what_the_server_sent(
+    captured: Recording, clients: Clients, gateway_to: Serve, asked: str, compress: bool
+):
+    """Status, headers and body, for paths that are known and for others."""
+    method, path, body = ASKED[asked]
+    routes = {"/v1/moderations": Raw(body=b"ok", content_type="text/plain", headers={"x-a": "b"})}
+    servers = [
+        clients.serve(Reply("Hello", id="same"), compress=compress, routes=routes) for _ in range(2)
+    ]
+    gateway = await gateway_to(servers[0].base_url)
+    direct = await send(servers[1].base_url + path, body, method)
+    with rollout("agent") as trajectory:
+        through = await send(gateway.base_url() + path, body, method)
+    same(through, direct)
+    for sent, bare in zip(servers[0].exchanges, servers[1].exchanges, strict=True):
+        assert (sent.path, sent.request) == (bare.path, bare.request)
+        names = (set(each.request_headers) - {"content-length"} for each in (sent, bare))
+        assert next(names) == next(names)
+    if asked in ("plain", "stream"):
+        assert [completion.status for completion in trajectory.completions] == ["complete"]
+        assert trajectory.warnings == []
+
+
+async def test_a_request_in_chunks(captured: Recording, clients: Clients, gateway_to: Serve):
+    """However a client frames its body, the server gets the same bytes."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent") as trajectory:
+        answer = await send_chunked(gateway.base_url() + "/chat/completions", CHAT)
+    assert answer.status == 200
+    assert server.exchanges[0].request == json.dumps(CHAT).encode()
+    assert len(trajectory.completions) == 1
+
+
+async def test_a_call_that_is_not_known_is_counted(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """A path that asks a model in a way that is not read passes, and the trajectory says so."""
+    server = clients.serve(routes={"/v1/models/m:rawPredict": Raw(body=b"{}")})
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent") as trajectory:
+        answer = await send(gateway.base_url() + "/models/m:rawPredict", {"a": 1})
+    assert answer.body == b"{}"
+    (warning,) = trajectory.warnings
+    assert "/models/m:rawPredict" in warning
+    assert "/r/" not in warning
+
+
+# --- token ids that the client did not ask for
+
+
+def vllm(body: dict[str, Any]) -> Raw:
+    """A reply as vLLM writes it, with what the request asks for and no more."""
+    ids, logprobs = body.get("return_token_ids"), body.get("logprobs")
+    usage = {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+
+    def choice(said: dict[str, Any], tokens: list[int], reason: str | None) -> dict[str, Any]:
+        entries = [{"token": "x", "logprob": -0.5, "bytes": None, "top_logprobs": []}]
+        shown = {"content": entries * len(tokens)} if logprobs and tokens else None
+        found = {"index": 0, **said, "logprobs": shown, "finish_reason": reason}
+        return {**found, **({"token_ids": tokens} if ids else {}), "stop_reason": None}
+
+    head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m"}
+    prompt = {"prompt_token_ids": [1, 2]} if ids else {}
+    if not body.get("stream"):
+        message = {"message": {"role": "assistant", "content": 'é "token_ids": [1]'}}
+        whole = {**head, "choices": [choice(message, [3, 4], "stop")], "usage": usage, **prompt}
+        return Raw(body=json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode())
+    deltas: list[tuple[dict[str, Any], list[int], str | None]] = [
+        ({"role": "assistant", "content": ""}, [], None),
+        ({"content": '"token_ids": '}, [3], None),
+        *([({}, [9], None)] if ids else []),  # a token without a text: sent for its id alone
+        ({}, [4], "stop"),
+    ]
+    chunks = [
+        {**head, "choices": [choice({"delta": delta}, tokens, reason)]}
+        for delta, tokens, reason in deltas
+    ]
+    chunks[0] |= prompt
+    if (body.get("stream_options") or {}).get("include_usage"):
+        chunks.append({**head, "choices": [], "usage": usage})
+    events = [b"data: " + json.dumps(chunk, separators=(",", ":")).encode() for chunk in chunks]
+    pieces = [event + b"\n\n" for event in (*events, b"data: [DONE]")]
+    return Raw(chunks=pieces, content_type="text/event-stream")
+
+
+@pytest.fixture
+def with_token_ids() -> InMemoryTrajectoryExporter:
+    """The library, asking for token ids with every call."""
+    exporter = InMemoryTrajectoryExporter()
+    otel_rollout.configure(exporters=[exporter], instrumentor=None, request_token_ids=True)
+    return exporter
+
+
+def packed(body: dict[str, Any]) -> Raw:
+    """The same, gzipped, as one piece for each event."""
+    raw = vllm(body)
+    packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+    parts = [raw.body] if raw.body else [*raw.chunks]
+    done = [packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH) for part in parts]
+    done[-1] += packer.flush()
+    body_, chunks = (done[0], ()) if raw.body else (b"", tuple(done))
+    return Raw(
+        body=body_,
+        chunks=chunks,
+        content_type=raw.content_type,
+        headers={"content-encoding": "gzip"},
+    )
+
+
+@STREAMED
+@pytest.mark.parametrize("reply", [vllm, packed])
+async def test_what_was_asked_for_training_is_not_shown(
+    with_token_ids: InMemoryTrajectoryExporter,
+    clients: Clients,
+    gateway_to: Serve,
+    stream: bool,
+    reply: Any,
+):
+    """The client sees the bytes that it would have got; the completion has ids and log-probs."""
+    server = clients.serve(reply)
+    gateway = await gateway_to(server.base_url)
+    body = {**CHAT, "stream": stream}
+    direct = await send(clients.serve(vllm).base_url + "/chat/completions", body)
+    with rollout("agent") as trajectory:
+        through = await send(gateway.base_url() + "/chat/completions", body)
+    assert through.body == direct.body
+    assert through.whole
+    assert "content-encoding" not in through.headers
+    (completion,) = trajectory.completions
+    assert completion.token_ids == ([3, 9, 4] if stream else [3, 4])
+    assert completion.prompt_token_ids == [1, 2]
+    assert completion.logprobs is not None
+    assert trajectory.warnings == []
+
+
+@STREAMED
+async def test_a_client_that_asks_gets_all(
+    with_token_ids: InMemoryTrajectoryExporter, clients: Clients, gateway_to: Serve, stream: bool
+):
+    """What the client asked for itself stays, and nothing else is shown."""
+    server = clients.serve(vllm)
+    gateway = await gateway_to(server.base_url)
+    options = {"include_usage": True}
+    for more in ({"return_token_ids": True}, {"logprobs": True}, {"stream_options": options}):
+        body = {**CHAT, "stream": stream, **more}
+        direct = await send(clients.serve(vllm).base_url + "/chat/completions", body)
+        with rollout("agent") as trajectory:
+            through = await send(gateway.base_url() + "/chat/completions", body)
+        assert through.body == direct.body or (stream and "return_token_ids" not in more)
+        assert (b'token_ids":[' in through.body) == ("return_token_ids" in more)
+        assert (b'"usage"' in through.body) == (not stream or "stream_options" in more)
+        assert trajectory.completions[0].token_ids is not None
+
+
+async def test_a_body_that_is_signed_stays(
+    with_token_ids: InMemoryTrajectoryExporter, clients: Clients, gateway_to: Serve
+):
+    """Fields are not added where the body's digest is in a header."""
+    server = clients.serve(vllm)
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent"):
+        await send(gateway.base_url() + "/chat/completions", CHAT, digest="sha-256=abc")
+    assert server.exchanges[0].request == json.dumps(CHAT).encode()

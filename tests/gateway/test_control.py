@@ -1,0 +1,193 @@
+"""Rollouts of programs without Python: begun, rewarded and ended over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_rollout import JsonlTrajectoryExporter, reconstruct
+from otel_rollout.command import main
+from otel_rollout.gateway import serve
+from otel_rollout.otlp import read
+from tests.gateway.conftest import Serve
+from tests.gateway.programs import command
+from tests.kit.conversations import ASK
+from tests.kit.outside import send
+from tests.kit.recording import Clients, Recording
+
+CHAT = {"model": "m", "messages": ASK}
+BEGIN = {
+    "name": "agent",
+    "task_id": "t1",
+    "group_id": "g",
+    "sample_index": 3,
+    "metadata": {"a": [1]},
+}
+
+
+async def test_a_rollout_over_http(captured: Recording, clients: Clients, gateway_to: Serve):
+    """Begun, asked in three ways, rewarded, ended: the trajectory has it all."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url)
+    begun = await send(gateway.url + "/rollouts", BEGIN)
+    assert begun.status == 201
+    said = begun.json()
+    key = said["environment"]["OPENAI_API_KEY"]
+    assert said["openai_base_url"] == f"{gateway.url}/r/{said['token']}/v1"
+    assert said["environment"]["ANTHROPIC_BASE_URL"] == said["anthropic_base_url"]
+    assert key == f"or-{said['token']}"
+    await send(said["openai_base_url"] + "/chat/completions", CHAT)
+    await send(said["anthropic_base_url"] + "/v1/messages", {**CHAT, "max_tokens": 9})
+    await send(f"{gateway.url}/v1/chat/completions", CHAT, authorization=f"Bearer {key}")
+    address = f"{gateway.url}/rollouts/{said['id']}"
+    assert (await send(address, {"reward": 0.5}, "PATCH")).json()["reward"] == 0.5
+    assert (await send(address, {"reward": 1, "name": "style"}, "PATCH")).status == 200
+    assert (await send(address, {"output": [1]}, "DELETE")).status == 200
+    assert (await send(address, None, "DELETE")).status == 404
+    refused = await send(said["openai_base_url"] + "/chat/completions", CHAT)
+    assert refused.status == 401
+    trajectory = captured.trajectory
+    assert trajectory.id == said["id"]
+    assert {name: getattr(trajectory, name) for name in BEGIN} == BEGIN
+    assert len(trajectory.completions) == 3
+    assert trajectory.reward == 0.5
+    assert float(trajectory.rewards["style"]) == 1
+    assert trajectory.output == [1]
+    assert trajectory.status == "complete"
+    assert trajectory.warnings == []
+
+
+async def test_a_rollout_that_is_left_ends(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """After its time without a call, as a timeout; one that failed says how."""
+    gateway = await gateway_to(clients.serve().base_url)
+    await send(gateway.url + "/rollouts", {"timeout_seconds": 0.1})
+    while not captured.trajectories:
+        await asyncio.sleep(0.01)
+    assert captured.trajectory.termination_reason == "timeout"
+    begun = (await send(gateway.url + "/rollouts", {})).json()
+    await send(f"{gateway.url}/rollouts/{begun['id']}", {"error": "exit status 1"}, "DELETE")
+    failed = captured.trajectories[1]
+    assert failed.status == "error"
+    assert failed.error is not None
+    assert failed.error["message"] == "exit status 1"
+
+
+async def test_stopping_the_gateway_ends_its_rollouts(captured: Recording, clients: Clients):
+    """Those that were not ended are errors that say so."""
+    async with serve(clients.serve().base_url) as gateway:
+        await send(gateway.url + "/rollouts", {})
+    assert captured.trajectory.error is not None
+    assert captured.trajectory.error["message"] == "the gateway was stopped"
+
+
+WRONG: dict[str, tuple[int, str, str, Any]] = {
+    "no JSON": (400, "POST", "/rollouts", b"{"),
+    "no object": (400, "POST", "/rollouts", [1]),
+    "unknown member": (400, "POST", "/rollouts", {"nmae": "x"}),
+    "wrong type": (400, "POST", "/rollouts", {"sample_index": "x"}),
+    "no time": (400, "POST", "/rollouts", {"timeout_seconds": 0}),
+    "no such rollout": (404, "PATCH", "/rollouts/abc", {"reward": 1}),
+    "no such method": (405, "PUT", "/rollouts", {}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_a_wrong_request_is_told(clients: Clients, gateway_to: Serve, wrong: str):
+    """With a status, and a sentence in the error."""
+    status, method, path, body = WRONG[wrong]
+    gateway = await gateway_to(clients.serve().base_url)
+    answer = await send(gateway.url + path, body, method)
+    assert answer.status == status
+    assert answer.json()["error"]["message"]
+
+
+async def test_a_reward_is_a_number(captured: Recording, clients: Clients, gateway_to: Serve):
+    """What is none is refused, and the rollout has no reward."""
+    gateway = await gateway_to(clients.serve().base_url)
+    begun = (await send(gateway.url + "/rollouts", {})).json()
+    address = f"{gateway.url}/rollouts/{begun['id']}"
+    for body in ({}, {"reward": "much"}, {"reward": None}, {"reward": 1, "to": 2}):
+        assert (await send(address, body, "PATCH")).status == 400
+    await send(address, None, "DELETE")
+    assert captured.trajectory.reward is None
+
+
+async def test_with_a_secret_it_is_asked_for(clients: Clients, gateway_to: Serve):
+    """By every control route but those that describe them."""
+    gateway = await gateway_to(clients.serve().base_url, secret="s3cret")
+    url = gateway.url + "/rollouts"
+    assert (await send(url, {})).status == 401
+    assert (await send(url, {}, authorization="Bearer s3cre")).status == 401
+    assert (await send(url, {}, authorization="Basic s3cret")).status == 401
+    assert (await send(url, {}, authorization="Bearer s3cret")).status == 201
+    assert (await send(gateway.url + "/docs", None, "GET")).status == 200
+
+
+async def test_no_web_page_can_send_it(clients: Clients, gateway_to: Serve):
+    """A browser sends without asking only what is no JSON."""
+    gateway = await gateway_to(clients.serve().base_url)
+    answer = await send(gateway.url + "/rollouts", {}, content_type="text/plain")
+    assert answer.status == 415
+
+
+async def test_it_describes_itself(clients: Clients, gateway_to: Serve):
+    """As OpenAPI, and as a page that needs nothing from elsewhere."""
+    gateway = await gateway_to(clients.serve().base_url)
+    described = (await send(gateway.url + "/openapi.json", None, "GET")).json()
+    assert described["paths"].keys() == {"/rollouts", "/rollouts/{id}"}
+    page = (await send(gateway.url + "/docs", None, "GET")).body.decode()
+    assert "POST /rollouts" in page
+    assert "http" not in page.replace("over HTTP", "")
+    properties = described["paths"]["/rollouts"]["post"]["requestBody"]["content"][
+        "application/json"
+    ]["schema"]["properties"]
+    assert properties.keys() == {*BEGIN, "timeout_seconds"}
+
+
+# --- the command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_command_serves_until_it_is_told(
+    clients: Clients, tmp_path: Path, number: signal.Signals
+):
+    """Then it ends its rollouts, and trajectories and spans are in their files."""
+    server = clients.serve("Hello")
+    out, spans = tmp_path / "out.jsonl", tmp_path / "spans.jsonl"
+    process, url = await command(
+        server, "--out", str(out), "--spans", str(spans), "--api-key-env", "KEY", KEY="sk-key"
+    )
+    begun = (await send(url + "/rollouts", {"name": "agent"})).json()
+    await send(begun["openai_base_url"] + "/chat/completions", CHAT)
+    await send(f"{url}/rollouts/{begun['id']}", None, "DELETE")
+    left = (await send(url + "/rollouts", {"name": "left"})).json()
+    process.send_signal(number)
+    _, said = await process.communicate()
+    assert (process.returncode, said) == (0, b"")
+    live = {each.id: each for each in JsonlTrajectoryExporter.read(out)}
+    assert live.keys() == {begun["id"], left["id"]}
+    assert live[left["id"]].status == "error"
+    assert {each.id: each for each in reconstruct(read(spans))} == live
+    assert server.exchanges[0].request_headers["authorization"] == "Bearer sk-key"
+    assert b"sk-key" not in spans.read_bytes() + out.read_bytes()
+
+
+def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]):
+    """A key that is not set, and an address that is none."""
+    assert main(["gateway", "--upstream", "http://h", "--api-key-env", "NO_SUCH_KEY"]) == 1
+    assert "NO_SUCH_KEY: this environment variable is not set" in capsys.readouterr().err
+    assert main(["gateway", "--upstream", "h"]) == 1
+    assert "expected the address of a model server" in capsys.readouterr().err
+
+
+def test_others_need_the_secret_to_reach_it(capsys: pytest.CaptureFixture[str]):
+    """Off this machine the command listens only where OTEL_ROLLOUT_SECRET, or another, is set."""
+    assert main(["gateway", "--upstream", "http://h", "--host", "0.0.0.0"]) == 1
+    assert "needs a secret" in capsys.readouterr().err

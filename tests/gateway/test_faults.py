@@ -1,0 +1,297 @@
+"""What goes wrong: clients that leave, model servers that break, requests that are no requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_rollout import reconstruct, rollout
+from otel_rollout.otlp import read
+from otel_rollout.testing import ModelServer, Raw, Reply
+from tests.gateway.conftest import Serve
+from tests.gateway.programs import command
+from tests.kit.conversations import ASK
+from tests.kit.outside import open_to, read_answer, request_bytes, send
+from tests.kit.recording import Clients, Recording
+
+CHAT = {"model": "m", "messages": ASK}
+STREAM = {**CHAT, "stream": True}
+LONG = "lorem ipsum " * 20
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_client_that_leaves_aborts_the_call(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """The model server is told, and the exchange is `cancelled` with what had come of it."""
+    server = clients.serve(Reply(LONG, chunk_delay=0.05))
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        reader, writer = await open_to(url)
+        writer.write(request_bytes(url, json.dumps(STREAM).encode(), "POST", JSON))
+        await reader.readuntil(b"lorem")
+        writer.close()
+        while not trajectory.completions:
+            await asyncio.sleep(0.01)
+    (completion,) = trajectory.completions
+    assert completion.status == "cancelled"
+    assert completion.message is not None
+    assert LONG.startswith(completion.message["content"])
+    assert completion.message["content"]
+    while not server.exchanges:
+        await asyncio.sleep(0.01)
+    assert b"DONE" not in server.exchanges[0].response
+
+
+async def test_a_client_that_leaves_before_the_reply(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """A call whose reply had not begun is `cancelled` too."""
+    server = clients.serve(Reply("Hello", delay=60))
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        _, writer = await open_to(url)
+        writer.write(request_bytes(url, json.dumps(CHAT).encode(), "POST", JSON))
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.close()
+        while not trajectory.completions:
+            await asyncio.sleep(0.01)
+    assert [completion.status for completion in trajectory.completions] == ["cancelled"]
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["plain", "stream"])
+async def test_a_reply_that_is_cut(
+    captured: Recording, clients: Clients, gateway_to: Serve, body: dict[str, Any]
+):
+    """A model server that breaks off is an `error`, and the client's reply has no end either."""
+    server = clients.serve(Reply("Hello, world", cut_after=2))
+    gateway = await gateway_to(server.base_url)
+    direct = await send(server.base_url + "/chat/completions", body)
+    with rollout("agent") as trajectory:
+        through = await send(gateway.base_url() + "/chat/completions", body)
+    assert not through.whole
+    assert not direct.whole
+    assert len(through.body) == len(direct.body)
+    (completion,) = trajectory.completions
+    assert completion.status == "error"
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages"])
+async def test_a_model_server_that_is_not_there(captured: Recording, gateway_to: Serve, path: str):
+    """502 in the shape of the API's errors; the call is recorded as it failed."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        gateway = await gateway_to(f"http://127.0.0.1:{unused.getsockname()[1]}")
+        with rollout("agent") as trajectory:
+            answer = await send(gateway.base_url() + path, CHAT)
+    assert answer.status == 502
+    assert answer.json()["error"]["type"] == "api_error"
+    assert ("type" in answer.json()) == (path == "/messages")
+    (completion,) = trajectory.completions
+    assert completion.status == "error"
+    assert completion.error is not None
+    assert completion.error["type"] == "ClientConnectorError"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_is_too_large(
+    captured: Recording, clients: Clients, gateway_to: Serve, chunked: bool
+):
+    """413; by its length it is refused before any of it is read, in chunks once it is too much."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url, max_body_bytes=100)
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        reader, writer = await open_to(url)
+        if chunked:
+            writer.write(request_bytes(url, b"x" * 200, "POST", JSON, chunked=True)[:-5])
+        else:
+            writer.write(request_bytes(url, None, "POST", {"content-length": str(1 << 30)}))
+        answer = await read_answer(reader)
+        writer.close()
+    assert answer.status == 413
+    assert "100 bytes" in answer.json()["error"]["message"]
+    assert server.exchanges == []
+    assert trajectory.completions == []
+
+
+async def test_a_body_that_does_not_come(captured: Recording, clients: Clients, gateway_to: Serve):
+    """A client that takes too long for the next piece is refused."""
+    gateway = await gateway_to(clients.serve().base_url, body_seconds=0.1)
+    with rollout("agent"):
+        url = gateway.base_url() + "/chat/completions"
+        reader, writer = await open_to(url)
+        writer.write(request_bytes(url, None, "POST", {"content-length": "10"}) + b"{")
+        answer = await read_answer(reader)
+        writer.close()
+    assert answer.status == 408
+
+
+async def test_headers_that_do_not_come(clients: Clients, gateway_to: Serve):
+    """A connection without a whole request is closed after a while, and one that waits is."""
+    gateway = await gateway_to(clients.serve().base_url, header_seconds=0.1)
+    for start in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-A: "):
+        reader, writer = await open_to(gateway.url)
+        writer.write(start)
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        "Content-Length: 5\r\nContent-Length: 6\r\n",
+        "Content-Length: -5\r\n",
+    ],
+)
+async def test_two_ways_to_end_a_request(
+    captured: Recording, clients: Clients, gateway_to: Serve, framing: str
+):
+    """A request that ends here or there, as one reads it, is refused, and so is what follows it."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent") as trajectory:
+        path = gateway.base_url().removeprefix(gateway.url) + "/chat/completions"
+        reader, writer = await open_to(gateway.url)
+        second = b"POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{framing}\r\n0\r\n\r\n".encode()
+        writer.write(head + second)
+        answer = await read_answer(reader)
+        writer.close()
+    assert answer.status == 400
+    assert server.exchanges == []
+    assert trajectory.completions == []
+
+
+async def test_a_stream_is_read_as_fast_as_the_client_takes_it(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """A client that does not read holds the model server back: nothing is buffered without end."""
+    size = 64 << 20
+    sent = [0]
+
+    def write(connection: socket.socket) -> None:
+        piece = b"data: " + b"x" * 65_000 + b"\n\n"
+        try:
+            while sent[0] < size:
+                connection.sendall(piece)
+                sent[0] += len(piece)
+        except OSError:
+            pass
+        connection.close()
+
+    def accept(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+        write(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=accept, args=(listening,))
+        thread.start()
+        gateway = await gateway_to(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        with rollout("agent"):
+            url = gateway.base_url() + "/chat/completions"
+            reader, writer = await open_to(url)
+            writer.write(request_bytes(url, json.dumps(STREAM).encode(), "POST", JSON))
+            await reader.readuntil(b"data: ")
+            before = -1
+            while before != sent[0]:  # until the server is held back
+                before = sent[0]
+                await asyncio.sleep(0.3)
+            writer.close()
+    await asyncio.to_thread(thread.join)
+    assert sent[0] < size
+
+
+# --- secrets
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages"])
+async def test_keys_and_tokens_are_nowhere(
+    captured: Recording,
+    clients: Clients,
+    gateway_to: Serve,
+    path: str,
+    caplog: pytest.LogCaptureFixture,
+):
+    """The model server gets the gateway's key alone; an error that repeats it is shown without."""
+    key, own = "sk-of-the-gateway-0123456789", "sk-of-the-client-0123456789"
+    said = json.dumps({"error": {"message": f"bad key {key} for {own}"}}).encode()
+    server = clients.serve(Raw(401, said, headers={"x-echo": key}))
+    gateway = await gateway_to(server.base_url, api_key=key)
+    with rollout("agent") as trajectory:
+        token = gateway.token()
+        for headers in ({"authorization": f"Bearer {own}"}, {"x_api_key": f"or-{token}"}):
+            answer = await send(gateway.base_url() + path, CHAT, **headers)
+            assert answer.status == 401
+            assert key not in str(answer)
+            assert "[redacted]" in str(answer.body)
+    for wire in server.exchanges:
+        sent = wire.request_headers
+        bearer, plain = sent.get("authorization"), sent.get("x-api-key")
+        assert (bearer, plain) == ((None, key) if path == "/messages" else (f"Bearer {key}", None))
+    told = "".join(span.to_json() for span in captured.spans) + caplog.text
+    told += json.dumps(trajectory.to_dict()) + str(trajectory.warnings)
+    assert not any(secret in told for secret in (key, own, token))
+    assert [completion.status for completion in trajectory.completions] == ["error"] * 2
+
+
+async def test_a_clients_own_key_is_passed_on(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """Where the gateway has none."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent"):
+        url = gateway.base_url() + "/chat/completions"
+        await send(url, CHAT, authorization="Bearer sk-mine", x_api_key="mine")
+    headers = server.exchanges[0].request_headers
+    assert (headers["authorization"], headers["x-api-key"]) == ("Bearer sk-mine", "mine")
+
+
+# --- kill -9
+
+
+@pytest.mark.slow
+async def test_a_gateway_that_is_killed_in_a_stream(tmp_path: Path):
+    """What was recorded before is rebuilt; what is missing is said."""
+    spans = tmp_path / "spans.jsonl"
+    with ModelServer(lambda body: Reply(LONG, chunk_delay=0.05 if body.get("stream") else 0)) as s:
+        process, root = await command(s, "--spans", str(spans))
+        begun = (await send(root + "/rollouts", {"name": "agent", "task_id": "t"})).json()
+        url = begun["openai_base_url"] + "/chat/completions"
+        assert (await send(url, CHAT)).status == 200
+        while not spans.exists():
+            await asyncio.sleep(0.02)
+        reader, writer = await open_to(url)
+        writer.write(request_bytes(url, json.dumps(STREAM).encode(), "POST", JSON))
+        await reader.readuntil(b"lorem")
+        process.kill()
+        await process.wait()
+        assert not (await read_rest(reader))
+        writer.close()
+    (trajectory,) = reconstruct(read(spans))
+    assert trajectory.id == begun["id"]
+    assert [completion.status for completion in trajectory.completions] == ["complete"]
+    assert any("rollout" in warning and "span" in warning for warning in trajectory.warnings)
+
+
+async def read_rest(reader: asyncio.StreamReader) -> bool:
+    """Read until the connection is lost; True if the reply came to its end."""
+    try:
+        rest = await reader.read()
+    except ConnectionError:
+        return False
+    return rest.endswith(b"0\r\n\r\n")
