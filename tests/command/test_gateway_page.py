@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
+import otel_rollout
 from otel_rollout import JsonlTrajectoryExporter, rollout
 from otel_rollout.command.cli import main
 from otel_rollout.command.parser import command_parser
@@ -34,13 +40,17 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text()
 
 
+def lines(name: str) -> list[str]:
+    """The lines of a page's blocks that are in no language, as a shell joins them."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page(name), re.DOTALL | re.MULTILINE)
+    text = "".join(text for language, text in blocks if not language)
+    return text.replace("\\\n", "").split("\n")
+
+
 def commands(name: str) -> list[list[str]]:
     """The commands of a page that begin with `otel-rollout`, as a shell splits them."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page(name), re.DOTALL | re.MULTILINE)
     found = []
-    for line in (
-        "\n".join(text for language, text in blocks if not language).replace("\\\n", "").split("\n")
-    ):
+    for line in lines(name):
         if line.startswith("otel-rollout "):
             words = shlex.split(line, comments=True)
             found.append(words[1 : words.index("&") if "&" in words else None])
@@ -50,9 +60,9 @@ def commands(name: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", PAGES)
 def test_every_command_is_one(name: str):
     """The parser takes each command of the page; `--list` and the like included."""
-    lines = commands(name)
-    assert len(lines) >= 6
-    for words in lines:
+    found = commands(name)
+    assert len(found) >= 6
+    for words in found:
         assert isinstance(command_parser().parse_args(words), argparse.Namespace)
 
 
@@ -71,6 +81,31 @@ def test_the_python_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         printed = python("-c", code, environment={"MODEL_SERVER": server.base_url})
         assert len(server.exchanges) == 4
     assert printed == "[1.0, 1.0, 1.0, 1.0]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_without_python(recording: Recording):
+    """The page's requests begin a rollout, reward it and end it."""
+    begin, reward, end = (line for line in lines("gateway.md") if line.startswith("curl "))
+    with ModelServer("It is 4.") as server, serve(server.base_url) as gateway:
+
+        def answer(line: str, rollout_id: str = "") -> dict[str, Any]:
+            line = line.replace("http://127.0.0.1:4040", gateway.url).replace("/ID", rollout_id)
+            done = subprocess.run(shlex.split(line), capture_output=True, check=True)
+            answered: dict[str, Any] = json.loads(done.stdout)
+            return answered
+
+        begun = answer(begin)
+        with openai.OpenAI(base_url=begun["openai_base_url"], api_key="x") as client:
+            message: Any = {"role": "user", "content": "2 + 2?"}
+            client.chat.completions.create(model="m", messages=[message])
+        answer(reward, f"/{begun['id']}")
+        answer(end, f"/{begun['id']}")
+    otel_rollout.shutdown()
+    found = recording.trajectory
+    assert (found.id, found.task_id, found.group_id) == (begun["id"], "t1", "g1")
+    assert (found.reward, found.status, len(found.completions)) == (1.0, "complete", 1)
 
 
 @pytest.mark.slow
