@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from otel_rollout import JsonlTrajectoryExporter, Trajectory, reconstruct
+from otel_rollout import JsonlTrajectoryExporter, reconstruct
 from otel_rollout.command.cli import main
 from otel_rollout.otlp import read_json_lines
-from otel_rollout.testing import ModelServer, WireExchange
+from otel_rollout.testing import ModelServer
+from tests.agents.ran import FILE, WRONG, Agent, Ran
 
 ROOT = Path(__file__).parents[2]
 MODULES = ROOT / ".agents" / "node_modules"
@@ -28,22 +26,6 @@ VARIABLES = {
     "HTTP_PROXY": "http://127.0.0.1:9",
     "HTTPS_PROXY": "http://127.0.0.1:9",
 }
-FILE = "sum.py"
-WRONG, RIGHT = "print(2 - 2)\n", "print(2 + 2)\n"
-TASK = f"{FILE} has to print 4. Read it, mend it, and run it."
-
-
-@dataclass
-class Ran:
-    """A run of an agent: what the server saw, and what became of it."""
-
-    status: int
-    out: str
-    trajectory: Trajectory
-    exchanges: list[WireExchange]
-
-
-Agent = Callable[[ModelServer, Sequence[str]], Ran]
 
 
 @pytest.fixture
@@ -86,14 +68,3 @@ def agent(
         return Ran(status, printed, live, server.exchanges)
 
     return run
-
-
-def results(body: dict[str, Any]) -> list[str]:
-    """The results of tools in a request of any API, as texts."""
-    found = [item for item in body.get("input", ()) if item.get("type") == "function_call_output"]
-    for message in body.get("messages", ()):
-        if message["role"] == "tool":
-            found.append(message)
-        elif isinstance(message["content"], list):
-            found += [part for part in message["content"] if part["type"] == "tool_result"]
-    return [json.dumps(each) for each in found]

@@ -13,8 +13,8 @@ import otel_rollout
 from otel_rollout import JsonlTrajectoryExporter, Trajectory, rollout
 from otel_rollout.command.cli import main
 from otel_rollout.otlp import JsonLinesSpanExporter, read_json_lines
+from tests.kit.receivers import HttpReceiver
 from tests.kit.recording import Clients, Recording
-from tests.look.receivers import HttpReceiver
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from otel_rollout.command.cli import main
 from otel_rollout.otlp import read_json_lines
 from otel_rollout.testing import ModelServer, Raw, Reply
 from tests.kit.programs import ROOT
-from tests.look.receivers import HttpReceiver
+from tests.kit.receivers import HttpReceiver
 
 pytestmark = pytest.mark.slow
 

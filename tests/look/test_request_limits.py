@@ -18,8 +18,8 @@ from otel_rollout import reconstruct, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.otlp import JsonLinesSpanExporter, SplittingSpanExporter, read
 from tests.kit.disks import full_disk
+from tests.kit.receivers import GrpcReceiver, HttpReceiver, Receiver
 from tests.kit.recording import Clients
-from tests.look.receivers import GrpcReceiver, HttpReceiver, Receiver
 
 MIB = 1 << 20
 BOTH = pytest.mark.parametrize("kind", [HttpReceiver, GrpcReceiver])
