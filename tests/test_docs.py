@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_rollout
 from otel_rollout import (
@@ -287,3 +288,32 @@ def _texts(source: str) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone
     ]
+
+
+def test_rules_for_side_calls() -> None:
+    """The blocks about rules configure them, and judge spans that were recorded."""
+    exec(block("docs/side-calls.md", "def suggestion"), {})
+    provider = otel_rollout.configure()
+    kept = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asked: list[Any] = [("go", [tool]), ("[SUGGESTION MODE: ...]", []), ("other words", [])]
+    with (
+        ModelServer() as server,
+        openai.OpenAI(base_url=server.base_url, api_key="none-needed") as client,
+        rollout("agent") as trajectory,
+    ):
+        for text, tools in asked:
+            client.chat.completions.create(
+                model="my-policy",
+                messages=[{"role": "user", "content": text}],
+                **({"tools": tools} if tools else {}),
+            )
+    said = [completion.side_call for completion in trajectory.completions]
+    assert said == [None, "it suggests what the user may type", None]
+    names: dict[str, Any] = {"spans": kept.get_finished_spans()}
+    exec(block("docs/side-calls.md", "with_side_calls(())"), names)
+    found = [
+        [c.side_call is None for c in names[n].completions] for n in ("judged", "nothing_left_out")
+    ]
+    assert found == [[True, False, False], [True, True, True]]

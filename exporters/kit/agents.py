@@ -115,6 +115,16 @@ async def failing_calls(client: openai.AsyncOpenAI) -> None:
     await ask(client, messages)
 
 
+async def titled(client: openai.AsyncOpenAI) -> None:
+    """A side call first, for a title, as harnesses make it; then one conversation with tools."""
+    title = {"role": "system", "content": "You are a title generator. You output ONLY a title."}
+    await ask(client, [title, user("one")])
+    messages = [user("one")]
+    await ask(client, messages, tools=TOOLS)
+    messages.append(user("two"))
+    await ask(client, messages, tools=TOOLS)
+
+
 AGENTS: list[Agent] = [
     chain,
     tool_loop,

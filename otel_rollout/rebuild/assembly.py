@@ -186,6 +186,9 @@ class Assembly:
             if self._conversations is None or not self._extend(self._conversations):
                 exchanges = self.exchanges()
                 self.side_calls.clear()
+                for exchange in self.exchanges(claimed=True):  # they have tools, maybe
+                    for completion in self._completions_of(exchange):
+                        self.side_calls.add(completion)
                 conversations = Conversations(
                     completion
                     for exchange in with_retrieved(exchanges)

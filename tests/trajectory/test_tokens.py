@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from otel_rollout.spans import exchange
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
-from otel_rollout.trajectory.tokens import TokenSequence
+from otel_rollout.trajectory.tokens import TokenSequence, token_sequences
 
 
 @dataclass
@@ -193,6 +193,24 @@ def test_samples_of_one_prompt_that_were_all_delivered_are_rows(server: Server):
     server.call("A2", [1, 2], [3, 5])
     server.call("B", [1, 2, 3, 4, 5], [6])
     assert rows(server) == [([1, 2, 3, 5], "0011"), ([1, 2, 3, 4, 5, 6], "001101")]
+
+
+def test_a_reply_that_only_unresolved_retries_follow_trains():
+    """Nobody knows which of two later samples the agent got; what came before them is known."""
+    server = Server()
+    server.call("a", [1, 2], [3])
+    server.call("b", [1, 2, 3, 4], [5])
+    server.call("c", [1, 2, 3, 4], [6])
+    inexact = [
+        replace(c, exchange=replace(c.exchange, source="a dialect"))
+        for c in server.trajectory().completions
+    ]
+    rows = token_sequences(inexact)
+    assert list(map(brief, rows)) == [([1, 2, 3], "001")]
+    assert [str(dropped)[:32] for dropped in rows.dropped] == [
+        "b: the same prompt was sampled a",
+        "c: the same prompt was sampled a",
+    ]
 
 
 def test_a_reply_without_ids_is_context(server: Server):

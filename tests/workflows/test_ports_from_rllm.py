@@ -237,6 +237,34 @@ async def test_a_solver_and_a_judge(recording: Recording, clients: Clients):
     rebuilt(recording)
 
 
+async def test_a_side_call_beside_steps_that_claim_the_calls(
+    recording: Recording, clients: Clients
+):
+    """What is left over in the run knows that the calls which were claimed have tools."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    title = {"role": "system", "content": "You are a title generator. You output ONLY a title."}
+
+    class Titled(Workflow):
+        async def run(self, task: Any, uid: str, **kwargs: Any) -> Episode | None:
+            asked = [{"role": "user", "content": task}]
+            engine: Any = self.rollout_engine
+            await engine.get_model_response([title, *asked])
+            output = await engine.get_model_response(asked, tools=[tool])
+            said = [*asked, {"role": "assistant", "content": output.text}]
+            solved = Trajectory(name="solver", steps=[Step(chat_completions=said)])
+            solved.reward = 1.0
+            return Episode(id=uid, task=task, trajectories=[solved], is_correct=True)
+
+    workflow = Titled(Engine(clients.asynchronous(clients.serve())))
+    await workflow.run_with_termination_handling("2 + 2?", "q:1")
+    reasons = {
+        trajectory.name: [completion.side_call for completion in trajectory.completions]
+        for trajectory in recording.trajectories
+    }
+    assert reasons == {"Titled": ["it asks for a title"], "solver": [None]}
+    rebuilt(recording)
+
+
 class Bare:
     """An agent with a trajectory that is filled from outside, as rLLM's SimpleAgent."""
 

@@ -66,6 +66,15 @@ async def hard(clients: Clients) -> Trajectory:
     return await gather_trajectory(agent())
 
 
+async def test_side_calls_are_no_conversations(recording: Recording, clients: Clients):
+    """`histories` counts what the agent said; what was asked beside it is in the whole."""
+    titled = await agents.play(clients, agents.titled)
+    (row,) = to_dataset([titled])
+    assert (row["histories"], len(row["input_ids"])) == (1, 1)
+    assert row["messages"][0]["content"] == "one"
+    assert from_dataset(to_dataset([titled])) == [titled]
+
+
 async def everything(clients: Clients) -> list[Trajectory]:
     played = [await agents.play(clients, agent, 0.5) for agent in agents.AGENTS]
     played.append(await agents.play(clients, broken, None, raise_errors=False))

@@ -148,6 +148,18 @@ async def test_each_reply_trains_in_exactly_one_row(
     assert sorted(trained(rows)) == sorted(said)
 
 
+async def test_side_calls_are_no_rows(recording: Recording, clients: Clients):
+    """A title that was asked beside the agent is in no format; a copy without side calls has it."""
+    titled = await agents.play(clients, agents.titled, 1.0)
+    (row,) = to_openai_sft([titled])
+    assert row["messages"][0] == agents.user("one")
+    assert len(to_openai_sft([titled.with_side_calls(())])) == 2
+    (row,) = to_openai_rft([titled])
+    assert row["messages"] == [agents.user("one")]
+    with pytest.raises(ExportError, match="differ before their last replies"):
+        to_openai_dpo([titled, await agents.play(clients, agents.chain, 0.0)])
+
+
 async def test_tools_are_as_they_were_on_the_wire(recording: Recording, clients: Clients):
     """Arguments stay the text that the model wrote."""
     (row,) = to_openai_sft([await agents.play(clients, agents.tool_loop)])

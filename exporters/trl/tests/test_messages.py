@@ -373,6 +373,17 @@ async def test_preferences_say_where_the_environment_would_be_learned(
     assert [message["role"] for message in row["chosen"]] == ["assistant", "user", "assistant"]
 
 
+async def test_side_calls_are_not_learned(recording: Recording, clients: Clients):
+    """A title that was asked beside the agent is in no row, and no second history."""
+    titled = await agents.play(clients, agents.titled)
+    (row,) = to_trl_sft([titled])
+    assert row["messages"][0] == {"role": "user", "content": "one"}
+    assert len(to_trl_sft([titled], per="completion")) == 2
+    (row,) = to_trl_kto([titled], threshold=0.0, context="keep")
+    assert row["prompt"] == [{"role": "user", "content": "one"}]
+    assert len(to_trl_sft([titled.with_side_calls(())], per="completion")) == 3
+
+
 async def test_preferences_need_one_history(recording: Recording, clients: Clients):
     """A fork is no conversation."""
     fork = await agents.play(clients, agents.fork)

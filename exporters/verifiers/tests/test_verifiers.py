@@ -29,6 +29,7 @@ from exporters.kit.agents import (
     play,
     play_group,
     run_readme,
+    titled,
     tool_loop,
     truncated,
     user,
@@ -148,6 +149,14 @@ async def test_failed_calls_have_no_node(recording: Recording, clients: Clients)
     assert failed.error is not None
     assert failed.error.status_code == 500
     assert trace.ok
+
+
+async def test_side_calls_have_no_node(recording: Recording, clients: Clients):
+    """They are calls of the trace, and no turns of its agent."""
+    record = to_trace_record(await play(clients, titled))
+    assert [call["node"] is None for call in record["calls"]] == [True, False, False]
+    assert sum(node["sampled"] for node in record["nodes"]) == 2
+    assert len(to_trace(await play(clients, titled)).branches) == 1
 
 
 async def test_truncation_is_seen(recording: Recording, clients: Clients):

@@ -28,6 +28,7 @@ from exporters.kit.agents import (
     interleaved,
     play,
     play_group,
+    titled,
     tool_loop,
     truncated,
     user,
@@ -122,6 +123,15 @@ async def test_prompts_of_tasks(recording: Recording, clients: Clients, tmp_path
     assert first["extra_info"]["split"] == "test"
     assert first["reward_model"] == {"style": "rule", "ground_truth": None}
     assert first["tools_kwargs"] == {}
+
+
+async def test_side_calls_are_no_prompts(recording: Recording, clients: Clients):
+    """The task is what the agent was asked first, not a title beside it; nor is that learned."""
+    group = TrajectoryGroup([await play(clients, titled)])
+    (row,) = to_verl_prompts(group)
+    assert row["prompt"] == [user("one")]
+    (row,) = to_verl_sft(group)
+    assert row["messages"][0]["content"] == "one"
 
 
 async def test_what_is_right_comes_from_metadata(recording: Recording, clients: Clients):
