@@ -146,7 +146,8 @@ def _root(url: str) -> str:
 def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that is bound, so that its port is known at once. OSError if it cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # Without the protocol's number asyncio does not switch off the wait for larger packets.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
