@@ -118,7 +118,8 @@ class Commands:
             in_time = await _wait(process, timeout)
         finally:
             self._groups.discard(process.pid)
-            _send(process.pid, signal.SIGKILL)  # what it left behind, which may hold the pipes
+            _send(process.pid, signal.SIGKILL)  # what is left of it, which may hold the pipes
+            await process.wait()
             await asyncio.gather(*(pipe.forwarded for pipe in pipes))
         if not in_time:
             failure = f"the command took longer than the time limit of {timeout:g} s"
@@ -141,8 +142,6 @@ async def _wait(process: Process, timeout: float | None) -> bool:
         _send(process.pid, signal.SIGTERM)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), GRACE)
-        _send(process.pid, signal.SIGKILL)
-        await process.wait()
         return False
     return True
 

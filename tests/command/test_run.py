@@ -287,6 +287,14 @@ def test_over_otlp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.endswith(f"-> {receiver.url} (spans, OTLP)\n")
 
 
+def test_not_all_spans_arrived(capsys: pytest.CaptureFixture[str]):
+    """A full disk is no success."""
+    with ModelServer("yes") as server:
+        options = ("--upstream", server.base_url, "--spans", "/dev/full")
+        assert main(["run", *options, "--", *agent("ask('x')")]) == 1
+    assert "not all of it arrived" in capsys.readouterr().err
+
+
 def test_nothing_was_kept(capsys: pytest.CaptureFixture[str]):
     """With no place for it, the trajectory is only shown."""
     with ModelServer("yes") as server:
