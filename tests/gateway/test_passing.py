@@ -22,7 +22,7 @@ from otel_rollout.gateway.server import Server
 from otel_rollout.gateway.upstream import listening_socket
 from tests.gateway.conftest import Serve
 from tests.kit.conversations import ASK
-from tests.kit.outside import send
+from tests.kit.outside import open_to, request_bytes, send
 from tests.kit.recording import Clients, Recording
 
 CHAT = {"model": "m", "messages": ASK}
@@ -256,3 +256,34 @@ async def test_it_can_be_mounted_below_a_path(captured: Recording, clients: Clie
         await served.stop()
         await mounted.close()
     assert len(captured.trajectory.completions) == 1
+
+
+async def test_who_has_the_end_of_a_reply_finds_it_recorded(captured: Recording, gateway_to: Serve):
+    """The last bytes of a reply in pieces are handed on after the recorder has its end."""
+    reply = {"id": "c1", "object": "chat.completion", "model": "m", "created": 1}
+    message = {"role": "assistant", "content": "Hello"}
+    reply |= {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps(reply).encode()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked"
+        writer.write(head + b"\r\n\r\n%x\r\n%b\r\n" % (len(body), body))
+        await writer.drain()
+        await asyncio.sleep(0.2)  # the end of the reply comes later than its last byte
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    gateway = await gateway_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        reader, writer = await open_to(url)
+        data = json.dumps(CHAT).encode()
+        writer.write(request_bytes(url, data, "POST", {"content-type": "application/json"}))
+        await reader.readuntil(b"Hello")
+        assert [completion.status for completion in trajectory.completions] == ["complete"]
+        writer.close()
+    server.close()
+    await server.wait_closed()
