@@ -150,8 +150,8 @@ def quota_probe(completion: Completion, calls: SideCalls) -> str | None:
 def without_tools(completion: Completion, calls: SideCalls) -> str | None:
     """A short call without tools, beside calls with tools, that nothing goes on from.
 
-    It does not hold by default: a sub-agent without tools, or a last answer that the
-    agent asks for without them, looks the same.
+    It does not hold by default: a sub-agent without tools, or a last answer that the agent asks for
+    without them, looks the same.
     """
     return "it has no tools, and other calls do" if _is_beside(completion, calls) else None
 
@@ -201,13 +201,18 @@ def _texts(completion: Completion) -> Iterator[str]:
     yield from _texts_in(path_messages(completion.prompt))
 
 
-def _texts_in(value: Json) -> Iterator[str]:
-    """The texts in a message, in its parts, or in a list of them, without spaces around."""
+def _texts_in(value: Json, depth: int = 5) -> Iterator[str]:
+    """The texts in a message, in its parts, or in a list of them, without spaces around.
+
+    depth: the levels that are looked at, of a list of messages down to the texts of their parts.
+    """
     if isinstance(value, str):
         yield value.strip()
+    elif depth == 0:
+        return
     elif isinstance(value, list):
         for item in value:
-            yield from _texts_in(item)
+            yield from _texts_in(item, depth - 1)
     elif isinstance(value, Mapping) and value.get("role") not in ("assistant", "model", "tool"):
         for name in ("text", "content", "parts"):
-            yield from _texts_in(value.get(name))
+            yield from _texts_in(value.get(name), depth - 1)

@@ -301,6 +301,31 @@ def test_plain_chats_have_no_side_calls(requests: Any):
     assert all(c.side_call is None for c in whole.completions)
 
 
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3)),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.dictionaries(st.sampled_from(["role", "text", "content", "parts"]), inner),
+        ),
+        max_leaves=8,
+    )
+)
+def test_content_of_any_shape_is_judged(content: Any):
+    """What a request says need not be what a model API takes; nothing raises."""
+    (whole,) = reconstruct(plays([([user(content)], False), (list(TASK), True)]).spans())
+    assert {c.side_call for c in whole.completions} <= {None, "it asks for a title"}
+
+
+def test_content_that_is_nested_deep_is_judged():
+    """As deep as JSON may be on a span."""
+    content: Any = "You are a title generator"
+    for _ in range(840):
+        content = [content]
+    (whole,) = reconstruct(plays([([user(content)], False), (list(TASK), True)]).spans())
+    assert [c.side_call for c in whole.completions] == [None, None]
+
+
 def test_to_judge_is_linear():
     """Twice the calls take about twice the operations, of a chat that grows without tools too."""
 
