@@ -156,6 +156,38 @@ def test_reasoning_in_the_content() -> None:
     assert sampled[0] == calls.toy.ids["<think>"]
 
 
+def test_tokens_that_are_known_to_spell_the_same() -> None:
+    """Texts go before the form of arguments: where both spell the same, tokens were merged."""
+    for texts, cause in ((True, "tokens_merged"), (False, "arguments_reformatted")):
+        calls = Calls(Toy(merges_digits=True), texts=texts)
+        calls.call([user("other")], said("12"), sampled=calls.toy.encode("12<|end|>"))
+        called = {"content": None, "tool_calls": calling('{"a":12}')}
+        calls.call([user("hi")], called)
+        calls.call([user("hi"), {"role": "assistant", **called}, user("so?")], said("b"))
+        assert calls.trajectory().drift().causes == {cause: 1}
+
+
+def test_a_prompt_that_opens_what_no_reply_has() -> None:
+    """What a prompt adds to begin a reply is not in a replay: the template did it."""
+    calls = Calls(Toy(opens_reasoning=True))
+    prompt, _ = calls.call([user("hi")], said("a"))
+    calls.call([user("hi"), said("a"), user("so?")], said("b"))
+    (fork,) = calls.trajectory().drift().forks
+    assert (fork.cause, fork.position) == ("template_changed", len(prompt) - 1)
+
+
+def test_a_change_between_replies_is_the_templates() -> None:
+    """Ids that differ in a message of the user, between two replies, are no reply's."""
+    calls = Calls(texts=False)
+    messages = [user("hi"), said("a"), user("12")]
+    calls.call(messages[:1], {"content": "a"})
+    calls.call(messages, {"content": "b"})
+    calls.toy.merges_digits = True
+    calls.call([*messages, said("b"), user("so?")], said("c"))
+    drift = calls.trajectory().drift()
+    assert (drift.merged, drift.causes) == (1, {"template_changed": 1})
+
+
 def test_a_reply_that_was_truncated() -> None:
     """A truncated reply goes on as long as its ids do; where they do not, that is the class."""
     for sampled, causes in (("abc", {}), ("abc\n", {"truncated": 1})):

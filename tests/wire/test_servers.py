@@ -14,6 +14,7 @@ import pytest
 
 from otel_rollout import Completion, request_token_ids, rollout
 from otel_rollout.testing import ModelServer, Raw
+from otel_rollout.wire import sampled_texts
 from tests.kit.recording import Clients, Recording
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -564,3 +565,20 @@ def test_asking_sglang_for_the_ids_of_a_stream(recording: Recording, clients: Cl
     assert sent["return_token_ids"] is False
     assert {key: sent[key] for key in fields} == fields
     assert trained(recording) == ROW
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "texts"),
+    [
+        (None, []),
+        ({"content": [{"token": "a"}, {"token": "\ufffd"}]}, [b"a", None]),
+        ({"content": [{"token": "\ufffd", "bytes": [195]}]}, [b"\xc3"]),
+        ({"content": [{"token": "x", "bytes": ["no"]}]}, [None]),
+        ({"content": [{"token": "token_id:7"}]}, [None]),
+        ({"content": ["damaged"]}, []),
+        ({"tokens": ["a", "b"], "token_logprobs": [-1, -1]}, [b"a", b"b"]),
+    ],
+)
+def test_texts_of_tokens(logprobs: Any, texts: list[bytes | None]):
+    """As log-probabilities have them; a part of a character has its bytes, or is not known."""
+    assert sampled_texts({"logprobs": logprobs}) == texts
