@@ -45,6 +45,16 @@ def said(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
+TITLE = (
+    system("You are a title generator. You output ONLY a thread title. Nothing else.\n\n<task>"),
+    user("Generate a title for this conversation:\n"),
+    user("What is the capital of France?"),
+)
+"""What opencode asks beside its agent on every run."""
+TASK = (system("You are an agent."), user("What is the capital of France?"))
+"""What an agent asks."""
+
+
 def _text(message: Message) -> str:
     content = message.get("content", message.get("output")) or ""
     if isinstance(content, list):

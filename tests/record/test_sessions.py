@@ -20,8 +20,6 @@ from otel_rollout.testing import ModelServer
 from tests.kit.comparing import attribute, exchange_spans, replayed
 from tests.kit.conversations import ASK, chat, table, user
 from tests.kit.recording import Clients, Recording
-from tests.record.anthropic.claude import Claude
-from tests.record.anthropic.claude import ask as ask_claude
 
 ID = "0198f3c2-5f3a-7c11-a1b2-c3d4e5f60718"
 
@@ -168,13 +166,3 @@ def play(server: ModelServer, sessions: list[dict[str, str]]) -> None:
         two += [call(two, sessions[3]), user("five")]
         call([*one, first, user("fork")], sessions[4])
         call(two, sessions[5])
-
-
-async def test_a_session_of_claude_code(recording: Recording, clients: Clients):
-    """The real Anthropic client, with the header that the harness sets."""
-    headers = {"x-claude-code-session-id": ID}
-    client = Claude(sync=False).client(clients, clients.serve(), default_headers=headers)
-    with rollout("agent"):
-        await ask_claude(client)
-    (completion,) = replayed(recording).completions
-    assert completion.session == ID

@@ -30,9 +30,8 @@ from otel_rollout import semconv as sc
 from otel_rollout.rebuild.verdicts import NOT_KNOWN
 from otel_rollout.spans import as_record
 from otel_rollout.testing import Raw
-from tests.kit.conversations import TOOLS, ask, system, user
+from tests.kit.conversations import TASK, TITLE, TOOLS, ask, system, user
 from tests.kit.recording import Clients, Recording
-from tests.trajectory.test_side_calls import TASK, TITLE
 
 
 def small_talk(completion: Completion, _: SideCalls) -> str | None:
