@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
 
@@ -40,6 +41,8 @@ def gateway(options: argparse.Namespace) -> int:
         instrumentor=None,
         request_token_ids=options.request_token_ids,
     )
+    gc.collect()
+    gc.freeze()  # what is imported is not looked at again: that would hold up every stream
     try:
         asyncio.run(_until_told(served))
     finally:

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from opentelemetry import context as otel_context
 
@@ -50,12 +51,14 @@ from otel_rollout.record import (
     running_rollout,
     with_fields,
 )
-from otel_rollout.wire import Hiding, asks_a_model, endpoint_of, hiding_of, retrieval_of
+from otel_rollout.wire import Hiding, Json, asks_a_model, endpoint_of, hiding_of, retrieval_of
 
 logger = logging.getLogger("otel_rollout")
 _CARRIER = (b"traceparent", b"tracestate", b"baggage")
 
 
+MAX_BODY_BYTES = 128 << 20
+"""Bytes of a request: more than any conversation with its images has."""
 _NUMBERS = (
     *("max_body_bytes", "body_seconds", "header_seconds", "connect_seconds"),
     *("token_seconds", "idle_seconds", "rollout_seconds", "most_parts"),
@@ -74,7 +77,7 @@ class Settings:
     """Signs tokens, and opens the control routes. None: that of `configure` or of the environment
     (OTEL_ROLLOUT_SECRET); without one, tokens are signed with a random one, and only this machine
     may use the control routes."""
-    max_body_bytes: int = 128 << 20
+    max_body_bytes: int = MAX_BODY_BYTES
     """A longer request is refused with 413, and not held."""
     body_seconds: float = 60.0
     """How long a client may take for the next piece of a request's body."""
@@ -124,6 +127,8 @@ class Application:
         )
         renderer = settings.renderer
         self._supply = None if renderer is None else Supply(next_prompt_by(renderer))
+        self.fields: WeakKeyDictionary[ActiveRollout, Json] = WeakKeyDictionary()
+        """What `request_token_ids` said where the address of a rollout was asked for."""
         self._control = Control(
             self.seats,
             said,
@@ -249,7 +254,7 @@ class Application:
                     note_uncaptured(active, "a client of the gateway", asked.path)
                 return None, body, None
             headers = self._secrets(asked, scope)
-            sent, added = with_fields(name, body, headers, OUTSIDE)
+            sent, added = with_fields(name, body, headers, self.fields.get(active))
             recorder = record_call(active, name)
             recorder.request(sent, headers)
             return recorder, sent, hiding_of(added)

@@ -29,7 +29,6 @@ class Server:
 
     def __init__(self, application: Any, listening: socket.socket, header_seconds: float) -> None:
         uvicorn = library("uvicorn")
-        library("httptools")
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await application(scope, receive, send)

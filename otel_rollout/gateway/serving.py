@@ -9,11 +9,18 @@ from types import TracebackType
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
-from otel_rollout.gateway.application import Application, Settings
+from otel_rollout.gateway.application import MAX_BODY_BYTES, Application, Settings
 from otel_rollout.gateway.environment import environment_of, token_of
+from otel_rollout.gateway.extra import library
 from otel_rollout.gateway.server import Server
 from otel_rollout.gateway.upstream import listening_socket
-from otel_rollout.record import ActiveRollout, current_rollout, running_rollout
+from otel_rollout.record import (
+    ActiveRollout,
+    current_rollout,
+    fields_here,
+    process_state,
+    running_rollout,
+)
 from otel_rollout.trajectory import Trajectory
 
 
@@ -30,7 +37,8 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        return token_of(self._application.tokens, _active(rollout))
+        active = self._active(rollout)
+        return token_of(self._application.tokens, active)
 
     def base_url(self, rollout: Trajectory | str | None = None) -> str:
         """The base URL for a client whose calls belong to this rollout.
@@ -47,7 +55,14 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        return environment_of(self._application.tokens, _active(rollout), self.url)
+        active = self._active(rollout)
+        return environment_of(self._application.tokens, active, self.url)
+
+    def _active(self, rollout: Trajectory | str | None) -> ActiveRollout:
+        """The rollout that is meant; its calls ask for token ids if those made here would."""
+        active = _active(rollout)
+        self._application.fields[active] = fields_here()
+        return active
 
 
 class serve:  # noqa: N801 - used as `async with serve(...)`
@@ -62,16 +77,31 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
     upstream: address of the model server, with or without `/v1`.
     host: address to listen on. Any other than that of this machine needs a secret.
     port: 0 (default) is any free port.
-    options: those of `Settings`: `api_key`, `secret`, `max_body_bytes` and others.
+    api_key: key of the model server, sent instead of the clients' keys. None: clients send theirs.
+    secret: signs tokens, and opens the control routes. None: that of `configure`, or
+        OTEL_ROLLOUT_SECRET; without one tokens are signed with a random one.
+    max_body_bytes: a longer request is refused.
+    options: further fields of `Settings`, such as `idle_seconds`.
 
     ConfigurationError for a wrong option, and where the extra `gateway` is not installed; OSError
     if the port is not free.
     """
 
     def __init__(
-        self, upstream: str, *, host: str = "127.0.0.1", port: int = 0, **options: Any
+        self,
+        upstream: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        secret: str | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        **options: Any,
     ) -> None:
-        self._application = Application(Settings(upstream, **options))
+        for name in ("uvicorn", "httptools"):
+            library(name)
+        settings = Settings(upstream, api_key, secret, max_body_bytes, **options)
+        self._application = Application(settings)
         if self._application.secret is None and not _is_loopback(host):
             raise ConfigurationError(
                 f"gateway host: {host!r} can be reached by others, which needs a secret: set "
@@ -79,6 +109,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
             )
         self._host, self._port = host, port
         self._server: Server | None = None
+        self._url = ""
         self._thread: _Thread | None = None
 
     async def __aenter__(self) -> Gateway:
@@ -88,7 +119,9 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         self._server = Server(self._application, listening, self._application.header_seconds)
         await contextvars.Context().run(asyncio.create_task, self._server.start())
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return Gateway(self._application, f"http://{host}:{port}")
+        self._url = f"http://{host}:{port}"
+        process_state.gateways.add(self._url)
+        return Gateway(self._application, self._url)
 
     async def __aexit__(
         self,
@@ -96,6 +129,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         error: BaseException | None,
         trace_back: TracebackType | None,
     ) -> None:
+        process_state.gateways.discard(self._url)
         try:
             if self._server is not None:
                 await self._server.stop()

@@ -129,27 +129,28 @@ def record_call(active: ActiveRollout, path: str) -> ExchangeRecorder:
         detach(token)
 
 
-def asking_for(fields: Json) -> Context:
-    """`OUTSIDE`, where requests ask for token ids as these fields say; see `TOKEN_FIELDS`."""
-    return otel_context.set_value(TOKEN_FIELDS, fields, OUTSIDE)
+def fields_here() -> Json:
+    """What `request_token_ids` around this place says, for `with_fields`. None: nothing."""
+    return otel_context.get_value(TOKEN_FIELDS)
 
 
 def with_fields(
-    path: str, body: bytes, headers: Mapping[str, str], context: Context
+    path: str, body: bytes, headers: Mapping[str, str], fields: Json
 ) -> tuple[bytes, dict[str, Json]]:
     """A request's body with the fields that ask for token ids, and the fields that were added.
 
     What the client wrote stays as it wrote it. A body that is signed, or is no JSON object, stays
     as it is, and so does every other one where nobody asks for token ids.
+
+    fields: as `fields_here` gave them. None: as `configure` said.
     """
-    fields = context.get(TOKEN_FIELDS)
     if (process_state.request_fields if fields is None else fields) in (None, False):
         return body, {}
     try:
         params = None if is_signed(headers) else loads(body)
     except (ValueError, RecursionError):
         return body, {}
-    token = otel_context.attach(context)
+    token = otel_context.attach(otel_context.set_value(TOKEN_FIELDS, fields, OUTSIDE))
     try:
         added = added_fields(path, params)
     finally:

@@ -75,6 +75,8 @@ class ProcessState:
         """Exporters of spans that `shutdown` has shut down, while anybody holds them."""
         self.said_without_calls = False
         """True if the log has said that a rollout ended and none of its calls was captured."""
+        self.gateways: set[str] = set()
+        """Addresses of the gateways that this process serves."""
         self.waiting: deque[Callable[[], None]] = deque()
         """Work put off by `later`."""
 

@@ -1,7 +1,8 @@
 """Requests that are sent to a gateway of ours: it records them, so a client's hook does not.
 
-They are known by the token of a rollout, in their path or in place of an API key. A token is as
-good as a key, so what is recorded of an address is recorded without it.
+They are known by the token of a rollout, in their path or in place of an API key, or by their
+address if this process serves the gateway. A token is as good as a key, so what is recorded of an
+address is recorded without it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from otel_rollout.record.state import process_state
 
 TOKEN = "[A-Za-z0-9_-]{92,400}"  # noqa: S105 - its shape
 """A token, as a regular expression."""
@@ -28,6 +31,8 @@ def without_token(address: str) -> str:
 def is_for_gateway(address: str, headers: Mapping[str, Any] | None = None) -> bool:
     """True if a request to this path or address, with these headers, is for a gateway."""
     if "/r/" in address and _in_path.search(address) is not None:
+        return True
+    if any(address.startswith(f"{url}/") for url in process_state.gateways):
         return True
     return any(
         isinstance(value, str) and KEY_PREFIX in value and _is_key(value.strip()) is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import otel_rollout
-from otel_rollout import InMemoryTrajectoryExporter, rollout
+from otel_rollout import InMemoryTrajectoryExporter, request_token_ids, rollout
 from otel_rollout.testing import Raw, Reply
 from tests.gateway.conftest import Serve
 from tests.kit.conversations import ASK
@@ -201,6 +201,22 @@ async def test_a_client_that_asks_gets_all(
         assert (b'token_ids":[' in through.body) == ("return_token_ids" in more)
         assert (b'"usage"' in through.body) == (not stream or "stream_options" in more)
         assert trajectory.completions[0].token_ids is not None
+
+
+async def test_it_asks_as_the_code_that_gives_the_address_would(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """Inside `request_token_ids`, or not, wherever the request itself is made."""
+    server = clients.serve(vllm)
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent") as trajectory:
+        with request_token_ids():
+            url = gateway.base_url() + "/chat/completions"
+        asked = await send(url, CHAT)
+        gateway.base_url()
+        bare = await send(url, CHAT)
+    assert asked.body == bare.body
+    assert [c.token_ids for c in trajectory.completions] == [[3, 4], None]
 
 
 async def test_a_body_that_is_signed_stays(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import reconstruct, rollout
+from otel_rollout.gateway import serve
 from otel_rollout.otlp import read
 from otel_rollout.testing import ModelServer, Raw, Reply
 from tests.gateway.conftest import Serve
@@ -213,6 +214,42 @@ async def test_a_stream_is_read_as_fast_as_the_client_takes_it(
             writer.close()
     await asyncio.to_thread(thread.join)
     assert sent[0] < size
+
+
+async def test_a_gateway_that_is_stopped_in_a_stream(captured: Recording, clients: Clients):
+    """The call is `cancelled`, the client's reply has no end, and nothing waits for either."""
+    server = clients.serve(Reply(LONG * 20, chunk_delay=0.05))
+    with rollout("agent") as trajectory:
+        async with serve(server.base_url) as gateway:
+            url = gateway.base_url() + "/chat/completions"
+            reader, writer = await open_to(url)
+            writer.write(request_bytes(url, json.dumps(STREAM).encode(), "POST", JSON))
+            await reader.readuntil(b"lorem")
+        assert not await read_rest(reader)
+        writer.close()
+    assert [completion.status for completion in trajectory.completions] == ["cancelled"]
+
+
+async def test_many_streams_at_a_time(captured: Recording, clients: Clients, gateway_to: Serve):
+    """Each of them is whole, and in its own rollout."""
+    server = clients.serve(lambda body: Reply(body["messages"][0]["content"], chunk_delay=0.01))
+    gateway = await gateway_to(server.base_url)
+    rollouts = [(await send(gateway.url + "/rollouts", {})).json() for _ in range(8)]
+
+    async def ask(number: int) -> None:
+        url = rollouts[number % 8]["openai_base_url"] + "/chat/completions"
+        messages = [{"role": "user", "content": f"{number % 8} of {number}"}]
+        answer = await send(url, {"model": "m", "stream": True, "messages": messages})
+        assert answer.whole
+
+    await asyncio.gather(*map(ask, range(128)))
+    for each in rollouts:
+        await send(f"{gateway.url}/rollouts/{each['id']}", None, "DELETE")
+    found = {trajectory.id: trajectory for trajectory in captured.trajectories}
+    for number, each in enumerate(rollouts):
+        said = [str(c.message and c.message["content"]) for c in found[each["id"]].completions]
+        assert sorted(said) == sorted(f"{number} of {n}" for n in range(number, 128, 8))
+        assert found[each["id"]].warnings == []
 
 
 # --- secrets

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, propagate, reconstruct, rollout
-from otel_rollout.gateway import serve
+from otel_rollout.gateway import application, serve
 from otel_rollout.gateway.paths import asked_of
+from otel_rollout.gateway.server import Server
 from otel_rollout.gateway.tokens import TokenError, Tokens
+from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.record import Carried
 from tests.gateway.conftest import Serve
 from tests.kit.conversations import ASK
@@ -229,3 +231,25 @@ async def test_parts_are_bounded_and_end_when_idle(
         await asyncio.sleep(0.01)
     found = {each.id: each for each in reconstruct(captured.spans)}
     assert all(len(found[f"{number:032x}"].completions) == 1 for number in range(1, 5))
+
+
+async def test_others_need_a_secret(captured: Recording, clients: Clients):
+    """Without one, headers of other machines name no rollout, and they cannot begin any."""
+    server = clients.serve("Hello")
+    mounted = application(server.base_url)
+
+    async def from_afar(scope: Any, receive: Any, send: Any) -> None:
+        await mounted({**scope, "client": ("10.0.0.1", 1)}, receive, send)
+
+    listening = listening_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    served = Server(from_afar, listening, 10)
+    await served.start()
+    try:
+        with rollout("agent") as trajectory:
+            answer = await send(f"{url}/v1/chat/completions", CHAT, **propagate())
+        assert (await send(url + "/rollouts", {})).status == 401
+    finally:
+        await served.stop()
+        await mounted.close()
+    await refused(answer, server, trajectory)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+import urllib.request
 from typing import Any
 
+import aiohttp
 import anthropic
 import openai
 import pytest
+import requests
 from opentelemetry import context as otel_context
 
-from otel_rollout import ConfigurationError, NoActiveRolloutError, rollout
-from otel_rollout.gateway import serve
+from otel_rollout import ConfigurationError, NoActiveRolloutError, propagate, rollout
+from otel_rollout.gateway import application, serve
+from otel_rollout.gateway.server import Server
+from otel_rollout.gateway.upstream import listening_socket
 from tests.gateway.conftest import Serve
 from tests.kit.conversations import ASK
-from tests.kit.outside import send
+from tests.kit.outside import open_to, request_bytes, send
 from tests.kit.recording import Clients, Recording
 
 CHAT = {"model": "m", "messages": ASK}
@@ -91,7 +97,10 @@ async def test_a_client_of_this_process_is_recorded_once(
             base_url=f"{gateway.url}/v1", api_key=f"or-{token}"
         ) as client:
             await client.chat.completions.create(model="m", messages=ASK)
-    assert [completion.status for completion in trajectory.completions] == ["complete"] * 2
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k") as client:
+            headers = propagate()
+            await client.chat.completions.create(model="m", messages=ASK, extra_headers=headers)
+    assert [completion.status for completion in trajectory.completions] == ["complete"] * 3
     assert trajectory.warnings == []
     assert not any(token in span.to_json() for span in recording.spans)
 
@@ -191,3 +200,90 @@ async def test_anthropics_client_is_recorded_once(
             await client.messages.create(model="m", max_tokens=9, messages=ASK)
     assert len(trajectory.completions) == 1
     assert trajectory.warnings == []
+
+
+@pytest.mark.parametrize("missing", ["aiohttp", "uvicorn"])
+async def test_without_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch):
+    """Serving says which package is missing, and what to install."""
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigurationError, match=rf"{missing}: pip install 'otel-rollout\[gateway"):
+        async with serve("http://127.0.0.1:1"):
+            pass
+
+
+@pytest.mark.parametrize("library", ["requests", "aiohttp", "urllib"])
+async def test_a_library_of_this_process_is_recorded_once(
+    captured: Recording, clients: Clients, gateway_to: Serve, library: str
+):
+    """Hooks on HTTP libraries leave a call to the gateway, too, and count none."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url)
+    data = json.dumps(CHAT).encode()
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        if library == "aiohttp":
+            async with aiohttp.ClientSession() as session, session.post(url, data=data) as reply:
+                await reply.read()
+        elif library == "requests":
+            await asyncio.to_thread(requests.post, url, data=data)
+        else:
+            request = urllib.request.Request(url, data, {"content-type": "application/json"})
+            await asyncio.to_thread(lambda: urllib.request.urlopen(request).read())
+    assert len(trajectory.completions) == 1
+    assert trajectory.warnings == []
+
+
+async def test_it_can_be_mounted_below_a_path(captured: Recording, clients: Clients):
+    """In an application of the user's, which says where it is."""
+    server = clients.serve("Hello")
+    mounted = application(server.base_url)
+
+    async def around(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "root_path": "/models"}
+        await mounted(scope, receive, send)
+
+    listening = listening_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/models"
+    served = Server(around, listening, 10)
+    await served.start()
+    try:
+        begun = (await send(url + "/rollouts", {"name": "agent"})).json()
+        assert begun["anthropic_base_url"].startswith(url + "/r/")
+        assert (await send(begun["openai_base_url"] + "/chat/completions", CHAT)).status == 200
+        await send(f"{url}/rollouts/{begun['id']}", None, "DELETE")
+    finally:
+        await served.stop()
+        await mounted.close()
+    assert len(captured.trajectory.completions) == 1
+
+
+async def test_who_has_the_end_of_a_reply_finds_it_recorded(captured: Recording, gateway_to: Serve):
+    """The last bytes of a reply in pieces are handed on after the recorder has its end."""
+    reply = {"id": "c1", "object": "chat.completion", "model": "m", "created": 1}
+    message = {"role": "assistant", "content": "Hello"}
+    reply |= {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps(reply).encode()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked"
+        writer.write(head + b"\r\n\r\n%x\r\n%b\r\n" % (len(body), body))
+        await writer.drain()
+        await asyncio.sleep(0.2)  # the end of the reply comes later than its last byte
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    gateway = await gateway_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        reader, writer = await open_to(url)
+        data = json.dumps(CHAT).encode()
+        writer.write(request_bytes(url, data, "POST", {"content-type": "application/json"}))
+        await reader.readuntil(b"Hello")
+        assert [completion.status for completion in trajectory.completions] == ["complete"]
+        writer.close()
+    server.close()
+    await server.wait_closed()
