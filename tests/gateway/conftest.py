@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from otel_rollout.gateway import Gateway, serve
+from tests.gateway.programs import Serve
 from tests.kit.calling import Configure
 from tests.kit.recording import Recording
-
-Serve = Callable[..., Any]
 
 
 @pytest.fixture

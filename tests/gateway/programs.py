@@ -1,4 +1,4 @@
-"""The command `otel-rollout gateway` in a process of its own."""
+"""Gateways in this process, and the command `otel-rollout gateway` in one of its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from typing import Any
 
 from otel_rollout.testing import ModelServer
 
+Serve = Callable[..., Any]
+"""Serves a gateway until the test ends: `await serve(upstream, **options)`."""
 _PROGRAM = "import sys; from otel_rollout.command import main; sys.exit(main(sys.argv[1:]))"
 
 

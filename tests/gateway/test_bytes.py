@@ -11,7 +11,7 @@ import pytest
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, request_token_ids, rollout
 from otel_rollout.testing import Raw, Reply
-from tests.gateway.conftest import Serve
+from tests.gateway.programs import Serve
 from tests.kit.conversations import ASK
 from tests.kit.outside import Answer, send, send_chunked
 from tests.kit.recording import Clients, Recording

@@ -13,8 +13,7 @@ from otel_rollout import JsonlTrajectoryExporter, reconstruct
 from otel_rollout.command import main
 from otel_rollout.gateway import serve
 from otel_rollout.otlp import read
-from tests.gateway.conftest import Serve
-from tests.gateway.programs import command
+from tests.gateway.programs import Serve, command
 from tests.kit.conversations import ASK
 from tests.kit.outside import send
 from tests.kit.recording import Clients, Recording

@@ -15,8 +15,7 @@ from otel_rollout import reconstruct, rollout
 from otel_rollout.gateway import serve
 from otel_rollout.otlp import read
 from otel_rollout.testing import ModelServer, Raw, Reply
-from tests.gateway.conftest import Serve
-from tests.gateway.programs import command
+from tests.gateway.programs import Serve, command
 from tests.kit.conversations import ASK
 from tests.kit.outside import open_to, read_answer, request_bytes, send
 from tests.kit.recording import Clients, Recording

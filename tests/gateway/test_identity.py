@@ -17,7 +17,7 @@ from otel_rollout.gateway.server import Server
 from otel_rollout.gateway.tokens import TokenError, Tokens
 from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.record import Carried
-from tests.gateway.conftest import Serve
+from tests.gateway.programs import Serve
 from tests.kit.conversations import ASK
 from tests.kit.outside import Answer, send
 from tests.kit.recording import Clients, Recording
@@ -216,21 +216,25 @@ async def test_a_rollout_of_another_process_is_continued(
     assert found[trajectory.id].completions == []
 
 
-async def test_parts_are_bounded_and_end_when_idle(
-    captured: Recording, clients: Clients, gateway_to: Serve
+@pytest.mark.parametrize("options", [{"most_parts": 1}, {"idle_seconds": 0.1}])
+async def test_parts_end(
+    captured: Recording, clients: Clients, gateway_to: Serve, options: dict[str, Any]
 ):
-    """The part that was idle longest ends for a further one, and each of them after a while."""
+    """The one that was idle longest ends for a further one, and each of them after a while."""
     server = clients.serve("Hello")
-    gateway = await gateway_to(server.base_url, secret="s3cret", most_parts=2, idle_seconds=0.2)
+    gateway = await gateway_to(server.base_url, secret="s3cret", **options)
     tokens = Tokens(b"s3cret", 60)
-    for number in range(1, 5):
+    for number in range(1, 4):
         far = Carried(f"{number:032x}", number, number)
         url = f"{gateway.url}/r/{tokens.token_of(far, is_own=False)}/v1/chat/completions"
         assert (await send(url, CHAT)).status == 200
-    while sum("rollout.part" in (span.attributes or {}) for span in captured.spans) < 4:
+    ended = 2 if "most_parts" in options else 3
+    if ended == 2:
+        assert sum("rollout.part" in (span.attributes or {}) for span in captured.spans) == 2
+    while sum("rollout.part" in (span.attributes or {}) for span in captured.spans) < ended:
         await asyncio.sleep(0.01)
     found = {each.id: each for each in reconstruct(captured.spans)}
-    assert all(len(found[f"{number:032x}"].completions) == 1 for number in range(1, 5))
+    assert all(len(found[f"{number:032x}"].completions) == 1 for number in range(1, 4))
 
 
 async def test_others_need_a_secret(captured: Recording, clients: Clients):

@@ -20,7 +20,7 @@ from otel_rollout import ConfigurationError, NoActiveRolloutError, propagate, ro
 from otel_rollout.gateway import application, serve
 from otel_rollout.gateway.server import Server
 from otel_rollout.gateway.upstream import listening_socket
-from tests.gateway.conftest import Serve
+from tests.gateway.programs import Serve
 from tests.kit.conversations import ASK
 from tests.kit.outside import open_to, request_bytes, send
 from tests.kit.recording import Clients, Recording
