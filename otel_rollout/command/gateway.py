@@ -12,14 +12,10 @@ import gc
 import os
 import signal
 
-from otel_rollout.command.text import say
+from otel_rollout.command.recording import recording, say_where
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import serve
-from otel_rollout.otlp import JsonLinesSpanExporter
-from otel_rollout.wiring import configure, shutdown
-
-_EXPORTED = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 def gateway(options: argparse.Namespace) -> int:
@@ -32,22 +28,16 @@ def gateway(options: argparse.Namespace) -> int:
         secret=_variable(options.secret_env, "--secret-env"),
         renderer=options.renderer,
     )
-    if not (options.out or options.spans or any(map(os.environ.get, _EXPORTED))):
-        say("nothing is written: give --out or --spans, or set OTEL_EXPORTER_OTLP_ENDPOINT")
-    configure(
+    with recording(
         exporters=[JsonlTrajectoryExporter(options.out)] if options.out else [],
-        span_exporters=[JsonLinesSpanExporter(options.spans)] if options.spans else [],
-        service_name=None if "OTEL_SERVICE_NAME" in os.environ else "otel-rollout-gateway",
-        instrumentor=None,
-        request_token_ids=options.request_token_ids,
-    )
-    gc.collect()
-    gc.freeze()  # what is imported is not looked at again: that would hold up every stream
-    try:
+        spans=options.spans,
+        token_ids=options.request_token_ids,
+        policy_model=options.policy_model,
+    ) as recorded:
+        gc.collect()
+        gc.freeze()  # what is imported is not looked at again: that would hold up every stream
         asyncio.run(_until_told(served))
-    finally:
-        flushed = shutdown()
-    return 0 if flushed else 1
+    return say_where(recorded, out=options.out, spans=options.spans)
 
 
 async def _until_told(served: serve) -> None:

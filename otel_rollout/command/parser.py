@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
 from importlib.metadata import version
+
+from otel_rollout.command.recording_options import (
+    GATEWAY,
+    REWARD,
+    RUN,
+    add_gateway,
+    add_reward,
+    add_run,
+    key_value,
+)
 
 _SOURCES = """\
 A source is a file (- for stdin) of
@@ -46,31 +55,6 @@ one that is rebuilt from its spans. With --server, also make a streamed call
 with tools to your model server, and compare the token ids that come with its
 own count: some servers lose tokens of such calls."""
 
-_RUN = """\
-Run a command, of any language, as a rollout: its model calls go through a
-gateway of this process to the model server, and become a trajectory. The
-command finds the gateway in OPENAI_BASE_URL, OPENAI_API_KEY,
-ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, and its rollout in OTEL_ROLLOUT_ID,
-OTEL_ROLLOUT_TASK and OTEL_ROLLOUT_SAMPLE. Signals go to the command. The exit
-status is the command's own, of several samples the highest; without any model
-call it is never 0.
-
-  otel-rollout run --upstream http://localhost:8000/v1 --task t1 --samples 8 \\
-      --out trajectories.jsonl -- claude -p "Mend the tests" """
-_REWARD = """\
-Give a rollout that has ended a reward. It is a span on the rollout's trace: in a
-file of spans, or sent over OTLP as OTEL_EXPORTER_OTLP_ENDPOINT says. `rebuild`
-then gives the trajectory with the reward; of several with one name, the last."""
-
-
-_GATEWAY = """\
-Stand between agents and their model server, and record every model call. An
-agent in any language says which rollout a call belongs to: by its base URL
-(/r/TOKEN/v1), its API key (or-TOKEN) or the headers traceparent and baggage.
-POST /rollouts begins a rollout and gives them; /docs describes it.
-The first line of output is the address. SIGTERM or SIGINT ends it. Spans also
-go out over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
-
 
 def command_parser() -> argparse.ArgumentParser:
     """The parser of the whole command; it sets `verb` to the name of the subcommand."""
@@ -98,9 +82,9 @@ def command_parser() -> argparse.ArgumentParser:
     show = command("show", "look at trajectories", _SHOW, _SOURCES)
     stats = command("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES)
     export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
-    run = command("run", "run a command as a rollout", _RUN, None)
-    reward = command("reward", "reward a rollout that has ended", _REWARD, _SOURCES)
-    gateway = command("gateway", "record agents in any language", _GATEWAY, None)
+    run = command("run", "run a command as a rollout", RUN, None)
+    reward = command("reward", "reward a rollout that has ended", REWARD, _SOURCES)
+    gateway = command("gateway", "record agents in any language", GATEWAY, None)
     doctor = command("doctor", "check a set-up", _DOCTOR, None)
     for each in (rebuild, show, export, stats):
         many = "*" if each is export else "+"
@@ -119,7 +103,7 @@ def command_parser() -> argparse.ArgumentParser:
         "--option",
         action="append",
         default=[],
-        type=_option,
+        type=key_value,
         metavar="KEY=VALUE",
         help="an option of the exporter; may be given several times",
     )
@@ -135,7 +119,6 @@ def command_parser() -> argparse.ArgumentParser:
     show.add_argument("--full", action="store_true", help="do not cut texts")
     stats.add_argument("--json", action="store_true", help="print one JSON object with all forks")
     stats.add_argument("--full", action="store_true", help="list all forks of each trajectory")
-    _add_gateway(gateway)
     doctor.add_argument(
         "setup",
         nargs="?",
@@ -152,152 +135,7 @@ def command_parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--model", metavar="NAME", help="the model to ask there; default: the first it lists"
     )
-    _add_run(run)
-    _add_reward(reward)
+    add_run(run)
+    add_reward(reward)
+    add_gateway(gateway)
     return parser
-
-
-def _add_run(run: argparse.ArgumentParser) -> None:
-    run.add_argument(
-        "--upstream", required=True, metavar="URL", help="base URL of the model server"
-    )
-    run.add_argument(
-        "--api-key-env",
-        metavar="NAME",
-        help="the variable with the model server's key; the command does not get it",
-    )
-    run.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address that the gateway listens on, for a command in a container; default: this "
-        "machine alone",
-    )
-    run.add_argument(
-        "--request-token-ids",
-        action="store_true",
-        help="ask the model server for token ids and log-probabilities; the command sees none",
-    )
-    run.add_argument("--task", metavar="ID", help="the task that the command works on")
-    run.add_argument(
-        "--samples", type=_count, default=1, metavar="N", help="how often to run it; default: 1"
-    )
-    run.add_argument(
-        "--parallel",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="how many samples may run at once; their output is marked [0], [1], ...; default: 1",
-    )
-    run.add_argument(
-        "--timeout", type=_seconds, metavar="S", help="seconds that each sample may take"
-    )
-    run.add_argument("--name", help="name of the rollout; default: that of the command")
-    run.add_argument(
-        "--group",
-        metavar="ID",
-        help="the group that a trainer compares; default: a new one if there are several samples",
-    )
-    run.add_argument(
-        "--metadata",
-        action="append",
-        default=[],
-        type=_option,
-        metavar="KEY=VALUE",
-        help="metadata of the rollout, a text; may be given several times",
-    )
-    run.add_argument("--out", metavar="FILE", help="append trajectories, one JSON object a line")
-    run.add_argument("--spans", metavar="FILE", help="append spans, as OTLP/JSON lines")
-    run.add_argument(
-        "--reward-command",
-        metavar="CMD",
-        help="run through the shell after each sample, with the trajectory on stdin; the last "
-        "line of its output is the reward",
-    )
-    run.add_argument("command", nargs="+", metavar="CMD", help="the command, after --")
-
-
-def _add_reward(reward: argparse.ArgumentParser) -> None:
-    reward.add_argument("id", metavar="ID", help="the rollout's id, or how it begins")
-    reward.add_argument("value", type=_number, metavar="VALUE", help="a finite number")
-    reward.add_argument("--name", help="makes it one of the named rewards")
-    reward.add_argument(
-        "--in",
-        dest="sources",
-        action="append",
-        metavar="SOURCE",
-        help="where the rollout is, see below; default: the file of --spans",
-    )
-    reward.add_argument("--spans", metavar="FILE", help="append the reward to this file of spans")
-    reward.set_defaults(wrong=reward.error)
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    seconds = _number(text)
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"expected more than 0 seconds, got {text!r}")
-    return seconds
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
-    return number
-
-
-def _add_gateway(gateway: argparse.ArgumentParser) -> None:
-    gateway.add_argument(
-        "--upstream",
-        required=True,
-        metavar="URL",
-        help="the model server, such as http://localhost:8000/v1",
-    )
-    gateway.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; others than this need a secret"
-    )
-    gateway.add_argument("--port", type=int, default=4040, help="default: 4040; 0: any free port")
-    gateway.add_argument(
-        "--api-key-env",
-        metavar="NAME",
-        help="environment variable with the model server's key; default: clients send their own",
-    )
-    gateway.add_argument(
-        "--secret-env",
-        metavar="NAME",
-        help="environment variable with the secret that signs tokens; default: "
-        "OTEL_ROLLOUT_SECRET, if it is set",
-    )
-    gateway.add_argument(
-        "--out", metavar="FILE", help="append finished trajectories to this file, as JSON lines"
-    )
-    gateway.add_argument(
-        "--spans", metavar="FILE", help="append spans to this file, as OTLP/JSON lines"
-    )
-    gateway.add_argument(
-        "--request-token-ids",
-        action="store_true",
-        help="ask the model server for token ids and log-probabilities; clients do not see them",
-    )
-    gateway.add_argument(
-        "--renderer",
-        metavar="NAME",
-        help="send the token ids that a conversation has instead of its messages: `server` asks "
-        "the model server for those of new messages; else a tokenizer that the package renderers "
-        "knows. Needs token ids, and a server that takes them (docs/drift.md)",
-    )
-
-
-def _option(text: str) -> tuple[str, str]:
-    name, is_there, value = text.partition("=")
-    if not name or not is_there:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
-    return name, value

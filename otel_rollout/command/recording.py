@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from opentelemetry.sdk.environment_variables import (
@@ -13,6 +13,7 @@ from opentelemetry.sdk.environment_variables import (
 )
 
 from otel_rollout.command.text import say
+from otel_rollout.export import TrajectoryExporter
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.wiring import configure, shutdown
 
@@ -25,18 +26,29 @@ class Recorded:
 
 
 @contextmanager
-def recording(*, spans: str | None = None, token_ids: bool = False) -> Iterator[Recorded]:
+def recording(
+    *,
+    exporters: Sequence[TrajectoryExporter] = (),
+    spans: str | None = None,
+    token_ids: bool = False,
+    policy_model: str | None = None,
+) -> Iterator[Recorded]:
     """Record rollouts while the block runs, and over OTLP if the environment has an endpoint.
 
+    exporters: receive finished trajectories.
     spans: a file that spans are appended to, as OTLP/JSON lines. None: none.
     token_ids: True asks the model server for token ids with every call.
+    policy_model: the model that is trained. None: not said.
     """
     recorded = Recorded()
     configure(
         service_name=os.environ.get(OTEL_SERVICE_NAME) or "otel-rollout",
+        exporters=exporters,
         span_exporters=[JsonLinesSpanExporter(spans)] if spans else [],
         request_token_ids=token_ids,
-        instrumentor=None,  # the calls are made by other programs
+        policy_model=policy_model,
+        # LLM spans are for eyes: where no span goes out, nobody looks.
+        instrumentor="openai" if spans or endpoint() else None,
     )
     try:
         yield recorded

@@ -54,7 +54,11 @@ def run(options: argparse.Namespace) -> int:
         say(f"otel-rollout: --api-key-env {options.api_key_env}: this variable is not set")
         return 1
     out = JsonlTrajectoryExporter(options.out) if options.out else None
-    with recording(spans=options.spans, token_ids=options.request_token_ids) as recorded:
+    with recording(
+        spans=options.spans,
+        token_ids=options.request_token_ids,
+        policy_model=options.policy_model,
+    ) as recorded:
         status = asyncio.run(_run(options, key, out))
     return max(status, say_where(recorded, out=options.out, spans=options.spans))
 
@@ -66,7 +70,13 @@ async def _run(
     room, commands = asyncio.Semaphore(options.parallel), Commands()
     # Nobody but our tokens is let in: the agent begins no rollouts of its own.
     secret = os.environ.get("OTEL_ROLLOUT_SECRET") or secrets.token_urlsafe(32)
-    served = serve(options.upstream, host=options.host, api_key=key, secret=secret)
+    served = serve(
+        options.upstream,
+        host=options.host,
+        api_key=key,
+        secret=secret,
+        renderer=options.renderer,
+    )
     with commands.forwarding():
         async with served as gateway:
             samples = _Samples(options, out, group, gateway, commands)
