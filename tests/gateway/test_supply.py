@@ -16,8 +16,7 @@ import otel_rollout
 from otel_rollout import ConfigurationError, JsonlTrajectoryExporter, Trajectory, rollout
 from otel_rollout.gateway import Gateway
 from otel_rollout.gateway.supply import with_ids
-from tests.gateway.conftest import Serve
-from tests.gateway.programs import command
+from tests.gateway.programs import Serve, command
 from tests.gateway.toy_server import ToyRenderer, ToyServer
 from tests.kit.conversations import TOOLS, said, user
 from tests.kit.outside import send
