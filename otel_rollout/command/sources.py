@@ -152,7 +152,8 @@ class Sources:
     def _counted(self, records: Iterable[SpanRecord]) -> Iterator[SpanRecord]:
         for record in records:
             self.spans += 1
-            self.foreign += sc.ROLLOUT_ID not in record.attributes
+            is_ours = record.scope == sc.SCOPE or sc.ROLLOUT_ID in record.attributes
+            self.foreign += not is_ours
             yield record
 
 
