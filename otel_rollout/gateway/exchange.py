@@ -7,6 +7,7 @@ has seen the end of is recorded already: the last bytes are handed on after the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ from otel_rollout.gateway.upstream import Upstream
 from otel_rollout.record import ExchangeRecorder, guarded
 from otel_rollout.wire import Hiding
 
+_UNWATCHED = 0.05
+"""Seconds of a call after which a client that has gone is noticed."""
 _NOT_RECORDED = "a call that passed through the gateway was not recorded completely"
 
 
@@ -78,8 +81,7 @@ class Exchange:
         """
         asking = asyncio.current_task()
         assert asking is not None
-        watch = asyncio.create_task(_left(receive))
-        watch.add_done_callback(lambda done: self._leave(asking, done))
+        watch = _Watch(receive, lambda: self._leave(asking))
         try:
             self._response = await self._upstream.ask(
                 request.method, request.target, request.headers, request.body
@@ -109,10 +111,9 @@ class Exchange:
             await self._send_piece(self._held + came)
         raise Cut from None
 
-    def _leave(self, asking: asyncio.Task[Any], done: asyncio.Task[None]) -> None:
-        if not done.cancelled():
-            self._client_left = True
-            asking.cancel()
+    def _leave(self, asking: asyncio.Task[Any]) -> None:
+        self._client_left = True
+        asking.cancel()
 
     async def _reply(self) -> None:
         response, recorder = self._response, self._recorder
@@ -179,6 +180,29 @@ class Exchange:
         if self._recorder is not None:
             with guarded(_NOT_RECORDED):
                 self._recorder.end(error=error)
+
+
+class _Watch:
+    """Calls `leave` when the client has closed its connection, until it is cancelled.
+
+    It begins after `_UNWATCHED` seconds: a task for each short call would cost more than it saves.
+    """
+
+    def __init__(self, receive: Receive, leave: Callable[[], None]) -> None:
+        self._receive = receive
+        self._leave = leave
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_UNWATCHED, self._begin)
+
+    def cancel(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(_left(self._receive))
+        self._task.add_done_callback(lambda done: None if done.cancelled() else self._leave())
 
 
 async def _left(receive: Receive) -> None:
