@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import threading
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from otel_rollout import reconstruct, rollout
 from otel_rollout.gateway import serve
+from otel_rollout.gateway.application import MAX_BODY_BYTES
 from otel_rollout.otlp import read
 from otel_rollout.testing import ModelServer, Raw, Reply
 from tests.gateway.programs import Serve, command
@@ -251,6 +255,54 @@ async def test_many_streams_at_a_time(captured: Recording, clients: Clients, gat
         assert found[each["id"]].warnings == []
 
 
+# --- memory
+
+_GIGABYTE = 1 << 30
+
+
+@pytest.mark.slow
+async def test_a_gigabyte_is_refused(clients: Clients):
+    """A body that is really sent is held until it is too much, and the rest is not read."""
+    server = clients.serve("Hello")
+    process, root = await command(server)
+    try:
+        begun = (await send(root + "/rollouts", {})).json()
+        url = begun["openai_base_url"] + "/chat/completions"
+        assert (await send(url, CHAT)).status == 200
+        before = most_memory(process.pid)
+        status, sent = await asyncio.to_thread(send_in_chunks, url, _GIGABYTE)
+        assert status == b"HTTP/1.1 413"
+        assert sent < _GIGABYTE
+        assert most_memory(process.pid) - before < MAX_BODY_BYTES + (64 << 20)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def send_in_chunks(url: str, size: int) -> tuple[bytes, int]:
+    """Send a body of so many bytes until it is refused: the beginning of the reply, bytes sent."""
+    address = urlsplit(url)
+    head = request_bytes(url, None, "POST", {**JSON, "transfer-encoding": "chunked"})
+    piece = b"%x\r\n%b\r\n" % (1 << 16, b"x" * (1 << 16))
+    sent = 0
+    with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
+        connection.sendall(head)
+        try:
+            while sent < size:
+                connection.sendall(piece)
+                sent += 1 << 16
+            connection.sendall(b"0\r\n\r\n")
+        except ConnectionError:
+            pass  # what it answered before can still be read
+        return connection.recv(12), sent
+
+
+def most_memory(pid: int) -> int:
+    """Bytes of memory that a process had at most."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
 # --- secrets
 
 
@@ -298,6 +350,39 @@ async def test_a_clients_own_key_is_passed_on(
 
 
 # --- kill -9
+
+_SLOW_SERVER = """
+import sys
+from otel_rollout.testing import ModelServer, Reply
+
+with ModelServer(Reply(sys.argv[1], chunk_delay=1)) as server:
+    print(server.base_url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+async def test_a_model_server_that_is_killed_in_a_stream(captured: Recording, gateway_to: Serve):
+    """The client's connection is cut, and the exchange is an `error` with what had come."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _SLOW_SERVER, LONG), stdin=PIPE, stdout=PIPE
+    )
+    assert process.stdout is not None
+    gateway = await gateway_to((await process.stdout.readline()).decode().strip())
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        reader, writer = await open_to(url)
+        headers = {**JSON, "connection": "close"}  # a reply with an end would end the connection
+        writer.write(request_bytes(url, json.dumps(STREAM).encode(), "POST", headers))
+        await reader.readuntil(b"lorem")
+        process.kill()
+        await process.wait()
+        assert not await read_rest(reader)
+        writer.close()
+    (completion,) = trajectory.completions
+    assert completion.status == "error"
+    assert completion.message is not None
+    assert completion.message["content"].startswith("lorem")
 
 
 @pytest.mark.slow
