@@ -13,6 +13,7 @@ import os
 import signal
 
 from otel_rollout.command.recording import recording, say_where
+from otel_rollout.command.recording_options import gateway_options
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import serve
@@ -22,11 +23,10 @@ def gateway(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     served = serve(
         options.upstream,
-        host=options.host,
         port=options.port,
         api_key=_variable(options.api_key_env, "--api-key-env"),
         secret=_variable(options.secret_env, "--secret-env"),
-        renderer=options.renderer,
+        **gateway_options(options),
     )
     with recording(
         exporters=[JsonlTrajectoryExporter(options.out)] if options.out else [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import Any
 
 RUN = """\
 Run a command, of any language, as a rollout: its model calls go through a
@@ -56,6 +57,18 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         "knows. Needs token ids, and a server that takes them (docs/drift.md)",
     )
     parser.add_argument(
+        "--max-body-bytes",
+        type=_count,
+        metavar="N",
+        help="refuse longer requests; default: 128 MiB",
+    )
+    parser.add_argument(
+        "--body-seconds",
+        type=_seconds,
+        metavar="S",
+        help="how long the next piece of a request may take to come; default: 60",
+    )
+    parser.add_argument(
         "--policy-model",
         metavar="NAME",
         help="the model that is trained: calls of others are side calls (docs/side-calls.md)",
@@ -64,6 +77,13 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="FILE", help="append finished trajectories, one JSON object a line"
     )
     parser.add_argument("--spans", metavar="FILE", help="append spans, as OTLP/JSON lines")
+
+
+def gateway_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of `serve` that were given, with names as it has them."""
+    names = ("host", "renderer", "max_body_bytes", "body_seconds")
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def add_run(run: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from otel_rollout.command.judging import judge
 from otel_rollout.command.process import Commands, Ended
 from otel_rollout.command.recording import recording, say_where
+from otel_rollout.command.recording_options import gateway_options
 from otel_rollout.command.text import say
 from otel_rollout.command.tree import trajectory_lines
 from otel_rollout.export import JsonlTrajectoryExporter
@@ -70,13 +71,7 @@ async def _run(
     room, commands = asyncio.Semaphore(options.parallel), Commands()
     # Nobody but our tokens is let in: the agent begins no rollouts of its own.
     secret = os.environ.get("OTEL_ROLLOUT_SECRET") or secrets.token_urlsafe(32)
-    served = serve(
-        options.upstream,
-        host=options.host,
-        api_key=key,
-        secret=secret,
-        renderer=options.renderer,
-    )
+    served = serve(options.upstream, api_key=key, secret=secret, **gateway_options(options))
     with commands.forwarding():
         async with served as gateway:
             samples = _Samples(options, out, group, gateway, commands)
