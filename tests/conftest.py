@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 
@@ -49,6 +50,10 @@ hypothesis.settings.register_profile(
 )
 
 hypothesis.settings.load_profile("tests")
+
+# A shell's background job ignores SIGINT, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

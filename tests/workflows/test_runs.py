@@ -314,7 +314,7 @@ async def test_tasks_of_one_id_are_samples_of_it(recording: Recording):
 
 
 INTERRUPTED = """
-import asyncio, signal, sys
+import asyncio, sys
 import otel_rollout
 from openai import AsyncOpenAI
 from otel_rollout import JsonlTrajectoryExporter, Workflow, run_workflows
@@ -327,7 +327,6 @@ class Slow(Workflow):
             print("waiting", flush=True)
             await asyncio.Event().wait()
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job of a shell
 otel_rollout.configure(exporters=[JsonlTrajectoryExporter(sys.argv[1])])
 try:
     asyncio.run(run_workflows(lambda: Slow(AsyncOpenAI()), range(100), n_parallel=1))
