@@ -51,9 +51,13 @@ hypothesis.settings.register_profile(
 
 hypothesis.settings.load_profile("tests")
 
-# A shell's background job ignores SIGINT, and so would the programs that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A background job of a shell ignores SIGINT, and nohup SIGHUP: so would the programs of the tests.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -135,7 +135,7 @@ async def test_signals_are_forwarded(tmp_path: Path, number: signal.Signals):
     commands = Commands()
     ready = tmp_path / "ready"
     name = number.name.removeprefix("SIG")
-    text = f"trap 'exit 7' {name}; touch {ready}; while :; do sleep 0.01; done"
+    text = f"trap 'exit 7' {name}; touch {ready}; for i in $(seq 3000); do sleep 0.01; done"
     with commands.forwarding():
         running = asyncio.create_task(commands.run(shell(text), dict(os.environ)))
         while not ready.exists():
