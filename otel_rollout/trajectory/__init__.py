@@ -15,9 +15,11 @@ from otel_rollout.trajectory.episode import (
     TerminationReason,
     task_of,
 )
+from otel_rollout.trajectory.findings import Finding, findings_of
 from otel_rollout.trajectory.groups import TrajectoryGroup, group_in_workflow
 from otel_rollout.trajectory.histories import in_order
 from otel_rollout.trajectory.history import History, HistoryItem
+from otel_rollout.trajectory.overview import Overview
 from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
 from otel_rollout.trajectory.side_calls import (
     Rule,
@@ -46,8 +48,10 @@ __all__ = [
     "Drift",
     "Dropped",
     "Episode",
+    "Finding",
     "History",
     "HistoryItem",
+    "Overview",
     "Recorded",
     "Reward",
     "RewardKey",
@@ -66,6 +70,7 @@ __all__ = [
     "call_key",
     "completions_of",
     "exact_ids",
+    "findings_of",
     "group_in_workflow",
     "in_order",
     "is_in_background",

@@ -1,0 +1,120 @@
+"""A trajectory in one line: what lists, filters, checks and tables say of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.findings import Finding, findings_of
+from otel_rollout.trajectory.tokens import TokenSequences
+from otel_rollout.trajectory.trajectory import Trajectory
+from otel_rollout.wire import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """One trajectory in numbers and names; None is unknown, never zero."""
+
+    id: str
+    name: str
+    task_id: str | None
+    group_id: str | None
+    sample_index: int | None
+    parent_id: str | None
+    """The trajectory that it ran inside."""
+    trace_id: str
+    status: str
+    termination_reason: str | None
+    reward: float | None
+    turns: int
+    """Replies of the model, side calls aside; several choices of one call count once."""
+    calls: int
+    """Calls that were asked to generate, also those that failed and side calls."""
+    histories: int
+    rows: int
+    """Token sequences that train."""
+    sampled_tokens: int | None
+    """Tokens that the model sampled, by their ids, else by the server's count; None: one call has
+    neither."""
+    trained_tokens: int
+    """Tokens that a trainer learns from: the sum of the loss masks."""
+    dropped: int
+    """Completions that no row trains."""
+    seconds: float | None
+    """From its start to its end."""
+    start_time_ns: int
+    versions: tuple[str | int, ...]
+    """Policy versions that its completions were sampled with, in order of their start."""
+    models: tuple[str, ...]
+    """Models that answered, in order of their first reply."""
+    warnings: int
+    findings: tuple[str, ...]
+    """The kinds of its findings (`Finding.kind`), each once, in alphabetical order."""
+    metrics: dict[str, float]
+    rewards: dict[str, float]
+    """Named rewards of the trajectory."""
+    metadata: dict[str, Json]
+
+    @classmethod
+    def of(
+        cls,
+        trajectory: Trajectory,
+        *,
+        rows: TokenSequences | None = None,
+        findings: list[Finding] | None = None,
+    ) -> Overview:
+        """The overview of a trajectory. `rows`, `findings`: of it, where they are known already."""
+        rows = trajectory.token_sequences() if rows is None else rows
+        findings = findings_of(trajectory, rows=rows) if findings is None else findings
+        completions = trajectory.completions
+        replies = [c for c in completions if c.items and c.side_call is None]
+        ended, started = trajectory.end_time_ns, trajectory.start_time_ns
+        reward = trajectory.reward
+        return cls(
+            id=trajectory.id,
+            name=trajectory.name,
+            task_id=trajectory.task_id,
+            group_id=trajectory.group_id,
+            sample_index=trajectory.sample_index,
+            parent_id=trajectory.parent_id,
+            trace_id=trajectory.trace_id,
+            status=trajectory.status,
+            termination_reason=trajectory.termination_reason,
+            reward=None if reward is None else float(reward),
+            turns=len({completion.span_id for completion in replies}),
+            calls=len({completion.span_id for completion in completions}),
+            histories=sum(1 for _ in trajectory.each_history()),
+            rows=len(rows),
+            sampled_tokens=_sampled(completions),
+            trained_tokens=sum(sum(row.loss_mask) for row in rows),
+            dropped=sum(drop.completion is not None for drop in rows.dropped),
+            seconds=(ended - started) / 1e9 if ended is not None and started else None,
+            start_time_ns=started,
+            versions=tuple(trajectory.policy_versions),
+            models=tuple(dict.fromkeys(c.model for c in completions if c.model is not None)),
+            warnings=len(trajectory.warnings),
+            findings=tuple(sorted({finding.kind for finding in findings})),
+            metrics=dict(trajectory.metrics),
+            rewards={name: float(value) for name, value in trajectory.rewards.items()},
+            metadata=dict(trajectory.metadata),
+        )
+
+    def to_dict(self) -> dict[str, Json]:
+        """The overview as JSON."""
+        return {
+            **asdict(self),
+            "versions": list(self.versions),
+            "models": list(self.models),
+            "findings": list(self.findings),
+        }
+
+
+def _sampled(completions: list[Completion]) -> int | None:
+    total = 0
+    for completion in completions:
+        ids = completion.token_ids
+        count = completion.sampled_count if ids is None else len(ids)
+        if count is None and completion.items:
+            return None
+        total += count or 0
+    return total
