@@ -32,9 +32,10 @@ VERSIONED := tests/test_configure.py tests/look tests/record/anthropic tests/rec
 	other_endpoints processor request_token_ids responses_api retries rollout secrets text_completions tool \
 	ways_of_calling) tests/trajectory/test_media.py tests/wire/test_servers.py
 
+MARKS ?=# of test-versions: "not slow" is a third of the time
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \
-		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) $(or $(TESTS),$(VERSIONED)); \
+		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) -m "$(MARKS)" $(or $(TESTS),$(VERSIONED)); \
 	done
 
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
