@@ -13,7 +13,7 @@ EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format bench pins clean
+.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench pins clean
 
 demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -33,9 +33,10 @@ VERSIONED := tests/test_configure.py tests/look tests/record/anthropic tests/rec
 	other_endpoints processor request_token_ids responses_api retries rollout secrets text_completions tool \
 	ways_of_calling) tests/trajectory/test_media.py tests/wire/test_servers.py
 
+MARKS ?=# of test-versions: "not slow" is a third of the time
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \
-		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) $(or $(TESTS),$(VERSIONED)); \
+		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) -m "$(MARKS)" $(or $(TESTS),$(VERSIONED)); \
 	done
 
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
@@ -91,6 +92,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv-docs/.ready  ## the documentation as a site, into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+
 bench: $(READY)  ## what it costs; see docs/performance.md
 	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/overhead.py
@@ -125,6 +129,11 @@ $(READY): requirements/newest.txt pyproject.toml
 	.venv-phoenix/bin/python $(PIP) --no-deps --require-hashes -r requirements/phoenix.txt
 	@touch $@
 
+.venv-docs/.ready: requirements/docs.txt  # reads our source, runs nothing of it
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python $(PIP) --no-deps --require-hashes -r requirements/docs.txt
+	@touch $@
+
 define environment
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(1)
@@ -153,6 +162,8 @@ pins:  ## write requirements/*.txt anew
 		--override requirements/overrides/servers.in requirements/servers.in -o requirements/servers.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
+	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_28 requirements/docs.in -o requirements/docs.txt
 
 clean:
 	rm -rf .venv .venv-* .agents .tools $(PAGE)/node_modules build dist

@@ -21,7 +21,7 @@ LAYERS = {
     4: ("rebuild",),
     5: ("export", "otlp"),
     6: ("record",),
-    7: ("gateway", "look", "testing", "workflows"),
+    7: ("gateway", "look", "testing", "view", "workflows"),
     8: ("wiring",),
     9: ("command",),
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from importlib.metadata import version
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 from otel_rollout.command.recording_options import (
     GATEWAY,
@@ -62,7 +64,7 @@ def command_parser() -> argparse.ArgumentParser:
         prog="otel-rollout",
         description="Trajectories for training from OpenTelemetry spans.",
     )
-    parser.add_argument("--version", action="version", version=version("otel-rollout"))
+    parser.add_argument("--version", action=_Version, help="show the version, and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(
@@ -139,3 +141,14 @@ def command_parser() -> argparse.ArgumentParser:
     add_reward(reward)
     add_gateway(gateway)
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version; what reads it takes longer to import than all else, so it is late."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
+        super().__init__(option_strings, argparse.SUPPRESS, 0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(import_module("importlib.metadata").version("otel-rollout"))
+        parser.exit()

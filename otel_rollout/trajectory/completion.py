@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from otel_rollout.spans import EXACT_SOURCE, Exchange, Supplied, TokenPath
+from otel_rollout.trajectory.fixed import frozen
 from otel_rollout.trajectory.reward import AllRewards, Reward
 from otel_rollout.wire import (
     Choice,
@@ -47,6 +48,7 @@ class Judge(Protocol):
         """Why it is a side call; None if it is none, as far as the calls tell that were added."""
 
 
+@frozen("trajectory.add_reward(Reward(..., completion_id=...)) sets its reward")
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Completion:
     """One sampled choice of one exchange: what the model said, or how the call failed."""

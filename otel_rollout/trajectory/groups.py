@@ -13,6 +13,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Literal
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.trajectory import Trajectory
 from otel_rollout.wire import Json
 
@@ -26,8 +27,8 @@ def group_in_workflow(group: str, name: str) -> str:
     return f"{group}:{name}"
 
 
-@dataclass(eq=True)
-class TrajectoryGroup:
+@dataclass(eq=True, slots=True)
+class TrajectoryGroup(Fixed):
     """The trajectories of one task, in order of their sample index.
 
     It can be iterated, indexed and measured like the list of its `trajectories`.

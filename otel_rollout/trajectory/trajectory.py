@@ -28,6 +28,7 @@ from otel_rollout.trajectory.as_json import (
 )
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.drift import Drift, drift_of
+from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.history import History
 from otel_rollout.trajectory.reward import (
     AllRewards,
@@ -45,8 +46,43 @@ from otel_rollout.trajectory.values import Values
 from otel_rollout.wire import Json, copy_json
 
 
-class Trajectory:
+class Trajectory(Fixed):
     """The record of one rollout."""
+
+    __slots__ = (
+        "_bound",
+        "_built",
+        "_contents",
+        "_lock",
+        "_logs",
+        "_missing_calls",
+        "_sealed",
+        "_source",
+        "_steps",
+        "_views",
+        "_warnings",
+        "all_rewards",
+        "appended",
+        "claimed",
+        "end_time_ns",
+        "error",
+        "group_id",
+        "id",
+        "metadata",
+        "metrics",
+        "name",
+        "output",
+        "parent_id",
+        "policy_version",
+        "sample_index",
+        "span_id",
+        "start_time_ns",
+        "status",
+        "task_id",
+        "termination_reason",
+        "trace_id",
+        "trainable",
+    )
 
     def __init__(
         self,

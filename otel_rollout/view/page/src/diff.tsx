@@ -23,7 +23,7 @@ function Both({ diff }: { diff: Diff }): JSX.Element {
   const same = sharedStart(messages.a[0]?.text ?? "", messages.b[0]?.text ?? "");
   return (
     <div class="diff-view">
-      <div class="columns two" role="table" aria-label="Two trajectories">
+      <div class="columns" role="table" aria-label="Two trajectories" style={{ "--columns": 2 }}>
         <div class="columns-row heads" role="row">
           <Head one={a} />
           <Head one={b} />

@@ -50,7 +50,7 @@ function Members({ group, version }: { group: Group; version: unknown }): JSX.El
         <button type="button" class="primary" disabled={a === undefined || b === undefined}
           onClick={() => a !== undefined && b !== undefined && go({ diff: [a, b] })}>Compare the two picked</button>
       </header>
-      <div class="columns" role="table" aria-label="Samples side by side">
+      <div class="columns" role="table" aria-label="Samples side by side" style={{ "--columns": shown.length }}>
         <div class="columns-row heads" role="row">
           {shown.map((one) => <Head key={one.id} one={one} group={group} picked={picked.includes(one.id)} pick={() => pick(one.id)} />)}
         </div>

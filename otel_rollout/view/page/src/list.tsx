@@ -183,7 +183,7 @@ function Heads({ sort, set }: { sort: string; set(sort: string): void }): JSX.El
         const order = field !== column.field ? "none" : sort.startsWith("-") ? "descending" : "ascending";
         const mark = { none: "", descending: " ↓", ascending: " ↑" }[order];
         return (
-          <span role="columnheader" class={`cell ${column.field} ${column.number ? "number" : ""}`} title={column.title} aria-sort={order}>
+          <span role="columnheader" class={`cell column-${column.field} ${column.number ? "number" : ""}`} title={column.title} aria-sort={order}>
             {UNSORTED.has(column.field) ? column.head : (
               <button type="button" onClick={() => set(next(column))}>{column.head}{mark}</button>
             )}
@@ -205,7 +205,7 @@ function Row({ row, chosen, choose }: RowProps): JSX.Element {
   return (
     <div class={`row ${chosen ? "chosen" : ""}`} role="presentation">
       {COLUMNS.map((column, place) => (
-        <span role="gridcell" class={`cell ${column.field} ${column.number ? "number" : ""}`}>
+        <span role="gridcell" class={`cell column-${column.field} ${column.number ? "number" : ""}`}>
           {place > 0 ? column.cell(row) : (
             <a class="open" href={formatAddress({ trajectory: row.id })} onFocus={choose}>{column.cell(row)}</a>
           )}

@@ -95,11 +95,15 @@ export function short(value: number | null | undefined): string {
 
 export function seconds(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
   if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
   if (value < 1) return `${Math.round(value * 1000)} ms`;
   if (value < 60) return `${value < 10 ? value.toFixed(1) : Math.round(value)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
-  return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
+  const whole = Math.round(value);
+  const parts = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), whole % 60];
+  const kept = whole < 3600 ? parts.slice(1) : parts.slice(0, 2);
+  const units = whole < 3600 ? ["min", "s"] : ["h", "min"];
+  return kept.flatMap((part, n) => (part === 0 && n > 0 ? [] : [`${part} ${units[n]}`])).join(" ");
 }
 
 /** Between two times in nanoseconds. */
@@ -108,7 +112,7 @@ export function between(start: number, end: number | null): number | null {
 }
 
 export function signed(value: number | null): string {
-  return value === null ? "–" : `${value > 0 ? "+" : ""}${short(value)}`;
+  return value === null ? "–" : `${value > 0 ? "+" : ""}${short(Number(value.toPrecision(2)))}`;
 }
 
 /** JSON as people read it, where it is JSON. */

@@ -64,12 +64,13 @@ export function TimeView({ detail, move }: Shown): JSX.Element {
   );
 }
 
-const STEPS = [1, 2, 5];
+/** Seconds between marks of the axis; below and above in tens. */
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600];
 
 function Axis({ length, zoom }: { length: number; zoom: number }): JSX.Element {
   const wish = length / 1e9 / (8 * zoom);
-  const size = 10 ** Math.floor(Math.log10(wish));
-  const step = size * (STEPS.find((one) => one * size >= wish) ?? 10);
+  const tens = 10 ** Math.ceil(Math.log10(wish));
+  const step = wish < 1 ? tens : (STEPS.find((one) => one >= wish) ?? tens);
   const marks = Array.from({ length: Math.floor(length / 1e9 / step) + 1 }, (_, n) => n * step);
   return (
     <div class="lane axis">

@@ -5,6 +5,7 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { formatAddress } from "./address";
 import { Status } from "./overview";
+import { Sign } from "./signs";
 import { Name, between, count, many, plain, seconds, short } from "./text";
 import type { Shown } from "./trajectory";
 import type { CompletionView, Detail, HistoryView, Overview } from "./types";
@@ -16,7 +17,6 @@ type Line =
   | { kind: "call"; place: number; call: CompletionView }
   | { kind: "child"; child: Overview };
 
-const SIGNS = { main: "●", fork: "⑂", resample: "⟲", restart: "✂", separate: "○" };
 const MEANINGS = {
   main: "the first conversation",
   fork: "goes on otherwise from a reply of",
@@ -24,7 +24,7 @@ const MEANINGS = {
   restart: "shares only what was not sampled (a compaction, or an edit) with",
   separate: "shares nothing with another",
 };
-const DEEPEST = 12;
+const DEEPEST = 8;
 
 /** Histories below those that they come from, in order. */
 export function nested(histories: HistoryView[]): { history: HistoryView; depth: number }[] {
@@ -99,8 +99,8 @@ function History({ history, depth, detail, chosen, href }: HistoryProps): JSX.El
   const last = detail.nodes[history.leaf];
   return (
     <a class={`branch depth-${Math.min(depth, DEEPEST)} ${relation} ${chosen ? "chosen" : ""}`} href={href}
-      aria-current={chosen ? "true" : undefined} title={title}>
-      <span class="sign" aria-hidden="true">{SIGNS[relation] ?? "○"}</span>
+      aria-current={chosen ? "true" : undefined} title={`${title}; ${seconds(between(history.start, history.end))}`}>
+      <Sign name={relation} />
       <span class="branch-name">
         {history.number} <span class="relation">{relation}</span>
         {history.sideCall !== null && <span class="tag" title={plain(history.sideCall)}>side call</span>}
@@ -111,7 +111,6 @@ function History({ history, depth, detail, chosen, href }: HistoryProps): JSX.El
           {history.trains.length ? `● ${history.trains.length}` : "○"}
         </span>
         <span title="Messages">{count(history.length)} msg</span>
-        <span>{seconds(between(history.start, history.end))}</span>
       </span>
       <span class="branch-text">{last && <Name text={last.text.slice(0, 90) || last.role} />}</span>
     </a>
@@ -128,7 +127,7 @@ function Call({ line, detail, move }: { line: { place: number; call: CompletionV
   };
   return (
     <button type="button" class="branch call" onClick={go} title={plain(call.error?.message ?? call.status)}>
-      <span class="sign bad" aria-hidden="true">⚠</span>
+      <Sign name="failed" />
       <span class="branch-name">call {place} <Status value={call.status} /></span>
       <span class="branch-facts">{seconds(between(call.start, call.end))}</span>
       <span class="branch-text"><Name text={call.error ? `${call.error.type}: ${call.error.message.slice(0, 90)}` : call.dropped ?? ""} /></span>
@@ -139,7 +138,7 @@ function Call({ line, detail, move }: { line: { place: number; call: CompletionV
 function Child({ child }: { child: Overview }): JSX.Element {
   return (
     <a class="branch child" href={formatAddress({ trajectory: child.id })}>
-      <span class="sign" aria-hidden="true">↳</span>
+      <Sign name="inside" />
       <span class="branch-name"><Name text={child.name} /> <Status value={child.status} /></span>
       <span class="branch-facts">
         <span>{many(child.turns, "turn")}</span>
