@@ -249,6 +249,7 @@ BOUNDARIES = {
     "look/guard.py": "an instrumentor's code inside the user's call",
     "look/streams.py": "an instrumentor's code inside the reading of a stream",
     "otlp/writing.py": "an exporter of spans does not raise",
+    "view/tokens.py": "the package tokenizers raises no other exception",
     "trajectory/steps.py": "objects of the user's that are to be shown",
     "workflows/workflow.py": "what a run or a hook of the user's raises is in the episode",
 }

@@ -27,6 +27,7 @@ from otel_rollout.trajectory.as_json import (
     exchanges_to_dict,
 )
 from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift, drift_of
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.history import History
@@ -255,6 +256,11 @@ class Trajectory(Fixed):
         Failed calls are here too: `message` None and `error` set.
         """
         return self._read().conversations.completions
+
+    @property
+    def conversations(self) -> Conversations:
+        """Its completions, linked: which one continues which."""
+        return self._read().conversations
 
     @property
     def policy_versions(self) -> list[str | int]:
