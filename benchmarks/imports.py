@@ -1,4 +1,4 @@
-"""The cost of importing the reading side: rebuild one trajectory in a fresh interpreter.
+"""The cost of importing: rebuild one trajectory, or ask for help, in a fresh interpreter.
 
     python benchmarks/imports.py
 
@@ -20,7 +20,16 @@ from pathlib import Path
 
 GOAL_MODULES = 200
 GOAL_MS = 80.0
+GOAL_HELP_MS = 150.0
+"""Of the whole process, the start of the interpreter included."""
 COUNT = "import sys; print(len(sys.modules))"
+COMMAND = """
+import contextlib, io, sys
+from otel_rollout.command import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main(["{argument}"])
+print(len(sys.modules))
+"""
 PROGRAMS = {
     "empty": COUNT,
     "json": f"import json; json.loads(open({{path!r}}).readline()); {COUNT}",
@@ -31,6 +40,8 @@ PROGRAMS = {
         f"assert len(t.completions) == 1; {COUNT}"
     ),
     "configure": f"from otel_rollout import configure; {COUNT}",
+    "--version": COMMAND.format(argument="--version"),
+    "--help": COMMAND.format(argument="--help"),
 }
 """The programs to compare; each prints how many modules it has loaded."""
 RECORD = """
@@ -91,6 +102,11 @@ def main() -> None:
     print(
         f"goal of rebuild: at most {GOAL_MODULES} modules and {GOAL_MS:.0f} ms more: "
         f"{'met' if met else 'NOT MET'}"
+    )
+    whole = max(statistics.median(times[name]) for name in ("--version", "--help"))
+    print(
+        f"goal of --version and --help: at most {GOAL_HELP_MS:.0f} ms in all: {whole:.0f}, "
+        f"{'met' if whole <= GOAL_HELP_MS else 'NOT MET'}"
     )
 
 

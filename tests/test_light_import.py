@@ -58,6 +58,28 @@ def test_reading_a_file_imports_no_client_and_no_sdk(
     assert more <= MORE_MODULES
 
 
+COMMAND = """
+import json, sys
+from otel_rollout.command import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print()
+    print(json.dumps([end.code, [*sys.modules]]))
+"""
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_the_command_answers_without_what_it_does_not_need(argument: str) -> None:
+    """Its version and its help load no progress bar, no span, no client; help no metadata."""
+    text, _, last = python("-c", COMMAND, argument).strip().rpartition("\n")
+    status, modules = json.loads(last)
+    assert (status, text.strip() != "") == (0, True)
+    late = [*HEAVY, "otel_rollout.wire", "otel_rollout.spans"]
+    late += [] if argument == "--version" else ["importlib.metadata"]
+    assert [name for name in modules if f"{name}.".startswith(tuple(f"{h}." for h in late))] == []
+
+
 def test_each_public_name_is_in_one_room() -> None:
     """Every name of `__all__` is loaded from exactly one room, and no room gives another name."""
     names = [name for room in otel_rollout._ROOMS.values() for name in room]

@@ -249,6 +249,7 @@ BOUNDARIES = {
     "look/guard.py": "an instrumentor's code inside the user's call",
     "look/streams.py": "an instrumentor's code inside the reading of a stream",
     "otlp/writing.py": "an exporter of spans does not raise",
+    "view/tokens.py": "the package tokenizers raises no other exception",
     "trajectory/steps.py": "objects of the user's that are to be shown",
     "workflows/workflow.py": "what a run or a hook of the user's raises is in the episode",
 }
@@ -340,6 +341,7 @@ PUBLIC = [
     "Action",
     "Completion",
     "ConfigurationError",
+    "EmptyRowsWarning",
     "Episode",
     "ExportError",
     "History",
@@ -376,6 +378,7 @@ PUBLIC = [
     "get_history",
     "known_side_call",
     "no_capture",
+    "overviews",
     "propagate",
     "reconstruct",
     "reconstruct_episodes",

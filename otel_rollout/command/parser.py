@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from importlib.metadata import version
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 from otel_rollout.command.recording_options import (
     GATEWAY,
@@ -34,6 +36,13 @@ reported and left out; the output is written whole, or not."""
 _SHOW = """\
 Show trajectories as trees: who said what, what of it trains, how it went.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+_VIEW = """\
+Show trajectories on a page of this machine, in the browser: a list to filter,
+groups side by side, messages, tokens, what does not train and why. The page is
+for you alone: its address, which is printed first, has a secret in it. Sources
+are read once and kept in an index in your cache; files that grow are followed.
+Ctrl-C ends it. Needs the extra: pip install 'otel-rollout[view]'.
+A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
 _EXPORT = """\
 Write trajectories as the rows that a trainer reads. Trajectories of one group
 are brought together wherever they stand; memory holds one group at a time.
@@ -62,7 +71,7 @@ def command_parser() -> argparse.ArgumentParser:
         prog="otel-rollout",
         description="Trajectories for training from OpenTelemetry spans.",
     )
-    parser.add_argument("--version", action="version", version=version("otel-rollout"))
+    parser.add_argument("--version", action=_Version, help="show the version, and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(
@@ -80,13 +89,14 @@ def command_parser() -> argparse.ArgumentParser:
 
     rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _SOURCES)
     show = command("show", "look at trajectories", _SHOW, _SOURCES)
+    view = command("view", "a page that shows trajectories", _VIEW, _SOURCES)
     stats = command("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES)
     export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
     run = command("run", "run a command as a rollout", RUN, None)
     reward = command("reward", "reward a rollout that has ended", REWARD, _SOURCES)
     gateway = command("gateway", "record agents in any language", GATEWAY, None)
     doctor = command("doctor", "check a set-up", _DOCTOR, None)
-    for each in (rebuild, show, export, stats):
+    for each in (rebuild, show, view, export, stats):
         many = "*" if each is export else "+"
         each.add_argument("sources", nargs=many, metavar="SOURCE", help="see below")
         each.add_argument(
@@ -117,6 +127,7 @@ def command_parser() -> argparse.ArgumentParser:
     export.set_defaults(wrong=export.error)
     show.add_argument("--id", metavar="ID", help="only those whose id or trace id begins with this")
     show.add_argument("--full", action="store_true", help="do not cut texts")
+    _add_view(view)
     stats.add_argument("--json", action="store_true", help="print one JSON object with all forks")
     stats.add_argument("--full", action="store_true", help="list all forks of each trajectory")
     doctor.add_argument(
@@ -139,3 +150,36 @@ def command_parser() -> argparse.ArgumentParser:
     add_reward(reward)
     add_gateway(gateway)
     return parser
+
+
+def _add_view(view: argparse.ArgumentParser) -> None:
+    view.add_argument("--where", metavar="EXPR", help="only those that this expression is true of")
+    view.add_argument("--html", metavar="FILE", help="write one page that needs no server, and end")
+    view.add_argument("--port", type=int, default=0, help="default: a free one")
+    view.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"
+    )
+    view.add_argument(
+        "--reachable", action="store_true", help="allow a --host that other machines reach"
+    )
+    view.add_argument("--no-browser", action="store_true", help="only print the address")
+    view.add_argument("--jaeger", metavar="URL", help="link traces to this Jaeger")
+    view.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="tokenizer.json, a folder with one, or a name on the model hub: gives the texts of "
+        "tokens whose texts the server did not send",
+    )
+    view.add_argument("--index", metavar="FILE", help="keep the index in this file")
+    view.add_argument("--no-cache", action="store_true", help="keep no index")
+
+
+class _Version(argparse.Action):
+    """Prints the version; what reads it takes longer to import than all else, so it is late."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
+        super().__init__(option_strings, argparse.SUPPRESS, 0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(import_module("importlib.metadata").version("otel-rollout"))
+        parser.exit()

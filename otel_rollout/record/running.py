@@ -25,6 +25,7 @@ from otel_rollout.record.attributes import (
     end_attributes,
     evaluation,
     identity,
+    message_of,
     missed,
     present,
     reward_numbers,
@@ -347,7 +348,7 @@ class ActiveRollout:
         if error is not None:
             trajectory.error = {
                 "type": type(error).__qualname__,
-                "message": self.scrub(str(error)),
+                "message": self.scrub(message_of(error)),
                 "traceback": self.scrub("".join(traceback.format_exception(error))),
             }
         elif output is not None:
@@ -445,7 +446,7 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         span.update_name(f"{active.span_name} [{reward:.2f}]")
     if error is not None:
         span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
-        said = sentence(error, content.text(active.scrub(str(error))))
+        said = sentence(error, content.text(active.scrub(message_of(error))))
         span.set_status(trace.StatusCode.ERROR, said)
     elif active.ended_early is not None:
         span.set_status(trace.StatusCode.ERROR, f"ended early: {active.ended_early}")

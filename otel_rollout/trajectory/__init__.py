@@ -17,8 +17,8 @@ from otel_rollout.trajectory.episode import (
     task_of,
 )
 from otel_rollout.trajectory.findings import Finding, findings_of
-from otel_rollout.trajectory.groups import TrajectoryGroup, group_in_workflow
-from otel_rollout.trajectory.histories import in_order
+from otel_rollout.trajectory.groups import TrajectoryGroup, advantages_of, group_in_workflow
+from otel_rollout.trajectory.histories import in_order, names_previous
 from otel_rollout.trajectory.history import History, HistoryItem
 from otel_rollout.trajectory.overview import Overview
 from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
@@ -70,6 +70,7 @@ __all__ = [
     "TokenSequences",
     "Trajectory",
     "TrajectoryGroup",
+    "advantages_of",
     "call_key",
     "completions_of",
     "exact_ids",
@@ -80,6 +81,7 @@ __all__ = [
     "is_unread",
     "json_of",
     "known_side_call",
+    "names_previous",
     "reasons_by",
     "sentences",
     "task_of",

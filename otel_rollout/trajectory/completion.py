@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from otel_rollout.spans import EXACT_SOURCE, Exchange, Supplied, TokenPath
+from otel_rollout.trajectory.fixed import frozen
 from otel_rollout.trajectory.reward import AllRewards, Reward
 from otel_rollout.wire import (
     Choice,
@@ -23,6 +24,7 @@ from otel_rollout.wire import (
     asked_ids,
     copy_json,
     empty_ids,
+    error_text,
     extend,
     length_limit,
     logprobs_mode,
@@ -47,6 +49,7 @@ class Judge(Protocol):
         """Why it is a side call; None if it is none, as far as the calls tell that were added."""
 
 
+@frozen("trajectory.add_reward(Reward(..., completion_id=...)) sets its reward")
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Completion:
     """One sampled choice of one exchange: what the model said, or how the call failed."""
@@ -434,9 +437,7 @@ def _nothing_sampled(exchange: Exchange) -> dict[str, str]:
     """The error of a call whose reply has no sampled message."""
     reply, api = exchange.reply, api_of(exchange.path)
     if isinstance(reply, Mapping) and reply.get("error"):
-        error = reply["error"]
-        message = error.get("message") if isinstance(error, Mapping) else error
-        return {"type": "ErrorResponse", "message": str(message)}
+        return {"type": "ErrorResponse", "message": error_text(reply["error"])}
     if isinstance(reply, Mapping):
         because = api.empty_because(reply) if api is not None else None
         said = f" ({because})" if because else ""

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.steps import Step, json_of
 from otel_rollout.trajectory.trajectory import Trajectory
 from otel_rollout.wire import Json
@@ -52,8 +53,8 @@ def task_of(uid: str) -> str:
     return uid.rpartition(":")[0] or uid
 
 
-@dataclass
-class Episode:
+@dataclass(slots=True)
+class Episode(Fixed):
     """The trajectories of one task run by a workflow."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)

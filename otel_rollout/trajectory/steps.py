@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.reward import AllRewards, Reward
 from otel_rollout.wire import Json, MessagePath, dumps, extend, is_reasoning, loads
 
@@ -26,12 +27,30 @@ class Action:
     """The action, any object; recorded as JSON, or as its text."""
 
 
-class Step:
+class Step(Fixed):
     """One model call and its outcome.
 
     A step of a captured trajectory is a view of one completion: both have the same reward, wherever
     it is set. A step that is built by hand has a reward of its own.
     """
+
+    __slots__ = (
+        "_conversation",
+        "_reward",
+        "_rewards",
+        "_scored",
+        "action",
+        "completion",
+        "done",
+        "info",
+        "mc_return",
+        "missing",
+        "model_output",
+        "model_response",
+        "observation",
+        "raw_reward",
+        "thought",
+    )
 
     def __init__(
         self,
@@ -161,11 +180,12 @@ class Step:
         step.missing = (named[0], named[1]) if named else None
         return step
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Any) -> None:
         """Restore a pickle, also of earlier versions, whose steps kept their rewards themselves."""
         own = {"reward": "_reward", "scored": "_scored"}
-        self.__dict__.update({"_rewards": None, "missing": None})
-        self.__dict__.update({own.get(name, name): value for name, value in state.items()})
+        found = (state[1] if isinstance(state, tuple) else state).items()
+        known = {own.get(name, name): value for name, value in found}
+        super().__setstate__({"_rewards": None, "missing": None, **known})
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Step):

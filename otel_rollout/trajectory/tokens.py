@@ -22,6 +22,7 @@ from typing import Literal
 
 from otel_rollout.spans import TokenPath
 from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.fixed import frozen
 from otel_rollout.trajectory.histories import ended_before, in_order
 from otel_rollout.wire import (
     allows_no_token,
@@ -31,6 +32,7 @@ from otel_rollout.wire import (
 )
 
 
+@frozen("dataclasses.replace gives a changed copy")
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
     """One trainable row. All lists of T items are aligned with `token_ids`."""

@@ -27,7 +27,9 @@ from otel_rollout.trajectory.as_json import (
     exchanges_to_dict,
 )
 from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift, drift_of
+from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.history import History
 from otel_rollout.trajectory.reward import (
     AllRewards,
@@ -45,8 +47,43 @@ from otel_rollout.trajectory.values import Values
 from otel_rollout.wire import Json, copy_json
 
 
-class Trajectory:
+class Trajectory(Fixed):
     """The record of one rollout."""
+
+    __slots__ = (
+        "_bound",
+        "_built",
+        "_contents",
+        "_lock",
+        "_logs",
+        "_missing_calls",
+        "_sealed",
+        "_source",
+        "_steps",
+        "_views",
+        "_warnings",
+        "all_rewards",
+        "appended",
+        "claimed",
+        "end_time_ns",
+        "error",
+        "group_id",
+        "id",
+        "metadata",
+        "metrics",
+        "name",
+        "output",
+        "parent_id",
+        "policy_version",
+        "sample_index",
+        "span_id",
+        "start_time_ns",
+        "status",
+        "task_id",
+        "termination_reason",
+        "trace_id",
+        "trainable",
+    )
 
     def __init__(
         self,
@@ -219,6 +256,11 @@ class Trajectory:
         Failed calls are here too: `message` None and `error` set.
         """
         return self._read().conversations.completions
+
+    @property
+    def conversations(self) -> Conversations:
+        """Its completions, linked: which one continues which."""
+        return self._read().conversations
 
     @property
     def policy_versions(self) -> list[str | int]:

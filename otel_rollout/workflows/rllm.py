@@ -12,6 +12,8 @@ from otel_rollout.wire import Json
 class RllmTrajectory(Trajectory):
     """A trajectory that an agent builds by hand, with rLLM's attributes `task`, `uid`, `info`."""
 
+    __slots__ = ("task",)
+
     def __init__(self, *, task: Any = None, **fields: Any) -> None:
         super().__init__(**fields)
         self.task = task

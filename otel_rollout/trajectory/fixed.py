@@ -1,0 +1,57 @@
+"""Attributes of what users hold: a name that a class does not have is an error, with a hint."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+Class = TypeVar("Class", bound=type)
+
+
+class Fixed:
+    """Base of classes with `__slots__`, whose instances take no other attributes.
+
+    A subclass of such a class without `__slots__` takes any.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        try:
+            object.__setattr__(self, name, value)
+        except AttributeError:
+            if hasattr(type(self), name):  # a property that cannot be set
+                raise
+            raise AttributeError(_unknown(type(self), name), name=name, obj=self) from None
+
+    def __setstate__(self, state: Any) -> None:
+        """Restore a pickle, also of earlier versions, whose instances had a `__dict__`."""
+        for part in state if isinstance(state, tuple) else (state,):
+            for name, value in (part or {}).items():
+                setattr(self, name, value)
+
+
+def frozen(hint: str) -> Any:
+    """A decorator for a frozen dataclass: whoever sets an attribute is told the way.
+
+    hint: the way, as the end of a sentence.
+    """
+
+    def decorate(cls: Class) -> Class:
+        def refuse(_: object, name: str, _value: object) -> None:
+            known = f"{name} cannot be set" if hasattr(cls, name) else _unknown(cls, name)
+            raise FrozenInstanceError(f"{cls.__name__} is read-only: {known}; {hint}")
+
+        cls.__setattr__ = refuse  # type: ignore[assignment,method-assign]
+        return cls
+
+    return decorate
+
+
+def _unknown(cls: type, name: str) -> str:
+    public = [known for known in dir(cls) if not known.startswith("_")]
+    hint = "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, public, 1))
+    if not hint and (own := [field for field in ("metadata", "info") if field in public]):
+        hint = f"; values of your own go into `{own[0]}`"
+    return f"{cls.__name__} has no attribute {name!r}{hint}"
