@@ -12,6 +12,7 @@ from typing import Any, Literal
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.options import Positive, check_choice
 from otel_rollout.export.row_exporter import JsonRows, dropped_completions
+from otel_rollout.notebook import ShownInNotebooks
 from otel_rollout.trajectory import (
     Completion,
     Drift,
@@ -28,7 +29,7 @@ from otel_rollout.wire import Json
 Credit = Literal["broadcast", "split", "last"]
 
 
-class Rows(list[dict[str, Any]]):
+class Rows(list[dict[str, Any]], ShownInNotebooks):
     """Rows, in order, and all that is in none of them."""
 
     def __init__(self) -> None:
