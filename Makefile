@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-OURS := not backend and not phoenix and not framework and not trainer and not server and not agent and not fuzz
+OURS := not backend and not phoenix and not framework and not trainer and not server and not agent and not browser and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= 2# tests at once; 0 is one after the other, to debug
 
@@ -10,9 +10,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
+PAGE := otel_rollout/view/page
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-agents test-backends test-phoenix backends check format docs bench pins clean
+.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench pins clean
 
 demo: $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -58,6 +59,20 @@ test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real 
 
 test-agents: $(READY) .agents/.ready  ## claude-code, codex, opencode and OpenAI's npm client, through the gateway (needs Node 20)
 	$(BIN)/python -m pytest -m agent $(or $(TESTS),tests/agents)
+
+test-view: $(READY)  ## the page of `otel-rollout view` in a real browser (needs Debian's chromium)
+	$(BIN)/python -m pytest -n $(JOBS) -m browser $(or $(TESTS),tests/view)
+
+page: $(PAGE)/node_modules  ## build the page that is committed (needs Node 20.19 or later)
+	cd $(PAGE) && npm run --silent build
+
+check-page: $(PAGE)/node_modules  ## build it anew elsewhere, and compare with what is committed
+	cd $(PAGE) && OTEL_ROLLOUT_PAGE=$(CURDIR)/build/page npm run --silent build
+	diff -r $(PAGE)/built build/page
+
+$(PAGE)/node_modules: $(PAGE)/package.json $(PAGE)/package-lock.json
+	cd $(PAGE) && npm ci --silent
+	@touch $@
 
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
 	$(MAKE) --no-print-directory -C tools -j 2
@@ -151,4 +166,4 @@ pins:  ## write requirements/*.txt anew
 		--python-platform x86_64-manylinux_2_28 requirements/docs.in -o requirements/docs.txt
 
 clean:
-	rm -rf .venv .venv-* .agents .tools build dist
+	rm -rf .venv .venv-* .agents .tools $(PAGE)/node_modules build dist
