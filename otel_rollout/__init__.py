@@ -33,10 +33,12 @@ if TYPE_CHECKING:
         UnknownCompletionError,
     )
     from otel_rollout.export import (
+        EmptyRowsWarning,
         InMemoryTrajectoryExporter,
         JsonlTrajectoryExporter,
         RowExporter,
         TrajectoryExporter,
+        overviews,
         to_token_rows,
     )
     from otel_rollout.rebuild import reconstruct, reconstruct_episodes
@@ -80,6 +82,7 @@ __all__ = [
     "Action",
     "Completion",
     "ConfigurationError",
+    "EmptyRowsWarning",
     "Episode",
     "ExportError",
     "History",
@@ -116,6 +119,7 @@ __all__ = [
     "get_history",
     "known_side_call",
     "no_capture",
+    "overviews",
     "propagate",
     "reconstruct",
     "reconstruct_episodes",
@@ -160,10 +164,12 @@ _ROOMS = {
     ),
     "rebuild": ("reconstruct", "reconstruct_episodes"),
     "export": (
+        "EmptyRowsWarning",
         "InMemoryTrajectoryExporter",
         "JsonlTrajectoryExporter",
         "RowExporter",
         "TrajectoryExporter",
+        "overviews",
         "to_token_rows",
     ),
     "record": (

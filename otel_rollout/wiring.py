@@ -240,6 +240,7 @@ def configure(
             # The provider's own exit handler was registered before, so it runs after this one.
             atexit.register(leave_environment, setup.part)
         process_state.setup = setup
+        process_state.said_unrecorded = True  # whoever shuts it down knows that nothing records
         return provider
 
 

@@ -29,7 +29,8 @@ from otel_rollout.export.row_exporter import (
     row_exporters,
 )
 from otel_rollout.export.rowfile import RowFile
-from otel_rollout.export.rows import Rows, TokenRows, to_token_rows
+from otel_rollout.export.rows import EmptyRowsWarning, Rows, TokenRows, to_token_rows
+from otel_rollout.export.tables import Overviews, overviews
 from otel_rollout.trajectory import Dropped, json_of
 from otel_rollout.wire import (
     Json,
@@ -45,11 +46,13 @@ __all__ = [
     "LINE_PREFIX",
     "CheckedOptions",
     "Dropped",
+    "EmptyRowsWarning",
     "InMemoryTrajectoryExporter",
     "Json",
     "JsonRows",
     "JsonlTrajectoryExporter",
     "MessagePath",
+    "Overviews",
     "Positive",
     "RowExporter",
     "RowFile",
@@ -65,6 +68,7 @@ __all__ = [
     "item_of_trajectory",
     "json_of",
     "loads",
+    "overviews",
     "parsed_lines",
     "parts_for",
     "path_messages",

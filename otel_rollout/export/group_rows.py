@@ -114,7 +114,7 @@ def rows_of(
         refused = dict.fromkeys(members, error)
     for each in dict.fromkeys(map(str, refused.values())):
         report(each)
-    tally.refused.update(_plain(error) for error in refused.values())
+    tally.refused.update(plain_reason(error) for error in refused.values())
     return rows
 
 
@@ -138,9 +138,11 @@ def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[
     """The rows of a group; counts them, and what the exporter says that it trains in none."""
     rows = [_line(row) for row in exporter.rows(group)]
     dropped = exporter.dropped(group) if isinstance(exporter, _ReportsDropped) else ()
-    tally.dropped.update(_plain(drop.reason) for drop in dropped if drop.completion is not None)
+    tally.dropped.update(
+        plain_reason(drop.reason) for drop in dropped if drop.completion is not None
+    )
     empty = (member.why_empty for member in group)  # failures are counted as such
-    tally.empty.update(_plain(why) for why in empty if why is not None)
+    tally.empty.update(plain_reason(why) for why in empty if why is not None)
     tally.rows += len(rows)
     return rows
 
@@ -170,7 +172,7 @@ _id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b")
 _number = re.compile(r"\b\d+\b")
 
 
-def _plain(reason: object) -> str:
+def plain_reason(reason: object) -> str:
     """A reason without its ids and numbers, so that equal reasons are counted together."""
     return _number.sub("N", _id.sub("...", str(reason)))
 

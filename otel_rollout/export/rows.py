@@ -5,13 +5,17 @@ Formats that need more are exporters of their own, separately installed (`row_ex
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.export.group_rows import plain_reason
 from otel_rollout.export.options import Positive, check_choice
 from otel_rollout.export.row_exporter import JsonRows, dropped_completions
+from otel_rollout.export.tables import RowTable, checked_items
 from otel_rollout.trajectory import (
     Completion,
     Drift,
@@ -21,6 +25,7 @@ from otel_rollout.trajectory import (
     TokenSequence,
     Trajectory,
     TrajectoryGroup,
+    findings_of,
     group_in_workflow,
 )
 from otel_rollout.wire import Json
@@ -28,8 +33,12 @@ from otel_rollout.wire import Json
 Credit = Literal["broadcast", "split", "last"]
 
 
-class Rows(list[dict[str, Any]]):
-    """Rows, in order, and all that is in none of them."""
+class EmptyRowsWarning(UserWarning):
+    """No row came of any trajectory: there is nothing to train on."""
+
+
+class Rows(RowTable):
+    """Rows, in order, and all that is in none of them; a table, too (`to_pandas`, ...)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +61,12 @@ class Rows(list[dict[str, Any]]):
         return sum((trajectory.drift() for trajectory in self.trajectories), Drift())
 
 
+Source = Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory
+"""What rows are made of."""
+
+
 def to_token_rows(
-    trajectories: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode,
+    trajectories: Source,
     *,
     credit: Credit = "broadcast",
     scale_advantages: bool = False,
@@ -65,6 +78,7 @@ def to_token_rows(
 ) -> Rows:
     """One plain row for each token sequence, in order.
 
+    trajectories: one, several, a group, or episodes; not an exporter.
     input_ids, loss_mask, logprobs, sampled: (T), as in `TokenSequence` (NaN: unknown).
     prompt_length, truncated, completion_ids, spans, policy_versions and logprobs_modes (of its
     completions).
@@ -87,8 +101,31 @@ def to_token_rows(
     group have rows after the others, without an advantage.
 
     What is in no row is in `dropped`, `masked` and `children` of what is returned; which calls
-    begin a row because their token ids did not go on, in its `drift`.
+    begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` says
+    why, and what to do, if there are trajectories and no row.
     """
+    rows = _token_rows(
+        trajectories,
+        credit,
+        _Scale(scale_advantages, epsilon, ddof),
+        include_children=include_children,
+        mask_reasons=mask_reasons,
+        options=options,
+    )
+    if rows.trajectories and not rows:
+        warnings.warn(_why_empty(rows), EmptyRowsWarning, stacklevel=2)
+    return rows
+
+
+def _token_rows(
+    trajectories: Source,
+    credit: Credit,
+    scale: _Scale,
+    *,
+    include_children: bool,
+    mask_reasons: Collection[TerminationReason | str],
+    options: Mapping[str, Any],
+) -> Rows:
     check_choice("to_token_rows(credit=...)", credit, Credit)
     if include_children and not isinstance(trajectories, TrajectoryGroup):
         raise ValueError(
@@ -98,7 +135,7 @@ def to_token_rows(
     masked = _reasons(mask_reasons)
     rows = Rows()
     children = _children(trajectories)
-    samples = _samples(trajectories, _Scale(scale_advantages, epsilon, ddof))
+    samples = _samples(trajectories, scale)
     failures = trajectories.failures if isinstance(trajectories, TrajectoryGroup) else []
     kept = len(samples) + (len(failures) if options.get("on_failure") == "keep" else 0)
     samples += [_Sample(t, t.termination_reason, t.group_id) for t in failures]
@@ -113,6 +150,32 @@ def to_token_rows(
         _add_rows(rows, sample, own, credit, options)
     rows.children += [child for left in children.values() for child in left]
     return rows
+
+
+def _why_empty(rows: Rows) -> str:
+    """Why there are no rows, most frequent first, with what to do about it."""
+    reasons = Counter(plain_reason(drop.reason) for drop in rows.dropped)
+    advice = {
+        plain_reason(finding.text): finding.advice
+        for trajectory in rows.trajectories[:_ASKED]
+        for finding in findings_of(trajectory)
+    }
+    said = [
+        f"{count} x {reason}" + (f" ({advice[reason]})" if advice.get(reason) else "")
+        for reason, count in reasons.most_common(_REASONS_SAID)
+    ]
+    count = len(rows.trajectories)
+    whose = "the trajectory gave" if count == 1 else f"the {count} trajectories gave"
+    return (
+        f"to_token_rows: {whose} no row, so there is nothing to train on: "
+        + ("; ".join(said) or "none of them has a model call")
+        + ". `dropped` of what is returned lists all of it"
+    )
+
+
+_ASKED = 20
+"""Trajectories that are asked for advice."""
+_REASONS_SAID = 5
 
 
 def _children(source: object) -> dict[str, list[Trajectory]]:
@@ -188,9 +251,9 @@ def _call(completion: Completion) -> tuple[str, int]:
 class _Scale:
     """The options of `TrajectoryGroup.advantages`."""
 
-    scale: bool
-    epsilon: float
-    ddof: Literal[0, 1]
+    scale: bool = False
+    epsilon: float = 1e-6
+    ddof: Literal[0, 1] = 0
 
 
 @dataclass(slots=True)
@@ -204,13 +267,14 @@ class _Sample:
     """Reward relative to the group; None where it is not scored, or not compared."""
 
 
-def _samples(
-    source: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode, scale: _Scale
-) -> list[_Sample]:
+def _samples(source: Source, scale: _Scale) -> list[_Sample]:
     """The trajectories in order, with advantages for the members of a group and of episodes."""
     samples: list[_Sample] = []
     groups: dict[str, list[_Sample]] = {}
-    for item in [source] if isinstance(source, Episode) else source:
+    items = (
+        source if isinstance(source, TrajectoryGroup) else checked_items(source, "to_token_rows")
+    )
+    for item in items:
         if not isinstance(item, Episode):
             samples.append(_Sample(item, item.termination_reason, item.group_id))
             continue
@@ -279,7 +343,14 @@ class TokenRows(JsonRows):
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
         """A row for each token sequence; failures with `on_failure="keep"` only."""
         options = {**self._options(), "require_all_calls": self.require_all_calls}
-        yield from to_token_rows(group, credit=self.credit, **options)
+        yield from _token_rows(
+            group,
+            self.credit,
+            _Scale(),
+            include_children=False,
+            mask_reasons=(),
+            options=options,
+        )
 
     def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
         """The completions that no row trains."""

@@ -1,7 +1,13 @@
 """The train lane: a running rollout, its model calls as exchange spans, its trajectory."""
 
 from otel_rollout.record import capture
-from otel_rollout.record.attributes import end_attributes, identity, present, reward_numbers
+from otel_rollout.record.attributes import (
+    end_attributes,
+    identity,
+    message_of,
+    present,
+    reward_numbers,
+)
 from otel_rollout.record.boundary import contained, guarded
 from otel_rollout.record.calls import noting_requests
 from otel_rollout.record.carried import (
@@ -105,6 +111,7 @@ __all__ = [
     "is_drawn_around",
     "late_reward",
     "leave_environment",
+    "message_of",
     "no_capture",
     "note_uncaptured",
     "noting_requests",

@@ -11,7 +11,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import carried, label
 from otel_rollout.trajectory import Reward, Trajectory
-from otel_rollout.wire import Json, dumps
+from otel_rollout.wire import Json, dumps, error_text
 
 
 def identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
@@ -93,6 +93,16 @@ def late_numbers(reward: Reward) -> dict[str, float]:
     return {sc.GEN_AI_EVALUATION_SCORE_VALUE: float(reward), **own}
 
 
+def message_of(error: BaseException, status: int | None = None) -> str:
+    """The text of an exception, with what a client leaves out of a server's error: its codes.
+
+    status: the HTTP status of the reply, if that is one of an error. None: not known.
+    """
+    body = getattr(error, "body", None)
+    reported = body if isinstance(body, Mapping) else None
+    return error_text(reported, message=str(error), status=status)
+
+
 def sentence(error: BaseException, message: str) -> str:
     """How a span says in its status that an exception ended it. message: its text."""
     kind = type(error).__name__
@@ -127,7 +137,7 @@ def exception_event(error: BaseException, scrub: Callable[[str], str]) -> dict[s
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return {
         sc.EXCEPTION_TYPE: module + kind.__qualname__,
-        sc.EXCEPTION_MESSAGE: show(scrub(str(error))),
+        sc.EXCEPTION_MESSAGE: show(scrub(message_of(error))),
         sc.EXCEPTION_STACKTRACE: show(scrub("".join(traceback.format_exception(error)))),
     }
 

@@ -5,6 +5,7 @@ Neither `begin` nor `end` raises: a rollout that cannot be recorded still runs.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from contextvars import Token
@@ -24,6 +25,8 @@ from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.running import ActiveRollout, Enclosing, close, start_span
 from otel_rollout.record.state import process_state
 from otel_rollout.trajectory import Trajectory
+
+logger = logging.getLogger("otel_rollout")
 
 
 @dataclass(slots=True)
@@ -82,8 +85,26 @@ def begin(
         )
         if gathering is not None:
             gathering.take(active)
-        return _enter(active, context)
+        run = _enter(active, context)
+        if active.recorder is None:
+            _say_unrecorded(active)
+        return run
     return None
+
+
+def _say_unrecorded(active: ActiveRollout) -> None:
+    """Log, once in a process, that no processor took a rollout and `configure` was not called."""
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if process_state.said_unrecorded or disabled:
+        return
+    process_state.said_unrecorded = True
+    logger.warning(
+        "rollout %r runs, and nothing records it: there will be no trajectory. Call "
+        "otel_rollout.configure() once, at start-up, before the first rollout (or add a "
+        "TrajectorySpanProcessor to your tracer provider). OTEL_SDK_DISABLED=true says that none "
+        "is wanted. Further rollouts are not logged.",
+        active.options.name,
+    )
 
 
 def begin_part(rollout_id: str, options: Options, context: otel_context.Context) -> Run:

@@ -2,14 +2,18 @@
 
 Of many, coroutines are taken from the iterable as there is room for them, so that a generator of
 ten thousand holds only those that run. A rollout that fails is a trajectory, too, in its place.
+Functions that block run in a thread each.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sized
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from opentelemetry import context as otel_context
@@ -28,7 +32,9 @@ from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.rollouts import is_rollout
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup
 
-Rollouts = Iterable[Coroutine[Any, Any, Any]]
+Runnable = Coroutine[Any, Any, Any] | Callable[..., Any]
+"""A call of a decorated function that is not awaited yet, or a function whose call is a rollout."""
+Rollouts = Iterable[Runnable]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -45,48 +51,56 @@ class TooManyExceptionsError(RolloutError):
 
 
 async def gather_trajectory(
-    coroutine: Coroutine[Any, Any, Any], *, raise_errors: bool = True, **options: Any
+    coroutine: Runnable, *arguments: Any, raise_errors: bool = True, **options: Any
 ) -> Trajectory:
-    """Run a coroutine of a decorated function and return its sealed trajectory.
+    """Run a decorated function and return its sealed trajectory.
 
-    coroutine: a call of the function that is not awaited yet, `agent(client, task)`.
+        trajectory = await gather_trajectory(agent(client, task))         # async def agent
+        trajectory = await gather_trajectory(agent, client, task)         # def agent
+        trajectory = asyncio.run(gather_trajectory(agent, client, task))  # without an event loop
+
+    coroutine: a call of an async function that is not awaited yet, `agent(client, task)`; or a
+        function, which is called with the `arguments`: in a thread of its own if it is not async.
+        Of a function that is not decorated itself, the first rollout that begins in it counts.
     raise_errors: bool. True (default): an exception in the function propagates as it is; False:
         the trajectory, which has it as `error`, is returned instead. A cancellation of the caller
         always propagates.
     options: those of `rollout` (`task_id=`, `group_id=`, ...); they override the decorator's for
         this run.
 
-    NotARolloutError for a Task, a Future or a coroutine of another function; NotRecordedError if
-    no span processor records rollouts.
+    NotARolloutError for a Task, a Future or what is no rollout; NotRecordedError if no span
+    processor records rollouts. A thread cannot be cancelled: a function in one runs to its end.
     """
+    if arguments:
+        coroutine = _with_arguments(coroutine, arguments)
     return await _gather_one(coroutine, options, raise_errors=raise_errors)
 
 
 async def _gather_one(
-    coroutine: Coroutine[Any, Any, Any],
+    runnable: Runnable,
     options: dict[str, Any],
     *,
     raise_errors: bool,
     nested: list[Trajectory] | None = None,
 ) -> Trajectory:
-    _require_rollout(coroutine)
+    _require_rollout(runnable)
     try:
         Options.of(options)
         gathering = Gathering(options, nested=nested)
     except BaseException:
-        coroutine.close()
+        _close([runnable])
         raise
     if not hasattr(rollout_tracer(), "sampler"):
-        coroutine.close()
+        _close([runnable])
         raise NotRecordedError(
             "gather_trajectory: no OpenTelemetry SDK records this rollout. Call "
             "otel_rollout.configure() at start-up, and unset OTEL_SDK_DISABLED"
         )
     token = otel_context.attach(otel_context.set_value(GATHERING, gathering))
     try:
-        await coroutine
+        await (_called(runnable) if callable(runnable) else runnable)
     except Exception:
-        if raise_errors:
+        if raise_errors or (callable(runnable) and gathering.active is None):
             raise
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -98,6 +112,11 @@ async def _gather_one(
         gathering.nested = None
         # A pooled connection keeps its context for long: that must not hold the trajectory.
         trajectory, gathering.trajectory = gathering.trajectory, None
+    if gathering.active is None and callable(runnable):
+        raise NotARolloutError(
+            f"gather_trajectory: {runnable!r} ran, and no rollout began in it: decorate the "
+            f"function that runs the agent with @rollout"
+        )
     if trajectory is None or gathering.active is None or not gathering.active.recorded:
         raise NotRecordedError(
             "gather_trajectory: the function ran, but no TrajectorySpanProcessor is on the tracer "
@@ -107,13 +126,47 @@ async def _gather_one(
     return trajectory
 
 
+async def _called(function: Callable[..., Any]) -> None:
+    """Call a function: here if it gives a coroutine, else in a thread that is its own."""
+    if _is_async(function):
+        await function()
+        return
+    context = contextvars.copy_context()
+    # The loop's own executor has few threads, which would then bound how many agents run.
+    executor = ThreadPoolExecutor(1, thread_name_prefix="otel-rollout-agent")
+    try:
+        result = await asyncio.get_running_loop().run_in_executor(executor, context.run, function)
+    finally:
+        executor.shutdown(wait=False)
+    if inspect.isawaitable(result):  # a plain function that returns a coroutine, such as a lambda
+        await result
+
+
+def _is_async(function: object) -> bool:
+    """True if a call of it gives a coroutine, as far as can be told without one."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(function, "__call__", None)  # noqa: B004 - a callable object may be async
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def _with_arguments(function: object, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    if callable(function):
+        return functools.partial(function, *arguments)
+    _close([function])
+    raise NotARolloutError(
+        f"gather_trajectory: expected a function before its arguments, got {function!r}; of "
+        f"several coroutines there is gather_trajectories([...])"
+    )
+
+
 def _require_rollout(coroutine: object) -> None:
     if isinstance(coroutine, asyncio.Future):
         raise NotARolloutError(
             f"gather_trajectory: got the {type(coroutine).__name__} {coroutine!r}, whose context "
             f"is fixed already; pass the coroutine itself: gather_trajectory(agent(...))"
         )
-    if is_rollout(coroutine):
+    if is_rollout(coroutine) or callable(coroutine):
         return
     if inspect.iscoroutine(coroutine):
         coroutine.close()
@@ -122,10 +175,10 @@ def _require_rollout(coroutine: object) -> None:
             f"Decorate it (outermost, above other decorators), or run it in "
             f'`async with rollout("name") as trajectory:`'
         )
-    hint = "; call it: gather_trajectory(agent(...))" if callable(coroutine) else ""
     raise NotARolloutError(
         f"gather_trajectory: expected the coroutine of a function decorated with @rollout, got "
-        f"{coroutine!r}{hint}"
+        f"{coroutine!r:.200}; if that is what a function that is not async returned, it has run "
+        f"already: pass the function and its arguments, gather_trajectory(agent, client, task)"
     )
 
 
@@ -142,7 +195,9 @@ async def gather_trajectories(
 
         await gather_trajectories((agent(task) for task in tasks), max_concurrency=64)
 
-    coroutines: an iterable of calls that are not awaited yet.
+    coroutines: an iterable of calls that are not awaited yet. Of agents that are not async, of
+        functions without arguments, each of which runs in a thread of its own:
+        `(functools.partial(agent, client, task) for task in tasks)`.
     max_concurrency: int, how many run at once. None (default): all.
     max_exceptions: int, how many rollouts may fail; one more cancels the rest and raises
         TooManyExceptionsError, which has the trajectories that had ended. None (default): any
@@ -177,8 +232,8 @@ def gather_group(
 
         group = await gather_group(agent(task) for _ in range(8))
 
-    coroutines: an iterable of calls that are not awaited yet; each gets its place in it as
-        `sample_index`.
+    coroutines: an iterable of calls that are not awaited yet, or of functions, as for
+        `gather_trajectories`; each gets its place in it as `sample_index`.
     group_id: str or int, the `group_id` of all of them. None (default): a new one.
     max_concurrency, max_exceptions, progress, options: as for `gather_trajectories`, which also
         says what is raised.
@@ -227,8 +282,8 @@ async def _gather(
 ) -> list[Trajectory]:
     _check(coroutines, max_concurrency, max_exceptions)
 
-    async def run(index: int, coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
-        return await _gather_one(coroutine, options(index), raise_errors=False, nested=nested)
+    async def run(index: int, runnable: Runnable) -> Trajectory:
+        return await _gather_one(runnable, options(index), raise_errors=False, nested=nested)
 
     def failure(trajectory: Trajectory) -> object:
         return trajectory.error or trajectory.status != "complete"

@@ -20,7 +20,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.record.attributes import sentence
+from otel_rollout.record.attributes import message_of, sentence
 from otel_rollout.record.boundary import INCOMPLETE, NOT_SHOWN, guarded
 from otel_rollout.record.deferred import later
 from otel_rollout.record.drawn import DrawnCall, is_to_draw
@@ -40,6 +40,7 @@ from otel_rollout.wire import (
     apis_of,
     as_events,
     dumps,
+    error_text,
     framing_at,
     framing_said,
     is_events,
@@ -455,7 +456,9 @@ class ExchangeRecorder:
         if self._drawn is None:
             return
         failed = error is not None and status == "error"
-        message = sentence(error, self._rollout.scrub(str(error))) if error and failed else None
+        message = (
+            sentence(error, self._rollout.scrub(message_of(error))) if error and failed else None
+        )
         self._drawn.end(attributes, message, self._left_ns)
 
     def _write_reply(self, attributes: dict[str, Any], error: BaseException | None) -> None:
@@ -518,7 +521,8 @@ class ExchangeRecorder:
         return without_tokens(redacted), is_events
 
     def _write_error(self, attributes: dict[str, Any], status: str, error: BaseException) -> None:
-        kind, message = type(error).__qualname__, self._rollout.scrub(str(error))
+        code = self._status_code if (self._status_code or 0) >= 400 else None
+        kind, message = type(error).__qualname__, self._rollout.scrub(message_of(error, code))
         attributes[sc.ERROR_TYPE] = kind
         attributes[sc.EXCHANGE_ERROR] = dumps({"type": kind, "message": message})
         if status == "error":
@@ -564,8 +568,7 @@ def _ending(
     error: of whoever read it. reported: the error that the server sent in it. None: none.
     """
     if reported is not None:
-        message = reported.get("message") if isinstance(reported, dict) else None
-        return "error", error or ErrorResponse(str(message or reported))
+        return "error", error or ErrorResponse(error_text(reported))
     if complete:
         return "complete", None
     if error is not None:

@@ -20,12 +20,12 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild import after_sentence
 from otel_rollout.record.answered import AnsweredTools
 from otel_rollout.record.attributes import (
     end_attributes,
     evaluation,
     identity,
+    message_of,
     missed,
     present,
     reward_numbers,
@@ -45,7 +45,7 @@ from otel_rollout.record.state import process_state
 from otel_rollout.record.summary import Summary
 from otel_rollout.record.told import CONTINUED, LOST, heard
 from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
-from otel_rollout.trajectory import Contents, Conversations, Trajectory
+from otel_rollout.trajectory import Contents, Conversations, Trajectory, sentences
 from otel_rollout.wire import checked_json
 
 logger = logging.getLogger("otel_rollout")
@@ -287,8 +287,8 @@ class ActiveRollout:
                 self.open += 1
                 return self.clock
             self.began_late += 1
-            former = after_sentence(self.began_late - 1) if self.began_late > 1 else None
-            self.trajectory.miss_calls(after_sentence(self.began_late), instead_of=former)
+            former = sentences.AFTER(count=self.began_late - 1) if self.began_late > 1 else None
+            self.trajectory.miss_calls(sentences.AFTER(count=self.began_late), instead_of=former)
             logger.warning(
                 "rollout %s has ended, but a model call was made in its context: it is not part "
                 "of the trajectory. Await the tasks that a rollout starts.",
@@ -348,7 +348,7 @@ class ActiveRollout:
         if error is not None:
             trajectory.error = {
                 "type": type(error).__qualname__,
-                "message": self.scrub(str(error)),
+                "message": self.scrub(message_of(error)),
                 "traceback": self.scrub("".join(traceback.format_exception(error))),
             }
         elif output is not None:
@@ -446,7 +446,7 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         span.update_name(f"{active.span_name} [{reward:.2f}]")
     if error is not None:
         span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
-        said = sentence(error, content.text(active.scrub(str(error))))
+        said = sentence(error, content.text(active.scrub(message_of(error))))
         span.set_status(trace.StatusCode.ERROR, said)
     elif active.ended_early is not None:
         span.set_status(trace.StatusCode.ERROR, f"ended early: {active.ended_early}")

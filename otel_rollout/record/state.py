@@ -82,6 +82,8 @@ class ProcessState:
         """Exporters of spans that `shutdown` has shut down, while anybody holds them."""
         self.said_without_calls = False
         """True if the log has said that a rollout ended and none of its calls was captured."""
+        self.said_unrecorded = False
+        """True if `configure` was called, or the log has said that nothing records rollouts."""
         self.gateways: set[str] = set()
         """Addresses of the gateways that this process serves."""
         self.waiting: deque[Callable[[], None]] = deque()

@@ -1,5 +1,6 @@
 """What users hold: trajectories, their completions, histories, rewards, token sequences. Pure."""
 
+from otel_rollout.trajectory import sentences
 from otel_rollout.trajectory.completion import (
     Completion,
     completions_of,
@@ -80,6 +81,7 @@ __all__ = [
     "known_side_call",
     "names_previous",
     "reasons_by",
+    "sentences",
     "task_of",
     "tie",
     "token_sequences",

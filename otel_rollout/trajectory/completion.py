@@ -24,6 +24,7 @@ from otel_rollout.wire import (
     asked_ids,
     copy_json,
     empty_ids,
+    error_text,
     extend,
     length_limit,
     logprobs_mode,
@@ -436,9 +437,7 @@ def _nothing_sampled(exchange: Exchange) -> dict[str, str]:
     """The error of a call whose reply has no sampled message."""
     reply, api = exchange.reply, api_of(exchange.path)
     if isinstance(reply, Mapping) and reply.get("error"):
-        error = reply["error"]
-        message = error.get("message") if isinstance(error, Mapping) else error
-        return {"type": "ErrorResponse", "message": str(message)}
+        return {"type": "ErrorResponse", "message": error_text(reply["error"])}
     if isinstance(reply, Mapping):
         because = api.empty_because(reply) if api is not None else None
         said = f" ({because})" if because else ""

@@ -64,6 +64,7 @@ from otel_rollout.wire.params import (
     length_limit,
     sampling_params,
 )
+from otel_rollout.wire.reported import error_text
 from otel_rollout.wire.servers import (
     Alternative,
     alternatives,
@@ -137,6 +138,7 @@ __all__ = [
     "elements",
     "empty_ids",
     "endpoint_of",
+    "error_text",
     "events_of_frames",
     "expands_too_far",
     "expect",

@@ -127,7 +127,9 @@ def events_of_frames(frames: bytes) -> bytes:
         elif kinds.get(":event-type", "") not in _UNNAMED:
             event = dumps({kinds[":event-type"]: payload}).encode()
         else:
-            event = dumps({"type": "error", "error": payload}).encode()
+            kind = kinds.get(":exception-type")
+            error = {"type": kind, **payload} if kind else payload
+            event = dumps({"type": "error", "error": error}).encode()
         events.append(b"data: %b\n\n" % event)
     return b"".join(events)
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record import Options, Secrets, begin, end, guarded
+from otel_rollout.record import Options, Secrets, begin, end, guarded, message_of
 from otel_rollout.trajectory import (
     Episode,
     Reward,
@@ -206,7 +206,7 @@ class Workflow(ABC):
         active = self._run.active if self._run is not None else None
         scrub = active.scrub if active is not None else Secrets().scrub
         return {
-            "error_message": scrub(str(error)),
+            "error_message": scrub(message_of(error)),
             "error_type": type(error).__name__,
             "traceback": scrub("".join(traceback.format_exception(error))),
         }

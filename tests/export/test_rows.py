@@ -11,6 +11,7 @@ import pytest
 
 from otel_rollout import (
     ConfigurationError,
+    EmptyRowsWarning,
     Episode,
     RowExporter,
     Step,
@@ -188,7 +189,8 @@ async def test_rows_say_what_they_dropped(recording: Recording, clients: Clients
         await client.chat.completions.create(model="m", messages=[message])
 
     group = await gather_group([agent(), agent()])
-    rows = to_token_rows(group)
+    with pytest.warns(EmptyRowsWarning, match="2 x the server sent no token ids"):
+        rows = to_token_rows(group)
     assert rows == []
     assert [d.completion and d.completion.id for d in rows.dropped] == [
         t.completions[0].id for t in group
@@ -417,7 +419,8 @@ async def test_the_exporter_that_is_always_there(
     assert isinstance(exporter, RowExporter)
     group = await play(clients, [1.0])
     rows = list(exporter.rows(group))
-    assert rows == to_token_rows(group, credit="split", max_length=4)
+    with pytest.warns(EmptyRowsWarning, match="2 x beyond N tokens"):
+        assert rows == to_token_rows(group, credit="split", max_length=4)
     lines = tmp_path / "rows.part"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
     exporter.finish(lines, tmp_path / "rows.jsonl")

@@ -227,6 +227,28 @@ async def test_streams(
     assert completion.exchange.status_code == server.exchanges[0].status
 
 
+REPORTED = [("plain", name) for name in ("400", "500", "error with status 200")]
+REPORTED += [("stream", name) for name in ("400", "error event")]
+
+
+@BOTH
+@pytest.mark.parametrize(("way", "name"), REPORTED)
+async def test_an_error_of_the_server_keeps_its_numbers(
+    configure: Configure, clients: Clients, caller: Caller, way: str, name: str
+) -> None:
+    """The completion's error has the server's own code, and the HTTP status of a refusal."""
+    reply = (STREAMS if way == "stream" else PLAIN)[name].reply
+
+    async def script(client: Any) -> Any:
+        return await chat(client, **({"stream": True} if way == "stream" else {}))
+
+    recording, _, _ = await as_bare(configure, clients, caller, lambda: reply, script)
+    (completion,) = replayed(recording).completions
+    assert completion.error is not None
+    numbers = ["7"] if reply.status == 200 else ["7", str(reply.status)]
+    assert [number in completion.error["message"] for number in numbers] == [True] * len(numbers)
+
+
 @BOTH
 @STREAMED
 async def test_deeply_nested_arguments(

@@ -231,7 +231,7 @@ async def test_an_error_with_status_200(
     (completion,) = replayed(recording).completions
     assert (completion.status, completion.trainable) == ("error", False)
     assert completion.error is not None
-    assert completion.error["message"] == "the engine died"
+    assert completion.error["message"] == "the engine died (code 500)"
     assert completion.request_messages == ASK
     if not stream:
         assert completion.response == error

@@ -167,6 +167,8 @@ def test_a_stream_that_breaks_off(recording: Recording, clients: Clients, talk: 
 
 
 BUSY = {"message": "Too many requests"}
+CODES = {GEMINI.name: "code 503", CONVERSE.name: "throttlingException"}
+"""What the message of an error inside a stream says beside the server's words."""
 ERRORS: list[tuple[Talk, Callable[[], list[bytes]]]] = [
     (GEMINI, lambda: [*sse(GEMINI.streams[1][:1]), *sse([{"error": {"code": 503, **BUSY}}])]),
     (
@@ -198,7 +200,8 @@ def test_an_error_inside_a_stream(
         post(server, talk, talk.question, stream=True)
     (completion,) = replayed(recording).completions
     assert completion.status == "error"
-    assert completion.error == {"type": "ErrorResponse", "message": "Too many requests"}
+    said = "Too many requests" + (f" ({code})" if (code := CODES.get(talk.name)) else "")
+    assert completion.error == {"type": "ErrorResponse", "message": said}
 
 
 @EVERY

@@ -459,13 +459,13 @@ ENDS: dict[str, tuple[Json, str, bool, Json | None]] = {
         response("failed", error=FAILURE),
         "error",
         False,
-        {"type": "ErrorResponse", "message": "The model broke."},
+        {"type": "ErrorResponse", "message": "The model broke. (server_error)"},
     ),
     "failed half-way": (
         response("failed", error=FAILURE, output=[message("Par", "incomplete")]),
         "error",
         False,
-        {"type": "ErrorResponse", "message": "The model broke."},
+        {"type": "ErrorResponse", "message": "The model broke. (server_error)"},
     ),
     "incomplete": (
         response("incomplete", incomplete_details=MANY_TOKENS, output=[message("Par")]),
@@ -533,7 +533,10 @@ async def test_an_error_event(capture_only: Configure, clients: Clients, caller:
 
     recording, _, _ = await as_bare(capture_only, clients, caller, lambda: reply, script)
     (completion,) = replayed(recording).completions
-    assert completion.error == {"type": "ErrorResponse", "message": "The model broke."}
+    assert completion.error == {
+        "type": "ErrorResponse",
+        "message": "The model broke. (server_error)",
+    }
     assert (completion.status, completion.trainable) == ("error", False)
     assert completion.id == "resp_1"
     assert completion.items[0]["content"][0]["text"] == "Par"

@@ -1,0 +1,251 @@
+"""Rows and overviews as tables: pandas, Arrow and Parquet, with columns that are always the same.
+
+The columns follow from what a row is, not from the values that happen to be in it, so tables of
+different runs go together, and one without rows has all its columns. Unknown is null, never zero;
+an unknown log-probability is NaN, as in the rows themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Any, ClassVar
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.export.contract import TrajectoryExporter
+from otel_rollout.export.memory import InMemoryTrajectoryExporter
+from otel_rollout.trajectory import Episode, Overview, Trajectory, TrajectoryGroup
+from otel_rollout.wire import dumps
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How one kind of value is stored."""
+
+    arrow: Callable[[Any], Any]
+    """Its Arrow type, made with the module `pyarrow`."""
+    pandas: str
+    """Its dtype in pandas."""
+    store: Callable[[Any], Any] = lambda value: value
+    """The value that Arrow stores, of one that is not None."""
+
+
+def _text(value: object) -> str:
+    """The value as text; Arrow takes no lone surrogates."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def _texts(values: Iterable[object]) -> list[str | None]:
+    return [None if value is None else _text(value) for value in values]
+
+
+def _spans(spans: Iterable[Any]) -> list[dict[str, Any]]:
+    return [{"completion_id": _text(i), "start": start, "end": end} for i, start, end in spans]
+
+
+def _numbers(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    return [(_text(name), float(value)) for name, value in values.items()]
+
+
+TEXT = _Kind(lambda pa: pa.string(), "string", _text)
+INT = _Kind(lambda pa: pa.int64(), "Int64")
+FLOAT = _Kind(lambda pa: pa.float64(), "float64")
+BOOL = _Kind(lambda pa: pa.bool_(), "boolean")
+TEXTS = _Kind(lambda pa: pa.list_(pa.string()), "object", _texts)
+IDS = _Kind(lambda pa: pa.list_(pa.int32()), "object")
+FLAGS = _Kind(lambda pa: pa.list_(pa.int8()), "object")
+FLOATS = _Kind(lambda pa: pa.list_(pa.float64()), "object")
+SPANS = _Kind(
+    lambda pa: pa.list_(
+        pa.struct([("completion_id", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
+    ),
+    "object",
+    _spans,
+)
+NUMBERS = _Kind(lambda pa: pa.map_(pa.string(), pa.float64()), "object", _numbers)
+JSON = _Kind(lambda pa: pa.string(), "object", lambda value: _text(dumps(value)))
+
+_ROW_COLUMNS = {
+    "input_ids": IDS,
+    "loss_mask": FLAGS,
+    "logprobs": FLOATS,
+    "sampled": FLAGS,
+    "prompt_length": INT,
+    "truncated": BOOL,
+    "completion_ids": TEXTS,
+    "spans": SPANS,
+    "policy_versions": TEXTS,
+    "logprobs_modes": TEXTS,
+    "reward": FLOAT,
+    "advantage": FLOAT,
+    "trajectory_id": TEXT,
+    "parent_id": TEXT,
+    "name": TEXT,
+    "task_id": TEXT,
+    "group_id": TEXT,
+    "sample_index": INT,
+    "history": INT,
+    "row": INT,
+    "rows": INT,
+}
+_KIND_OF = {
+    "str": TEXT,
+    "str | None": TEXT,
+    "int": INT,
+    "int | None": INT,
+    "float | None": FLOAT,
+    "bool": BOOL,
+    "tuple[str, ...]": TEXTS,
+    "tuple[str | int, ...]": TEXTS,
+    "dict[str, float]": NUMBERS,
+    "dict[str, Json]": JSON,
+}
+"""The kind of each field of an overview, by its annotation."""
+
+
+class Table:
+    """A list that is also a table: `to_pandas`, `to_arrow`, `to_parquet`.
+
+    They need pandas or pyarrow: `pip install 'otel-rollout[tables]'`.
+    """
+
+    _columns: ClassVar[Mapping[str, _Kind]]
+    """The columns in order, by name."""
+
+    def _dicts(self) -> list[dict[str, Any]]:
+        """The rows, each with all columns."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame`: lists stay lists, a number that is not known is NA or NaN."""
+        pandas = _needed("pandas", "to_pandas")
+        rows, columns = self._dicts(), self._columns
+        return pandas.DataFrame(
+            {
+                name: pandas.Series([row[name] for row in rows], dtype=kind.pandas)
+                for name, kind in columns.items()
+            }
+        )
+
+    def to_arrow(self) -> Any:
+        """A `pyarrow.Table`, always of the same schema; policy versions are texts there."""
+        pyarrow = _needed("pyarrow", "to_arrow")
+        rows, columns = self._dicts(), self._columns
+        stored = {
+            name: pyarrow.array(
+                [None if row[name] is None else kind.store(row[name]) for row in rows],
+                kind.arrow(pyarrow),
+            )
+            for name, kind in columns.items()
+        }
+        return pyarrow.table(stored)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_arrow` to a Parquet file, whole or not at all."""
+        table = self.to_arrow()
+        part = f"{os.fspath(path)}.part"
+        try:
+            _needed("pyarrow.parquet", "to_parquet").write_table(table, part)
+            os.replace(part, path)
+        finally:
+            if os.path.exists(part):
+                os.remove(part)
+
+
+def _needed(module: str, method: str) -> Any:
+    """A module that is installed with the extra; ConfigurationError that says so."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{method}() needs {module.partition('.')[0]}, which cannot be imported ({error}): "
+            f"pip install 'otel-rollout[tables]'"
+        ) from None
+
+
+class RowTable(Table, list[dict[str, Any]]):
+    """Token rows as a table."""
+
+    _columns = _ROW_COLUMNS
+
+    def _dicts(self) -> list[dict[str, Any]]:
+        return self
+
+
+class Overviews(Table, list[Overview]):
+    """Overviews of trajectories, in order, and a table of them.
+
+    In Arrow `metrics` and `rewards` are maps, and `metadata` is JSON text.
+    """
+
+    _columns: ClassVar = {field.name: _KIND_OF[str(field.type)] for field in fields(Overview)}
+
+    def _dicts(self) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in self]
+
+
+def overviews(
+    trajectories: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory,
+) -> Overviews:
+    """A line of names and numbers for each trajectory: a list that is a table, too.
+
+        frame = otel_rollout.overviews(trajectories).to_pandas()
+        frame.groupby("group_id")["reward"].mean()
+
+    trajectories: as for `to_token_rows`; the failures and the children of a group are in it.
+    Each line is an `Overview`: status, reward, turns, tokens, seconds, what does not train.
+    """
+    return Overviews(map(Overview.of, members(trajectories, "overviews")))
+
+
+def members(source: object, caller: str) -> list[Trajectory]:
+    """All trajectories of what users hold. caller: the function that was given it."""
+    if isinstance(source, TrajectoryGroup):
+        return [*source.trajectories, *source.failures, *source.children]
+    found: list[Trajectory] = []
+    for item in checked_items(source, caller):
+        found += item.trajectories if isinstance(item, Episode) else [item]
+    return found
+
+
+def checked_items(source: object, caller: str) -> list[Trajectory | Episode]:
+    """The trajectories and episodes of an iterable, or the single one that it is.
+
+    ConfigurationError for anything else: an exporter can be iterated, and would wait for ever.
+    """
+    if isinstance(source, Trajectory | Episode):
+        return [source]
+    if isinstance(source, TrajectoryExporter):
+        way = (
+            "pass exporter.get_finished_trajectories(), or exporter.take(n), which removes them"
+            if isinstance(source, InMemoryTrajectoryExporter)
+            else "pass what it was given: InMemoryTrajectoryExporter keeps that"
+        )
+        raise ConfigurationError(
+            f"{caller}: expected trajectories, got the exporter {source!r}; {way}"
+        )
+    if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
+        raise ConfigurationError(
+            f"{caller}: expected a trajectory, several of them, a TrajectoryGroup or episodes, "
+            f"got {source!r:.200}{_hint(source)}"
+        )
+    items = list(source)
+    for item in items:
+        if not isinstance(item, Trajectory | Episode):
+            raise ConfigurationError(
+                f"{caller}: expected trajectories or episodes, got {item!r:.200} among them"
+                f"{_hint(item)}"
+            )
+    return items
+
+
+def _hint(value: object) -> str:
+    if isinstance(value, TrajectoryGroup):
+        return "; pass one group at a time, since its members are compared with each other"
+    if hasattr(value, "__await__"):
+        return "; await it first"
+    if isinstance(value, Mapping):
+        return "; Trajectory.from_dict makes one of what to_dict gave"
+    return ""
