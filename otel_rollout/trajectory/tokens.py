@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
 
+from otel_rollout.notebook import ShownInNotebooks
 from otel_rollout.spans import TokenPath
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.fixed import frozen
@@ -103,7 +104,7 @@ class Dropped:
         return f"{self.completion.id}: {self.reason}" if self.completion else self.reason
 
 
-class TokenSequences(list[TokenSequence]):
+class TokenSequences(list[TokenSequence], ShownInNotebooks):
     """The rows of a trajectory, in order of their last calls.
 
     `dropped` has the completions that no row trains.

@@ -19,6 +19,7 @@ from otel_rollout.errors import (
     TrajectorySealedError,
     UnknownCompletionError,
 )
+from otel_rollout.notebook import ShownInNotebooks
 from otel_rollout.spans import Exchange, SpanRecord, as_records
 from otel_rollout.trajectory.as_json import (
     FIELDS,
@@ -47,7 +48,7 @@ from otel_rollout.trajectory.values import Values
 from otel_rollout.wire import Json, copy_json
 
 
-class Trajectory(Fixed):
+class Trajectory(Fixed, ShownInNotebooks):
     """The record of one rollout."""
 
     __slots__ = (
