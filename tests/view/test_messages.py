@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from otel_rollout.view.messages import Call, said
+from otel_rollout.wire import dumps
 from tests.kit.model_apis import TALKS
 
 PIXEL = "iVBORw0KGgo="
@@ -89,3 +92,37 @@ def test_reasoning_is_apart_from_the_text():
         assert (found.text, found.reasoning) == ("yes", "hm")
     item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
     assert (said(item).text, said(item).reasoning, said(item).role) == ("", "hm", "assistant")
+
+
+KEYS = st.sampled_from(
+    [
+        *("role", "type", "content", "parts", "tool_calls", "function", "function_call", "name"),
+        *("arguments", "image_url", "source", "image", "images", "text", "output", "call_id"),
+        *("inlineData", "functionCall", "functionResponse", "toolUse", "toolResult", "reasoning"),
+        *("tool_call_id", "id", "summary", "thinking", "refusal", "url", "data", "fileData"),
+    ]
+)
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.text(max_size=3),
+        st.sampled_from(["assistant", "tool", "function", "tool_use", "tool_result", "thinking"]),
+        st.sampled_from(["function_call", "function_call_output", "image_url", "reasoning"]),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=4)),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=400)
+@example({"role": "assistant", "tool_calls": [{"type": [1]}]})
+@given(st.dictionaries(KEYS, VALUES, max_size=5) | VALUES)
+def test_any_json_can_be_shown(message: Any):
+    """Whatever a client has sent is shown somehow, as JSON of plain texts."""
+    found = said(message)
+    assert isinstance(found.role, str)
+    assert isinstance(found.text, str)
+    assert all(isinstance(call.name + call.arguments, str) for call in found.calls)
+    dumps([found.role, found.text, found.reasoning, found.call_id, found.links, found.parts])
