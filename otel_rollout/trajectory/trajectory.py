@@ -43,7 +43,7 @@ from otel_rollout.trajectory.reward import (
 from otel_rollout.trajectory.side_calls import Rule, known_side_call, reasons_by
 from otel_rollout.trajectory.source import Built, Contents, Recorded, Source
 from otel_rollout.trajectory.steps import CallKey, Step, call_key
-from otel_rollout.trajectory.tokens import Dropped, TokenSequences, token_sequences
+from otel_rollout.trajectory.tokens import Cause, Dropped, TokenSequences, token_sequences
 from otel_rollout.trajectory.values import Values
 from otel_rollout.wire import Json, copy_json
 
@@ -399,7 +399,7 @@ class Trajectory(Fixed, ShownInNotebooks):
         if (why := self.why_empty) is not None:
             if require_all_calls:
                 self.check_calls()
-            return TokenSequences((), [Dropped(None, why)])
+            return TokenSequences((), [Dropped(None, why, "no_calls")])
         failed = self.status == "error" and self.reward is None and on_failure == "drop"
         if failed or self.status == "cancelled":
             reason = (
@@ -407,7 +407,8 @@ class Trajectory(Fixed, ShownInNotebooks):
                 if failed
                 else "its rollout was cancelled"
             )
-            return TokenSequences((), [Dropped(c, reason) for c in self.completions])
+            cause: Cause = "rollout_failed" if failed else "rollout_cancelled"
+            return TokenSequences((), [Dropped(c, reason, cause) for c in self.completions])
         if require_all_calls:
             self.check_calls()
         return token_sequences(

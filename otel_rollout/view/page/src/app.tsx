@@ -98,7 +98,7 @@ function titleOf(address: Address): string {
 function Content({ address, state }: { address: Address; state: State }): JSX.Element {
   if (address.trajectory) return <TrajectoryView address={address} state={state} key={address.trajectory} />;
   if (address.group) return <GroupView id={address.group} state={state} key={address.group} />;
-  if (address.diff) return <DiffView ids={address.diff} state={state} key={address.diff.join()} />;
+  if (address.diff) return <DiffView ids={address.diff} key={address.diff.join()} />;
   return <ListView address={address} state={state} />;
 }
 

@@ -8,11 +8,11 @@ import { useLoaded } from "./hooks";
 import { Status } from "./overview";
 import { source } from "./source";
 import { Name, TokenText, count, many, seconds, short, signed } from "./text";
-import type { Diff, Overview, State } from "./types";
+import type { Diff, Overview } from "./types";
 
-export function DiffView({ ids, state }: { ids: [string, string]; state: State }): JSX.Element {
+export function DiffView({ ids }: { ids: [string, string] }): JSX.Element {
   const key = ids.join("\n");
-  const { value, error } = useLoaded(() => source.diff(...ids), `${key} ${state.version}`, key);
+  const { value, error } = useLoaded(() => source.diff(...ids), key);
   if (error !== null && !value) return <p class="hint error" role="alert">{error}</p>;
   return value ? <Both diff={value} /> : <p class="hint">Reading…</p>;
 }

@@ -10,23 +10,23 @@ import { messageOf, useKeys, useLoaded } from "./hooks";
 import { Status } from "./overview";
 import { source } from "./source";
 import { Name, count, many, seconds, short, signed } from "./text";
-import type { Detail, Group, Node, Overview, State } from "./types";
+import { type Detail, type Group, type Node, type Overview, type State, revision } from "./types";
 
 /** So many samples stand side by side at once, with so many messages. */
 const COLUMNS = 8;
 const MESSAGES = 60;
 
 export function GroupView({ id, state }: { id: string; state: State }): JSX.Element {
-  const { value: group, error } = useLoaded(() => source.group(id), `${id} ${state.version}`, id);
+  const { value: group, error } = useLoaded(() => source.group(id), `${id} ${revision(state)}`, id);
   if (error !== null && !group) return <p class="hint error" role="alert">{error}</p>;
-  return group ? <Members group={group} version={state.version} /> : <p class="hint">Reading…</p>;
+  return group ? <Members group={group} /> : <p class="hint">Reading…</p>;
 }
 
-function Members({ group, version }: { group: Group; version: unknown }): JSX.Element {
+function Members({ group }: { group: Group }): JSX.Element {
   const [first, setFirst] = useState(0);
   const [picked, setPicked] = useState<string[]>([]);
   const shown = group.members.slice(first, first + COLUMNS);
-  const details = useDetails(shown, version);
+  const details = useDetails(shown);
   const pick = (id: string) => setPicked((was) => (was.includes(id) ? was.filter((one) => one !== id) : [...was.slice(-1), id]));
   const scored = group.members.filter((one) => one.reward !== null).map((one) => one.reward as number);
   const mean = scored.length ? scored.reduce((sum, one) => sum + one, 0) / scored.length : null;
@@ -61,14 +61,14 @@ function Members({ group, version }: { group: Group; version: unknown }): JSX.El
 }
 
 /** The trajectories in full, as they come. */
-function useDetails(members: Overview[], version: unknown): Map<string, Detail | string> {
+function useDetails(members: Overview[]): Map<string, Detail | string> {
   const [known, set] = useState(new Map<string, Detail | string>());
   useEffect(() => {
     for (const { id } of members) {
       const keep = (value: Detail | string) => set((was) => new Map(was).set(id, value));
       source.trajectory(id).then(keep, (reason: unknown) => keep(messageOf(reason)));
     }
-  }, [members.map((one) => one.id).join(), version]);
+  }, [members.map((one) => one.id).join()]);
   return known;
 }
 

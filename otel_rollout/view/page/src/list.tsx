@@ -8,7 +8,7 @@ import { useKeys, useLoaded, usePages } from "./hooks";
 import { Overviews, Status } from "./overview";
 import { source } from "./source";
 import { Name, count, seconds, short, signed } from "./text";
-import type { Overview, State } from "./types";
+import { type Overview, type State, revision } from "./types";
 import { type ListHandle, VirtualList } from "./virtual";
 
 interface Column {
@@ -46,7 +46,7 @@ function Known({ text }: { text: string | null }): JSX.Element {
 export function ListView({ address, state }: { address: Address; state: State }): JSX.Element {
   const filter = { where: address.where ?? "", search: address.search ?? "" };
   const about = JSON.stringify(filter);
-  const summary = useLoaded(() => source.summary(filter), `${about} ${state.version}`, about);
+  const summary = useLoaded(() => source.summary(filter), `${about} ${revision(state)}`, about);
   const move = (change: Change) => go(changedBy(address, change));
   const changeWhere = source.embedded ? undefined : (where: string) => move({ where });
   return (
@@ -133,7 +133,7 @@ function Table({ address, state, move }: Moving): JSX.Element {
   const size = Math.min(200, state.rowsLimit || 200);
   const pages = usePages(
     (offset, limit) => source.trajectories(filter, sort, offset, limit),
-    JSON.stringify([filter, sort, state.version]),
+    JSON.stringify([filter, sort, revision(state)]),
     size,
   );
   const [at, setAt] = useState(0);

@@ -15,7 +15,7 @@ import { type Tokens, useTokens } from "./windows";
 /** Tokens of a line; a block that is fetched has a whole number of lines. */
 const LINE = 64;
 
-export function TokensView(shown: Shown & { version: unknown }): JSX.Element {
+export function TokensView(shown: Shown): JSX.Element {
   const { detail, address } = shown;
   const row = detail.rows[address.row ?? 0] ?? detail.rows[0];
   if (!row) {
@@ -29,9 +29,9 @@ export function TokensView(shown: Shown & { version: unknown }): JSX.Element {
   return <Row {...shown} row={row} key={row.row} />;
 }
 
-function Row(shown: Shown & { row: RowView; version: unknown }): JSX.Element {
+function Row(shown: Shown & { row: RowView }): JSX.Element {
   const { detail, address, move, row } = shown;
-  const tokens = useTokens(detail.overview.id, row.row, shown.version);
+  const tokens = useTokens(detail.overview.id, row.row);
   const signal = signalNamed(address.signal);
   const chosen = Math.min(address.token ?? firstSampled(row), row.length - 1);
   const [hovered, setHovered] = useState<number | null>(null);

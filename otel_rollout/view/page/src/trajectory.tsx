@@ -23,7 +23,7 @@ export interface Shown {
 
 export function TrajectoryView({ address, state }: { address: Address; state: State }): JSX.Element {
   const id = address.trajectory ?? "";
-  const { value: detail, error } = useLoaded(() => source.trajectory(id), `${id} ${state.version}`, id);
+  const { value: detail, error } = useLoaded(() => source.trajectory(id), `${id} ${state.complete}`, id);
   const view = address.view ?? "messages";
   const move = (change: Change, how?: "push" | "replace") =>
     go(changedBy({ trajectory: id, view, ...only(address) }, change), how);
@@ -41,7 +41,7 @@ export function TrajectoryView({ address, state }: { address: Address; state: St
       <Tabs detail={detail} address={address} view={view} />
       <div class="view" role="tabpanel" aria-label={view}>
         {view === "messages" && <MessagesView {...shown} />}
-        {view === "tokens" && <TokensView {...shown} version={state.version} />}
+        {view === "tokens" && <TokensView {...shown} />}
         {view === "findings" && <FindingsView {...shown} />}
         {view === "time" && <TimeView {...shown} />}
         {view === "raw" && <RawView {...shown} />}

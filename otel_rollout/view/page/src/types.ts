@@ -14,6 +14,11 @@ export interface State {
   rowsLimit: number;
 }
 
+/** Changes when more was read: lists are asked for anew. */
+export function revision({ version, indexed, complete }: State): string {
+  return `${version} ${indexed} ${complete}`;
+}
+
 export interface Overview {
   id: string;
   name: string;

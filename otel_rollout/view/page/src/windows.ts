@@ -17,9 +17,9 @@ export interface Tokens {
   need(first: number, last: number): void;
 }
 
-export function useTokens(id: string, row: number, version: unknown): Tokens {
+export function useTokens(id: string, row: number): Tokens {
   const [, redraw] = useState(0);
-  const key = `${id} ${row} ${version}`;
+  const key = `${id} ${row}`;
   const store = useRef({ key, blocks: new Map<number, TokenWindow>(), asked: new Set<number>(), error: null as string | null });
   if (store.current.key !== key) {
     store.current = { key, blocks: new Map(), asked: new Set(), error: null };
