@@ -238,10 +238,10 @@ _START = (
 
 def record_hard(path: Path, *, turns: int = 12, padding: int = 0) -> WordModel:
     """A rollout with forks, a compaction, a resample, a side call, sub-agents, a failed and a cut
-    call; and its model. `padding`: further words in each result of a tool.
+    call; and its model. `padding`: further lines in each result of a tool.
     """
     model = WordModel(_engineer)
-    more = " ".join(f"{word}" for word in range(padding))
+    more = "".join(f"tests/test_shop.py::test_order_{line} PASSED\n" for line in range(padding))
     with (
         recording_to(path, model) as client,
         ModelServer(Reply("I was about to say that the total", chunk_delay=0.01)) as other,
