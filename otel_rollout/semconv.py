@@ -212,6 +212,25 @@ CUT_ATTRIBUTES: Final = "rollout.cut_attributes"
 TOOL_INFERRED: Final = "rollout.tool.inferred"
 """True on the span of a tool that was drawn from the calls around it: its times are theirs."""
 
+# Metrics, and attributes of theirs alone. In Prometheus their names have `_` for each dot, then the
+# unit, then `_total` where they only grow.
+METRIC_ROLLOUTS: Final = "rollout.rollouts"
+METRIC_ROLLOUTS_RUNNING: Final = "rollout.rollouts.running"
+METRIC_ROLLOUT_DURATION: Final = "rollout.rollouts.duration"
+METRIC_REWARD: Final = "rollout.rollouts.reward"
+METRIC_CALLS: Final = "rollout.calls"
+METRIC_CALLS_RUNNING: Final = "rollout.calls.running"
+METRIC_TOKENS: Final = "rollout.tokens"
+METRIC_EXPORT_LAG: Final = "rollout.export.lag"
+METRIC_EXPORT_WAITING: Final = "rollout.export.waiting"
+METRIC_EXPORT_DROPPED: Final = "rollout.export.dropped"
+EXPORTER: Final = "rollout.export.exporter"
+"""Name of the class of an exporter."""
+EXPORT_SIGNAL: Final = "rollout.export.signal"
+"""What was dropped: `trajectory` or `span`."""
+GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password
+"""`input` or `output`."""
+
 # Reward span (`evaluate rollout: reward {name}`): a reward that came after its rollout had ended.
 REWARD: Final = "rollout.evaluation"
 REWARD_NUMBER: Final = "rollout.evaluation.number"

@@ -9,17 +9,19 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
 
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+from opentelemetry.metrics._internal import _ProxyMeterProvider
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
-from otel_rollout.look import SpanQueue, instrumentors, otlp_exporters
+from otel_rollout.look import SpanQueue, instrumentors, otlp_exporters, otlp_metric_exporters
 from otel_rollout.record import (
     ActiveRollout,
     Content,
@@ -35,6 +37,9 @@ from otel_rollout.record import (
     switched_off,
 )
 from otel_rollout.trajectory import Rule
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
 
 logger = logging.getLogger("otel_rollout")
 
@@ -67,6 +72,8 @@ class _Setup:
     """The queues that were added for `span_exporters` and OTLP."""
     span_exporters: list[SpanExporter] = field(default_factory=list)
     """The exporters that the user passed."""
+    metrics: MeterProvider | None = None
+    """The meter provider that `configure` made. None: it made none."""
     part: ActiveRollout | None = None
     """The rollout that this process continues, from its environment. None: there is none."""
     uninstrument: Callable[[], None] | None = None
@@ -109,7 +116,9 @@ def configure(
 
     A provider that it creates reads the `OTEL_*` variables as any OpenTelemetry program does: spans
     go out over OTLP if an endpoint is set, and nowhere otherwise. A provider of yours keeps its own
-    exporters; only `span_exporters` are added. With `OTEL_SDK_DISABLED=true` nothing is recorded.
+    exporters; only `span_exporters` are added. Metrics go out over OTLP if OTEL_METRICS_EXPORTER or
+    OTEL_EXPORTER_OTLP_METRICS_ENDPOINT asks for them, else to the meter provider that you set
+    (`docs/metrics.md`). With `OTEL_SDK_DISABLED=true` nothing is recorded.
 
     service_name: the `service.name` of a provider that it creates; overrides OTEL_SERVICE_NAME.
     exporters: receive finished trajectories (`InMemoryTrajectoryExporter()`, ...).
@@ -235,6 +244,7 @@ def configure(
         process_state.provider = provider
         if own:
             trace.set_tracer_provider(provider)
+            setup.metrics = _meter_provider(provider.resource)
         setup.part = continue_environment()
         if setup.part is not None:
             # The provider's own exit handler was registered before, so it runs after this one.
@@ -278,6 +288,8 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         process_state.llm_spans = "outer"
         if setup.own_provider:
             _forget_global(setup.provider)
+        if setup.metrics is not None:
+            _forget_global_metrics(setup.metrics)
         return flushed and not _say_lost(setup)
 
 
@@ -292,7 +304,11 @@ def _flush_and_end(setup: _Setup, deadline: float) -> bool:
     flushed: tuple[TracerProvider | SpanQueue, ...] = (provider, *setup.processors)
     late = in_time([(each, partial(each.force_flush, left())) for each in flushed], left() / 1000)
     in_its_time = setup.processor.end(left())
-    ends = [(queue, partial(queue.end, left())) for queue in setup.processors]
+    ends: list[tuple[object, Callable[[], object]]] = [
+        (queue, partial(queue.end, left())) for queue in setup.processors
+    ]
+    if setup.metrics is not None:
+        ends.append((setup.metrics, partial(setup.metrics.shutdown, left())))
     # Each queue keeps to its own time, and says what is lost when that is over.
     late += in_time(ends, left() / 1000 + 2 * _LAST_SECONDS)
     if setup.own_provider:
@@ -416,6 +432,20 @@ def _provider(
     return TracerProvider(resource=resource), True
 
 
+def _meter_provider(resource: Resource) -> MeterProvider | None:
+    """The global meter provider that the environment asks for. None: none, or there is one."""
+    exporters = otlp_metric_exporters()
+    if not exporters or not isinstance(metrics.get_meter_provider(), _ProxyMeterProvider):
+        return None
+    # Imported when it is needed: few programs ask for it.
+    reader = import_module("opentelemetry.sdk.metrics.export").PeriodicExportingMetricReader
+    made: MeterProvider = import_module("opentelemetry.sdk.metrics").MeterProvider(
+        metric_readers=[reader(exporter) for exporter in exporters], resource=resource
+    )
+    metrics.set_meter_provider(made)
+    return made
+
+
 def _warn_of_limits(provider: TracerProvider) -> None:
     for sentence in cutting_limits(provider):
         warnings.warn(sentence, TruncationWarning, stacklevel=3)
@@ -462,3 +492,11 @@ def _forget_global(provider: TracerProvider) -> None:
     if trace.get_tracer_provider() is provider:
         trace._TRACER_PROVIDER = None
         trace._TRACER_PROVIDER_SET_ONCE = type(trace._TRACER_PROVIDER_SET_ONCE)()
+
+
+def _forget_global_metrics(provider: MeterProvider) -> None:
+    """Make the global meter provider unset again, and with it the proxy that stands for it."""
+    if metrics.get_meter_provider() is provider:
+        own = metrics._internal
+        own._METER_PROVIDER, own._PROXY_METER_PROVIDER = None, _ProxyMeterProvider()
+        own._METER_PROVIDER_SET_ONCE = type(own._METER_PROVIDER_SET_ONCE)()

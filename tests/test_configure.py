@@ -16,8 +16,13 @@ import openai._base_client
 import pytest
 from openai.resources.chat.completions import AsyncCompletions, Completions
 from openai.resources.embeddings import Embeddings
-from opentelemetry import trace
+from opentelemetry import metrics, trace
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -31,9 +36,11 @@ from otel_rollout import (
     get_current_trajectory,
     reconstruct,
     rollout,
+    semconv,
 )
 from otel_rollout.otlp import SplittingSpanExporter, read_protobuf
 from otel_rollout.testing import Reply
+from otel_rollout.wiring import _forget_global_metrics
 from tests.kit.recording import Clients, Recording
 
 
@@ -190,6 +197,74 @@ def test_the_traces_endpoint_alone_is_enough(collector: Collector, monkeypatch: 
         pass
     assert otel_rollout.shutdown()
     assert [path for path, _, _ in collector.requests] == ["/here"]
+
+
+def sent_metrics(collector: Collector) -> dict[str, str]:
+    """The names of our metrics that came, each with the service that sent it."""
+    found: dict[str, str] = {}
+    for path, _, body in collector.requests:
+        if not path.endswith("/v1/metrics"):
+            continue
+        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            named = {a.key: a.value.string_value for a in resource.resource.attributes}
+            for scope in resource.scope_metrics:
+                if scope.scope.name == semconv.SCOPE:
+                    found |= {metric.name: named["service.name"] for metric in scope.metrics}
+    return found
+
+
+@pytest.mark.parametrize(
+    "variable", ["OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"]
+)
+def test_metrics_go_where_the_environment_says(
+    collector: Collector, clients: Clients, monkeypatch: pytest.MonkeyPatch, variable: str
+):
+    """They are asked for by name, or by an endpoint of theirs; the last ones at shutdown."""
+    if variable == "OTEL_METRICS_EXPORTER":
+        monkeypatch.setenv(variable, "otlp")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    else:
+        monkeypatch.setenv(variable, f"{collector.url}/v1/metrics")
+    otel_rollout.configure("math-agent")
+    with rollout("x") as trajectory:
+        ask(clients.sync(clients.serve()))
+        trajectory.reward = 1.0
+    assert otel_rollout.shutdown()
+    found = sent_metrics(collector)
+    assert set(found.values()) == {"math-agent"}
+    assert {semconv.METRIC_ROLLOUTS, semconv.METRIC_REWARD, semconv.METRIC_TOKENS} <= set(found)
+    assert type(metrics.get_meter_provider()).__name__ == "_ProxyMeterProvider"
+
+
+def test_an_endpoint_for_all_signals_gets_no_metrics_unasked(
+    collector: Collector, clients: Clients, monkeypatch: pytest.MonkeyPatch
+):
+    """It may be a backend of traces, such as Jaeger, which would refuse them again and again."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    otel_rollout.configure("x")
+    with rollout("x"):
+        ask(clients.sync(clients.serve()))
+    assert otel_rollout.shutdown()
+    assert {path for path, _, _ in collector.requests} == {"/v1/traces"}
+
+
+def test_a_meter_provider_of_the_users_stays(collector: Collector, monkeypatch: pytest.MonkeyPatch):
+    """What they set up gets the metrics; nothing is added, and it is not shut down."""
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", collector.url)
+    reader = InMemoryMetricReader()
+    metrics.set_meter_provider(mine := MeterProvider([reader]))
+    try:
+        otel_rollout.configure("x")
+        with rollout("x"):
+            pass
+        assert otel_rollout.shutdown()
+        assert metrics.get_meter_provider() is mine
+        assert reader.get_metrics_data() is not None
+        assert collector.requests == []
+    finally:
+        mine.shutdown()
+        _forget_global_metrics(mine)
 
 
 @pytest.mark.parametrize("variable", [None, "OTEL_TRACES_EXPORTER"])

@@ -14,7 +14,7 @@ import otel_rollout
 
 PACKAGE = Path(otel_rollout.__file__).parent
 LAYERS = {
-    0: ("errors", "first_use", "moved", "semconv"),
+    0: ("errors", "first_use", "moved", "notebook", "semconv"),
     1: ("lines", "wire"),
     2: ("spans",),
     3: ("trajectory",),
@@ -238,6 +238,7 @@ def test_what_is_allowed_is_not_caught():
 
 
 LATER_IMPORTS = {
+    "command/view.py": "the server's packages, which --html does not need",
     "otlp/source.py": "protobuf and an HTTP client, for the sources that need them",
 }
 """Modules that import inside a function, and why."""

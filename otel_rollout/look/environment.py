@@ -1,4 +1,8 @@
-"""The OTLP exporter that the environment asks for, as any OpenTelemetry program reads it."""
+"""The OTLP exporters that the environment asks for, as any OpenTelemetry program reads it.
+
+Metrics are sent only where the environment names them: an endpoint for all signals is often a
+backend of traces alone, which would refuse them every minute.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_METRICS_ENDPOINT,
+    OTEL_EXPORTER_OTLP_METRICS_PROTOCOL,
     OTEL_EXPORTER_OTLP_PROTOCOL,
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
     OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
@@ -17,6 +24,9 @@ from opentelemetry.sdk.environment_variables import (
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from otel_rollout.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricExporter
 
 _CODES_VARIABLE = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_RETRYABLE_ERROR_CODES"
 _CODES = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")
@@ -33,10 +43,27 @@ def otlp_exporters() -> list[SpanExporter]:
         or os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
     ):
         return []
+    module = _module(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, "trace_exporter")
+    made: Callable[..., SpanExporter] = module.OTLPSpanExporter
+    return [made(**_retries(made))]
+
+
+def otlp_metric_exporters() -> list[MetricExporter]:
+    """The OTLP exporter of metrics that the OTEL_* variables ask for; [] if none."""
+    named = os.environ.get("OTEL_METRICS_EXPORTER", "")
+    asked = "otlp" in [name.strip() for name in named.split(",")]
+    own = os.environ.get(OTEL_EXPORTER_OTLP_METRICS_ENDPOINT)
+    if not (asked or (own and not named)):
+        return []
+    module = _module(OTEL_EXPORTER_OTLP_METRICS_PROTOCOL, "metric_exporter")
+    made: Callable[[], MetricExporter] = module.OTLPMetricExporter
+    return [made()]
+
+
+def _module(variable: str, name: str) -> ModuleType:
+    """The module of the OTLP exporter of one signal. variable: the one that has its protocol."""
     protocol = (
-        os.environ.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL)
-        or os.environ.get(OTEL_EXPORTER_OTLP_PROTOCOL)
-        or "http/protobuf"
+        os.environ.get(variable) or os.environ.get(OTEL_EXPORTER_OTLP_PROTOCOL) or "http/protobuf"
     ).strip()
     package = {
         "http/protobuf": "opentelemetry.exporter.otlp.proto.http",
@@ -47,15 +74,12 @@ def otlp_exporters() -> list[SpanExporter]:
             f"{OTEL_EXPORTER_OTLP_PROTOCOL}: expected 'http/protobuf' or 'grpc', got {protocol!r}"
         )
     try:
-        made: Callable[..., SpanExporter] = import_module(
-            f"{package}.trace_exporter"
-        ).OTLPSpanExporter
+        return import_module(f"{package}.{name}")
     except ImportError:
         raise ConfigurationError(
             f"{OTEL_EXPORTER_OTLP_PROTOCOL}={protocol} needs the package "
             f"opentelemetry-exporter-otlp-proto-grpc: install it, or use http/protobuf"
         ) from None
-    return [made(**_retries(made))]
 
 
 def _retries(made: Callable[..., SpanExporter]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from otel_rollout.export import renew_after_fork
 from otel_rollout.look.elided import Elided
 from otel_rollout.otlp import SplittingSpanExporter, size_of
-from otel_rollout.record import contained, in_time, start_thread
+from otel_rollout.record import contained, in_time, rollout_metrics, start_thread
 
 logger = logging.getLogger("otel_rollout")
 
@@ -161,6 +161,7 @@ class _CountingExporter(SplittingSpanExporter):
                 return True
             self._dropped += 1
             is_first = self._dropped == 1
+        rollout_metrics().dropped(self._exporter, 1, "span")
         if is_first:
             logger.warning(
                 "%d spans wait for %s already: further ones are dropped from traces, not from "
@@ -212,6 +213,7 @@ class _CountingExporter(SplittingSpanExporter):
             self._waiting -= len(batch) - len(away)
             self._bytes -= sum(map(size_of, batch)) - sum(map(size_of, away))
             self.exported += len(batch) - len(away) - lost
+        rollout_metrics().dropped(self._exporter, lost, "span")
 
     def _wait(self) -> None:
         """Keep what is kept for the next try, or give it up after long enough."""

@@ -42,6 +42,7 @@ from otel_rollout.record.inside import (
     request_token_ids,
 )
 from otel_rollout.record.late_rewards import late_reward
+from otel_rollout.record.metrics import Score, rollout_metrics
 from otel_rollout.record.names import stand_before
 from otel_rollout.record.options import Options
 from otel_rollout.record.others import Recent, drawn_calls
@@ -79,6 +80,7 @@ __all__ = [
     "Options",
     "Recent",
     "RolloutProgress",
+    "Score",
     "Secrets",
     "TooManyExceptionsError",
     "TrajectorySpanProcessor",
@@ -124,6 +126,7 @@ __all__ = [
     "request_token_ids",
     "reward_numbers",
     "rollout",
+    "rollout_metrics",
     "rollout_or_part",
     "rollout_provider",
     "rollout_secret",

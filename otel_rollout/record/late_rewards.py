@@ -18,14 +18,22 @@ from otel_rollout.wire import Json, dumps
 
 
 def late_reward(
-    tracer: trace.Tracer, trajectory: Trajectory, parent: trace.SpanContext
+    tracer: trace.Tracer,
+    trajectory: Trajectory,
+    parent: trace.SpanContext,
+    score: Callable[[float], None],
 ) -> Callable[[RewardKey, Reward | None], None]:
-    """A function that records rewards set after this rollout's end, numbered as they come."""
+    """A function that records rewards set after this rollout's end, numbered as they come.
+
+    score: is told each reward of the rollout as a whole.
+    """
     number = itertools.count()
     rollout_id, about = trajectory.id, place(trajectory)
 
     def record(key: RewardKey, reward: Reward | None) -> None:
         record_late_reward(tracer, rollout_id, parent, key, reward, next(number), about)
+        if reward is not None and key[:2] == (None, None):
+            score(reward)
 
     return record
 

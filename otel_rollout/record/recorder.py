@@ -142,6 +142,7 @@ class ExchangeRecorder:
             attributes=self._written,
         )
         self._began_ns = time.time_ns()
+        rollout.metrics.call_began(rollout.labels)
         self._around = trace.get_current_span(context)
         above = self._around.get_span_context()
         is_exported = self.span.get_span_context().trace_flags.sampled
@@ -445,6 +446,7 @@ class ExchangeRecorder:
                     rollout.open -= 1
                 self.span.set_attributes(with_lengths(attributes, self._written))
                 self.span.end(self._left_ns)
+            rollout.metrics.call_ended(rollout.labels, status)
             self._end_drawn(attributes, status, error)
             rollout.streams.discard(self)
             self._let_go()
@@ -482,7 +484,10 @@ class ExchangeRecorder:
             written = writer.response(reply, events=is_events)
             with guarded(NOT_SHOWN, level=logging.DEBUG):
                 if (self._status_code or 0) < 400:
-                    self._rollout.summary.replied(self._path, body, events=is_events)
+                    counts = self._rollout.summary.replied(self._path, body, events=is_events)
+                    if counts is not None:
+                        metrics, labels = self._rollout.metrics, self._rollout.labels
+                        metrics.tokens(labels, counts.input, counts.output)
                     if self._drawn is not None:
                         self._drawn.replied(body, events=is_events)
             self._rollout.tools_begun.restart()

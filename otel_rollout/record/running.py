@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 import traceback
 import weakref
 from collections import Counter
@@ -36,6 +37,7 @@ from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.drawn import Shown
 from otel_rollout.record.late_rewards import late_reward
+from otel_rollout.record.metrics import Score, rollout_metrics
 from otel_rollout.record.names import PART_NAME, Numbering
 from otel_rollout.record.options import Options
 from otel_rollout.record.others import OtherSpans, here_and_now
@@ -207,6 +209,15 @@ class ActiveRollout:
         if self.inside is not None:
             self.inside.began(self._trajectory)
         self.apply(options)
+        self.metrics = rollout_metrics()
+        """Counts it and its calls."""
+        self.labels = {
+            sc.GEN_AI_AGENT_NAME: options.name or "",
+            sc.GEN_AI_OPERATION_NAME: operation,
+        }
+        """Its attributes in metrics."""
+        self.score = Score(self.metrics, self.labels)
+        """Counts its reward in the metrics."""
         if not self.is_part:
             process_state.rollouts[self.id] = self
 
@@ -403,6 +414,8 @@ def start_span(active: ActiveRollout, context: otel_context.Context) -> otel_con
     active.trajectory.trace_id = f"{span_context.trace_id:032x}"
     active.trajectory.span_id = f"{span_context.span_id:016x}"
     active.trajectory.start_time_ns = getattr(active.span, "start_time", None) or 0
+    if not active.is_part:
+        active.metrics.rollout_began(active.labels)
     return context
 
 
@@ -416,7 +429,18 @@ def close(active: ActiveRollout, output: object = None, error: BaseException | N
     finally:
         active.running = False
         active.span.end()
+        _count(active)
         active.let_go()
+
+
+def _count(active: ActiveRollout) -> None:
+    """Count a rollout that has ended in the metrics."""
+    trajectory = active.trajectory
+    if active.is_part or not active.begun:
+        return
+    reason = trajectory.termination_reason or active.ended_early
+    seconds = (time.time_ns() - trajectory.start_time_ns) / 1e9 if trajectory.start_time_ns else 0
+    active.metrics.rollout_ended(active.labels, trajectory.status, reason, seconds)
 
 
 def _close(active: ActiveRollout, output: object, error: BaseException | None) -> None:
@@ -430,7 +454,7 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         active.trajectory.rewrite(content.value)
     # Another thread may set a reward just now: from here on it gets a span of its own.
     trajectory = active.trajectory
-    trajectory.seal(late_reward(active.tracer, trajectory, span.get_span_context()))
+    trajectory.seal(late_reward(active.tracer, trajectory, span.get_span_context(), active.score))
     active.hear()
     active.judge()
     with active.lock:
@@ -442,6 +466,8 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
     for each in trajectory.all_rewards.all():
         span.add_event(sc.GEN_AI_EVALUATION_RESULT, content.shown(evaluation(each)))
     reward = trajectory.reward
+    if reward is not None and not active.is_part:
+        active.score(reward)
     if process_state.reward_in_name and active.is_root and reward is not None:
         span.update_name(f"{active.span_name} [{reward:.2f}]")
     if error is not None:

@@ -64,6 +64,8 @@ class ProcessState:
             weakref.WeakKeyDictionary()
         )
         """Our tracer of each provider."""
+        self.metrics: object | None = None
+        """The instruments (`Metrics`) of the meter provider that was the global one last."""
         self.rollouts: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()
         """Each `ActiveRollout` that began in this process, by its id, while anybody holds it."""
         self.default: object | None = None

@@ -21,6 +21,7 @@ from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import (
     Json,
     ModelApi,
+    TokenCounts,
     api_of,
     dumps,
     loads,
@@ -103,8 +104,8 @@ class Summary:
             self._own_task = True
             self._task = _task_of(api, loads(body))
 
-    def replied(self, path: str, body: bytes, *, events: bool) -> None:
-        """A reply has come. body: as it may be recorded."""
+    def replied(self, path: str, body: bytes, *, events: bool) -> TokenCounts | None:
+        """A reply has come; its tokens, where it counts them. body: as it may be recorded."""
         counts = token_counts(body, path, events=events)
         with self._lock:
             if counts is not None:
@@ -115,6 +116,7 @@ class Summary:
                 self._tokens[2] += counts.cached or 0
         if api_of(path) is not None and process_state.content.exported:
             self._last = body, path, events
+        return counts
 
     def show(self, first: list[Json], last: list[Json]) -> None:
         """Take in the conversations of the first and the last step of a trajectory."""

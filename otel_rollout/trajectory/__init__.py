@@ -33,6 +33,7 @@ from otel_rollout.trajectory.source import Contents, Recorded, Source
 from otel_rollout.trajectory.steps import Action, Step, call_key, json_of, tie
 from otel_rollout.trajectory.tokens import (
     Dropped,
+    NotExact,
     TokenSequence,
     TokenSequences,
     exact_ids,
@@ -52,6 +53,7 @@ __all__ = [
     "Finding",
     "History",
     "HistoryItem",
+    "NotExact",
     "Overview",
     "Recorded",
     "Reward",

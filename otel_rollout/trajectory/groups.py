@@ -13,6 +13,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Literal
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.notebook import ShownInNotebooks
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.trajectory import Trajectory
 from otel_rollout.wire import Json
@@ -28,7 +29,7 @@ def group_in_workflow(group: str, name: str) -> str:
 
 
 @dataclass(eq=True, slots=True)
-class TrajectoryGroup(Fixed):
+class TrajectoryGroup(Fixed, ShownInNotebooks):
     """The trajectories of one task, in order of their sample index.
 
     It can be iterated, indexed and measured like the list of its `trajectories`.

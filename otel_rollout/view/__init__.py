@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from otel_rollout.first_use import load_on_first_use
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.built import Page
+from otel_rollout.view.html import notebook_cell, whole_page
 from otel_rollout.view.index import Index
 from otel_rollout.view.tokens import Tokenizer
 from otel_rollout.view.where import COLUMNS, Where, row_of
@@ -25,5 +26,7 @@ __all__ = [
     "Server",
     "Tokenizer",
     "Where",
+    "notebook_cell",
     "row_of",
+    "whole_page",
 ]

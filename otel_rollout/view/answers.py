@@ -13,7 +13,6 @@ from importlib.metadata import version
 from typing import Protocol
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.details import Opened
 from otel_rollout.view.differences import difference_of, first_difference
 from otel_rollout.view.summary import groups_of, summary_of
@@ -49,7 +48,7 @@ class Trajectories(Protocol):
     def table(self) -> Table:
         """Their overviews, for this thread to read."""
 
-    def load(self, id_: str) -> Trajectory:
+    def load(self, id_: str) -> Opened:
         """One of them. LookupError where it is not there."""
 
 
@@ -175,6 +174,10 @@ class Answers:
         count = min(_number(query, "count", MOST_TOKENS), MOST_TOKENS)
         return tokens.window(_number(query, "row", 0), _number(query, "start", 0), count)
 
+    def window(self, id_: str, row: int, start: int, count: int) -> Json:
+        """A window of any size."""
+        return self._open(id_)[1].window(row, start, count)
+
     def search(self, query: Query) -> Json:
         """The messages of one trajectory that contain a text."""
         opened, _ = self._asked(query)
@@ -204,7 +207,7 @@ class Answers:
         with self._lock:
             kept = self._kept.pop(id_, None)
             if kept is None or kept[0] != place:
-                opened = Opened(self._all.load(id_))
+                opened = self._all.load(id_)
                 kept = place, opened, Tokens(opened.trajectory, opened.rows, self._vocabulary)
             self._kept[id_] = kept
             while len(self._kept) > _KEPT:

@@ -75,8 +75,7 @@ class Page:
         )
         html = _style.sub("", _script.sub("", html))
         html = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(title)}</title>", html)
-        # The policy stands before all that it is about.
-        html = re.sub(r"<head>", lambda _: f"<head>\n{head}", html, count=1)
+        html = re.sub(r"</head>", lambda _: f"{head}</head>", html, count=1)
         return re.sub(r"</body>", lambda _: f"{tail}</body>", html, count=1)
 
     def _texts(self, suffix: str) -> list[str]:

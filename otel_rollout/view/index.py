@@ -19,6 +19,7 @@ from pathlib import Path
 
 from otel_rollout.errors import RolloutError
 from otel_rollout.trajectory import Trajectory
+from otel_rollout.view.details import Opened
 from otel_rollout.view.files import cached_file, connect, lock, open_table
 from otel_rollout.view.reading import Reader, check_source, is_address
 from otel_rollout.view.table import Place, Table, WritableTable
@@ -104,7 +105,7 @@ class Index:
             table = self._readers.table = Table(connection)
         return table
 
-    def load(self, id_: str) -> Trajectory:
+    def load(self, id_: str) -> Opened:
         """The trajectory of this id, as it stands in its file.
 
         LookupError where it is not in the index, or no more in the file.
@@ -116,7 +117,7 @@ class Index:
             trajectory = Trajectory.from_dict(loads(_bytes_at(place)))
             if trajectory.id != id_:
                 raise LookupError(f"there is {trajectory.id!r}")
-            return trajectory
+            return Opened(trajectory)
         except (OSError, LookupError, ValueError) as error:
             raise LookupError(
                 f"trajectory {id_[:100]!r} is not at byte {place.start} of {place.path} any more "

@@ -8,6 +8,7 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.record import (
     ActiveRollout,
+    Score,
     built_summary,
     end_attributes,
     identity,
@@ -102,5 +103,23 @@ def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[st
     trajectory.start_time_ns = getattr(span, "start_time", None) or 0
     span.end()
     trajectory.end_time_ns = getattr(span, "end_time", None)
-    trajectory.seal(late_reward(active.tracer, trajectory, span_context))
+    score = _count(active, trajectory)
+    trajectory.seal(late_reward(active.tracer, trajectory, span_context, score))
     return claims
+
+
+def _count(active: ActiveRollout, trajectory: Trajectory) -> Score:
+    """Count a trajectory that was built by hand in the metrics; what counts its later reward."""
+    labels = {
+        sc.GEN_AI_AGENT_NAME: trajectory.name,
+        sc.GEN_AI_OPERATION_NAME: sc.OPERATION_INVOKE_AGENT,
+    }
+    seconds = ((trajectory.end_time_ns or 0) - trajectory.start_time_ns) / 1e9
+    active.metrics.rollout_began(labels)
+    active.metrics.rollout_ended(
+        labels, trajectory.status, trajectory.termination_reason, max(0.0, seconds)
+    )
+    score = Score(active.metrics, labels)
+    if trajectory.reward is not None:
+        score(trajectory.reward)
+    return score

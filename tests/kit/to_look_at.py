@@ -7,6 +7,7 @@ tokenizer, so that pages of tokens read as they do in earnest.
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import struct
@@ -129,7 +130,9 @@ class WordModel:
         value = -round(self._random.random() * 0.08 if sure else self._random.expovariate(0.9), 5)
         text = self._texts[id_]
         others = ["the", " a", "\n", " it", " so"] if request.get("top_logprobs") else []
-        top = [(text, value)] + [(each, value - 1.2 * n) for n, each in enumerate(others, 1)]
+        left = max(1e-9, 1 - math.exp(value))
+        rest = [(each, math.log(left * 0.5**n)) for n, each in enumerate(others, 1)]
+        top = [(text, value), *rest]
         listed = [{"token": token, "logprob": number, "bytes": None} for token, number in top]
         return {**listed[0], "top_logprobs": listed if others else []}
 

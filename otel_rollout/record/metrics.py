@@ -1,0 +1,157 @@
+"""Metrics of all rollouts of a process, through OpenTelemetry's metrics API.
+
+They go to the global meter provider; without one they cost next to nothing and go nowhere. Names
+and attributes are in `semconv`. No attribute is an id: there are as many series as there are
+agents, statuses and exporters. `gen_ai.client.*` is left to the instrumentors, which have it for
+each model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from opentelemetry import metrics
+
+from otel_rollout import semconv as sc
+from otel_rollout.record.boundary import guarded
+from otel_rollout.record.state import process_state
+
+Labels = Mapping[str, str]
+"""The attributes of a measurement."""
+
+_NOT_COUNTED = "a metric was not recorded"
+_REWARDS = (-10, -5, -2, -1, -0.5, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 2, 5, 10)
+_SECONDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 3600, 7200)
+_LAGS = (0.001, 0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The instruments of one meter provider. No method raises."""
+
+    def __init__(self, provider: metrics.MeterProvider) -> None:
+        self.provider = provider
+        meter = provider.get_meter(sc.SCOPE, schema_url=sc.SCHEMA_URL)
+        self._ended = meter.create_counter(
+            sc.METRIC_ROLLOUTS, "{rollout}", "Rollouts that ended, by status."
+        )
+        self._running = meter.create_up_down_counter(
+            sc.METRIC_ROLLOUTS_RUNNING, "{rollout}", "Rollouts that run now."
+        )
+        self._seconds = meter.create_histogram(
+            sc.METRIC_ROLLOUT_DURATION,
+            "s",
+            "Seconds from the start of a rollout to its end.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+        self._reward = meter.create_histogram(
+            sc.METRIC_REWARD,
+            "{reward}",
+            "Reward that a rollout ended with, or the first that it got afterwards.",
+            explicit_bucket_boundaries_advisory=_REWARDS,
+        )
+        self._calls = meter.create_counter(
+            sc.METRIC_CALLS, "{call}", "Model calls that ended, by status."
+        )
+        self._calls_running = meter.create_up_down_counter(
+            sc.METRIC_CALLS_RUNNING, "{call}", "Model calls in flight."
+        )
+        self._tokens = meter.create_counter(
+            sc.METRIC_TOKENS, "{token}", "Tokens by the servers' own counts: prompts and replies."
+        )
+        self._lag = meter.create_histogram(
+            sc.METRIC_EXPORT_LAG,
+            "s",
+            "Seconds from the end of a rollout until an exporter had taken its trajectory.",
+            explicit_bucket_boundaries_advisory=_LAGS,
+        )
+        self._waiting = meter.create_up_down_counter(
+            sc.METRIC_EXPORT_WAITING, "{trajectory}", "Trajectories that wait for an exporter."
+        )
+        self._dropped = meter.create_counter(
+            sc.METRIC_EXPORT_DROPPED, "{item}", "Trajectories and spans that reached no exporter."
+        )
+
+    @guarded(_NOT_COUNTED, level=logging.DEBUG)
+    def rollout_began(self, labels: Labels) -> None:
+        """Count a rollout that runs."""
+        self._running.add(1, labels)
+
+    @guarded(_NOT_COUNTED, level=logging.DEBUG)
+    def rollout_ended(
+        self, labels: Labels, status: str, reason: str | None, seconds: float
+    ) -> None:
+        """Count a rollout that has ended. reason: why it did not end by returning."""
+        self._running.add(-1, labels)
+        ended = {**labels, sc.ROLLOUT_STATUS: status}
+        self._seconds.record(seconds, ended)
+        if reason is not None:
+            ended[sc.ROLLOUT_TERMINATION_REASON] = reason
+        self._ended.add(1, ended)
+
+    @guarded(_NOT_COUNTED, level=logging.DEBUG)
+    def scored(self, labels: Labels, reward: float) -> None:
+        """Count the reward of a rollout."""
+        self._reward.record(float(reward), labels)
+
+    @guarded(_NOT_COUNTED, level=logging.DEBUG)
+    def call_began(self, labels: Labels) -> None:
+        """Count a model call in flight."""
+        self._calls_running.add(1, labels)
+
+    @guarded(_NOT_COUNTED, level=logging.DEBUG)
+    def call_ended(self, labels: Labels, status: str) -> None:
+        """Count a model call that has ended."""
+        self._calls_running.add(-1, labels)
+        self._calls.add(1, {**labels, sc.EXCHANGE_STATUS: status})
+
+    @guarded(_NOT_COUNTED, level=logging.DEBUG)
+    def tokens(self, labels: Labels, prompt: int, reply: int) -> None:
+        """Count the tokens of a call."""
+        self._tokens.add(prompt, {**labels, sc.GEN_AI_TOKEN_TYPE: "input"})
+        self._tokens.add(reply, {**labels, sc.GEN_AI_TOKEN_TYPE: "output"})
+
+    @guarded(_NOT_COUNTED, level=logging.DEBUG)
+    def waits(self, exporter: object, count: int) -> None:
+        """Count trajectories that wait for an exporter; below 0: that wait no more."""
+        self._waiting.add(count, _of(exporter))
+
+    @guarded(_NOT_COUNTED, level=logging.DEBUG)
+    def exported(self, exporter: object, seconds: float) -> None:
+        """Count a trajectory that an exporter has taken, so long after its rollout's end."""
+        self._lag.record(seconds, _of(exporter))
+
+    @guarded(_NOT_COUNTED, level=logging.DEBUG)
+    def dropped(self, exporter: object, count: int, signal: str = "trajectory") -> None:
+        """Count what an exporter did not get. signal: "trajectory" or "span"."""
+        if count:
+            self._dropped.add(count, {**_of(exporter), sc.EXPORT_SIGNAL: signal})
+
+
+class Score:
+    """Counts the reward of one rollout: the first that it is told."""
+
+    __slots__ = ("_labels", "_metrics")
+
+    def __init__(self, metrics: Metrics, labels: Labels) -> None:
+        self._metrics: Metrics | None = metrics
+        self._labels = labels
+
+    def __call__(self, reward: float) -> None:
+        """Take a reward of the rollout as a whole."""
+        found, self._metrics = self._metrics, None
+        if found is not None:
+            found.scored(self._labels, reward)
+
+
+def rollout_metrics() -> Metrics:
+    """The instruments of the global meter provider, as it is now."""
+    provider = metrics.get_meter_provider()
+    found = process_state.metrics
+    if not isinstance(found, Metrics) or found.provider is not provider:
+        found = process_state.metrics = Metrics(provider)
+    return found
+
+
+def _of(exporter: object) -> dict[str, str]:
+    return {sc.EXPORTER: type(exporter).__name__}

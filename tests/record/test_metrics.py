@@ -1,0 +1,231 @@
+"""Metrics of rollouts, read by the real SDK's reader: what ran, how it ended, what it cost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.util._once import Once
+
+import otel_rollout
+from otel_rollout import (
+    Trajectory,
+    Workflow,
+    get_current_trajectory,
+    record_reward,
+    rollout,
+    run_workflows,
+    semconv,
+)
+from otel_rollout.testing import Raw
+from tests.kit.recording import Clients, Recording
+
+ASK: Any = [{"role": "user", "content": "hi"}]
+NAMES = {value for name, value in vars(semconv).items() if name.startswith("METRIC_")}
+LABELS = {
+    semconv.GEN_AI_AGENT_NAME,
+    semconv.GEN_AI_OPERATION_NAME,
+    semconv.GEN_AI_TOKEN_TYPE,
+    semconv.ROLLOUT_STATUS,
+    semconv.ROLLOUT_TERMINATION_REASON,
+    semconv.EXCHANGE_STATUS,
+    semconv.EXPORTER,
+    semconv.EXPORT_SIGNAL,
+}
+"""Every attribute that a metric of ours may have: none of them is an id."""
+
+
+class Meter:
+    """The global meter provider, and what was measured."""
+
+    def __init__(self) -> None:
+        self._reader = InMemoryMetricReader()
+        self.provider = MeterProvider([self._reader])
+        metrics.set_meter_provider(self.provider)
+
+    def points(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
+        """The data points of each metric of ours, with their attributes."""
+        found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+        data = self._reader.get_metrics_data()
+        for resource in data.resource_metrics if data else ():
+            for scope in resource.scope_metrics:
+                if scope.scope.name == semconv.SCOPE:
+                    for metric in scope.metrics:
+                        points = [(dict(p.attributes or {}), p) for p in metric.data.data_points]
+                        found[metric.name] = points
+        return found
+
+    def sums(self, name: str, attribute: str) -> dict[Any, float]:
+        """The sum of a metric by one attribute."""
+        sums: dict[Any, float] = {}
+        for attributes, point in self.points().get(name, ()):
+            key = attributes.get(attribute)
+            value = point.value if hasattr(point, "value") else point.sum
+            sums[key] = sums.get(key, 0) + value
+        return sums
+
+
+@pytest.fixture
+def meter() -> Iterator[Meter]:
+    """A meter provider for this test alone."""
+    made = Meter()
+    yield made
+    made.provider.shutdown()
+    metrics._internal._METER_PROVIDER = None
+    metrics._internal._PROXY_METER_PROVIDER = metrics._internal._ProxyMeterProvider()
+    metrics._internal._METER_PROVIDER_SET_ONCE = Once()
+
+
+def solve(client: openai.OpenAI, reward: float | None = None, **options: Any) -> Trajectory:
+    """A rollout of one call."""
+    with rollout("solver", **options) as trajectory:
+        client.chat.completions.create(model="m", messages=ASK)
+        if reward is not None:
+            record_reward(reward)
+    return trajectory
+
+
+def test_rollouts_are_counted_by_status(
+    meter: Meter, recording: Recording, clients: Clients
+) -> None:
+    """What ended well and what failed, and why; nothing runs any more."""
+    client = clients.sync(clients.serve())
+    for _ in range(3):
+        solve(client)
+    for error in (LookupError, TimeoutError):
+        with contextlib.suppress(error), rollout("solver"):
+            raise error
+    assert meter.sums(semconv.METRIC_ROLLOUTS, semconv.ROLLOUT_STATUS) == {
+        "complete": 3,
+        "error": 2,
+    }
+    reasons = meter.sums(semconv.METRIC_ROLLOUTS, semconv.ROLLOUT_TERMINATION_REASON)
+    assert reasons == {None: 3, "error": 1, "timeout": 1}
+    assert meter.sums(semconv.METRIC_ROLLOUTS_RUNNING, semconv.GEN_AI_AGENT_NAME) == {"solver": 0}
+    (_, duration), *_ = meter.points()[semconv.METRIC_ROLLOUT_DURATION]
+    assert (duration.count, duration.sum > 0) == (3, True)
+
+
+def test_what_runs_is_seen_while_it_runs(
+    meter: Meter, recording: Recording, clients: Clients
+) -> None:
+    """Rollouts by their agents, and calls in flight."""
+    client = clients.sync(clients.serve())
+    with rollout("solver"), rollout("judge"):
+        running = meter.sums(semconv.METRIC_ROLLOUTS_RUNNING, semconv.GEN_AI_AGENT_NAME)
+        stream = client.chat.completions.create(model="m", messages=ASK, stream=True)
+        next(iter(stream))
+        calls = meter.sums(semconv.METRIC_CALLS_RUNNING, semconv.GEN_AI_AGENT_NAME)
+        stream.close()
+    assert running == {"solver": 1, "judge": 1}
+    assert calls == {"judge": 1}
+    assert meter.sums(semconv.METRIC_CALLS_RUNNING, semconv.GEN_AI_AGENT_NAME) == {"judge": 0}
+
+
+def test_calls_and_tokens_are_counted(meter: Meter, recording: Recording, clients: Clients) -> None:
+    """Calls by how they ended, tokens by the server's own count."""
+    client = clients.sync(clients.serve())
+    trajectories = [solve(client), solve(client)]
+    with contextlib.suppress(openai.APIError):
+        solve(clients.sync(clients.serve(Raw(500, b"{}"))))
+    assert meter.sums(semconv.METRIC_CALLS, semconv.EXCHANGE_STATUS) == {"complete": 2, "error": 1}
+    usage = [completion.usage for t in trajectories for completion in t.completions]
+    assert meter.sums(semconv.METRIC_TOKENS, semconv.GEN_AI_TOKEN_TYPE) == {
+        "input": sum(each["prompt_tokens"] for each in usage if each),
+        "output": sum(each["completion_tokens"] for each in usage if each),
+    }
+
+
+def test_a_reward_is_counted_once(meter: Meter, recording: Recording, clients: Clients) -> None:
+    """The one that a rollout ends with, else the first that comes later; none is not zero."""
+    client = clients.sync(clients.serve())
+    solve(client, 0.5).reward = 0.75
+    late = solve(client)
+    late.rewards["style"] = 9.0
+    late.reward = 1.0
+    late.reward = 2.0
+    solve(client)
+    ((attributes, histogram),) = meter.points()[semconv.METRIC_REWARD]
+    assert (histogram.count, histogram.sum) == (2, 1.5)
+    assert attributes[semconv.GEN_AI_AGENT_NAME] == "solver"
+    assert histogram.explicit_bounds[5:7] == (0, 0.1)
+
+
+def test_exports_tell_their_lag(meter: Meter, recording: Recording, clients: Clients) -> None:
+    """Each trajectory counts for each exporter; what is dropped is counted, and waits no more."""
+
+    class Slow:
+        blocking = True
+
+        def export(self, trajectories: object) -> None:
+            raise OSError("full")
+
+        def force_flush(self, timeout_millis: int = 30_000) -> bool:
+            return True
+
+        def shutdown(self) -> None:
+            pass
+
+    otel_rollout.configure(exporters=[Slow()])
+    solve(clients.sync(clients.serve()))
+    assert recording.provider.force_flush()
+    lags = {a[semconv.EXPORTER]: p.count for a, p in meter.points()[semconv.METRIC_EXPORT_LAG]}
+    assert lags == {"InMemoryTrajectoryExporter": 1}
+    assert meter.sums(semconv.METRIC_EXPORT_DROPPED, semconv.EXPORTER) == {"Slow": 1}
+    assert meter.sums(semconv.METRIC_EXPORT_DROPPED, semconv.EXPORT_SIGNAL) == {"trajectory": 1}
+    assert meter.sums(semconv.METRIC_EXPORT_WAITING, semconv.EXPORTER) == {"Slow": 0}
+
+
+async def test_no_attribute_is_an_id(meter: Meter, recording: Recording, clients: Clients) -> None:
+    """Many tasks, groups and samples give no more series than one: the attributes are known."""
+    client = clients.asynchronous(clients.serve())
+
+    class Solve(Workflow):
+        async def run(self, task: Any, uid: str, **kwargs: Any) -> None:
+            async with rollout("solver"):
+                await client.chat.completions.create(model="m", messages=ASK)
+            get_current_trajectory().reward = 1.0
+
+    await run_workflows(Solve, [{"id": "a"}], n_samples=1)
+    before = {name: len(points) for name, points in meter.points().items()}
+    await run_workflows(Solve, [{"id": str(n)} for n in range(5)], n_samples=2)
+    after = meter.points()
+    assert {name: len(points) for name, points in after.items()} == before
+    assert {key for points in after.values() for a, _ in points for key in a} <= LABELS
+    assert set(after) <= NAMES
+
+
+def test_a_meter_that_fails_costs_the_user_nothing(
+    meter: Meter,
+    recording: Recording,
+    clients: Clients,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An instrument that raises is in the debug log, and nowhere else."""
+    caplog.set_level(logging.DEBUG, "otel_rollout")
+    found = otel_rollout.record.rollout_metrics()
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no")
+
+    for instrument in ("_running", "_ended", "_calls", "_calls_running", "_tokens", "_lag"):
+        monkeypatch.setattr(getattr(found, instrument), "add", fails, raising=False)
+        monkeypatch.setattr(getattr(found, instrument), "record", fails, raising=False)
+    trajectory = solve(clients.sync(clients.serve()), 1.0)
+    assert trajectory.warnings == []
+    assert len(trajectory.completions) == 1
+    assert any("a metric was not recorded" in r.getMessage() for r in caplog.records)
+
+
+def test_without_a_meter_provider_nothing_is_set_up(recording: Recording, clients: Clients) -> None:
+    """The global meter provider stays unset."""
+    solve(clients.sync(clients.serve()), 1.0)
+    assert not isinstance(metrics.get_meter_provider(), MeterProvider)
