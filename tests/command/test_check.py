@@ -190,3 +190,14 @@ def test_few_are_printed_of_many(bad: Trajectory, tmp_path: Path, capsys: Output
     assert "and 5 more (--json has all)" in out
     assert main(["check", "--json", path]) == 1
     assert len(capsys.readouterr().out.splitlines()) == 26
+
+
+def test_the_page_names_every_requirement() -> None:
+    """In the order of the command's help, with the same words and the kind that fails it."""
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    rows = [
+        f"| `{name}` | {what} | {f'`{kind}` ' if kind else ''}|"
+        for name, (kind, what) in REQUIREMENTS.items()
+    ]
+    assert "\n".join(rows) in page
+    assert tuple(REQUIREMENTS)[:6] == DEFAULT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from otel_rollout.command.table import Table
 from otel_rollout.command.totals import Rewards
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.trajectory import Overview
+from otel_rollout.view import Where
 from tests.kit.recording import Recording
 
 Output = pytest.CaptureFixture[str]
@@ -233,3 +235,21 @@ def test_mean_and_spread_are_those_of_all_rewards(rewards: list[float | None]) -
         assert (sums.least, sums.most) == (min(known), max(known))
     else:
         assert sums.to_dict()["mean"] is None
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+
+
+@pytest.mark.parametrize("text", re.findall(r"^--where '(.*)'$", PAGE, re.MULTILINE))
+def test_the_filters_of_the_page_are_filters(text: str) -> None:
+    """Each can be asked of a trajectory."""
+    assert Where.parse(text).matches(Overview.of(Trajectory(id="a"))) in (True, False)
+
+
+def test_the_page_names_what_the_summary_has(listed: Any) -> None:
+    """Every field of it, in its order."""
+    summary = listed()[1]
+    described = PAGE[PAGE.index('`{"summary": ...}` with `trajectories`') :]
+    places = [described.index(f"`{name}`") for name in summary if name != "group_by"]
+    assert places == sorted(places)
+    assert places[-1] < 600
