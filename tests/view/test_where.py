@@ -315,5 +315,6 @@ def test_any_value_of_an_overview_is_a_row():
         "metadata": {"x": float("nan"), "y": [float("inf")]},
     }
     overview = replace(PLAIN, **strange)
+    assert overview.to_dict()["metadata"] == {"x": None, "y": [None]}
     assert kept("sample_index > 9 and metadata['x'] is None and turns == 0", overview)
     assert kept("sample_index < " + "9" * 400 + " or name == '\\ud800'", overview)
