@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-OURS := not backend and not phoenix and not framework and not trainer and not tracker and not server and not agent and not fuzz
+OURS := not backend and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= 2# tests at once; 0 is one after the other, to debug
 
@@ -10,9 +10,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
+PAGE := otel_rollout/view/page
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-backends test-phoenix backends check format bench pins clean
+.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -37,9 +38,10 @@ VERSIONED := tests/test_configure.py tests/look tests/record/anthropic tests/rec
 	other_endpoints processor request_token_ids responses_api retries rollout secrets text_completions tool \
 	ways_of_calling) tests/trajectory/test_media.py tests/wire/test_servers.py
 
+MARKS ?=# of test-versions: "not slow" is a third of the time
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \
-		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) $(or $(TESTS),$(VERSIONED)); \
+		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) -m "$(MARKS)" $(or $(TESTS),$(VERSIONED)); \
 	done
 
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
@@ -63,6 +65,20 @@ test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real 
 test-agents: $(READY) .agents/.ready  ## claude-code, codex, opencode and OpenAI's npm client, through the gateway (needs Node 20)
 	$(BIN)/python -m pytest -m agent $(or $(TESTS),tests/agents)
 
+test-view: $(READY)  ## the page of `otel-rollout view` in a real browser (needs Debian's chromium)
+	$(BIN)/python -m pytest -n $(JOBS) -m browser $(or $(TESTS),tests/view)
+
+page: $(PAGE)/node_modules  ## build the page that is committed (needs Node 20.19 or later)
+	cd $(PAGE) && npm run --silent build
+
+check-page: $(PAGE)/node_modules  ## build it anew elsewhere, and compare with what is committed
+	cd $(PAGE) && OTEL_ROLLOUT_PAGE=$(CURDIR)/build/page npm run --silent build
+	diff -r $(PAGE)/built build/page
+
+$(PAGE)/node_modules: $(PAGE)/package.json $(PAGE)/package-lock.json
+	cd $(PAGE) && npm ci --silent
+	@touch $@
+
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
 	$(MAKE) --no-print-directory -C tools -j 2
 
@@ -83,6 +99,9 @@ check: $(READY)  ## lint and strict types
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: .venv-docs/.ready  ## the documentation as a site, into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 bench: $(READY)  ## what it costs; see docs/performance.md
 	$(BIN)/python benchmarks/imports.py
@@ -121,6 +140,11 @@ $(READY): requirements/newest.txt pyproject.toml
 	.venv-phoenix/bin/python $(PIP) --no-deps --require-hashes -r requirements/phoenix.txt
 	@touch $@
 
+.venv-docs/.ready: requirements/docs.txt  # reads our source, runs nothing of it
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python $(PIP) --no-deps --require-hashes -r requirements/docs.txt
+	@touch $@
+
 define environment
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(1)
@@ -151,6 +175,8 @@ pins:  ## write requirements/*.txt anew
 		requirements/trackers.in -o requirements/trackers.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
+	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_28 requirements/docs.in -o requirements/docs.txt
 
 clean:
-	rm -rf .venv .venv-* .agents .tools build dist
+	rm -rf .venv .venv-* .agents .tools $(PAGE)/node_modules build dist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import re
@@ -33,7 +34,7 @@ from otel_rollout.wire import api_of
 from otel_rollout.wire.apis import APIS
 from tests.kit.programs import ROOT, python
 
-DOCS = list((ROOT / "docs").glob("*.md"))
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
 
 def blocks(page: str) -> list[str]:
@@ -165,11 +166,46 @@ def test_every_block_is_run() -> None:
     assert [len(blocks(page)) for page in pages] == [1, 3, 1]
 
 
-@pytest.mark.parametrize("name", ["README.md", *sorted(f"docs/{p.name}" for p in DOCS)])
+@pytest.mark.parametrize("name", ["README.md", *DOCS])
 def test_every_block_compiles(name: str) -> None:
     """Every Python block of every page is Python."""
     for code in blocks(name):
         compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+async def run_page(page: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run the blocks of a page as one program, with these names; the names that it leaves."""
+    for number, code in enumerate(blocks(page), 1):
+        compiled = compile(
+            code, f"{page}, block {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        )
+        running = eval(compiled, names)
+        if inspect.iscoroutine(running):
+            await running
+    return names
+
+
+async def test_the_tour(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The blocks of the tour are one program, and print what stands beside them."""
+    monkeypatch.chdir(tmp_path)
+    await run_page("docs/index.md", {})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["[1.0, 0.0, 1.0, 0.0]", "[0.5, -0.5, 0.5, -0.5]"]
+    assert lines[2].startswith("[{'role': 'user', 'content': '2 + 2?'}")
+    assert lines[4] == "[]"
+    assert [float(line.split()[2]) for line in lines[5:9]] == [0.5, -0.5, 0.5, -0.5]
+    assert lines[9:] == ["[]", "True"]
+
+
+async def test_an_empty_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the page says is dropped is, and what mends it does."""
+    names = await run_page("docs/cookbook/empty-batch.md", {})
+    first, last = capsys.readouterr().out.splitlines()
+    assert "the server sent no token ids (ask for them" in first
+    assert last == "2 []"
+    assert [member.reward for member in names["asked"]] == [1.0, 1.0]
 
 
 @pytest.mark.slow
@@ -232,14 +268,8 @@ async def test_training(
     with ModelServer(reply, token_ids=False, logprobs=False) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
-        program = blocks("docs/training.md")
-        assert len(program) == 9
-        for number, code in enumerate(program, 1):
-            await_allowed = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            compiled = compile(code, f"training.md, block {number}", "exec", flags=await_allowed)
-            running = eval(compiled, names)
-            if inspect.iscoroutine(running):
-                await running
+        assert len(blocks("docs/training.md")) == 9
+        await run_page("docs/training.md", names)
         await names["client"].close()
 
     group: TrajectoryGroup = names["group"]
@@ -279,7 +309,7 @@ def test_training_has_every_reason() -> None:
     assert len(reasons) > 6
 
 
-@pytest.mark.parametrize("name", ["README.md", *sorted(f"docs/{p.name}" for p in DOCS)])
+@pytest.mark.parametrize("name", ["README.md", *DOCS])
 def test_links(name: str) -> None:
     """What the documents link to is there, and so is the heading."""
     page = ROOT / name
@@ -313,6 +343,23 @@ def test_every_exporter_is_in_training() -> None:
     document = (ROOT / "docs" / "training.md").read_text()
     for project in (ROOT / "exporters").glob("*/pyproject.toml"):
         assert f"(../exporters/{project.parent.name}/README.md)" in document
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """The pages of the reference have each name that users import, and no other."""
+    pages = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+    named = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    assert len(named) == len(set(named))
+    assert {f"otel_rollout.{name}" for name in otel_rollout.__all__} <= set(named)
+    for name in named:
+        room, _, attribute = name.rpartition(".")
+        assert attribute in importlib.import_module(room).__all__, name
+
+
+def test_every_page_has_its_place_on_the_site() -> None:
+    """What `make docs` refuses is found here too: a page that nothing leads to."""
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert [page for page in DOCS if f": {page.removeprefix('docs/')}\n" not in site] == []
 
 
 def _texts(source: str) -> list[str]:

@@ -33,8 +33,28 @@ JsonlTrajectoryExporter writes them. The spans of a rollout may be spread over
 sources, in any order and more than once. They are brought together in files
 beside the output: memory holds those of one rollout. What cannot be read is
 reported and left out; the output is written whole, or not."""
+_LIST = """\
+List trajectories: a line for each as it is read, and a footer with their number,
+endings, rewards, and what does not train and why. Of files of trajectories the
+first line comes at once; spans are read to their end before, since a reward may
+come late. With --sort the lines come at the end; memory holds a line for each.
+--json prints one JSON object a line, the last one is {"summary": ...}.
+A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+_WHERE = """\
+EXPR of --where is a comparison of fields, or several with and, or, not:
+  reward < 0.5 and status == "error"
+  "drift" in findings or metrics["tests_passed"] >= 3
+  reward is None and versions is not None
+A comparison with a field that is None is not known, and not kept."""
 _SHOW = """\
 Show trajectories as trees: who said what, what of it trains, how it went.
+A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+_VIEW = """\
+Show trajectories on a page of this machine, in the browser: a list to filter,
+groups side by side, messages, tokens, what does not train and why. The page is
+for you alone: its address, which is printed first, has a secret in it. Sources
+are read once and kept in an index in your cache; files that grow are followed.
+Ctrl-C ends it. Needs the extra: pip install 'otel-rollout[view]'.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
 _EXPORT = """\
 Write trajectories as the rows that a trainer reads. Trajectories of one group
@@ -56,6 +76,8 @@ through it, to a server of this process, and compare its trajectory with the
 one that is rebuilt from its spans. With --server, also make a streamed call
 with tools to your model server, and compare the token ids that come with its
 own count: some servers lose tokens of such calls."""
+
+_FILTERED = f"{_WHERE}\n\n{_SOURCES}"
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -80,15 +102,17 @@ def command_parser() -> argparse.ArgumentParser:
         made.set_defaults(verb=name)
         return made
 
-    rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _SOURCES)
-    show = command("show", "look at trajectories", _SHOW, _SOURCES)
+    rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _FILTERED)
+    listed = command("list", "a line for each trajectory, and sums", _LIST, _FILTERED)
+    show = command("show", "look at trajectories", _SHOW, _FILTERED)
+    view = command("view", "a page that shows trajectories", _VIEW, _SOURCES)
     stats = command("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES)
-    export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
+    export = command("export", "rows that a trainer reads", _EXPORT, _FILTERED)
     run = command("run", "run a command as a rollout", RUN, None)
     reward = command("reward", "reward a rollout that has ended", REWARD, _SOURCES)
     gateway = command("gateway", "record agents in any language", GATEWAY, None)
     doctor = command("doctor", "check a set-up", _DOCTOR, None)
-    for each in (rebuild, show, export, stats):
+    for each in (rebuild, listed, show, view, export, stats):
         many = "*" if each is export else "+"
         each.add_argument("sources", nargs=many, metavar="SOURCE", help="see below")
         each.add_argument(
@@ -96,6 +120,9 @@ def command_parser() -> argparse.ArgumentParser:
             action="store_true",
             help="also make a trajectory of each trace that has model calls, but no rollout",
         )
+    for each in (rebuild, listed, show, export):
+        _add_choice(each, sorts=each is not export)
+    _add_list(listed)
     rebuild.add_argument(
         "-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"
     )
@@ -116,9 +143,9 @@ def command_parser() -> argparse.ArgumentParser:
         help="end at the first trajectory that the format cannot carry",
     )
     export.add_argument("--list", action="store_true", help="list the exporters that are installed")
-    export.set_defaults(wrong=export.error)
     show.add_argument("--id", metavar="ID", help="only those whose id or trace id begins with this")
     show.add_argument("--full", action="store_true", help="do not cut texts")
+    _add_view(view)
     stats.add_argument("--json", action="store_true", help="print one JSON object with all forks")
     stats.add_argument("--full", action="store_true", help="list all forks of each trajectory")
     doctor.add_argument(
@@ -143,6 +170,28 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_view(view: argparse.ArgumentParser) -> None:
+    view.add_argument("--where", metavar="EXPR", help="only those that this expression is true of")
+    view.add_argument("--html", metavar="FILE", help="write one page that needs no server, and end")
+    view.add_argument("--port", type=int, default=0, help="default: a free one")
+    view.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"
+    )
+    view.add_argument(
+        "--reachable", action="store_true", help="allow a --host that other machines reach"
+    )
+    view.add_argument("--no-browser", action="store_true", help="only print the address")
+    view.add_argument("--jaeger", metavar="URL", help="link traces to this Jaeger")
+    view.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="tokenizer.json, a folder with one, or a name on the model hub: gives the texts of "
+        "tokens whose texts the server did not send",
+    )
+    view.add_argument("--index", metavar="FILE", help="keep the index in this file")
+    view.add_argument("--no-cache", action="store_true", help="keep no index")
+
+
 class _Version(argparse.Action):
     """Prints the version; what reads it takes longer to import than all else, so it is late."""
 
@@ -152,3 +201,32 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(import_module("importlib.metadata").version("otel-rollout"))
         parser.exit()
+
+
+def _add_choice(parser: argparse.ArgumentParser, *, sorts: bool) -> None:
+    """Which trajectories the verb is about, and in which order."""
+    about = (
+        ""
+        if sorts
+        else (
+            "; before they are grouped: leaving members out of a group changes the advantages of "
+            "the others"
+        )
+    )
+    parser.add_argument("--where", metavar="EXPR", help=f"only those of which this is true{about}")
+    if sorts:
+        parser.add_argument(
+            "--sort",
+            metavar="FIELD",
+            help="in order of a field, --sort=-FIELD from the greatest on; unknown ones are last",
+        )
+    parser.set_defaults(wrong=parser.error)
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--group-by",
+        metavar="FIELD",
+        help="count and reward for each value of a field, such as group_id, task_id, versions",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON objects, one a line")

@@ -116,6 +116,12 @@ def add_run(run: argparse.ArgumentParser) -> None:
         help="the group that a trainer compares; default: a new one if there are several samples",
     )
     run.add_argument(
+        "--policy-version",
+        type=_version,
+        metavar="VERSION",
+        help="the version of the weights that sample, a whole number or a text",
+    )
+    run.add_argument(
         "--metadata",
         action="append",
         default=[],
@@ -169,6 +175,10 @@ def key_value(text: str) -> tuple[str, str]:
     if not name or not is_there:
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
     return name, value
+
+
+def _version(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def _count(text: str) -> int:

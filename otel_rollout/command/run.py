@@ -118,6 +118,7 @@ class _Samples:
             task_id=options.task,
             group_id=self.group,
             sample_index=index,
+            policy_version=options.policy_version,
             metadata=dict(options.metadata),
         )
         try:

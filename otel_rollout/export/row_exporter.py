@@ -7,7 +7,8 @@ It imports `otel_rollout` and `otel_rollout.export`, and nothing else of this li
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -196,13 +197,29 @@ def without_side_calls(group: TrajectoryGroup) -> TrajectoryGroup:
     return TrajectoryGroup(members, failures, group.id, children)
 
 
+OURS = ("agentlightning", "art", "datasets", "openai", "rllm", "tinker", "trl", "verifiers", "verl")
+"""The exporters that this project has as distributions of their own."""
+
+
+def _way_to(name: str, found: Collection[str]) -> str:
+    """What to do about an exporter that is not there: install it, or write another name."""
+    if name in OURS:
+        return f"pip install otel-rollout-exporter-{name}"
+    if close := get_close_matches(name, {*found, *OURS}, n=1):
+        missing = close[0] not in found
+        return f"is it {close[0]!r}" + (
+            f" (pip install otel-rollout-exporter-{close[0]})?" if missing else "?"
+        )
+    return (
+        f"others that can be installed (pip install otel-rollout-exporter-NAME): {', '.join(OURS)}"
+    )
+
+
 def _loaded(name: str) -> Callable[..., Any]:
     """The class of the installed exporter of this name; ConfigurationError that lists them."""
     found = {entry.name: entry for entry in row_exporters()}
     if name not in found:
         there = f"installed are {', '.join(sorted(found))}" if found else "none is installed"
-        raise ConfigurationError(
-            f"there is no exporter {name!r}: {there}; install otel-rollout-exporter-{name}"
-        )
+        raise ConfigurationError(f"there is no exporter {name!r}: {there}; {_way_to(name, found)}")
     made: Callable[..., Any] = found[name].load()
     return made

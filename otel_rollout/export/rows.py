@@ -16,6 +16,7 @@ from otel_rollout.export.group_rows import plain_reason
 from otel_rollout.export.options import Positive, check_choice
 from otel_rollout.export.row_exporter import JsonRows, dropped_completions
 from otel_rollout.export.tables import RowTable, checked_items
+from otel_rollout.notebook import ShownInNotebooks
 from otel_rollout.trajectory import (
     Completion,
     Drift,
@@ -37,7 +38,7 @@ class EmptyRowsWarning(UserWarning):
     """No row came of any trajectory: there is nothing to train on."""
 
 
-class Rows(RowTable):
+class Rows(RowTable, ShownInNotebooks):
     """Rows, in order, and all that is in none of them; a table, too (`to_pandas`, ...)."""
 
     def __init__(self) -> None:

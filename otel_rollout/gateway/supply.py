@@ -17,7 +17,7 @@ from otel_rollout.gateway.renderers import NextPrompt, Post, Turn
 from otel_rollout.gateway.upstream import Upstream
 from otel_rollout.record import ActiveRollout, ExchangeRecorder, guarded
 from otel_rollout.spans import context_key
-from otel_rollout.trajectory import Completion, exact_ids
+from otel_rollout.trajectory import Completion, NotExact, exact_ids
 from otel_rollout.wire import Json, MessagePath, extend, is_said, loads, media_of
 
 logger = logging.getLogger("otel_rollout")
@@ -91,7 +91,7 @@ class Supply:
         if not _may_continue(before, params, new):
             return None
         ids = exact_ids(before)
-        if isinstance(ids, str):
+        if isinstance(ids, NotExact):
             return None
         prompt = ids.prompt.to_list()
         if _was_ignored(before, prompt):

@@ -35,6 +35,7 @@ from otel_rollout.trajectory import (
     Trajectory,
     completions_of,
     is_in_background,
+    sentences,
     with_retrieved,
 )
 
@@ -347,18 +348,13 @@ class Assembly:
 
     def _disputes(self) -> list[str]:
         """A warning for what others may have sent in its name."""
-        sentences: list[str] = []
+        found: list[str] = []
         if len(self._rollouts) > 1:
-            sentences.append(
-                f"{len(self._rollouts)} spans say that they are its own: the first is read, and "
-                f"nothing of it trains"
-            )
+            found.append(sentences.DISPUTED(count=len(self._rollouts)))
         strangers = len(self._parts) - len(self._trusted_parts())
         if strangers:
-            sentences.append(
-                f"{strangers} parts of other processes are not in its trace: they are passed over"
-            )
-        return sentences
+            found.append(sentences.STRANGERS(count=strangers))
+        return found
 
     def _without_rollout_span(self) -> Trajectory:
         records = [*self._exchanges.values(), *self._evaluations.values()]
@@ -375,8 +371,8 @@ class Assembly:
             ),
             rewards=self.rewards,
             source=self,
-            warnings=[_NO_SPAN],
-            missing_calls=[_NO_SPAN],
+            warnings=[sentences.NO_SPAN()],
+            missing_calls=[sentences.NO_SPAN()],
         )
 
 
@@ -399,9 +395,7 @@ class _Claimed:
         warnings = [*self.own.notes, *self.own.lost_rewards()] if self.own else []
         missing = self.around.not_captured()
         if count := len(self.span_ids) - len(exchanges):
-            missing.append(
-                f"{count} of {len(self.span_ids)} model calls are missing: their spans did not come"
-            )
+            missing.append(sentences.MISSING(missing=count, began=len(self.span_ids)))
         warnings += [*missing, *damage_of(exchanges), *uncertain(contents.conversations)]
         return Contents(contents.conversations, exchanges, warnings, missing)
 
@@ -409,10 +403,6 @@ class _Claimed:
         """Its rollout has ended: nothing is taken."""
 
 
-_NO_SPAN = (
-    "the rollout's own span did not come: its name, rewards, how it ended and how many model calls "
-    "it made are not known"
-)
 _WORKFLOW = f"{sc.OPERATION_INVOKE_WORKFLOW} "
 
 

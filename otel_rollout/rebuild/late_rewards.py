@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.rollout_span import UNREADABLE, reward_of
 from otel_rollout.spans import SpanKey, SpanRecord
-from otel_rollout.trajectory import AllRewards, Reward, RewardKey
+from otel_rollout.trajectory import AllRewards, Reward, RewardKey, sentences
 from otel_rollout.wire import Json, loads
 
 
@@ -31,18 +31,12 @@ def lost_rewards(evaluations: Collection[SpanRecord]) -> list[str]:
     numbers = {record.integer(sc.REWARD_NUMBER) for record in evaluations}
     known = {number for number in numbers if number is not None}
     missing = max(known, default=-1) + 1 - len(known) - numberless
-    sentences: list[str] = []
+    found: list[str] = []
     if unreadable:
-        sentences.append(
-            f"{unreadable} rewards that came after the rollout were cut; what they may have "
-            f"replaced is None"
-        )
+        found.append(sentences.CUT_REWARDS(count=unreadable))
     if missing > 0:
-        sentences.append(
-            f"{missing} rewards that came after the rollout are missing: their spans did not "
-            f"come, what they replaced may still be there"
-        )
-    return sentences
+        found.append(sentences.LOST_REWARDS(count=missing))
+    return found
 
 
 def _may_replace(record: SpanRecord, name: str | None) -> bool:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.rollout_span import Fields
-from otel_rollout.rebuild.warnings import after_sentence, late_sentence, missed_calls
+from otel_rollout.rebuild.warnings import missed_calls
 from otel_rollout.spans import SpanRecord
+from otel_rollout.trajectory import sentences
 
 _COUNTS = frozenset(
     (sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_PROCESS),
@@ -76,31 +77,31 @@ class Calls:
         assert self.rollout is not None
         status = self.rollout.text(sc.ROLLOUT_STATUS)
         if status != "complete":
-            return [f"it made no model call that was captured before it ended as {status!r}"]
-        return [NO_CALL]
+            return [sentences.NO_CALL_ENDED(status=repr(status))]
+        return [sentences.NO_CALL()]
 
     def not_captured(self, *, outside: bool = True) -> list[str]:
         """A warning for the calls that were seen and not captured.
 
         outside: also for those that were made outside any rollout, and need not be its own.
         """
-        sentences: list[str] = []
+        found: list[str] = []
         for record in self.tellers:
             unreadable: list[str] = []
             fields = Fields(record, unreadable)
             if not record.cut.isdisjoint(_MISSED):
-                sentences.append("how many of its model calls were not captured is not known")
-            sentences += missed_calls(fields, outside=outside) + unreadable
-        return sentences
+                found.append(sentences.UNCAPTURED_UNKNOWN())
+            found += missed_calls(fields, outside=outside) + unreadable
+        return found
 
     def incomplete(self) -> list[str]:
         """Warnings about calls that began, and are not here."""
-        sentences: list[str] = []
+        found: list[str] = []
         began = still_open = missing = 0
         counted: set[str | None] = {""}
         for record in self.tellers:
             if not record.cut.isdisjoint(_COUNTS):
-                sentences.append("how many model calls it made is not known")
+                found.append(sentences.COUNT_UNKNOWN())
                 continue
             counted.add(record.text(sc.ROLLOUT_PROCESS))
             count = record.integer(sc.ROLLOUT_EXCHANGE_COUNT) or 0
@@ -110,26 +111,20 @@ class Calls:
             missing += max(0, count - unended - came - refused)
             began, still_open = began + count, still_open + unended
         if missing:
-            sentences.append(f"{missing} of {began} model calls are missing: {self._why_missing}")
+            found.append(self._missing(missing=missing, began=began))
         if gaps := sum(map(self._gaps, self.present.keys() - counted)):
-            sentences.append(
-                f"at least {gaps} model calls are missing: their spans did not come, or they had "
-                f"not ended"
-            )
+            found.append(sentences.GAPS(gaps=gaps))
         if still_open:
-            sentences.append(late_sentence(still_open))
+            found.append(sentences.LATE(count=still_open))
         if self._is_elsewhere:
-            sentences.append(
-                "it was handed on to another process, of which no span is here: calls that were "
-                "made there are missing (reconstruct from the spans of both, or add_spans)"
-            )
-        return sentences
+            found.append(sentences.ELSEWHERE())
+        return found
 
     def after(self) -> list[str]:
         """A warning about calls that began when the rollout had ended; the last one, as it came."""
         unended = (record.integer(sc.ROLLOUT_OPEN_COUNT) or 0 for record in self._counting)
         began_late = sum(map(is_late, self.records)) - sum(unended)
-        return [after_sentence(began_late)] if began_late > 0 else []
+        return [sentences.AFTER(count=began_late)] if began_late > 0 else []
 
     @property
     def _counting(self) -> list[SpanRecord]:
@@ -137,23 +132,13 @@ class Calls:
         return [record for record in self.tellers if record.cut.isdisjoint(_COUNTS)]
 
     @property
-    def _why_missing(self) -> str:
+    def _missing(self) -> sentences.Sentence:
         if self.rollout and self.rollout.text(sc.ROLLOUT_CONTENT) == "none":
-            return (
-                "content was kept off its spans (configure(content='none')), trajectories are "
-                "whole only in its own process"
-            )
-        return "their spans did not come"
+            return sentences.MISSING_CONTENT
+        return sentences.MISSING
 
     def _gaps(self, process: str) -> int:
         """Calls of a process that must have been: it numbers them."""
         records = [r for r in self.records if r.text(sc.EXCHANGE_PROCESS) == process]
         numbers = {record.integer(sc.EXCHANGE_STARTED) or 0 for record in records}
         return max(0, max(numbers) - len(records))
-
-
-NO_CALL = (
-    "it made no model call that was captured: check that its client is one that is captured "
-    "(`otel-rollout doctor`), that the calls are made where the rollout is current (not in a "
-    "thread or process that is older than it), and not under no_capture()"
-)

@@ -17,7 +17,7 @@ from otel_rollout.rebuild.assembly import Assembly
 from otel_rollout.rebuild.dialects import error_of, read_trace
 from otel_rollout.rebuild.warnings import damage_of, repeated_ids
 from otel_rollout.spans import Exchange, SpanKey, SpanRecord, as_records, united
-from otel_rollout.trajectory import AllRewards, Contents, Recorded, Trajectory
+from otel_rollout.trajectory import AllRewards, Contents, Recorded, Trajectory, sentences
 
 logger = logging.getLogger("otel_rollout")
 
@@ -68,7 +68,7 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
         for key in nobodys.keys() & assembly.spans.keys():
             del nobodys[key]  # it came whole, too
     for trace_id, count in Counter(record.trace_id for record in nobodys.values()).items():
-        sentence = f"{count} spans of its trace were passed over: their {sc.ROLLOUT_ID} was cut"
+        sentence = sentences.PASSED_OVER(count=count, key=sc.ROLLOUT_ID)
         logger.warning("trace %s: %s", trace_id, sentence)
         for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
             if trajectory.trace_id == trace_id:
@@ -84,14 +84,11 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
 def _are_together(around: Assembly, assembly: Assembly) -> bool:
     """True if a rollout may have calls of the one around it: they are in the same trace."""
     if around is assembly:
-        assembly.notes.append("it claims calls of itself: they stay where they are")
+        assembly.notes.append(sentences.CLAIMS_ITSELF())
         return False
     if around.trace_id in (None, assembly.trace_id):
         return True
-    assembly.notes.append(
-        f"it claims calls of the rollout {around.rollout_id}, which is in another trace: they are "
-        f"not given to it"
-    )
+    assembly.notes.append(sentences.CLAIMS_ELSEWHERE(id=around.rollout_id))
     return False
 
 
@@ -141,12 +138,10 @@ class _Inferred:
         warnings: list[str] = []
         for source in sorted({exchange.source for exchange in self.exchanges}):
             lost = {fact for e in self.exchanges if e.source == source for fact in e.lost}
-            warnings.append(
-                f"inferred: no rollout was recorded; its calls were read from spans of the dialect "
-                f"{source!r}, which does not keep: {'; '.join(sorted(lost)) or 'all of a call'}"
-            )
+            kept = "; ".join(sorted(lost)) or "all of a call"
+            warnings.append(sentences.INFERRED(dialect=repr(source), lost=kept))
         if not self.is_whole:
-            warnings.append("inferred: its root span did not come: how it ended is not known")
+            warnings.append(sentences.NO_ROOT())
         conversations = Recorded(self.exchanges, AllRewards()).read().conversations
         warnings += damage_of(self.exchanges)
         warnings += [*repeated_ids(conversations.completions), *conversations.ambiguities]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans import SpanRecord, absent
-from otel_rollout.trajectory import AllRewards, Reward, Source, Step, Trajectory
+from otel_rollout.trajectory import AllRewards, Reward, Source, Step, Trajectory, sentences
 from otel_rollout.wire import Json, check_depth, loads
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Fields:
             check_depth(text)
             return of(loads(text))
         except UNREADABLE:
-            self.warnings.append(f"its {key} cannot be read")
+            self.warnings.append(sentences.UNREADABLE(key=key))
             return None
 
 
@@ -49,7 +49,7 @@ def read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None)
         if reward.key not in rewards:
             rewards.put(reward)
     if (record.integer(sc.ROLLOUT_SCHEMA_VERSION) or 0) > sc.SCHEMA_VERSION:
-        warnings.append("it was written by a newer otel-rollout: what that added is not read")
+        warnings.append(sentences.NEWER())
     return Trajectory(
         id=record.text(sc.ROLLOUT_ID) or "",
         name=record.text(sc.GEN_AI_AGENT_NAME) or "",

@@ -7,21 +7,11 @@ from collections.abc import Callable, Sequence
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.rollout_span import Fields, expected
 from otel_rollout.spans import Exchange
-from otel_rollout.trajectory import Completion, Conversations, is_unread
+from otel_rollout.trajectory import Completion, Conversations, is_unread, sentences
 from otel_rollout.wire import Json, api_of
 
 _UNKNOWN_LOGPROBS = ("NaN", "Infinity", "-9999", "e+3", "e38", "e308", "0" * 30, "-340282")
 """Texts without which no response has a log-probability that is read as None, but for null."""
-
-
-def late_sentence(count: int) -> str:
-    """What a trajectory says about calls that its rollout did not wait for."""
-    return f"{count} model calls had not ended when the rollout did; they are not part of it"
-
-
-def after_sentence(count: int) -> str:
-    """What a trajectory says about calls that came after its rollout."""
-    return f"{count} model calls began after the rollout had ended; they are not part of it"
 
 
 def missed_calls(fields: Fields, *, outside: bool = True) -> list[str]:
@@ -53,33 +43,29 @@ def _counted(names: int) -> Callable[[Json], list[Json]]:
 def _uncaptured(row: Json) -> str:
     library, path, count = row
     requests, were = ("requests", "were") if count > 1 else ("request", "was")
-    return f"{count} {requests} to {path} went through {library} and {were} not captured"
+    return sentences.UNCAPTURED(
+        count=count, requests=requests, path=path, library=library, were=were
+    )
 
 
 def _outside(row: Json) -> str:
     place, count = row
     calls, were = ("model calls", "were") if count > 1 else ("model call", "was")
-    return (
-        f"{count} {calls} {were} made outside any rollout while it ran, in {place}: if they are "
-        f"its own, hand the rollout on to there (propagate, continue_rollout)"
-    )
+    return sentences.OUTSIDE(count=count, calls=calls, were=were, place=place)
 
 
 def _unknown_in(completion: Completion) -> list[str]:
-    sentences: list[str] = []
+    found: list[str] = []
     exchange = completion.exchange
     lacks_id = exchange.reply_id is None and completion.api.id_name is not None
     if completion.items and lacks_id and completion.choice_index == 0:
-        sentences.append(f"a response came without an id; its completion is {completion.id!r}")
+        found.append(sentences.NO_ID(id=repr(completion.id)))
     text = exchange.body or exchange.events or ""
     if any(mark in text for mark in _UNKNOWN_LOGPROBS):
         unknown = (completion.logprobs or []).count(None)
         if unknown:
-            sentences.append(
-                f"completion {completion.id!r}: {unknown} log-probabilities are not numbers, or "
-                f"stand for one that is not known; they are None"
-            )
-    return sentences
+            found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))
+    return found
 
 
 def repeated_ids(completions: Sequence[Completion]) -> list[str]:
@@ -87,7 +73,7 @@ def repeated_ids(completions: Sequence[Completion]) -> list[str]:
     for completion in completions:
         spans.setdefault(completion.id, set()).add(completion.span_id)
     return [
-        f"{len(ids)} responses have the id {name!r}: get_history({name!r}) gives the last of them"
+        sentences.REPEATED(count=len(ids), id=repr(name), again=repr(name))
         for name, ids in spans.items()
         if len(ids) > 1
     ]
@@ -96,24 +82,22 @@ def repeated_ids(completions: Sequence[Completion]) -> list[str]:
 def damage_of(exchanges: Sequence[Exchange]) -> list[str]:
     """What is not read of exchanges, since their spans lack it or nothing knows it, as warnings."""
     return [
-        *(f"exchange {e.span_id}: {damage}" for e in exchanges for damage in e.damage),
+        *(
+            sentences.DAMAGED(span=e.span_id, damage=damage)
+            for e in exchanges
+            for damage in e.damage
+        ),
         *(_unread(exchange) for exchange in exchanges if _has_unread_choices(exchange)),
         *(_of_no_shape(exchange) for exchange in exchanges if is_unread(exchange)),
     ]
 
 
 def _unread(exchange: Exchange) -> str:
-    return (
-        f"exchange {exchange.span_id}: its response has choices, but no model API is known at "
-        f"{exchange.path!r}; what was sampled there is in no completion, and does not train"
-    )
+    return sentences.UNREAD(span=exchange.span_id, path=repr(exchange.path))
 
 
 def _of_no_shape(exchange: Exchange) -> str:
-    return (
-        f"exchange {exchange.span_id}: its response has a shape that is not read at "
-        f"{exchange.path!r}; what was sampled there is in no completion, and does not train"
-    )
+    return sentences.NO_SHAPE(span=exchange.span_id, path=repr(exchange.path))
 
 
 def _has_unread_choices(exchange: Exchange) -> bool:

@@ -35,7 +35,7 @@ from otel_rollout.record.running import ActiveRollout, Key
 from otel_rollout.record.state import process_state
 from otel_rollout.record.uncaptured import note_uncaptured
 from otel_rollout.spans import SpanRecord, as_record, unchecked_record
-from otel_rollout.trajectory import Conversations, Trajectory
+from otel_rollout.trajectory import Conversations, Trajectory, sentences
 
 logger = logging.getLogger("otel_rollout")
 
@@ -231,9 +231,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         if buffer is None:
             return
         if sc.ROLLOUT_SCHEMA_VERSION not in record.attributes and not buffer.active.is_part:
-            buffer.assembly.lost_calls.append(
-                "a limit on the number of attributes cut this rollout's spans: calls may be missing"
-            )
+            buffer.assembly.lost_calls.append(sentences.LIMITED())
         # Hold the lock, so that readers see either the buffer or the filled trajectory.
         with self._lock:
             trajectory = self._trajectory(buffer, record)
@@ -261,8 +259,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         if buffer.refused:
             buffer.assembly.refused = buffer.refused
             buffer.assembly.lost_calls.append(
-                f"{buffer.refused} model calls were not kept: the running rollouts held "
-                f"{self._max_bytes} bytes (TrajectorySpanProcessor(max_bytes=...))"
+                sentences.REFUSED(count=buffer.refused, size=self._max_bytes)
             )
         _take_in(buffer)
         # A call still under way is no part of the trajectory, but may carry what others refer to.
@@ -333,10 +330,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         for buffer in running:
             for stream in tuple(buffer.active.streams):
                 stream.leave()
-            buffer.assembly.lost_calls.append(
-                "the tracer provider was shut down while this rollout was running: what came "
-                "afterwards is not part of it"
-            )
+            buffer.assembly.lost_calls.append(sentences.SHUT_DOWN())
             buffer.cut_off = True
             if buffer.active.is_part:
                 continue

@@ -21,7 +21,6 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild import after_sentence
 from otel_rollout.record.answered import AnsweredTools
 from otel_rollout.record.attributes import (
     end_attributes,
@@ -48,7 +47,7 @@ from otel_rollout.record.state import process_state
 from otel_rollout.record.summary import Summary
 from otel_rollout.record.told import CONTINUED, LOST, heard
 from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
-from otel_rollout.trajectory import Contents, Conversations, Trajectory
+from otel_rollout.trajectory import Contents, Conversations, Trajectory, sentences
 from otel_rollout.wire import checked_json
 
 logger = logging.getLogger("otel_rollout")
@@ -299,8 +298,8 @@ class ActiveRollout:
                 self.open += 1
                 return self.clock
             self.began_late += 1
-            former = after_sentence(self.began_late - 1) if self.began_late > 1 else None
-            self.trajectory.miss_calls(after_sentence(self.began_late), instead_of=former)
+            former = sentences.AFTER(count=self.began_late - 1) if self.began_late > 1 else None
+            self.trajectory.miss_calls(sentences.AFTER(count=self.began_late), instead_of=former)
             logger.warning(
                 "rollout %s has ended, but a model call was made in its context: it is not part "
                 "of the trajectory. Await the tasks that a rollout starts.",

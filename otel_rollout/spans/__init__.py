@@ -13,7 +13,7 @@ from otel_rollout.spans.exchange import (
     extend_tokens,
     unread,
 )
-from otel_rollout.spans.reader import ExchangeReader, absent
+from otel_rollout.spans.reader import DIFFERS, WAS_CUT, ExchangeReader, absent
 from otel_rollout.spans.record import (
     AttributeValue,
     SpanEvent,
@@ -30,8 +30,10 @@ from otel_rollout.spans.writer import COPIES, CutReply, ExchangeWriter
 
 __all__ = [
     "COPIES",
+    "DIFFERS",
     "EXACT_SOURCE",
     "LARGE",
+    "WAS_CUT",
     "AttributeValue",
     "CutReply",
     "Exchange",

@@ -303,15 +303,14 @@ class ExchangeReader:
         return Supplied(held, path) if isinstance(held, int) else None
 
 
+DIFFERS = "copies of its span differ in {key}"
+WAS_CUT = "its {key} was cut, or did not come"
+
+
 def absent(span: SpanRecord) -> list[str]:
     """A warning for each attribute that the span should have and has not."""
     disputed = span.disputed
-    return [
-        f"copies of its span differ in {key}"
-        if key in disputed
-        else f"its {key} was cut, or did not come"
-        for key in sorted(span.cut)
-    ]
+    return [(DIFFERS if key in disputed else WAS_CUT).format(key=key) for key in sorted(span.cut)]
 
 
 _RESPONSE = frozenset((sc.RESPONSE_ID, sc.RESPONSE_STREAM, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS))

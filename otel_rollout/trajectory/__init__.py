@@ -1,5 +1,6 @@
 """What users hold: trajectories, their completions, histories, rewards, token sequences. Pure."""
 
+from otel_rollout.trajectory import sentences
 from otel_rollout.trajectory.completion import (
     Completion,
     completions_of,
@@ -16,8 +17,8 @@ from otel_rollout.trajectory.episode import (
     task_of,
 )
 from otel_rollout.trajectory.findings import Finding, findings_of
-from otel_rollout.trajectory.groups import TrajectoryGroup, group_in_workflow
-from otel_rollout.trajectory.histories import in_order
+from otel_rollout.trajectory.groups import TrajectoryGroup, advantages_of, group_in_workflow
+from otel_rollout.trajectory.histories import in_order, names_previous
 from otel_rollout.trajectory.history import History, HistoryItem
 from otel_rollout.trajectory.overview import Overview
 from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
@@ -32,6 +33,7 @@ from otel_rollout.trajectory.source import Contents, Recorded, Source
 from otel_rollout.trajectory.steps import Action, Step, call_key, json_of, tie
 from otel_rollout.trajectory.tokens import (
     Dropped,
+    NotExact,
     TokenSequence,
     TokenSequences,
     exact_ids,
@@ -51,6 +53,7 @@ __all__ = [
     "Finding",
     "History",
     "HistoryItem",
+    "NotExact",
     "Overview",
     "Recorded",
     "Reward",
@@ -67,6 +70,7 @@ __all__ = [
     "TokenSequences",
     "Trajectory",
     "TrajectoryGroup",
+    "advantages_of",
     "call_key",
     "completions_of",
     "exact_ids",
@@ -77,7 +81,9 @@ __all__ = [
     "is_unread",
     "json_of",
     "known_side_call",
+    "names_previous",
     "reasons_by",
+    "sentences",
     "task_of",
     "tie",
     "token_sequences",

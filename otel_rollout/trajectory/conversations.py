@@ -13,6 +13,7 @@ import threading
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 
+from otel_rollout.trajectory import sentences
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.histories import (
     Appended,
@@ -104,9 +105,10 @@ class Conversations:
         # A single one is an edit, and so are a few among many that are replayed as they were.
         if len(changed) < 2 or len(changed) <= len(continued):
             return None
-        return (
-            f"{len(linked)} replies, {len(linked) - len(continued)} histories: the client replays "
-            f"what was sampled in other words, first at completion {changed[0].id!r}"
+        return sentences.REWRITTEN(
+            replies=len(linked),
+            histories=len(linked) - len(continued),
+            id=repr(changed[0].id),
         )
 
     def continued_by(
@@ -249,9 +251,8 @@ class _Links:
         if parent is not None:
             self.parents[completion] = parent
         elif previous_reply(completion) and completion.items:
-            self.warnings[completion.id] = (
-                f"completion {completion.id!r} continues the response {previous!r}, which is "
-                f"not here: what was said before its own request is not known"
+            self.warnings[completion.id] = sentences.NOT_HERE(
+                id=repr(completion.id), previous=repr(previous)
             )
 
     def _link_by_path(self, completion: Completion) -> None:
@@ -267,10 +268,11 @@ class _Links:
                 parent, equal = choose(candidates, node)
                 self.parents[completion] = parent
                 if len(equal) > 1 and completion.items:
-                    self.warnings[completion.id] = (
-                        f"completion {completion.id!r} continues a reply that was sampled "
-                        f"identically as {listed(equal)}; it is taken to continue {parent.id!r} "
-                        f"(choice {parent.choice_index})"
+                    self.warnings[completion.id] = sentences.AMBIGUOUS(
+                        id=repr(completion.id),
+                        others=listed(equal),
+                        parent=repr(parent.id),
+                        choice=parent.choice_index,
                     )
                 return
             node = self._longest_sampled(node.parent, context)

@@ -20,7 +20,7 @@ from otel_rollout.trajectory.causes import Cause, Difference, Texts, cause_of, k
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.histories import ended_before, path_key
-from otel_rollout.trajectory.tokens import ExactIds, exact_ids, model_of
+from otel_rollout.trajectory.tokens import ExactIds, NotExact, exact_ids, model_of
 from otel_rollout.wire import Json
 
 
@@ -236,7 +236,7 @@ class _Calls:
 
 def _ids(completion: Completion) -> ExactIds | None:
     found = exact_ids(completion)
-    return None if isinstance(found, str) else found
+    return None if isinstance(found, NotExact) else found
 
 
 def _first_difference(ids: ExactIds, prompt: TokenPath) -> int:

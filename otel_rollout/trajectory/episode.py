@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.notebook import ShownInNotebooks
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.steps import Step, json_of
 from otel_rollout.trajectory.trajectory import Trajectory
@@ -54,7 +55,7 @@ def task_of(uid: str) -> str:
 
 
 @dataclass(slots=True)
-class Episode(Fixed):
+class Episode(Fixed, ShownInNotebooks):
     """The trajectories of one task run by a workflow."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)

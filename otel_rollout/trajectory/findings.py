@@ -1,29 +1,20 @@
 """What is wrong with a trajectory as training data: of what kind it is, why, and what to do. Pure.
 
-Every warning and every completion that no row trains is in one finding at least.
+Every warning and every completion that no row trains is in one finding; advice is never empty.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from otel_rollout.trajectory.tokens import TokenSequences
+from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.sentences import DAMAGED, Kind, sentence_of
+from otel_rollout.trajectory.tokens import Cause, Dropped, TokenSequences
 from otel_rollout.trajectory.trajectory import Trajectory
 from otel_rollout.wire import Json
-
-Kind = Literal[
-    "incomplete",
-    "inexact",
-    "damaged",
-    "drift",
-    "unscored",
-    "side_call",
-    "duplicate",
-    "failed",
-    "dropped",
-    "uncertain",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +25,19 @@ class Finding:
     text: str
     """What is the matter, a sentence without a full stop; it may have ids."""
     advice: str
-    """What to do about it, a sentence with a full stop."""
+    """What to do about it, one or two sentences with full stops."""
     completion_id: str | None = None
     """The completion that it is about; None: the trajectory."""
     choice_index: int = 0
+
+    @property
+    def plain(self) -> str:
+        """The text without what differs between equal findings: ids and numbers.
+
+        What an error says stays as it is, but for ids.
+        """
+        text = _id.sub("…", self.text)
+        return text if self.kind == "failed" else _number.sub("N", text)
 
     def to_dict(self) -> dict[str, Json]:
         """The finding as JSON."""
@@ -51,12 +51,174 @@ class Finding:
 
 
 def findings_of(trajectory: Trajectory, *, rows: TokenSequences | None = None) -> list[Finding]:
-    """The findings of a trajectory. `rows`: its token sequences, where they are known already."""
+    """The findings of a trajectory. `rows`: its token sequences, where they are known already.
+
+    First what its warnings say, then the completions that no row trains, then the rest.
+    """
     rows = trajectory.token_sequences() if rows is None else rows
-    found = [Finding("uncertain", warning, "") for warning in trajectory.warnings]
+    found = list(_of_warnings(trajectory))
+    told = {(one.completion_id, one.choice_index) for one in found if one.kind == "damaged"}
     for drop in rows.dropped:
-        id_, choice = (
-            (drop.completion.id, drop.completion.choice_index) if drop.completion else (None, 0)
+        if drop.completion is not None and not (drop.cause == "damaged" and _key(drop) in told):
+            kind, advice = DROPS[drop.cause]
+            found.append(Finding(kind, drop.reason, advice, *_key(drop)))
+    return [
+        *found,
+        *_of_the_ending(trajectory),
+        *_of_logprobs(rows),
+        *_of_truncation(rows),
+        *_of_drift(trajectory, rows),
+    ]
+
+
+def _key(drop: Dropped) -> tuple[str, int]:
+    assert drop.completion is not None
+    return drop.completion.id, drop.completion.choice_index
+
+
+def _of_warnings(trajectory: Trajectory) -> Iterator[Finding]:
+    missing = trajectory.missing_calls
+    warnings = [*trajectory.warnings]
+    warnings += [warning for warning in missing if warning not in warnings]
+    if not warnings:
+        return
+    calls = {completion.span_id: completion for completion in trajectory.completions}
+    for warning in warnings:
+        sentence, values = sentence_of(warning)
+        kind: Kind = "incomplete" if warning in missing else sentence.kind
+        about = calls.get(values["span"]) if sentence is DAMAGED else None
+        id_, choice = (about.id, about.choice_index) if about else (None, 0)
+        yield Finding(kind, warning, sentence.advice, id_, choice)
+
+
+def _of_the_ending(trajectory: Trajectory) -> Iterator[Finding]:
+    """What the rollout itself lacks: a reward, and an ending where no completion says so."""
+    if not trajectory.completions and trajectory.status in ("error", "cancelled"):
+        error = trajectory.error or {}
+        because = f": {error.get('type')}: {error.get('message')}" if error else ""
+        yield Finding(
+            "failed",
+            f"its rollout ended as {trajectory.status!r} without a model call{because}",
+            "See its error: the agent failed before it asked the model.",
         )
-        found.append(Finding("dropped", drop.reason, "", id_, choice))
-    return found
+    if trajectory.reward is None:
+        named = trajectory.rewards
+        text = "it has no reward"
+        if named:
+            text += f", though it has {', '.join(repr(name) for name in named)}"
+        yield Finding("unscored", text, _WEIGHT if named else _REWARD)
+
+
+_id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b|'[^'\s/]*\d[^'\s/]*'")
+"""Our ids, and those of responses, which stand in quotes."""
+_number = re.compile(r"(?<![\w/.'])\d+(?![\w/.'])")
+_REWARD = (
+    "Set trajectory.reward, or record_reward(...) in the rollout; later with `otel-rollout reward`."
+)
+_WEIGHT = "Give the named rewards a weight (record_reward(..., weight=1)), or set its reward."
+
+
+def _of_logprobs(rows: TokenSequences) -> Iterator[Finding]:
+    completions = _trained(rows)
+    unknown = sum(completion.logprobs is None for completion in completions)
+    if unknown:
+        yield Finding(
+            "inexact",
+            f"{unknown} of {len(completions)} replies that train have no log-probabilities",
+            "Ask for them (otel_rollout.request_token_ids()), or have the trainer compute them.",
+        )
+    constrained = sum(c.logprobs_mode == "constrained" for c in completions)
+    if constrained:
+        yield Finding(
+            "inexact",
+            f"{constrained} of {len(completions)} replies that train were sampled under a "
+            f"constraint: their log-probabilities are not the policy's",
+            'Make them unknown (constrained_logprobs="nan"), or sample without a schema.',
+        )
+
+
+def _of_truncation(rows: TokenSequences) -> Iterator[Finding]:
+    completions = _trained(rows)
+    reasons = Counter(c.finish_reason for c in completions if c.truncated)
+    for reason, count in reasons.most_common():
+        yield Finding(
+            "truncated",
+            f"{count} of {len(completions)} replies that train were truncated (finish reason "
+            f"{reason!r})",
+            "Allow more tokens, or leave them out of the loss (mask_truncated=True).",
+        )
+
+
+def _trained(rows: TokenSequences) -> list[Completion]:
+    """The completions in the rows, each once."""
+    return list({id(c): c for row in rows for c in row.completions}.values())
+
+
+def _of_drift(trajectory: Trajectory, rows: TokenSequences) -> Iterator[Finding]:
+    """One finding for each class of forks. A single row of all calls has none: it is not asked."""
+    if len(rows) + len(rows.dropped) < 2:
+        return
+    drift = trajectory.drift()
+    for cause, count in drift.causes.items():
+        forks = [fork for fork in drift.forks if fork.cause == cause]
+        again = sum(fork.prefilled_again for fork in forks)
+        yield Finding(
+            "drift",
+            f"{count} of {drift.continued} calls that continue a conversation do not continue its "
+            f"token ids ({cause.replace('_', ' ')}), {again} tokens were read again",
+            "Each begins a row of its own: docs/drift.md says what to do about each cause.",
+            forks[0].after_id,
+            forks[0].after.choice_index,
+        )
+
+
+_IDS = "Ask the server for them: otel_rollout.request_token_ids(), or configure() with it."
+DROPS: dict[Cause, tuple[Kind, str]] = {
+    "no_calls": ("incomplete", "See the warnings: they say which calls are missing."),
+    "rollout_failed": (
+        "failed",
+        'Give it a reward (0, say) to train on what failed, or on_failure="keep".',
+    ),
+    "rollout_cancelled": ("failed", "Nothing has to be done: what was cancelled never trains."),
+    "not_trainable": (
+        "dropped",
+        "Nothing has to be done if that was asked for (@rollout(trainable=False)); else see the "
+        "warnings.",
+    ),
+    "call_failed": (
+        "failed",
+        "Nothing has to be done for single ones; if they are many, see the server's errors and the "
+        "client's timeouts. Read streams to their ends.",
+    ),
+    "damaged": ("damaged", DAMAGED.advice),
+    "side_call": (
+        "side_call",
+        'Nothing has to be done: it is not the agent\'s task. on_side_call="keep" trains it.',
+    ),
+    "not_asked_for": (
+        "dropped",
+        "Nothing has to be done: such requests only fill a cache or count tokens.",
+    ),
+    "nothing_sampled": ("dropped", "Nothing has to be done: there is no token to train on."),
+    "no_token_ids": ("inexact", _IDS),
+    "no_token_ids_there": (
+        "inexact",
+        "Ask the model through an API that gives token ids, such as /v1/chat/completions of vLLM "
+        "(docs/model-apis.md).",
+    ),
+    "uncounted": ("inexact", _IDS),
+    "disagreement": (
+        "inexact",
+        "Check the server with `otel-rollout doctor --server URL`: some lose tokens that a parser "
+        "keeps back.",
+    ),
+    "unresolved_retry": (
+        "uncertain",
+        "Record with otel-rollout itself, which sees which reply was delivered; other "
+        "instrumentations do not say.",
+    ),
+    "masked": ("dropped", "Nothing has to be done if that was asked for (mask_truncated)."),
+    "too_long": ("dropped", "Raise max_length, or shorten what the agent sends."),
+    "other": ("dropped", "See the options of the exporter: `otel-rollout export --list`."),
+}
+"""What kind of finding a dropped completion is, and what to do, by the cause."""

@@ -7,12 +7,13 @@ reward of 0 would make of them. A failed rollout that has a reward is like any o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev, stdev
 from typing import Literal
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.notebook import ShownInNotebooks
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.trajectory import Trajectory
 from otel_rollout.wire import Json
@@ -28,7 +29,7 @@ def group_in_workflow(group: str, name: str) -> str:
 
 
 @dataclass(eq=True, slots=True)
-class TrajectoryGroup(Fixed):
+class TrajectoryGroup(Fixed, ShownInNotebooks):
     """The trajectories of one task, in order of their sample index.
 
     It can be iterated, indexed and measured like the list of its `trajectories`.
@@ -126,24 +127,7 @@ class TrajectoryGroup(Fixed):
         If all rewards are equal, or there is only one, each advantage is 0. ValueError for another
         value of an option.
         """
-        if not (isinstance(epsilon, int | float) and 0 <= epsilon < math.inf):
-            raise ValueError(
-                f"advantages(epsilon=...): expected a number from 0 on, got {epsilon!r}"
-            )
-        if ddof not in (0, 1):
-            raise ValueError(f"advantages(ddof=...): expected 0 or 1, got {ddof!r}")
-        scored = [reward for reward in self.rewards if reward is not None]
-        if not scored:
-            return [None] * len(self.trajectories)
-        mean = fmean(scored)
-        divisor = 1.0
-        if scale and len(scored) > 1:
-            divisor = (stdev if ddof else pstdev)(scored, mean) + epsilon
-        equal = len(set(scored)) == 1
-        return [
-            None if reward is None else 0.0 if equal else (reward - mean) / divisor
-            for reward in self.rewards
-        ]
+        return advantages_of(self.rewards, scale=scale, epsilon=epsilon, ddof=ddof)
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)
@@ -176,6 +160,32 @@ class TrajectoryGroup(Fixed):
                 f"TrajectoryGroup.from_dict: expected what to_dict gave, got {str(data)[:80]!r} "
                 f"({error!r})"
             ) from None
+
+
+def advantages_of(
+    rewards: Sequence[float | None],
+    *,
+    scale: bool = False,
+    epsilon: float = 1e-6,
+    ddof: Literal[0, 1] = 0,
+) -> list[float | None]:
+    """(N) advantages by the rewards of a group, see `TrajectoryGroup.advantages`."""
+    if not (isinstance(epsilon, int | float) and 0 <= epsilon < math.inf):
+        raise ValueError(f"advantages(epsilon=...): expected a number from 0 on, got {epsilon!r}")
+    if ddof not in (0, 1):
+        raise ValueError(f"advantages(ddof=...): expected 0 or 1, got {ddof!r}")
+    scored = [reward for reward in rewards if reward is not None]
+    if not scored:
+        return [None] * len(rewards)
+    mean = fmean(scored)
+    divisor = 1.0
+    if scale and len(scored) > 1:
+        divisor = (stdev if ddof else pstdev)(scored, mean) + epsilon
+    equal = len(set(scored)) == 1
+    return [
+        None if reward is None else 0.0 if equal else (reward - mean) / divisor
+        for reward in rewards
+    ]
 
 
 def _failed(trajectory: Trajectory) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
 
+from otel_rollout.notebook import ShownInNotebooks
 from otel_rollout.spans import TokenPath
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.fixed import frozen
@@ -65,6 +66,28 @@ class TokenSequence:
         return len(self.token_ids)
 
 
+Cause = Literal[
+    "no_calls",
+    "rollout_failed",
+    "rollout_cancelled",
+    "not_trainable",
+    "call_failed",
+    "damaged",
+    "side_call",
+    "not_asked_for",
+    "nothing_sampled",
+    "no_token_ids",
+    "no_token_ids_there",
+    "uncounted",
+    "disagreement",
+    "unresolved_retry",
+    "masked",
+    "too_long",
+    "other",
+]
+"""Why a completion is in no row; "other" is what an exporter says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """A completion that no row trains, or a trajectory without any."""
@@ -73,13 +96,15 @@ class Dropped:
     """The completion. None: the trajectory has none at all."""
     reason: str
     """The reason, a sentence without a full stop."""
+    cause: Cause = "other"
+    """The class of the reason."""
 
     def __str__(self) -> str:
         """The reason, after the id of the completion if there is one."""
         return f"{self.completion.id}: {self.reason}" if self.completion else self.reason
 
 
-class TokenSequences(list[TokenSequence]):
+class TokenSequences(list[TokenSequence], ShownInNotebooks):
     """The rows of a trajectory, in order of their last calls.
 
     `dropped` has the completions that no row trains.
@@ -98,6 +123,14 @@ class ExactIds:
 
     prompt: TokenPath
     ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class NotExact:
+    """The reason why a completion has no exact token ids, or does not train."""
+
+    cause: Cause
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,8 +169,8 @@ def token_sequences(
     dropped: list[Dropped] = []
     for completion in in_order(completions):
         admitted = _admit(completion, keep_aborted=keep_aborted, keep_side_calls=keep_side_calls)
-        if isinstance(admitted, str):
-            dropped.append(Dropped(completion, admitted))
+        if isinstance(admitted, NotExact):
+            dropped.append(Dropped(completion, admitted.reason, admitted.cause))
         else:
             if constrained_logprobs == "nan" and completion.logprobs_mode == "constrained":
                 admitted = replace(admitted, logprobs=None)
@@ -149,6 +182,7 @@ def token_sequences(
                 call.completion,
                 "the same prompt was sampled again, nothing went on from this reply, and it is "
                 "not known which one the agent got (unresolved retry)",
+                "unresolved_retry",
             )
         )
         calls.remove(call)
@@ -165,69 +199,83 @@ def token_sequences(
         row = _row(path[::-1], trained, masked, max_length)
         if any(row.loss_mask):
             rows.append(row)
-    for call in calls:
-        if id(call) not in trained:
-            why = "masked" if masked(call.completion) else f"beyond {max_length} tokens of its row"
-            dropped.append(Dropped(call.completion, why))
+    too_long = f"beyond {max_length} tokens of its row"
+    dropped += [
+        Dropped(call.completion, "masked", "masked")
+        if masked(call.completion)
+        else Dropped(call.completion, too_long, "too_long")
+        for call in calls
+        if id(call) not in trained
+    ]
     return TokenSequences(rows, dropped)
 
 
-def _admit(completion: Completion, *, keep_aborted: bool, keep_side_calls: bool) -> _Call | str:
+def _admit(
+    completion: Completion, *, keep_aborted: bool, keep_side_calls: bool
+) -> _Call | NotExact:
     """The call of a completion that can train, or the reason why it cannot."""
     kept = keep_aborted and completion.aborted and not completion.exchange.damage
     if not completion.is_whole and not kept:
         error = completion.error or {}
         because = f": {error['type']}: {error['message']}" if error else ""
         if completion.status != "complete":
-            return f"its call ended as {completion.status!r}{because}"
+            return NotExact("call_failed", f"its call ended as {completion.status!r}{because}")
         if completion.exchange.damage:
-            return f"its span is damaged: {completion.exchange.damage[0]}"
-        return "its rollout is not trainable"
+            return NotExact("damaged", f"its span is damaged: {completion.exchange.damage[0]}")
+        return NotExact("not_trainable", "its rollout is not trainable")
     if (why := completion.side_call) is not None and not keep_side_calls:
-        return f"it is a side call: {why}"
+        return NotExact("side_call", f"it is a side call: {why}")
     if name := allows_no_token(completion.exchange.params):
-        return f"its request allows no token ({name}=0): what came was not asked for"
+        why = f"its request allows no token ({name}=0): what came was not asked for"
+        return NotExact("not_asked_for", why)
     found = exact_ids(completion)
-    if isinstance(found, str):
+    if isinstance(found, NotExact):
         return found
     logprobs = completion.logprobs
     if logprobs is not None and len(logprobs) != len(found.ids):
-        return f"it has {len(found.ids)} token ids and {len(logprobs)} log-probabilities"
+        why = f"it has {len(found.ids)} token ids and {len(logprobs)} log-probabilities"
+        return NotExact("disagreement", why)
     return _Call(completion, found.prompt, found.ids, logprobs)
 
 
-def exact_ids(completion: Completion) -> ExactIds | str:
+def exact_ids(completion: Completion) -> ExactIds | NotExact:
     """The ids of prompt and reply; the reason where the server did not send all of them."""
     ids, prompt = completion.token_ids, completion.prompt_token_path
     if ids is None:
         return _why_no_ids(completion)
     if prompt is None or not prompt.length:
-        return "the server sent no token ids of the prompt"
+        return NotExact("no_token_ids", "the server sent no token ids of the prompt")
     sampled, counted = completion.sampled_count, completion.sampled_in_response
     if sampled is not None and counted is not None and sampled != counted:
-        return f"the server says that it sampled {sampled} tokens and sent {counted} token ids"
+        why = f"the server says that it sampled {sampled} tokens and sent {counted} token ids"
+        return NotExact("disagreement", why)
     if sampled is None and completion.stream and _is_parsed(completion):
-        return (
+        return NotExact(
+            "uncounted",
             "its stream has no count of its tokens, and a parser of tool calls or reasoning may "
             "have lost some (ask for it: otel_rollout.request_token_ids(), or "
-            "stream_options={'include_usage': True}; and read the stream to its end)"
+            "stream_options={'include_usage': True}; and read the stream to its end)",
         )
     return ExactIds(prompt, ids)
 
 
-def _why_no_ids(completion: Completion) -> str:
+def _why_no_ids(completion: Completion) -> NotExact:
     if completion.ids_are_empty and not completion.sampled_count:
-        reason = completion.finish_reason
-        return f"it has no token ids: nothing was sampled (finish reason {reason!r})"
+        why = f"nothing was sampled (finish reason {completion.finish_reason!r})"
+        return NotExact("nothing_sampled", f"it has no token ids: {why}")
     if completion.ids_are_empty:
-        return "the server sent no token ids: its list of them is empty"
+        why = "the server sent no token ids: its list of them is empty"
+        return NotExact("disagreement", why)
     count, listed = completion.sampled_count, len(completion.logprobs or ())
     if count is not None and 0 < listed < count:
-        return f"the server sent no token ids of {count - listed} of the {count} tokens it sampled"
+        why = f"the server sent no token ids of {count - listed} of the {count} tokens it sampled"
+        return NotExact("disagreement", why)
     path = completion.exchange.path
     if completion.api.token_id_params(path.partition("?")[0]) is None:
-        return f"the server sent no token ids (request_token_ids() cannot ask for any at {path!r})"
-    return "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
+        why = f"request_token_ids() cannot ask for any at {path!r}"
+        return NotExact("no_token_ids_there", f"the server sent no token ids ({why})")
+    why = "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
+    return NotExact("no_token_ids", why)
 
 
 def _is_parsed(completion: Completion) -> bool:

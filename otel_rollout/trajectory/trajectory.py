@@ -19,6 +19,7 @@ from otel_rollout.errors import (
     TrajectorySealedError,
     UnknownCompletionError,
 )
+from otel_rollout.notebook import ShownInNotebooks
 from otel_rollout.spans import Exchange, SpanRecord, as_records
 from otel_rollout.trajectory.as_json import (
     FIELDS,
@@ -27,6 +28,7 @@ from otel_rollout.trajectory.as_json import (
     exchanges_to_dict,
 )
 from otel_rollout.trajectory.completion import Completion
+from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift, drift_of
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.history import History
@@ -41,12 +43,12 @@ from otel_rollout.trajectory.reward import (
 from otel_rollout.trajectory.side_calls import Rule, known_side_call, reasons_by
 from otel_rollout.trajectory.source import Built, Contents, Recorded, Source
 from otel_rollout.trajectory.steps import CallKey, Step, call_key
-from otel_rollout.trajectory.tokens import Dropped, TokenSequences, token_sequences
+from otel_rollout.trajectory.tokens import Cause, Dropped, TokenSequences, token_sequences
 from otel_rollout.trajectory.values import Values
 from otel_rollout.wire import Json, copy_json
 
 
-class Trajectory(Fixed):
+class Trajectory(Fixed, ShownInNotebooks):
     """The record of one rollout."""
 
     __slots__ = (
@@ -257,6 +259,11 @@ class Trajectory(Fixed):
         return self._read().conversations.completions
 
     @property
+    def conversations(self) -> Conversations:
+        """Its completions, linked: which one continues which."""
+        return self._read().conversations
+
+    @property
     def policy_versions(self) -> list[str | int]:
         """The policy versions that its completions were sampled with, in order of their start."""
         versions = (completion.policy_version for completion in self.completions)
@@ -392,7 +399,7 @@ class Trajectory(Fixed):
         if (why := self.why_empty) is not None:
             if require_all_calls:
                 self.check_calls()
-            return TokenSequences((), [Dropped(None, why)])
+            return TokenSequences((), [Dropped(None, why, "no_calls")])
         failed = self.status == "error" and self.reward is None and on_failure == "drop"
         if failed or self.status == "cancelled":
             reason = (
@@ -400,7 +407,8 @@ class Trajectory(Fixed):
                 if failed
                 else "its rollout was cancelled"
             )
-            return TokenSequences((), [Dropped(c, reason) for c in self.completions])
+            cause: Cause = "rollout_failed" if failed else "rollout_cancelled"
+            return TokenSequences((), [Dropped(c, reason, cause) for c in self.completions])
         if require_all_calls:
             self.check_calls()
         return token_sequences(

@@ -66,10 +66,13 @@ from otel_rollout.wire.params import (
 )
 from otel_rollout.wire.reported import error_text
 from otel_rollout.wire.servers import (
+    Alternative,
+    alternatives,
     asked_ids,
     empty_ids,
     logprobs_mode,
     prompt_ids,
+    prompt_texts,
     sampled_count,
     sampled_ids,
     sampled_logprobs,
@@ -97,6 +100,7 @@ from otel_rollout.wire.tools import (
 __all__ = [
     "RESULT_MARKS",
     "TAIL",
+    "Alternative",
     "Choice",
     "Cutter",
     "EventCutter",
@@ -115,6 +119,7 @@ __all__ = [
     "ToolCall",
     "ToolResult",
     "allows_no_token",
+    "alternatives",
     "api_of",
     "apis_of",
     "as_events",
@@ -159,6 +164,7 @@ __all__ = [
     "pack_events",
     "path_messages",
     "prompt_ids",
+    "prompt_texts",
     "reasoning_of",
     "retrieval_of",
     "said_in",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from otel_rollout.wire.constraints import is_constrained
@@ -95,6 +96,80 @@ def sampled_texts(choice: _Fields) -> list[bytes | None]:
     return [_token_bytes(entry.get("token"), entry.get("bytes")) for entry in entries] or [
         _token_bytes(token, None) for token in tokens
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A token that the server lists at a place, with its log-probability."""
+
+    text: bytes | None
+    """None: not known, as where only its id came."""
+    id: int | None
+    logprob: float
+
+
+def alternatives(choice: _Fields) -> list[list[Alternative]]:
+    """The most likely tokens at the place of each sampled one; [] where the server lists none.
+
+    `top_logprobs` of chats, of text completions (texts with numbers) and of the Responses API,
+    `topCandidates` of Gemini, `probs` of older llama.cpp, `output_top_logprobs` of SGLang.
+    """
+    logprobs, result, meta = (
+        choice.get(name) for name in ("logprobs", "logprobsResult", "meta_info")
+    )
+    found: Json = None
+    if isinstance(logprobs, Mapping) and isinstance(logprobs.get("token_logprobs"), list):
+        found = logprobs.get("top_logprobs")
+    elif isinstance(result, Mapping):
+        found = result.get("topCandidates")
+    elif entries := [each for each in _entries(choice)[0] if isinstance(each, Mapping)]:
+        found = [entry.get("top_logprobs", entry.get("probs")) for entry in entries]
+    elif isinstance(meta, Mapping):
+        found = meta.get("output_top_logprobs")
+    if not isinstance(found, list):
+        return []
+    listed = [_listed(each) for each in found]
+    return listed if any(listed) else []
+
+
+def _listed(place: Json) -> list[Alternative]:
+    """The alternatives of one place, the most likely first."""
+    if isinstance(place, Mapping) and isinstance(place.get("candidates"), list):
+        place = [_renamed(each) for each in place["candidates"]]
+    if isinstance(place, Mapping):
+        place = [{"token": token, "logprob": value} for token, value in place.items()]
+    found = [_alternative(each) for each in (place if isinstance(place, list) else ())]
+    return sorted((each for each in found if each), key=lambda each: -each.logprob)
+
+
+def _alternative(entry: Json) -> Alternative | None:
+    if isinstance(entry, list) and len(entry) > 1:  # SGLang's
+        entry = {"logprob": entry[0], "id": entry[1], "token": entry[2] if entry[2:] else None}
+    if not isinstance(entry, Mapping):
+        return None
+    value, text, given = entry.get("logprob"), entry.get("token", entry.get("tok_str")), None
+    if value is None and isinstance(entry.get("prob"), float) and entry["prob"] > 0:
+        value = math.log(entry["prob"])
+    if value is None or not _is_known(value):
+        return None
+    if isinstance(entry.get("id"), int):
+        given = entry["id"]
+    elif isinstance(text, str) and text.removeprefix(ID_PREFIX).isdecimal() and ID_PREFIX in text:
+        given = int(text.removeprefix(ID_PREFIX))
+    return Alternative(_token_bytes(text, entry.get("bytes")), given, float(value))
+
+
+def prompt_texts(choice: _Fields, reply: _Fields) -> dict[int, bytes]:
+    """Texts of token ids of a prompt, where the server lists its log-probabilities (vLLM)."""
+    found: dict[int, bytes] = {}
+    for place in (choice.get("prompt_logprobs"), reply.get("prompt_logprobs")):
+        for entries in place if isinstance(place, list) else ():
+            for token, entry in entries.items() if isinstance(entries, Mapping) else ():
+                text = entry.get("decoded_token") if isinstance(entry, Mapping) else None
+                known = _token_bytes(text, None)
+                if known is not None and str(token).isdecimal():
+                    found[int(token)] = known
+    return found
 
 
 def _token_bytes(text: Json, given: Json) -> bytes | None:

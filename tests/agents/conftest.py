@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,18 +30,12 @@ VARIABLES = {
 
 
 @pytest.fixture
-def agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Agent:
-    """Run an agent by `otel-rollout run`, in a folder with the file that is to be mended.
-
-    The trajectory of the process is equal to the one that its file of spans gives.
-    """
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a home of its own, the agents on the PATH, and no network."""
     assert MODULES.is_dir(), "the agents are not installed: make test-agents"
     home, folder = tmp_path / "home", tmp_path / "work"
     for each in (home, folder, tmp_path / "tmp"):
         each.mkdir()
-    (folder / FILE).write_text(WRONG)
     for name in list(os.environ):
         if name.startswith(("XDG_", "ANTHROPIC_", "CLAUDE", "CODEX_", "OPENCODE_")):
             monkeypatch.delenv(name)
@@ -48,10 +43,21 @@ def agent(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setenv("PATH", f"{MODULES / '.bin'}:{os.environ['PATH']}")
+    ours = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{MODULES / '.bin'}:{ours}:{os.environ['PATH']}")
     monkeypatch.setenv("NODE_PATH", str(MODULES))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PWD", str(folder))
+    return folder
+
+
+@pytest.fixture
+def agent(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Agent:
+    """Run an agent by `otel-rollout run`, in a folder with the file that is to be mended.
+
+    The trajectory of the process is equal to the one that its file of spans gives.
+    """
+    (folder / FILE).write_text(WRONG)
 
     def run(server: ModelServer, command: Sequence[str]) -> Ran:
         out, spans = tmp_path / "out.jsonl", tmp_path / "spans.jsonl"

@@ -89,6 +89,7 @@ def test_a_command_is_a_rollout(run: Run):
             server,
             agent("print(ask('a'), ask('b'), sys.argv[1:])", "--samples", "--", "x"),
             *("--task", "t1", "--name", "mine", "--group", "g1", "--metadata", "seed=3"),
+            *("--policy-version", "12"),
         )
         sent = [exchange.request for exchange in server.exchanges]
     assert ran.status == 0
@@ -96,6 +97,8 @@ def test_a_command_is_a_rollout(run: Run):
     found = ran.trajectory
     assert (found.name, found.sample_index) == ("mine", 0)
     assert found.metadata == {"seed": "3"}
+    assert found.policy_version == 12
+    assert found.policy_versions == [12]
     assert (found.status, found.warnings) == ("complete", [])
     assert [each.message["content"] for each in found.completions if each.message] == ["one", "two"]
     assert [each.request for each in found.completions] == [json.loads(each) for each in sent]

@@ -31,7 +31,9 @@ from otel_rollout import (
 )
 from otel_rollout.command import main
 from otel_rollout.export import TokenRows, row_exporter
+from otel_rollout.export.row_exporter import OURS
 from otel_rollout.otlp.writing import to_json_line
+from tests.kit.programs import ROOT
 from tests.kit.recording import Clients, Recording
 
 
@@ -448,11 +450,20 @@ async def test_failed_rollouts_only_if_asked_for(recording: Recording, clients: 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nothing", {}, "there is no exporter 'nothing': installed are .*tokens"),
+        ("x" * 9, {}, "there is no exporter 'xxxxxxxxx': installed are .*tokens; .* art, .*verl"),
+        ("trl", {}, r"; pip install otel-rollout-exporter-trl\Z"),
+        ("tlr", {}, r"; is it 'trl' \(pip install otel-rollout-exporter-trl\)\?\Z"),
+        ("token", {}, r"; is it 'tokens'\?\Z"),
         ("tokens", {"colour": "red"}, "exporter 'tokens': .*colour"),
     ],
 )
 def test_what_is_not_there_is_named(name: str, options: dict[str, Any], message: str):
-    """An unknown exporter lists those that are installed; an unknown option is said."""
+    """An unknown exporter is said with those that are installed, and the way to get it."""
     with pytest.raises(ConfigurationError, match=message):
         row_exporter(name, **options)
+
+
+def test_every_distribution_is_named():
+    """The ones that a message tells how to install are those that there are."""
+    folders = (ROOT / "exporters").glob("*/pyproject.toml")
+    assert sorted(OURS) == sorted(folder.parent.name for folder in folders)

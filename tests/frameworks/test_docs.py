@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import agents
 import pytest
+from pydantic_ai import Agent
 
-from otel_rollout import Trajectory
-from otel_rollout.testing import ModelServer
+from otel_rollout import JsonlTrajectoryExporter, Trajectory, to_token_rows
+from otel_rollout.testing import ModelServer, Reply, ToolCall
 from tests.frameworks.wire import TOOL_LOOP
 
 pytestmark = pytest.mark.framework
 
-TEXT = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "frameworks.md").read_text()
+COOKBOOK = (DOCS / "cookbook" / "existing-traces.md").read_text()
 ROWS = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|", TEXT, re.MULTILINE))
 """The version of each row of the tables, by what the row is about."""
 STACKS = {
@@ -83,3 +89,37 @@ def test_a_block(name: str, code: str) -> None:
         assert completion.trainable
         assert completion.token_ids
         assert completion.logprobs
+
+
+async def test_existing_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The cookbook's blocks are one program: traces of Pydantic AI become rows, then rollouts."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+
+    def reply(request: dict[str, Any]) -> Reply:
+        question = next(m["content"] for m in request["messages"] if m["role"] == "user")
+        if request["messages"][-1]["role"] == "tool":
+            return Reply(f"It is {request['messages'][-1]['content']}.")
+        a, b = question.rstrip("?").split(" + ")
+        return Reply(tool_calls=[ToolCall("add", json.dumps({"a": int(a), "b": int(b)}))])
+
+    program = re.findall(r"```python\n(.*?)```", COOKBOOK, re.DOTALL)
+    with ModelServer(reply, token_ids=False, logprobs=False) as server:
+        try:
+            for code in program:
+                code = code.replace("http://localhost:8000/v1", server.base_url)
+                compiled = compile(code, "cookbook", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+                running = eval(compiled, names)
+                if inspect.iscoroutine(running):
+                    await running
+        finally:
+            Agent.instrument_all(False)
+    assert [t.reward for t in names["trajectories"]] == [1.0, 1.0]
+    roles = ["system", "user", "assistant", "tool", "assistant"]
+    lines = [json.loads(line) for line in Path("sft.jsonl").read_text().splitlines()]
+    assert [[m["role"] for m in line["messages"]] for line in lines] == [roles, roles]
+    assert all(line["tools"][0]["function"]["name"] == "add" for line in lines)
+    assert [t.reward for t in JsonlTrajectoryExporter.read("trajectories.jsonl")] == [1.0, 1.0]
+    assert to_token_rows(names["trajectories"]) == []
+    assert len(names["trajectory"].token_sequences()) == 2
+    assert names["trajectory"].drift().causes == {"arguments_reformatted": 1}

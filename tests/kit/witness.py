@@ -9,6 +9,8 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout import Trajectory, TrajectorySpanProcessor, reconstruct
+from otel_rollout.trajectory import findings_of
+from otel_rollout.trajectory.sentences import UNKNOWN, sentence_of
 from tests.kit.transports import TRANSPORTS
 
 MANY_SPANS = 3000
@@ -17,7 +19,10 @@ MUCH_TEXT = 30_000_000
 
 
 class Witness:
-    """Records every span that our processors see, and every trajectory that they hand over."""
+    """Records every span that our processors see, and every trajectory that they hand over.
+
+    Every warning of these has a sentence that is known, with its kind and advice.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spans: list[ReadableSpan] = []
@@ -46,6 +51,11 @@ class Witness:
         }
         if not ended:
             return
+        for trajectory in ended.values():
+            told = {finding.text for finding in findings_of(trajectory)}
+            for warning in trajectory.warnings:
+                assert sentence_of(warning)[0] is not UNKNOWN, f"nothing makes {warning!r}"
+                assert warning in told, warning
         spans = [*self.spans, *self.spans[::3]]
         random.Random(len(spans)).shuffle(spans)
         text = sum(

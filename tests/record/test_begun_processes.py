@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 import otel_rollout
 from otel_rollout import no_capture, reconstruct, rollout
-from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.record import children, told
 from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording
 
 pytestmark = [
@@ -123,7 +123,7 @@ def test_a_process_without_calls_is_nothing_to_warn_of(recording: Recording, way
     """Only a process that makes a call for the rollout is missed."""
     with rollout("agent"):
         begin(way, os.getpid)
-    assert recording.trajectory.warnings == [NO_CALL]
+    assert recording.trajectory.warnings == [NO_CALL.words]
 
 
 @FEW
@@ -135,7 +135,7 @@ def test_a_process_outside_is_in_no_rollout(
     begin(way, work, server.base_url, str(tmp_path / "before"), ["before"])
     with rollout("agent"), no_capture():
         begin(way, work, server.base_url, str(tmp_path / "judge"), ["judge"])
-    assert recording.trajectory.warnings == [NO_CALL]
+    assert recording.trajectory.warnings == [NO_CALL.words]
     for name in ("before", "judge"):
         spans = saved(tmp_path / name)
         assert not [span for span in spans if span.name.startswith(("recording", "continue"))]
@@ -164,7 +164,7 @@ def test_a_pool_tells_the_rollout_that_began_it(
     assert recording.trajectory.warnings == [
         "2 model calls were made outside any rollout while it ran, in a process of a pool: if "
         "they are its own, hand the rollout on to there (propagate, continue_rollout)",
-        NO_CALL,
+        NO_CALL.words,
     ]
 
 

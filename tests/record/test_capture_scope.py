@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, no_capture, rollout
-from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.testing import Reply
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.calling import BOTH, STREAMED, Caller, Configure, done
 from tests.kit.comparing import exchange_spans, received, replayed, replays
 from tests.kit.conversations import ASK, chat
@@ -38,7 +38,7 @@ async def test_nothing_is_captured_outside_rollouts(
 
     await caller.run(script(caller.client(clients, server)))
     trajectory = replayed(recording)
-    assert (trajectory.exchanges, trajectory.warnings) == ([], [NO_CALL])
+    assert (trajectory.exchanges, trajectory.warnings) == ([], [NO_CALL.words])
     assert exchange_spans(recording) == []
     assert len(recording.spans_named("chat ")) == 3
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from otel_rollout import rollout
-from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.testing import Raw
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.calling import BOTH, Caller, Configure, done, entered, read
 from tests.kit.comparing import replayed
 from tests.kit.recording import Clients
@@ -95,7 +95,7 @@ async def test_other_endpoints(
     assert seen == bare
     trajectory = replayed(recording)
     assert (trajectory.completions, trajectory.histories) == ([], [])
-    assert trajectory.warnings == ([] if path else [NO_CALL])
+    assert trajectory.warnings == ([] if path else [NO_CALL.words])
     if path is None:
         assert trajectory.exchanges == []
         return

@@ -36,9 +36,9 @@ from otel_rollout import (
     reconstruct,
     rollout,
 )
-from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.testing import ModelServer
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording
 
 pytestmark = [
@@ -142,7 +142,7 @@ def test_what_is_not_captured_is_not_handed_on(recording: Recording):
     """Under `no_capture()` the other process gets the trace, not the rollout."""
     with rollout("agent") as trajectory, no_capture():
         assert propagate().keys() == {"traceparent"}
-    assert trajectory.warnings == [NO_CALL]
+    assert trajectory.warnings == [NO_CALL.words]
 
 
 @pytest.mark.not_replayed("it ended before it was continued elsewhere")

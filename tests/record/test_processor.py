@@ -33,9 +33,9 @@ from otel_rollout import (
     reconstruct,
     rollout,
 )
-from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.testing import Reply
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording
 
 
@@ -98,7 +98,7 @@ def test_an_exporter_that_raises_is_logged_and_counted(
     assert memory.get_finished_trajectories()[1] is trajectory
     assert processor.dropped == 2
     logged = [record for record in caplog.records if record.name == "otel_rollout"]
-    logged = [record for record in logged if NO_CALL not in record.getMessage()]
+    logged = [record for record in logged if NO_CALL.words not in record.getMessage()]
     assert [record.levelno for record in logged] == [logging.ERROR] * 2
     assert trajectory.id in logged[1].getMessage()
     assert logged[1].exc_info
@@ -316,7 +316,7 @@ def test_a_full_queue_is_counted(provider: TracerProvider, caplog: pytest.LogCap
     assert processor.force_flush()
     assert stuck.calls == ["first", "0", "1"]
     assert len(memory.get_finished_trajectories()) == 6  # it does not block, so it missed none
-    messages = [r.getMessage() for r in caplog.records if NO_CALL not in r.getMessage()]
+    messages = [r.getMessage() for r in caplog.records if NO_CALL.words not in r.getMessage()]
     assert len(messages) == 3
     assert all("max_queue_size" in message for message in messages)
 

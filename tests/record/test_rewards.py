@@ -21,8 +21,8 @@ from otel_rollout import (
     record_reward,
     rollout,
 )
-from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.testing import Raw, Reply
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording
 
 
@@ -386,7 +386,7 @@ def test_a_judge_that_has_only_the_id(recording: Recording):
     first, other = reconstruct(recording.spans)
     assert first.reward == 0.7
     assert first.rewards == {"own": 0.9}
-    assert first.warnings == [NO_CALL]
+    assert first.warnings == [NO_CALL.words]
     assert other.reward is None
 
 

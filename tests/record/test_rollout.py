@@ -19,7 +19,7 @@ from otel_rollout import (
     get_current_trajectory,
     rollout,
 )
-from otel_rollout.rebuild.missing_calls import NO_CALL
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording
 from tests.record.rollouts import ask, ask_async, assert_replays, contents, user
 
@@ -58,7 +58,7 @@ def test_a_sync_function_returns_the_very_object(recording: Recording):
     assert not inspect.iscoroutinefunction(agent)
     trajectory = recording.trajectory
     assert (trajectory.name, trajectory.status, trajectory.output) == ("agent", "complete", None)
-    assert trajectory.warnings == [NO_CALL]
+    assert trajectory.warnings == [NO_CALL.words]
 
 
 async def test_an_async_function_returns_the_very_object(recording: Recording):

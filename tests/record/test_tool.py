@@ -13,8 +13,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout import NotARolloutError, rollout, tool
-from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.testing import Reply, ToolCall
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording
 
 
@@ -51,7 +51,7 @@ def test_a_call_is_a_span_of_its_rollout(recording: Recording):
         "rollout.id": trajectory.id,
     }
     assert span.status.is_unset
-    assert trajectory.warnings == [NO_CALL]
+    assert trajectory.warnings == [NO_CALL.words]
 
 
 async def test_an_async_tool(recording: Recording):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from otel_rollout import rollout
-from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.uncaptured import note_outside, note_uncaptured
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Recording
 
 
@@ -42,11 +42,11 @@ def test_calls_outside_are_told_to_the_rollouts_that_run(recording: Recording):
     agent()
     agent_beside()
     quiet, told = recording.trajectories
-    assert quiet.warnings == [NO_CALL]
+    assert quiet.warnings == [NO_CALL.words]
     assert told.warnings == [
         "1 model call was made outside any rollout while it ran, in thread 'worker-1': if they "
         "are its own, hand the rollout on to there (propagate, continue_rollout)",
-        NO_CALL,
+        NO_CALL.words,
     ]
 
 
@@ -79,7 +79,7 @@ def test_threads_that_are_told_apart_by_a_number_are_one_place(recording: Record
 
     agent()
     warning, no_call = recording.trajectory.warnings
-    assert no_call == NO_CALL
+    assert no_call == NO_CALL.words
     assert warning.startswith(
         "60 model calls were made outside any rollout while it ran, in thread"
     )

@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from otel_rollout import Trajectory, continue_rollout, no_capture, propagate, rollout
-from otel_rollout.rebuild.missing_calls import NO_CALL
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording
 
 Carrier = dict[str, str]
@@ -49,7 +49,7 @@ def judged(recording: Recording, handed: bool, place: str) -> None:
             else [
                 f"1 model call was made outside any rollout while it ran, in {place}: if they are "
                 f"its own, hand the rollout on to there (propagate, continue_rollout)",
-                NO_CALL,
+                NO_CALL.words,
             ]
         )
 
@@ -216,4 +216,4 @@ def test_what_is_not_to_be_captured_is_not_outside(recording: Recording, clients
     client = clients.sync(clients.serve("hello"))
     with rollout("agent"), no_capture():
         ask(client, "a judge")
-    assert recording.trajectory.warnings == [NO_CALL]
+    assert recording.trajectory.warnings == [NO_CALL.words]

@@ -16,8 +16,8 @@ import urllib3
 from opentelemetry import context
 
 from otel_rollout import no_capture, rollout
-from otel_rollout.rebuild.missing_calls import NO_CALL
 from otel_rollout.testing import ModelServer, Raw
+from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording
 from tests.record.transports.libraries import BODY
 
@@ -105,9 +105,9 @@ def test_outside_of_a_rollout(recording: Recording, clients: Clients, post: Any)
     with rollout("other"):
         _without_context(worker)
     first, second = recording.trajectories
-    assert first.warnings == [NO_CALL]
+    assert first.warnings == [NO_CALL.words]
     warning, no_call = second.warnings
-    assert no_call == NO_CALL
+    assert no_call == NO_CALL.words
     assert warning.startswith("1 model call was made outside any rollout while it ran, in thread")
 
 
@@ -161,4 +161,4 @@ def test_arguments_that_are_wrong(recording: Recording, arguments: Any):
         for call in (pool.urlopen, http.client.HTTPConnection("h").putrequest):
             with pytest.raises(TypeError, match="missing"):
                 call(*arguments)
-    assert recording.trajectory.warnings == [NO_CALL]
+    assert recording.trajectory.warnings == [NO_CALL.words]

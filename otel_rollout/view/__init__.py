@@ -1,0 +1,32 @@
+"""Trajectories to look at: filters over their overviews, an index of sources, the page.
+
+The server needs the extra `view`, and is loaded when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from otel_rollout.first_use import load_on_first_use
+from otel_rollout.view.answers import Answers
+from otel_rollout.view.built import Page
+from otel_rollout.view.html import notebook_cell, whole_page
+from otel_rollout.view.index import Index
+from otel_rollout.view.tokens import Tokenizer
+from otel_rollout.view.where import COLUMNS, Where, row_of
+
+if TYPE_CHECKING:
+    from otel_rollout.view.server import Server
+else:
+    __getattr__ = load_on_first_use(__name__, {"server": ("Server",)})
+
+__all__ = [
+    "COLUMNS",
+    "Answers",
+    "Index",
+    "Page",
+    "Server",
+    "Tokenizer",
+    "Where",
+    "notebook_cell",
+    "row_of",
+    "whole_page",
+]

@@ -1,0 +1,109 @@
+"""The built page: its files as the server sends them, or one file that holds all answers.
+
+The page is built from TypeScript beside it (`page/`), and the build is part of the package.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.wire import Json
+
+FOLDER = Path(__file__).parent / "page" / "built"
+"""The build of the page."""
+DATA = "otel-rollout"
+"""Id of the element with the answers, in a page that holds them itself."""
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_script = re.compile(r"<script\b[^>]*\bsrc=[^>]*></script>")
+_style = re.compile(r'<link\b[^>]*\brel="stylesheet"[^>]*>')
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A built page."""
+
+    files: Mapping[str, tuple[bytes, str]]
+    """Content and type of each file, by its path; that of the page itself is ""."""
+
+    @classmethod
+    def read(cls, folder: Path = FOLDER) -> Page:
+        """The files of a build. ConfigurationError where there is none."""
+        found = {
+            path.relative_to(folder).as_posix(): (path.read_bytes(), _TYPES[path.suffix])
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.suffix in _TYPES
+        }
+        index = found.pop("index.html", None)
+        if index is None:
+            raise ConfigurationError(
+                f"the page of otel-rollout view is not built ({folder} has no index.html): "
+                f"run `make page`, or install a released version"
+            )
+        return cls({"": index, **found})
+
+    def whole(self, answers: Json, *, title: str) -> str:
+        """One HTML file that needs no server, no network and no other file."""
+        html = self.files[""][0].decode()
+        script = _inside("script", "\n".join(self._texts(".js")))
+        style = _inside("style", "\n".join(self._texts(".css")))
+        policy = (
+            f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+            f"img-src data:; base-uri 'none'; form-action 'none'"
+        )
+        head = (
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+            f"<style>{style}</style>\n"
+        )
+        data = as_json(answers).decode().replace("<", "\\u003c")
+        tail = (
+            f'<script type="application/json" id="{DATA}">{data}</script>\n'
+            f'<script type="module">{script}</script>\n'
+        )
+        html = _style.sub("", _script.sub("", html))
+        html = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(title)}</title>", html)
+        html = re.sub(r"</head>", lambda _: f"{head}</head>", html, count=1)
+        return re.sub(r"</body>", lambda _: f"{tail}</body>", html, count=1)
+
+    def _texts(self, suffix: str) -> list[str]:
+        return [body.decode() for name, (body, _) in self.files.items() if name.endswith(suffix)]
+
+
+def _inside(element: str, text: str) -> str:
+    """A script or style that does not end the element that it stands in."""
+    text = re.sub(f"</(?={element})", r"<\\/", text, flags=re.IGNORECASE)
+    return text.replace("<!--", r"<\!--")
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+
+
+def as_json(value: Json) -> bytes:
+    """JSON as a browser reads it: numbers that JSON has no word for are null."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def _finite(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,268 @@
+"""A trajectory in all that a page shows of it, as bounded JSON. Pure.
+
+Texts are cut and say so; what was cut is asked for by its node. The size of the whole is bounded
+however long the trajectory is, and the work is linear in its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from otel_rollout.trajectory import (
+    Completion,
+    Overview,
+    TokenSequence,
+    TokenSequences,
+    Trajectory,
+    findings_of,
+)
+from otel_rollout.view.messages import Said, said
+from otel_rollout.view.tree import Tree, Way
+from otel_rollout.wire import Json, dumps, tool_name
+
+MOST_CHARACTERS = 20_000
+"""Characters of one text."""
+_MOST_IN_ALL = 10_000_000
+"""Characters of the texts of all messages; beyond them texts are cut to `_LEAST`."""
+_LEAST = 200
+_MOST_OF_IMAGES = 20_000_000
+"""Characters of all images."""
+_MOST_LINES = 2_000
+"""Log lines, warnings, findings and rewards of a trajectory."""
+
+
+class Opened:
+    """A trajectory that somebody looks at; what is asked for is worked out once.
+
+    rows: its token sequences, where others than those of `Trajectory.token_sequences()` are meant.
+    """
+
+    def __init__(self, trajectory: Trajectory, rows: TokenSequences | None = None) -> None:
+        self.trajectory = trajectory
+        self.rows = trajectory.token_sequences() if rows is None else rows
+
+    @cached_property
+    def tree(self) -> Tree:
+        """Its messages."""
+        return Tree(self.trajectory)
+
+    @cached_property
+    def overview(self) -> dict[str, Json]:
+        """Its overview, without an advantage."""
+        found = Overview.of(self.trajectory, rows=self.rows).to_dict()
+        return {**found, "advantage": None}
+
+    def detail(self) -> dict[str, Json]:
+        """All but what other trajectories tell: parent, children, advantage."""
+        trajectory = self.trajectory
+        return {
+            "overview": self.overview,
+            "output": bounded(trajectory.output),
+            "error": bounded(trajectory.error),
+            "logs": [_cut(log) for log in trajectory.logs[:_MOST_LINES]],
+            "warnings": [_cut(warning) for warning in trajectory.warnings[:_MOST_LINES]],
+            "rewards": self._rewards(),
+            "findings": [
+                finding.to_dict()
+                for finding in findings_of(trajectory, rows=self.rows)[:_MOST_LINES]
+            ],
+            "nodes": self._nodes(),
+            "histories": [self._history(n, way) for n, way in enumerate(self.tree.ways)],
+            "historiesTotal": self.overview["histories"],
+            "completions": self._completions(),
+            "rows": [self._row(number, row) for number, row in enumerate(self.rows)],
+            "parent": None,
+            "children": [],
+            "trace": None,
+        }
+
+    def message(self, node: int) -> dict[str, Json]:
+        """The wire form of a node's message, in full. LookupError where there is no such node."""
+        if not 0 <= node < len(self.tree.nodes):
+            raise LookupError(f"node: expected 0 to {len(self.tree.nodes) - 1}, got {node}")
+        return {"message": self.tree.nodes[node].message, "whole": True}
+
+    def search(self, text: str) -> list[int]:
+        """The nodes whose text, reasoning or tool calls contain a text, in any case."""
+        wanted = text.casefold()
+        return [
+            number
+            for number, node in enumerate(self.tree.nodes)
+            if wanted in searched(said(node.message)).casefold()
+        ]
+
+    def node(self, number: int, room: int = MOST_CHARACTERS) -> dict[str, Json]:
+        """A message as JSON; `room`: how many characters of each of its texts."""
+        node = self.tree.nodes[number]
+        message = said(node.message)
+        size = len(searched(message))
+        return {
+            "id": number,
+            "parent": node.parent,
+            "role": _cut(message.role, _LEAST),
+            "text": message.text[:room],
+            "whole": size <= room,
+            "size": size,
+            "reasoning": None if message.reasoning is None else message.reasoning[:room],
+            "toolCalls": [
+                {"id": call.id, "name": call.name[:room], "arguments": call.arguments[:room]}
+                for call in message.calls[:_MOST_LINES]
+            ],
+            "toolCallId": message.call_id,
+            "images": list(message.images),
+            "links": list(message.links),
+            "completion": node.completion,
+            "parts": None if message.parts is None else list(message.parts),
+        }
+
+    def _nodes(self) -> list[dict[str, Json]]:
+        found, left, images = [], _MOST_IN_ALL, _MOST_OF_IMAGES
+        for number in range(len(self.tree.nodes)):
+            node = self.node(number, MOST_CHARACTERS if left > 0 else _LEAST)
+            left -= min(node["size"], MOST_CHARACTERS)
+            images -= sum(map(len, node["images"]))
+            if images < 0:
+                node["links"] += ["an image: there are too many to show all"] * len(node["images"])
+                node["images"] = []
+            found.append(node)
+        return found
+
+    def _rewards(self) -> list[dict[str, Json]]:
+        return [
+            {
+                "name": reward.name,
+                "value": float(reward),
+                "weight": reward.weight,
+                "label": reward.label,
+                "explanation": None if reward.explanation is None else _cut(reward.explanation),
+                "completion_id": reward.completion_id,
+                "choice_index": reward.choice_index,
+            }
+            for reward in list(self.trajectory.all_rewards.all())[:_MOST_LINES]
+        ]
+
+    def _history(self, number: int, way: Way) -> dict[str, Json]:
+        completions = [self.tree.completions[n] for n in way.completions]
+        own = [n for n in way.completions if self._depth(n) > way.common] or way.completions
+        ends = [c.end_time_ns for c in completions if c.end_time_ns is not None]
+        tools = way.history.tools or ()
+        return {
+            "number": number,
+            "leaf": way.leaf,
+            "length": self.tree.nodes[way.leaf].depth if way.leaf >= 0 else 0,
+            "tools": [tool_name(tool) if isinstance(tool, dict) else str(tool) for tool in tools],
+            "sideCall": way.history.side_call,
+            "completions": list(way.completions),
+            "trains": list(way.trains),
+            "start": self.tree.completions[own[0]].start_time_ns,
+            "end": max(ends, default=None),
+            "relation": way.relation,
+            "from": way.source,
+            "common": way.common,
+            "breaks": list(way.breaks),
+        }
+
+    def _depth(self, completion: int) -> int:
+        end = self.tree.ends[completion]
+        return 0 if end is None else self.tree.nodes[end].depth
+
+    def _completions(self) -> list[dict[str, Json]]:
+        reasons = {d.completion: d.reason for d in self.rows.dropped if d.completion is not None}
+        rows: dict[Completion, tuple[int, int]] = {}
+        trained: set[Completion] = set()
+        for number, row in enumerate(self.rows):
+            for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
+                rows.setdefault(completion, (number, start))
+                if end > start and row.loss_mask[start]:
+                    trained.add(completion)
+        return [
+            {
+                **_completion(completion),
+                "trains": completion in trained,
+                "dropped": reasons.get(completion),
+                "node": self.tree.ends[number],
+                "promptNode": self.tree.prompts[number],
+                "row": rows.get(completion, (None, None))[0],
+                "rowStart": rows.get(completion, (None, None))[1],
+            }
+            for number, completion in enumerate(self.tree.completions)
+        ]
+
+    @cached_property
+    def _history_of(self) -> dict[int, int]:
+        """The first history that each completion is in."""
+        found: dict[int, int] = {}
+        for number, way in enumerate(self.tree.ways):
+            for completion in way.completions:
+                found.setdefault(completion, number)
+        return found
+
+    def _row(self, number: int, row: TokenSequence) -> dict[str, Json]:
+        numbers = [self.tree.number[completion] for completion in row.completions]
+        return {
+            "row": number,
+            "length": len(row),
+            "promptLength": row.prompt_length,
+            "trained": sum(row.loss_mask),
+            "sampled": sum(row.sampled),
+            "truncated": row.truncated,
+            "history": self._history_of.get(numbers[-1]) if numbers else None,
+            "advantage": None,
+            "reward": self.overview["reward"],
+            "spans": [
+                {"completion": n, "start": start, "end": end}
+                for n, (_, start, end) in zip(numbers, row.spans, strict=True)
+            ],
+        }
+
+
+def searched(message: Said) -> str:
+    """All texts of a message."""
+    calls = (f"{call.name} {call.arguments}" for call in message.calls)
+    return "\n".join(filter(None, (message.text, message.reasoning, *calls)))
+
+
+def bounded(value: Json) -> Json:
+    """A JSON value, or the beginning of its text where that is long."""
+    if isinstance(value, str):
+        return _cut(value)
+    text = dumps(value)
+    return value if len(text) <= MOST_CHARACTERS else _cut(text)
+
+
+def _cut(text: str, most: int = MOST_CHARACTERS) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+
+
+def _completion(completion: Completion) -> dict[str, Json]:
+    usage, ids, reward = completion.usage, completion.token_ids, completion.reward
+    counted = (usage or {}).get("prompt_tokens")
+    prompt = completion.prompt_token_path
+    return {
+        "id": completion.id,
+        "choice": completion.choice_index,
+        "span": completion.span_id,
+        "status": completion.status,
+        "error": _error(completion.error),
+        "model": completion.model,
+        "requestModel": completion.request_model,
+        "policyVersion": completion.policy_version,
+        "finishReason": bounded(completion.finish_reason),
+        "stream": completion.stream,
+        "truncated": bool(completion.items) and completion.truncated,
+        "sideCall": completion.side_call,
+        "reward": None if reward is None else float(reward),
+        "promptTokens": prompt.length if prompt else counted if isinstance(counted, int) else None,
+        "sampledTokens": completion.sampled_count if ids is None else len(ids),
+        "start": completion.start_time_ns,
+        "end": completion.end_time_ns,
+        "attempts": completion.exchange.attempts,
+        "sampling": bounded(completion.sampling),
+        "usage": bounded(usage),
+        "path": completion.exchange.path,
+    }
+
+
+def _error(error: Mapping[str, str] | None) -> Json:
+    return None if error is None else {name: _cut(str(text)) for name, text in error.items()}

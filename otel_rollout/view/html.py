@@ -1,0 +1,199 @@
+"""A page that holds all its answers itself: one file to attach or keep, or a cell of a notebook.
+
+Its size is bounded. What was left out is said in the page, and to whoever made it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from otel_rollout.export import Rows
+from otel_rollout.spans import SpanRecord
+from otel_rollout.trajectory import (
+    Completion,
+    Contents,
+    Conversations,
+    Episode,
+    Overview,
+    TokenSequences,
+    Trajectory,
+    TrajectoryGroup,
+    findings_of,
+)
+from otel_rollout.view.answers import MOST_ROWS, Answers
+from otel_rollout.view.built import Page, as_json
+from otel_rollout.view.details import Opened
+from otel_rollout.view.table import Table, WritableTable
+from otel_rollout.view.words import words_of
+from otel_rollout.wire import Json
+
+MOST_LISTED = 2_000
+"""Trajectories that a page lists."""
+MOST_BYTES = 20_000_000
+"""Bytes of the details and tokens of a page; what comes after them is listed without."""
+MOST_TOKENS = 20_000
+"""Tokens of one row that a page holds."""
+_MOST_GROUPS = 200
+_HEIGHT = 640
+"""Pixels of a notebook's cell."""
+
+
+class Held:
+    """Trajectories that somebody has in memory, to be asked by the thread that made it.
+
+    rows: the token sequences of the first one, where others than its own are meant.
+    """
+
+    def __init__(
+        self, trajectories: Iterable[Trajectory], rows: TokenSequences | None = None
+    ) -> None:
+        self.sources = ["this process"]
+        self.complete = True
+        self.errors: list[str] = []
+        self._held: dict[str, Opened] = {}
+        self._table = WritableTable.create(sqlite3.connect(":memory:"))
+        for trajectory in trajectories:
+            opened = Opened(_ended(trajectory), None if self._held else rows)
+            self._held[trajectory.id] = opened
+            findings = findings_of(opened.trajectory, rows=opened.rows)
+            overview = Overview.of(opened.trajectory, rows=opened.rows, findings=findings)
+            self._table.add(overview, findings, words_of(opened.trajectory))
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._table.connection.close()
+
+    def table(self) -> Table:
+        """Their overviews."""
+        return self._table
+
+    def load(self, id_: str) -> Opened:
+        """One of them."""
+        return self._held[id_]
+
+
+def whole_page(
+    answers: Answers, page: Page, *, title: str, most_bytes: int = MOST_BYTES
+) -> tuple[str, list[str]]:
+    """One HTML file with the trajectories, and sentences about what is not in it."""
+    total, rows = _listed(answers)
+    details, tokens, left_out = dict[str, Json](), dict[str, Json](), list[str]()
+    size = 0
+    for row in rows:
+        detail = answers.trajectory({"id": row["id"]})
+        size += len(as_json(detail))
+        if size > most_bytes and details:
+            break
+        details[row["id"]] = detail
+        for number, length in ((each["row"], each["length"]) for each in detail["rows"]):
+            if size > most_bytes:
+                left_out.append(f"the tokens of trajectory {row['id']} from row {number} on")
+                break
+            window = answers.window(row["id"], number, 0, MOST_TOKENS)
+            size += len(as_json(window))
+            tokens[f"{row['id']} {number}"] = window
+            if length > MOST_TOKENS:
+                left_out.append(
+                    f"tokens from {MOST_TOKENS} on of row {number} of trajectory {row['id']}"
+                )
+    if len(details) < len(rows):
+        left_out.append(f"the details of {len(rows) - len(details)} of {total} trajectories")
+    if len(rows) < total:
+        left_out.append(f"{total - len(rows)} of {total} trajectories")
+    state = answers.state({})
+    state["errors"] += [f"This page does not hold {each}" for each in left_out[:_MOST_GROUPS]]
+    held = {
+        "state": state,
+        "summary": answers.summary({}),
+        "trajectories": {"total": len(rows), "rows": rows},
+        "details": details,
+        "tokens": tokens,
+        "groups": _groups(answers, details),
+    }
+    return page.whole(held, title=title), left_out
+
+
+def notebook_cell(shown: object, page: Page | None = None) -> str:
+    """What a notebook shows for trajectories, groups, episodes and rows: the page in a frame.
+
+    The frame may run its script and nothing else: it has no access to the notebook.
+    """
+    trajectories, rows = _trajectories(shown)
+    with Held(trajectories, rows) as held:
+        text, _ = whole_page(Answers(held), page or Page.read(), title=type(shown).__name__)
+    return (
+        f'<iframe sandbox="allow-scripts" srcdoc="{escape(text)}" width="100%" height="{_HEIGHT}" '
+        f'style="border: 0" title="{escape(type(shown).__name__)}"></iframe>'
+    )
+
+
+def _trajectories(shown: object) -> tuple[Sequence[Trajectory], TokenSequences | None]:
+    if isinstance(shown, TrajectoryGroup):
+        return [*shown.trajectories, *shown.failures, *shown.children], None
+    if isinstance(shown, Episode | Rows):
+        return shown.trajectories, None
+    if isinstance(shown, TokenSequences):
+        dropped = [drop.completion for drop in shown.dropped if drop.completion is not None]
+        found = dict.fromkeys([*(c for row in shown for c in row.completions), *dropped])
+        rewards = next((completion.rewards for completion in found), None)
+        named = Trajectory(name="rows", source=_Seen(found), rewards=rewards, sealed=True)
+        return [named], shown
+    if isinstance(shown, Trajectory):
+        return [shown], None
+    raise TypeError(f"expected a trajectory, a group, an episode or rows, got {shown!r:.100}")
+
+
+class _Seen:
+    """The completions that are there now, as what a trajectory holds."""
+
+    def __init__(self, completions: Iterable[Completion]) -> None:
+        self._completions = list(completions)
+
+    def read(self) -> Contents:
+        """The contents."""
+        exchanges = dict.fromkeys(completion.exchange for completion in self._completions)
+        return Contents(Conversations(self._completions), list(exchanges))
+
+    def take(self, records: Sequence[SpanRecord]) -> None:
+        """Nothing is added to what was seen."""
+
+
+def _ended(trajectory: Trajectory) -> Trajectory:
+    """The trajectory; of a running one what is there now."""
+    if trajectory.sealed:
+        return trajectory
+    fields: dict[str, Any] = {name: getattr(trajectory, name) for name in _FIELDS}
+    source, rewards = _Seen(trajectory.completions), trajectory.all_rewards
+    return Trajectory(**fields, source=source, rewards=rewards, sealed=True)
+
+
+_FIELDS = (
+    *("id", "name", "trace_id", "span_id", "parent_id", "task_id", "group_id", "sample_index"),
+    *("policy_version", "trainable", "status", "termination_reason", "error", "output", "logs"),
+    *("start_time_ns", "end_time_ns", "appended", "metrics", "metadata"),
+)
+
+
+def _listed(answers: Answers) -> tuple[int, list[Json]]:
+    """How many trajectories there are, and the first of them."""
+    total, rows = 0, list[Json]()
+    for offset in range(0, MOST_LISTED, MOST_ROWS):
+        found = answers.trajectories({"offset": str(offset), "limit": str(MOST_ROWS)})
+        total = found["total"]
+        rows += found["rows"]
+    return total, rows
+
+
+def _groups(answers: Answers, details: dict[str, Json]) -> list[Json]:
+    """The groups whose members are all in the page."""
+    found = []
+    for group in answers.summary({})["groups"][:_MOST_GROUPS]:
+        members = answers.group({"id": str(group["value"])})
+        if all(member["id"] in details for member in members["members"]):
+            found.append(members)
+    return found

@@ -1,0 +1,169 @@
+"""An index of sources: an overview of each trajectory and its words; details stay where they are.
+
+One pass reads the sources (`reading.py`); then the index stays in a file, and what was read is
+known when it is opened again. A trajectory's details are read at its offset in its file. While
+the index is open, a thread follows the sources. What cannot be read is an error in a list, never
+the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from otel_rollout.errors import RolloutError
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.view.details import Opened
+from otel_rollout.view.files import cached_file, connect, lock, open_table
+from otel_rollout.view.reading import Reader, check_source, is_address
+from otel_rollout.view.table import Place, Table, WritableTable
+from otel_rollout.wire import dumps, loads
+
+_POLL = 1.0
+"""Seconds between two looks at the sources."""
+
+
+class Index:
+    """The trajectories of some sources. `with Index(sources) as index:` reads and follows them.
+
+    path: the file of the index. None: one in the user's cache, named after the sources.
+    cached: False makes an index that is removed in the end.
+    infer_rollouts: as for `reconstruct`.
+    follow: False reads the sources once.
+
+    OSError for a source that is not there, ConfigurationError for one that cannot be followed.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        *,
+        path: Path | None = None,
+        cached: bool = True,
+        infer_rollouts: bool = False,
+        follow: bool = True,
+    ) -> None:
+        for source in sources:
+            check_source(source)
+        self.sources = list(sources)
+        """The sources, as they were given."""
+        self._infer_rollouts = infer_rollouts
+        self._follow = follow
+        self._wanted = path if path is not None or not cached else self._cached()
+        self._path = Path()
+        self._held = ExitStack()
+        self._readers = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._stop, self._read = threading.Event(), threading.Event()
+        self._failure: list[str] = []
+
+    def __enter__(self) -> Index:
+        try:
+            self._path = self._writable()
+            table = open_table(self._path)
+        except BaseException:
+            self._held.close()
+            raise
+        thread = threading.Thread(
+            target=self._run, args=(table,), name="otel-rollout-index", daemon=True
+        )
+        thread.start()
+        self._held.callback(thread.join)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        with self._lock:
+            for connection in self._connections:
+                connection.close()
+        self._held.close()
+
+    @property
+    def complete(self) -> bool:
+        """True once every source was read to its end for the first time."""
+        return self._read.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is complete; False if it is not by then."""
+        return self._read.wait(timeout)
+
+    @property
+    def errors(self) -> list[str]:
+        """What could not be read."""
+        return [*self._failure, *self.table().errors()]
+
+    def table(self) -> Table:
+        """The rows of the index, for this thread to read."""
+        table: Table | None = getattr(self._readers, "table", None)
+        if table is None:
+            connection = connect(self._path, "ro")
+            with self._lock:
+                self._connections.append(connection)
+            table = self._readers.table = Table(connection)
+        return table
+
+    def load(self, id_: str) -> Opened:
+        """The trajectory of this id, as it stands in its file.
+
+        LookupError where it is not in the index, or no more in the file.
+        """
+        place = self.table().place(id_)
+        if place is None:
+            raise LookupError(f"no trajectory {id_[:100]!r}: it may have been replaced just now")
+        try:
+            trajectory = Trajectory.from_dict(loads(_bytes_at(place)))
+            if trajectory.id != id_:
+                raise LookupError(f"there is {trajectory.id!r}")
+            return Opened(trajectory)
+        except (OSError, LookupError, ValueError) as error:
+            raise LookupError(
+                f"trajectory {id_[:100]!r} is not at byte {place.start} of {place.path} any more "
+                f"({error!s:.200}): the file was changed; it is read again in a moment"
+            ) from None
+
+    def _cached(self) -> Path:
+        names = [each if is_address(each) else os.path.realpath(each) for each in self.sources]
+        return cached_file(dumps([names, self._infer_rollouts]))
+
+    def _writable(self) -> Path:
+        """The file of the index: the one that is wanted, if no other process writes to it."""
+        if self._wanted is not None and lock(self._wanted, self._held):
+            return self._wanted
+        folder = tempfile.mkdtemp(prefix="otel-rollout-view-")
+        self._held.callback(shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder) / "index.sqlite"
+
+    def _run(self, table: WritableTable) -> None:
+        try:
+            reader = Reader(
+                self.sources,
+                table,
+                Path(f"{self._path}.rebuilt.jsonl"),
+                infer_rollouts=self._infer_rollouts,
+                stopped=self._stop.is_set,
+            )
+            reader.read()
+            self._read.set()
+            while self._follow and not self._stop.wait(_POLL):
+                reader.read()
+        except (OSError, sqlite3.Error, RolloutError) as error:
+            self._failure.append(f"the index {self._path} is not written any more: {error}")
+        finally:
+            self._read.set()
+            table.connection.close()
+
+
+def _bytes_at(place: Place) -> bytes:
+    with open(place.path, "rb") as file:
+        state = os.fstat(file.fileno())
+        if f"{state.st_dev}:{state.st_ino}" != place.inode:
+            raise LookupError("another file has its name")
+        file.seek(place.start)
+        return file.read(place.size)

@@ -1,0 +1,148 @@
+// All trajectories in charts: what they were rewarded with, how they ended, what does not train.
+
+import type { ComponentChildren, JSX } from "preact";
+
+import type { Address } from "./address";
+import { formatAddress } from "./address";
+import { Bar, Histogram } from "./charts";
+import { Name, count, seconds, short } from "./text";
+import type { Scored, Summary } from "./types";
+import { binClause, hasClause, quote, toggled } from "./where";
+
+interface Props {
+  summary: Summary;
+  address: Address;
+  /** Filters with this expression; missing where nothing can filter. */
+  filter: ((where: string) => void) | undefined;
+}
+
+export function Overviews({ summary, address, filter }: Props): JSX.Element {
+  const where = address.where ?? "";
+  const act = (clause: string) => filter && (() => filter(toggled(where, clause)));
+  const bins = (field: string) => ({
+    choose: filter && ((bin: { from: number; to: number }, last: boolean) =>
+      filter(toggled(where, binClause(field, bin.from, bin.to, last)))),
+    chosen: (bin: { from: number; to: number }, last: boolean) =>
+      hasClause(where, binClause(field, bin.from, bin.to, last)),
+  });
+  const most = (list: { count: number }[]) => Math.max(1, ...list.map((one) => one.count));
+  const { rewards } = summary;
+  return (
+    <>
+      <Panel title="Reward" note={rewards.mean === null ? "" : `mean ${short(rewards.mean)} ± ${short(rewards.std)}`}>
+        <Histogram bins={rewards.bins} label="Reward" tall {...bins("reward")} />
+        {rewards.missing > 0 && (
+          <Bar label="No reward" value={rewards.missing} most={summary.total} kind="warn"
+            chosen={hasClause(where, "reward is None")} choose={act("reward is None")} />
+        )}
+      </Panel>
+      <Panel title="Endings">
+        {summary.statuses.map((one) => (
+          <Bar key={one.value} label={<Status value={one.value} />} value={one.count}
+            most={most(summary.statuses)} kind={one.value === "complete" ? "" : "bad"}
+            chosen={hasClause(where, `status == ${quote(one.value)}`)} choose={act(`status == ${quote(one.value)}`)} />
+        ))}
+        {summary.terminationReasons.filter((one) => one.value !== null).map((one) => (
+          <Bar key={one.value} label={<Name text={one.value ?? ""} />} note="reason" value={one.count}
+            most={most(summary.statuses)} chosen={hasClause(where, reasonClause(one.value))}
+            choose={act(reasonClause(one.value))} />
+        ))}
+      </Panel>
+      <Panel title="Why not train" note={summary.findings.length ? "" : "nothing found"}>
+        {summary.findings.map((one) => (
+          <details class="finding-count" key={one.text}>
+            <summary>
+              <span class={`kind ${one.kind}`}>{one.kind}</span>
+              <span class="bar-label">{one.text}</span>
+              <span class="bar-count">{count(one.count)}</span>
+            </summary>
+            <p>{one.advice || "No advice is known."}</p>
+            {filter && (
+              <button type="button" class="link" onClick={act(`${quote(one.kind)} in findings`)}>
+                {hasClause(where, `${quote(one.kind)} in findings`) ? "show all again" : `show those with “${one.kind}”`}
+              </button>
+            )}
+          </details>
+        ))}
+      </Panel>
+      <Panel title="Policy versions">
+        {summary.versions.map((one) => (
+          <ScoredBar one={one} most={most(summary.versions)} name={one.value === null ? "none" : String(one.value)}
+            chosen={hasClause(where, versionClause(one.value))} choose={one.value === null ? undefined : act(versionClause(one.value))} />
+        ))}
+      </Panel>
+      <Panel title="Groups" note={summary.groupsTotal ? count(summary.groupsTotal) : "none"}>
+        <Groups groups={summary.groups} total={summary.groupsTotal} />
+      </Panel>
+      <Panel title="Length and duration">
+        <h4>Turns</h4>
+        <Histogram bins={summary.turns.bins} label="Turns" {...bins("turns")} />
+        <h4>Sampled tokens</h4>
+        <Histogram bins={summary.sampledTokens.bins} label="Sampled tokens" {...bins("sampled_tokens")} />
+        <h4>Duration</h4>
+        <Histogram bins={summary.seconds.bins} label="Duration" format={seconds} {...bins("seconds")} />
+      </Panel>
+    </>
+  );
+}
+
+const reasonClause = (value: string | null) => `termination_reason == ${quote(value ?? "")}`;
+const versionClause = (value: string | number | null) => `${quote(value ?? "")} in versions`;
+
+function Panel(props: { title: string; note?: string; children: ComponentChildren }): JSX.Element {
+  return (
+    <section class="panel">
+      <header>
+        <h3>{props.title}</h3>
+        {props.note && <span class="muted">{props.note}</span>}
+      </header>
+      {props.children}
+    </section>
+  );
+}
+
+interface ScoredBarProps {
+  one: Scored<unknown>;
+  name: string;
+  most: number;
+  chosen: boolean;
+  choose: (() => void) | undefined;
+}
+
+function ScoredBar({ one, name, most, chosen, choose }: ScoredBarProps): JSX.Element {
+  return (
+    <Bar label={<Name text={name} />} value={one.count} most={most} chosen={chosen} choose={choose}
+      note={<Mean one={one} />} />
+  );
+}
+
+function Mean({ one }: { one: Scored<unknown> }): JSX.Element {
+  const title = `${one.scored} of ${one.count} have a reward`;
+  return <span title={title}>{one.mean === null ? "no reward" : `${short(one.mean)} ± ${short(one.std)}`}</span>;
+}
+
+const SHOWN_GROUPS = 200;
+
+function Groups({ groups, total }: { groups: Summary["groups"]; total: number }): JSX.Element {
+  const most = Math.max(1, ...groups.map((one) => one.count));
+  return (
+    <div class="groups">
+      {groups.filter((one) => one.value !== null).map((one) => (
+        <a class="count" key={one.value} href={formatAddress({ group: one.value ?? "" })}>
+          <span class="bar-label"><Name text={one.value ?? ""} /></span>
+          <span class="bar-note"><Mean one={one} /></span>
+          <span class="bar-count">{count(one.count)}</span>
+          <svg class="share" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
+            <rect width={(one.count / most) * 100} height="1" />
+          </svg>
+        </a>
+      ))}
+      {total > SHOWN_GROUPS && <p class="muted">and {count(total - groups.length)} more: filter to see them</p>}
+    </div>
+  );
+}
+
+export function Status({ value }: { value: string }): JSX.Element {
+  const kind = value === "complete" ? "good" : value === "running" ? "live" : "bad";
+  return <span class={`status ${kind}`}><Name text={value} /></span>;
+}

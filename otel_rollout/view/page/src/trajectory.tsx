@@ -1,0 +1,127 @@
+// One trajectory: what it is in a line, and five ways to look at it.
+
+import type { JSX } from "preact";
+
+import { type Address, type Change, VIEWS, type View, changedBy, formatAddress, go } from "./address";
+import { FindingsView } from "./findings";
+import { useKeys, useLoaded } from "./hooks";
+import { MessagesView } from "./messages";
+import { Status } from "./overview";
+import { RawView } from "./raw";
+import { source } from "./source";
+import { Name, count, many, seconds, short, signed } from "./text";
+import { TimeView } from "./time";
+import { TokensView } from "./tokens";
+import type { Detail, Overview, State } from "./types";
+
+export interface Shown {
+  detail: Detail;
+  address: Address;
+  /** Goes to another place of this trajectory. */
+  move(change: Change, how?: "push" | "replace"): void;
+}
+
+export function TrajectoryView({ address, state }: { address: Address; state: State }): JSX.Element {
+  const id = address.trajectory ?? "";
+  const { value: detail, error } = useLoaded(() => source.trajectory(id), `${id} ${state.complete}`, id);
+  const view = address.view ?? "messages";
+  const move = (change: Change, how?: "push" | "replace") =>
+    go(changedBy({ trajectory: id, view, ...only(address) }, change), how);
+  const group = detail?.overview.group_id;
+  useKeys({
+    ...Object.fromEntries(VIEWS.map((name, place) => [String(place + 1), () => move({ view: name })])),
+    "6": () => group && go({ group }),
+  });
+  if (error !== null && !detail) return <p class="hint error" role="alert">{error}</p>;
+  if (!detail) return <p class="hint">Reading…</p>;
+  const shown = { detail, address, move };
+  return (
+    <div class="trajectory-view">
+      <Head detail={detail} />
+      <Tabs detail={detail} address={address} view={view} />
+      <div class="view" role="tabpanel" aria-label={view}>
+        {view === "messages" && <MessagesView {...shown} />}
+        {view === "tokens" && <TokensView {...shown} />}
+        {view === "findings" && <FindingsView {...shown} />}
+        {view === "time" && <TimeView {...shown} />}
+        {view === "raw" && <RawView {...shown} />}
+      </div>
+    </div>
+  );
+}
+
+/** The part of an address that is a place in a trajectory. */
+function only({ history, node, row, token, signal }: Address): Address {
+  const all = { history, node, row, token, signal };
+  return changedBy({}, all);
+}
+
+function Head({ detail }: { detail: Detail }): JSX.Element {
+  const { overview, parent, trace } = detail;
+  return (
+    <header class="head">
+      <h1><Name text={overview.name} /></h1>
+      <span class="id"><Name text={overview.id} /></span>
+      <Status value={overview.status} />
+      {overview.termination_reason !== null && <span class="muted"><Name text={overview.termination_reason} /></span>}
+      <span class="spread" />
+      {parent && <a href={formatAddress({ trajectory: parent.id })}>inside <Name text={parent.name} /></a>}
+      {trace !== null && /^https?:/i.test(trace) && (
+        <a href={trace} target="_blank" rel="noreferrer noopener">trace in Jaeger ↗</a>
+      )}
+      <Facts overview={overview} />
+    </header>
+  );
+}
+
+function Facts({ overview }: { overview: Overview }): JSX.Element {
+  const { group_id, task_id } = overview;
+  return (
+    <dl class="facts">
+      <Fact name="reward" value={<b>{overview.reward === null ? "none" : short(overview.reward)}</b>} />
+      {overview.advantage !== null && <Fact name="advantage" value={signed(overview.advantage)} />}
+      {task_id !== null && <Fact name="task" value={<Name text={task_id} />} />}
+      {group_id !== null && (
+        <Fact name="group" value={<a href={formatAddress({ group: group_id })}><Name text={group_id} /></a>} />
+      )}
+      {overview.sample_index !== null && <Fact name="sample" value={short(overview.sample_index)} />}
+      <Fact name="turns" value={count(overview.turns)} />
+      <Fact name="calls" value={count(overview.calls)} />
+      <Fact name="histories" value={count(overview.histories)} />
+      <Fact name="sampled" value={count(overview.sampled_tokens)} />
+      <Fact name="trained" value={count(overview.trained_tokens)} />
+      {overview.dropped > 0 && <Fact name="dropped" value={many(overview.dropped, "reply").replace("replys", "replies")} />}
+      <Fact name="time" value={seconds(overview.seconds)} />
+      {overview.versions.length > 0 && <Fact name="version" value={<Name text={overview.versions.join(", ")} />} />}
+      {overview.models.length > 0 && <Fact name="model" value={<Name text={overview.models.join(", ")} />} />}
+    </dl>
+  );
+}
+
+export function Fact({ name, value }: { name: string; value: JSX.Element | string }): JSX.Element {
+  return (
+    <div>
+      <dt>{name}</dt>
+      <dd>{value}</dd>
+    </div>
+  );
+}
+
+function Tabs({ detail, address, view }: { detail: Detail; address: Address; view: View }): JSX.Element {
+  const notes: Partial<Record<View, number>> = {
+    messages: detail.nodes.length,
+    tokens: detail.rows.reduce((sum, row) => sum + row.length, 0),
+    findings: detail.findings.length,
+  };
+  return (
+    <nav class="tabs" role="tablist" aria-label="Views">
+      {VIEWS.map((name, place) => (
+        <a key={name} role="tab" aria-selected={name === view} title={`${name} (${place + 1})`}
+          href={formatAddress({ trajectory: address.trajectory ?? "", view: name, ...only(address) })}>
+          {name === "findings" ? "Why not train" : name[0]?.toUpperCase() + name.slice(1)}
+          {notes[name] !== undefined && <span class="muted">{count(notes[name])}</span>}
+        </a>
+      ))}
+    </nav>
+  );
+}

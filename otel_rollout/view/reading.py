@@ -1,0 +1,277 @@
+"""Sources read into an index: what is new in files of trajectories, and spans, rebuilt to one.
+
+A file of trajectories is known by its inode, its size and the bytes before the place that it was
+read to: one that only grew is read on from there, any other is read anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
+
+from otel_rollout.errors import ConfigurationError, RolloutError, SpanFormatError
+from otel_rollout.export import LINE_PREFIX, parsed_lines, parts_for, reconstruct_apart
+from otel_rollout.otlp import files_of, read, rotated_beside
+from otel_rollout.spans import SpanRecord
+from otel_rollout.trajectory import Overview, Trajectory, findings_of
+from otel_rollout.view.table import FileState, WritableTable
+from otel_rollout.view.words import words_of
+from otel_rollout.wire import Json, dumps, loads
+
+_PATIENCE = 5
+"""Spans that grow are rebuilt no sooner than after so many times what the last time took."""
+_BATCH = 0.5
+"""Seconds after which what was read is seen by others."""
+_TAIL = 4096
+"""Bytes before the place that was read to, by which a file is known again."""
+_OF_SPANS = 0
+"""The number of the file that errors of spans belong to."""
+_DAMAGED = (
+    *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError),
+    sqlite3.DataError,
+)
+"""What a trajectory raises whose JSON is not as it was written."""
+
+
+def is_address(source: str) -> bool:
+    """True for the address of a backend; any other source is a file or a folder."""
+    return source.startswith(("http://", "https://"))
+
+
+def check_source(source: str) -> None:
+    """ConfigurationError or OSError for a source that cannot be read again and again."""
+    if source == "-":
+        raise ConfigurationError(
+            "view reads trajectories again where they stand, which stdin cannot: write it to a file"
+        )
+    if not is_address(source):
+        for file in files_of(source):
+            open(file, "rb").close()
+
+
+class Reader:
+    """Reads sources into the table of an index, as often as it is told to.
+
+    rebuilt: the file for the trajectories of spans.
+    stopped: asked from time to time; once it is True, reading ends where it is.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        table: WritableTable,
+        rebuilt: Path,
+        *,
+        infer_rollouts: bool,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._sources = sources
+        self._table = table
+        self._rebuilt = rebuilt
+        self._infer_rollouts = infer_rollouts
+        self._stopped = stopped
+        self._asked = False
+        """True once the addresses were read: they are not followed."""
+        self._rebuild_after = 0.0
+        """Spans are not rebuilt before, by the monotonic clock."""
+
+    def read(self) -> None:
+        """Read what is new since the last time."""
+        spans: list[str] = []
+        for source in self._sources:
+            if is_address(source):
+                spans.append(source)
+                continue
+            try:
+                for path in files_of(source):
+                    if not self._is_of_spans(path):
+                        self._read_lines(path)
+                    else:
+                        spans.append(path)
+            except (OSError, SpanFormatError) as error:
+                self._fail(_OF_SPANS, SpanFormatError(f"{source}: {error}"))
+        if spans and not self._stopped():
+            self._rebuild(spans)
+            if self._rebuilt.exists():
+                self._read_lines(str(self._rebuilt))
+        self._table.connection.commit()
+
+    def _is_of_spans(self, path: str) -> bool:
+        with open(path, "rb") as file:
+            start = file.read(len(LINE_PREFIX))
+        return not LINE_PREFIX.startswith(start)
+
+    # --- files of trajectories
+
+    def _read_lines(self, path: str) -> None:
+        with open(path, "rb") as file:
+            known = self._table.file(os.path.realpath(path))
+            state = os.fstat(file.fileno())
+            now = FileState(
+                number=known.number if known else 0,
+                path=os.path.realpath(path),
+                inode=f"{state.st_dev}:{state.st_ino}",
+                size=state.st_size,
+                modified=state.st_mtime_ns,
+                read_to=0,
+                tail=b"",
+            )
+            if known is None:
+                now = replace(now, number=self._table.put_file(now.unfinished()))
+            elif known.is_like(now):
+                return
+            elif known.inode == now.inode and now.size > known.size and _has_tail(file, known):
+                now = replace(now, read_to=known.read_to)
+            else:
+                self._table.remove_file(known.number)
+            self._read_on(file, now)
+
+    def _read_on(self, file: BinaryIO, state: FileState) -> None:
+        lines = _Lines(file, state.read_to)
+        name = state.path if not state.read_to else f"{state.path}, from byte {state.read_to}"
+        seen = time.monotonic() + _BATCH
+
+        def fail(error: SpanFormatError) -> None:
+            self._fail(state.number, error)
+
+        for line, data, where in parsed_lines(lines, name, fail, fail):
+            self._add(data, where, state.number, *lines.place(line))
+            if time.monotonic() > seen:
+                self._save(file, state.unfinished(), lines.start)
+                if self._stopped():
+                    return
+                seen = time.monotonic() + _BATCH
+        self._save(file, state, lines.end)
+
+    def _save(self, file: BinaryIO, state: FileState, read_to: int) -> None:
+        self._table.put_file(replace(state, read_to=read_to, tail=_tail(file, read_to)))
+        self._table.connection.commit()
+
+    def _add(self, data: Json, where: str, file: int, start: int, size: int) -> None:
+        try:
+            trajectory = Trajectory.from_dict(data)
+            rows = trajectory.token_sequences()
+            findings = findings_of(trajectory, rows=rows)
+            overview = Overview.of(trajectory, rows=rows, findings=findings)
+            before = self._table.add(
+                overview, findings, words_of(trajectory), file=file, start=start, size=size
+            )
+        except RolloutError as error:
+            self._fail(file, SpanFormatError(f"{where}: {error}"))
+        except _DAMAGED as error:
+            self._fail(file, SpanFormatError(f"{where}: damaged ({error!r:.200})"))
+        else:
+            if before not in (None, (file, start)):
+                again = f"{where}: trajectory {overview.id!r} was there before; this one counts"
+                self._fail(file, SpanFormatError(again))
+
+    def _fail(self, file: int, error: SpanFormatError) -> None:
+        self._table.add_error(file, str(error))
+
+    # --- spans
+
+    def _rebuild(self, sources: Sequence[str]) -> None:
+        """Write the trajectories of the spans to a file, if there are other spans than before."""
+        states = [[file, *_state_of(file)] for source in sources for file in _with_rotated(source)]
+        now, asks = dumps(states), not self._asked and any(map(is_address, sources))
+        is_known = self._table.note("spans") == now and self._rebuilt.exists()
+        if (is_known and not asks) or time.monotonic() < self._rebuild_after:
+            return
+        began = time.monotonic()
+        self._table.connection.execute("DELETE FROM errors WHERE file = ?", (_OF_SPANS,))
+        part = self._rebuilt.with_name(self._rebuilt.name + ".part")
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            for trajectory in self._trajectories(sources):
+                file.write(dumps(trajectory.to_dict()).encode() + b"\n")
+                if self._stopped():
+                    return
+        os.replace(part, self._rebuilt)
+        self._table.put_note("spans", now)
+        self._asked = True
+        self._rebuild_after = time.monotonic() + _PATIENCE * (time.monotonic() - began)
+
+    def _trajectories(self, sources: Sequence[str]) -> Iterator[Trajectory]:
+        files = [file for source in sources for file in _with_rotated(source)]
+        size = None if any(map(is_address, files)) else sum(os.path.getsize(file) for file in files)
+        folder = self._rebuilt.with_name(self._rebuilt.name + ".spans")
+        records = itertools.chain.from_iterable(map(self._records, sources))
+        return reconstruct_apart(
+            records, folder, parts_for(size), infer_rollouts=self._infer_rollouts
+        )
+
+    def _records(self, source: str) -> Iterator[SpanRecord]:
+        def fail(error: SpanFormatError) -> None:
+            self._fail(_OF_SPANS, error)
+
+        try:
+            yield from read(source, on_error=fail)
+        except (OSError, LookupError, RolloutError) as error:
+            fail(SpanFormatError(f"{source}: {error}"))
+
+
+class _Lines:
+    """The whole lines of a file from an offset on, and where the last one that was given stands."""
+
+    def __init__(self, file: BinaryIO, start: int) -> None:
+        self.start = self.end = start
+        """Where the line begins, and where the next one does."""
+        self._file = file
+        self._line = b""
+        self._within = 0
+        """Where the rest of the line begins after the objects that were found on it."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._file.seek(self.end)
+        while line := self._file.readline():
+            if not line.endswith(b"\n") and not _is_json(line):
+                return  # it is being written
+            self.start, self._line, self._within = self.end, line, 0
+            self.end += len(line)
+            yield line
+
+    def place(self, part: bytes) -> tuple[int, int]:
+        """Offset and size of an object of the line that was given last."""
+        if part is self._line:
+            return self.start, len(part)
+        at = self._line.find(part, self._within)
+        self._within = at + len(part)
+        return self.start + at, len(part)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _tail(file: BinaryIO, end: int) -> bytes:
+    """A digest of the bytes before this place; the file goes on from where it is."""
+    place = file.tell()
+    file.seek(max(0, end - _TAIL))
+    digest = blake2b(file.read(min(end, _TAIL)), digest_size=16).digest()
+    file.seek(place)
+    return digest
+
+
+def _has_tail(file: BinaryIO, known: FileState) -> bool:
+    return known.tail == _tail(file, known.read_to)
+
+
+def _with_rotated(source: str) -> list[str]:
+    return [source] if is_address(source) else [*rotated_beside(source), source]
+
+
+def _state_of(file: str) -> list[int]:
+    if is_address(file) or not os.path.exists(file):
+        return []
+    state = os.stat(file)
+    return [state.st_ino, state.st_size, state.st_mtime_ns]

@@ -1,0 +1,327 @@
+"""Trajectories as rows of an SQLite table: one overview each, found by their fields and words.
+
+`Table` reads, `WritableTable` writes; both work on a connection that one thread uses. The columns
+are the fields of `Overview`: scalars as they are, lists and objects as JSON. The words of a
+trajectory are indexed and not kept, so the index is small.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.trajectory import Finding, Overview, advantages_of
+from otel_rollout.view.where import COLUMNS, Where, row_of
+from otel_rollout.wire import Json
+
+_COLUMNS = ", ".join(f'"{name}"' for name in COLUMNS)
+_JSON = tuple(name for name, kind in COLUMNS.items() if kind in ("list", "object"))
+VERSION = 1
+"""Version of the tables; a file of another version is made anew."""
+APPLICATION = 0x6F74526C
+"""Marks an SQLite file as an index of this library ("otRl")."""
+ERRORS_KEPT = 1_000
+"""Errors that are kept with their text; the others are counted."""
+_SCHEMA = f"""
+CREATE TABLE trajectories (number INTEGER PRIMARY KEY AUTOINCREMENT, file, start, size, {_COLUMNS});
+CREATE UNIQUE INDEX by_id ON trajectories ("id");
+CREATE INDEX by_group ON trajectories ("group_id");
+CREATE INDEX by_parent ON trajectories ("parent_id");
+CREATE INDEX by_file ON trajectories (file);
+CREATE TABLE found (number INTEGER, sentence INTEGER, count INTEGER);
+CREATE INDEX found_by_number ON found (number);
+CREATE TABLE sentences (sentence INTEGER PRIMARY KEY, kind, text, advice, UNIQUE (kind, text));
+CREATE TABLE files (file INTEGER PRIMARY KEY, path UNIQUE, inode, size, modified, read_to, tail);
+CREATE TABLE errors (file INTEGER, text, UNIQUE (file, text));
+CREATE TABLE notes (name PRIMARY KEY, value);
+CREATE VIRTUAL TABLE words USING fts5 (
+    text, content='', tokenize='unicode61 remove_diacritics 2');
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {VERSION};
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which trajectories are asked for: a condition over the columns, with its parameters."""
+
+    sql: str = "1"
+    parameters: tuple[Json, ...] = ()
+
+    @classmethod
+    def of(cls, where: str = "", search: str = "") -> Filter:
+        """An expression (see `Where`), and words that all have to be in the trajectory.
+
+        ConfigurationError for an expression that is none.
+        """
+        parts, parameters = [], list[Json]()
+        if where.strip():
+            condition, values = Where.parse(where).sql()
+            parts.append(f"({condition})")
+            parameters += values
+        if phrase := _phrases(search):
+            parts.append("number IN (SELECT rowid FROM words WHERE words MATCH ?)")
+            parameters.append(phrase)
+        return cls(" AND ".join(parts) or "1", tuple(parameters))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a trajectory is written: so many bytes of a file, from `start`."""
+
+    path: str
+    inode: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file of trajectories, as it was when it was read last."""
+
+    number: int
+    """Its number in the index; 0: it has none yet."""
+    path: str
+    inode: str
+    size: int
+    modified: int
+    """Nanoseconds since 1970."""
+    read_to: int
+    """Offset of what was not read yet."""
+    tail: bytes
+    """Digest of the bytes before that."""
+
+    def is_like(self, other: FileState) -> bool:
+        """True if nothing tells that it has changed."""
+        mine, theirs = ((s.inode, s.size, s.modified) for s in (self, other))
+        return mine == theirs
+
+    def unfinished(self) -> FileState:
+        """The same, to be read on: whatever its size is, it has grown."""
+        return replace(self, size=-1)
+
+
+class Table:
+    """The trajectories of an index, to read."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def count(self, which: Filter = Filter()) -> int:
+        """How many trajectories there are."""
+        sql = f"SELECT COUNT(*) FROM trajectories WHERE {which.sql}"
+        return int(self.connection.execute(sql, which.parameters).fetchone()[0])
+
+    def rows(
+        self, which: Filter, *, sort: str = "", offset: int = 0, limit: int = 100
+    ) -> list[dict[str, Json]]:
+        """Overviews as JSON, each with its `advantage` within its group; unknown values last.
+
+        sort: a field; with `-` before it the largest come first. Without one: as they were read.
+        ConfigurationError for a field that is not there.
+        """
+        name, descending = sort.removeprefix("-"), sort.startswith("-")
+        if name and name not in COLUMNS:
+            raise ConfigurationError(
+                f"sort: expected one of {', '.join(COLUMNS)}, or one with - before it, got {sort!r}"
+            )
+        order = f'"{name}" IS NULL, "{name}" {"DESC" if descending else "ASC"}, ' if name else ""
+        found = self.connection.execute(
+            f"SELECT {_COLUMNS} FROM trajectories WHERE {which.sql} "
+            f"ORDER BY {order}number LIMIT ? OFFSET ?",
+            (*which.parameters, limit, offset),
+        )
+        return self._with_advantages([_overview(row) for row in found])
+
+    def overview(self, id_: str) -> dict[str, Json] | None:
+        """The overview of one trajectory; None where it is not there."""
+        found = self.rows(Filter('"id" = ?', (id_,)), limit=1)
+        return found[0] if found else None
+
+    def find(self, prefix: str) -> str:
+        """The id that is this one, or the only one that begins with it. LookupError elsewhere."""
+        found = self.connection.execute(
+            'SELECT "id" FROM trajectories WHERE "id" >= ? AND "id" < ? ORDER BY "id" LIMIT 3',
+            (prefix, prefix + "\U0010ffff"),
+        )
+        ids = [row[0] for row in found]
+        if ids and (ids[0] == prefix or (len(ids) == 1 and prefix)):
+            return str(ids[0])
+        several = f"several trajectories, such as {', '.join(map(repr, ids))}" if ids else "none"
+        raise LookupError(
+            f"no trajectory {prefix[:100]!r}: expected an id that names one, {several}"
+        )
+
+    def place(self, id_: str) -> Place | None:
+        """Where a trajectory is written; None where it is not there."""
+        row = self.connection.execute(
+            "SELECT path, inode, start, trajectories.size FROM trajectories "
+            'JOIN files USING (file) WHERE "id" = ?',
+            (id_,),
+        ).fetchone()
+        return None if row is None else Place(*row)
+
+    def errors(self) -> list[str]:
+        """What could not be read, at most `ERRORS_KEPT` sentences."""
+        return [text for (text,) in self.connection.execute("SELECT text FROM errors")]
+
+    def rewards_of(self, group: str) -> list[float]:
+        """The rewards of the trajectories of a group that have one."""
+        found = self.connection.execute(
+            'SELECT "reward" FROM trajectories WHERE "group_id" = ? AND "reward" IS NOT NULL',
+            (group,),
+        )
+        return [float(reward) for (reward,) in found]
+
+    def _with_advantages(self, rows: list[dict[str, Json]]) -> list[dict[str, Json]]:
+        groups = {row["group_id"] for row in rows} - {None}
+        known: dict[tuple[str | None, float | None], float | None] = {}
+        for group in groups:
+            rewards = self.rewards_of(group)
+            known |= {
+                (group, reward): advantage
+                for reward, advantage in zip(rewards, advantages_of(rewards), strict=True)
+            }
+        for row in rows:
+            row["advantage"] = known.get((row["group_id"], row["reward"]))
+        return rows
+
+
+class WritableTable(Table):
+    """The trajectories of an index, to read and to write; `commit` makes them seen by others."""
+
+    @classmethod
+    def create(cls, connection: sqlite3.Connection) -> WritableTable:
+        """The tables, empty, in an empty file. ConfigurationError if SQLite has no FTS5."""
+        try:
+            connection.executescript(_SCHEMA)
+        except sqlite3.OperationalError as error:
+            if "fts5" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"otel_rollout.view needs SQLite with FTS5 to search texts, and that of this "
+                f"Python ({sqlite3.sqlite_version}) was built without it: use a Python whose "
+                f"sqlite3 has it, such as that of python.org, conda or Debian"
+            ) from None
+        return cls(connection)
+
+    def add(
+        self,
+        overview: Overview,
+        findings: Iterable[Finding],
+        words: str,
+        *,
+        file: int = 0,
+        start: int = 0,
+        size: int = 0,
+    ) -> tuple[int, int] | None:
+        """Add a trajectory; file and start of the one with the same id whose place it takes."""
+        values = row_of(overview)
+        before = self._remove(values[list(COLUMNS).index("id")])
+        marks = ", ".join("?" * len(values))
+        number = self.connection.execute(
+            f"INSERT INTO trajectories (file, start, size, {_COLUMNS}) VALUES (?, ?, ?, {marks})",
+            (file, start, size, *values),
+        ).lastrowid
+        self.connection.execute(
+            "INSERT INTO words (rowid, text) VALUES (?, ?)", (number, _carried(words))
+        )
+        for (kind, text, advice), count in _counted(findings).items():
+            self.connection.execute(
+                "INSERT OR IGNORE INTO sentences (kind, text, advice) VALUES (?, ?, ?)",
+                (kind, text, advice),
+            )
+            self.connection.execute(
+                "INSERT INTO found SELECT ?, sentence, ? FROM sentences WHERE kind=? AND text=?",
+                (number, count, kind, text),
+            )
+        return before
+
+    def _remove(self, id_: Json) -> tuple[int, int] | None:
+        row = self.connection.execute(
+            'SELECT number, file, start FROM trajectories WHERE "id" = ?', (id_,)
+        ).fetchone()
+        if row is None:
+            return None
+        # Its words stay in the index of words, where no number leads to them any more.
+        self.connection.execute("DELETE FROM found WHERE number = ?", row[:1])
+        self.connection.execute("DELETE FROM trajectories WHERE number = ?", row[:1])
+        return row[1], row[2]
+
+    def file(self, path: str) -> FileState | None:
+        """What is known of a file; None if it was never read."""
+        row = self.connection.execute("SELECT * FROM files WHERE path = ?", (path,)).fetchone()
+        return None if row is None else FileState(*row)
+
+    def put_file(self, state: FileState) -> int:
+        """Keep what is known of a file; its number."""
+        values = state.number or None, *astuple(state)[1:]
+        marks = ", ".join("?" * len(values))
+        found = self.connection.execute(f"INSERT OR REPLACE INTO files VALUES ({marks})", values)
+        return found.lastrowid or 0
+
+    def note(self, name: str) -> str | None:
+        """A text that was kept under this name."""
+        row = self.connection.execute("SELECT value FROM notes WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def put_note(self, name: str, text: str) -> None:
+        """Keep a text under this name."""
+        self.connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, text))
+
+    def remove_file(self, file: int) -> None:
+        """Remove the trajectories of a file, and what could not be read of it."""
+        self.connection.execute(
+            "DELETE FROM found WHERE number IN (SELECT number FROM trajectories WHERE file = ?)",
+            (file,),
+        )
+        self.connection.execute("DELETE FROM trajectories WHERE file = ?", (file,))
+        self.connection.execute("DELETE FROM errors WHERE file = ?", (file,))
+
+    def add_error(self, file: int, text: str) -> None:
+        """Keep what could not be read, of the first `ERRORS_KEPT` of each file."""
+        (count,) = self.connection.execute(
+            "SELECT COUNT(*) FROM errors WHERE file = ?", (file,)
+        ).fetchone()
+        if count < ERRORS_KEPT:
+            self.connection.execute(
+                "INSERT OR IGNORE INTO errors VALUES (?, ?)", (file, _carried(text))
+            )
+
+
+def _overview(row: Sequence[Json]) -> dict[str, Json]:
+    found: dict[str, Json] = dict(zip(COLUMNS, row, strict=True))
+    for name in _JSON:
+        found[name] = json.loads(found[name])
+    return found
+
+
+def _carried(text: str) -> str:
+    """The text with escapes for lone surrogates, as `row_of` has it."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+_quoted = re.compile(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F]{8,}\b|\b\d+\b")
+
+
+def _counted(findings: Iterable[Finding]) -> Counter[tuple[str, str, str]]:
+    """How often each sentence was found, with "…" for ids and numbers."""
+    return Counter((f.kind, _quoted.sub("…", f.text), f.advice) for f in findings)
+
+
+_words = re.compile(r'"([^"]*)"?|(\S+)')
+
+
+def _phrases(search: str) -> str:
+    """A search for FTS5: all words, each as a prefix, and all "quoted phrases"."""
+    found = []
+    for phrase, word in _words.findall(search):
+        text = (phrase or word).replace('"', " ").replace("\0", " ")
+        if any(character.isalnum() for character in text):
+            found.append(f'"{text}"' + ("*" if word else ""))
+    return " ".join(found)

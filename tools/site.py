@@ -1,0 +1,73 @@
+"""Hooks of the documentation site: pages that stand beside docs/, and links to them.
+
+The pages are written for whoever reads the repository: a link to `../exporters/trl/README.md` leads
+there. On the site the same text has to lead to the page that was made of that file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+_link = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+_fence = re.compile(r"(```.*?```)", re.DOTALL)
+
+
+def pages() -> dict[str, str]:
+    """Where each page of the repository is on the site, by its path in the repository."""
+    found = {
+        "CHANGELOG.md": "project/changelog.md",
+        "CONTRIBUTING.md": "project/contributing.md",
+        "README.md": "index.md",
+        "tests/README.md": "project/tests.md",
+        "tools/README.md": "project/tools.md",
+        "exporters/README.md": "exporters/index.md",
+    }
+    for path in sorted((ROOT / "exporters").glob("*/README.md")):
+        found[f"exporters/{path.parent.name}/README.md"] = f"exporters/{path.parent.name}.md"
+    for path in sorted((ROOT / "docs").rglob("*")):
+        name = path.relative_to(ROOT / "docs").as_posix()
+        found[f"docs/{name}"] = name
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        found[f"examples/{path.name}"] = f"examples/{path.stem}.md"
+    return found
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that stand beside docs/."""
+    for source, page in pages().items():
+        path = ROOT / source
+        if source.startswith("docs/") or page == "index.md" or not path.is_file():
+            continue
+        text = path.read_text()
+        if path.suffix == ".py":
+            text = f"# {path.name}\n\n```python\n{text}```\n"
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead the links of a page to where their files are on the site."""
+    known = pages()
+    here = page.file.src_uri
+    source = next((path for path, name in known.items() if name == here), f"docs/{here}")
+    if here == "index.md":
+        source = "docs/index.md"
+
+    def lead(match: re.Match[str]) -> str:
+        before, link, after = match.groups()
+        if "://" in link or link.startswith("mailto:"):
+            return match[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+        name = known.get(target)
+        if name is None:
+            return match[0]
+        return before + posixpath.relpath(name, posixpath.dirname(here) or ".") + after
+
+    parts = _fence.split(markdown)
+    return "".join(part if part.startswith("```") else _link.sub(lead, part) for part in parts)
