@@ -143,6 +143,7 @@ def test_each_option_is_described_with_its_default() -> None:
         name, _, rest = option.described().partition("=")
         assert name == option.name
         assert option.read(rest.partition(": ")[0]) == option.default
+        assert rest == rest.replace("None", "none").replace("False", "false")
 
 
 def test_an_option_without_a_default_is_required() -> None:
