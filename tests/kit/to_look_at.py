@@ -7,10 +7,14 @@ tokenizer, so that pages of tokens read as they do in earnest.
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
+import struct
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,33 @@ from otel_rollout import JsonlTrajectoryExporter, get_current_trajectory, rollou
 from otel_rollout.testing import ModelServer, Raw, Reply
 from tests.kit.conversations import TITLE, Message, said, system, user
 
-_WORDS = re.compile(r"<\|\w+\|>\n?| ?[\w']+|\n|[^\w\s]+|\s")
-IMAGE = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAFUlEQVR42mNkYPjPgA0wYRUd"
-    "tBIAO8IBD2xYGhoAAAAASUVORK5CYII="
-)
+_WORDS = re.compile(r"<\|\w+\|>\n?| ?[\w']+|\n|[^\w\s<]+|<|\s")
+IMAGE_WIDTH = 360
+
+
+def _image() -> str:
+    """A small chart, as a PNG in an address."""
+    bars = {20: 45, 90: 75, 160: 20, 230: 95, 300: 60}
+
+    def dot(x: int, y: int) -> int:
+        return int(any(left <= x < left + 50 and y > 115 - top for left, top in bars.items()))
+
+    lines = (bytes([0, *(dot(x, y) for x in range(IMAGE_WIDTH))]) for y in range(130))
+    header = struct.pack(">IIBBBBB", IMAGE_WIDTH, 130, 8, 3, 0, 0, 0)
+    chunks = {
+        b"IHDR": header,
+        b"PLTE": bytes.fromhex("f3f3f07fb0d8"),
+        b"IDAT": zlib.compress(b"".join(lines)),
+        b"IEND": b"",
+    }
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks.items()
+    )
+    return f"data:image/png;base64,{b64encode(png).decode()}"
+
+
+IMAGE = _image()
 BIDI, ESCAPE = "\u202e", "\x1b[31m"
 HOSTILE = (
     f"<script>window.broken = 1</script><img src=x onerror='window.broken = 1'> {ESCAPE}red{BIDI}"
@@ -104,7 +130,9 @@ class WordModel:
         value = -round(self._random.random() * 0.08 if sure else self._random.expovariate(0.9), 5)
         text = self._texts[id_]
         others = ["the", " a", "\n", " it", " so"] if request.get("top_logprobs") else []
-        top = [(text, value)] + [(each, value - 1.2 * n) for n, each in enumerate(others, 1)]
+        left = max(1e-9, 1 - math.exp(value))
+        rest = [(each, math.log(left * 0.5**n)) for n, each in enumerate(others, 1)]
+        top = [(text, value), *rest]
         listed = [{"token": token, "logprob": number, "bytes": None} for token, number in top]
         return {**listed[0], "top_logprobs": listed if others else []}
 
@@ -129,7 +157,8 @@ _THOUGHTS = [
 ]
 _STEPS = [
     "Let me read the failing test first.",
-    "The filter runs, but only **after** the sum:\n\n```python\ntotal = sum(i.price for i in order)\n"
+    "The filter runs, but only **after** the sum:\n\n"
+    "```python\ntotal = sum(i.price for i in order)\n"
     "items = [i for i in order if i.active]\n```\n\nI will swap the two.",
     "",
     "Two things are left:\n\n1. `Order.items` is lazy, so a *second* pass sees nothing\n"
@@ -180,9 +209,10 @@ def _engineer(request: dict[str, Any]) -> Message:
 
 def _ask(client: openai.OpenAI, messages: list[Message], **options: Any) -> Message:
     sent: Any = messages
-    extra = {"extra_body": {"return_token_ids": True}, "logprobs": True, **options}
+    extra: Any = {"extra_body": {"return_token_ids": True}, "logprobs": True, **options}
     reply = client.chat.completions.create(model="Qwen3-8B", messages=sent, **extra)
-    return reply.choices[0].message.model_dump(exclude_none=True)
+    message: Message = reply.choices[0].message.model_dump(exclude_none=True)
+    return message
 
 
 def _loop(client: openai.OpenAI, messages: list[Message], turns: int, padding: str = "") -> None:
@@ -211,9 +241,10 @@ _START = (
 
 def record_hard(path: Path, *, turns: int = 12, padding: int = 0) -> WordModel:
     """A rollout with forks, a compaction, a resample, a side call, sub-agents, a failed and a cut
-    call; and its model. `padding`: further words in each result of a tool."""
+    call; and its model. `padding`: further lines in each result of a tool.
+    """
     model = WordModel(_engineer)
-    more = " ".join(f"{word}" for word in range(padding))
+    more = "".join(f"tests/test_shop.py::test_order_{line} PASSED\n" for line in range(padding))
     with (
         recording_to(path, model) as client,
         ModelServer(Reply("I was about to say that the total", chunk_delay=0.01)) as other,
@@ -247,14 +278,9 @@ def _break_off(client: openai.OpenAI, messages: list[Message]) -> None:
     stream = client.chat.completions.create(model="Qwen3-8B", messages=sent, stream=True)
     next(iter(stream))
     stream.close()
-    try:
-        client.post("/nowhere", cast_to=object, body={"messages": messages})
-    except openai.NotFoundError:
-        pass
-    try:
-        client.chat.completions.create(model="Qwen3-8B", messages=[{"role": "bad"}])  # type: ignore[list-item,misc]
-    except openai.APIStatusError:
-        pass
+    sent = [{"role": "nobody", "content": "Is anybody there?"}]
+    with suppress(openai.APIStatusError):
+        client.chat.completions.create(model="Qwen3-8B", messages=sent)
 
 
 def record_groups(path: Path, *, groups: int = 3, samples: int = 4) -> WordModel:
@@ -279,25 +305,25 @@ def record_groups(path: Path, *, groups: int = 3, samples: int = 4) -> WordModel
 
 
 def _short(client: openai.OpenAI, group: int, sample: int, chance: random.Random) -> None:
-    try:
-        with rollout(
+    with (
+        suppress(TimeoutError),
+        rollout(
             "travel_agent",
             task_id=f"trip-{group}",
             group_id=f"trip-{group}",
             sample_index=sample,
             policy_version=3 + group % 2,
-        ) as trajectory:
-            messages = [system("You plan journeys. Use the tools."), user("How far is Rome?")]
-            reply = _ask(client, messages, tools=OFFERED)
-            if "tool_calls" in reply:
-                result = {"role": "tool", "tool_call_id": "call_0", "content": "1106 km"}
-                _ask(client, [*messages, reply, result], tools=OFFERED)
-            if sample == 2 and group == 1:
-                raise TimeoutError("the environment did not answer")
-            if (group, sample) != (0, 3):
-                trajectory.reward = round(chance.random(), 2) if "tool_calls" in reply else 0.0
-    except TimeoutError:
-        pass
+        ) as trajectory,
+    ):
+        messages = [system("You plan journeys. Use the tools."), user("How far is Rome?")]
+        reply = _ask(client, messages, tools=OFFERED)
+        if "tool_calls" in reply:
+            result = {"role": "tool", "tool_call_id": "call_0", "content": "1106 km"}
+            _ask(client, [*messages, reply, result], tools=OFFERED)
+        if sample == 2 and group == 1:
+            raise TimeoutError("the environment did not answer")
+        if (group, sample) != (0, 3):
+            trajectory.reward = round(chance.random(), 2) if "tool_calls" in reply else 0.0
 
 
 def record_long(path: Path, tokens: int = 100_000) -> WordModel:
@@ -311,7 +337,8 @@ def record_long(path: Path, tokens: int = 100_000) -> WordModel:
 
 def record_hostile(path: Path, *, forks: int = FORKS, long: int = LONG) -> WordModel:
     """A rollout whose names and texts want to be more than text, with a very long message; and
-    one with very many forks, named "forked"."""
+    one with very many forks, named "forked".
+    """
     call = {"name": f"rm{ESCAPE}", "arguments": f'{{"a": "{BIDI}"}}'}
     texts = [
         f"{HOSTILE}\n\n[link](javascript:alert(1)) ![image](http://127.0.0.1:1/x.png)\n\n<b>x</b>",
@@ -321,7 +348,7 @@ def record_hostile(path: Path, *, forks: int = FORKS, long: int = LONG) -> WordM
     def say(request: dict[str, Any]) -> Message:
         function = {"id": f"c{BIDI}", "type": "function", "function": call}
         return {
-            **said(texts[len(request["messages"]) % 2]),
+            **said(texts[len(request["messages"]) // 2 % 2]),
             "reasoning_content": HOSTILE,
             "tool_calls": [function],
         }

@@ -69,7 +69,7 @@ function Head({ one }: { one: Overview }): JSX.Element {
     <div class="column-head" role="columnheader">
       <a href={formatAddress({ trajectory: one.id })}><b><Name text={one.name} /></b> <Name text={one.id} /></a>
       <div class="big-reward">{short(one.reward)} <span class="advantage">{one.advantage === null ? "" : signed(one.advantage)}</span></div>
-      <p><Status value={one.status} /> {many(one.turns, "turn")} · {short(one.sampled_tokens)} sampled · {seconds(one.seconds)}
+      <p><Status value={one.status} /> · {many(one.turns, "turn")} · {short(one.sampled_tokens)} sampled · {seconds(one.seconds)}
         {one.group_id !== null && <> · group <a href={formatAddress({ group: one.group_id })}><Name text={one.group_id} /></a></>}</p>
     </div>
   );

@@ -21,12 +21,13 @@ const KINDS: Record<string, string> = {
 
 export function FindingsView({ detail, move }: Shown): JSX.Element {
   const { overview, findings } = detail;
+  const sampled = overview.sampled_tokens === null ? "" : ` of ${count(overview.sampled_tokens)} sampled ones`;
   const kinds = [...new Set(findings.map((one) => one.kind))];
   return (
     <div class="findings page-column">
       <p class="lead">
         {overview.trained_tokens > 0
-          ? `${many(overview.trained_tokens, "token")} of ${count(overview.sampled_tokens)} sampled ones train, in ${many(overview.rows, "row")}.`
+          ? `${many(overview.trained_tokens, "token")}${sampled} in ${many(overview.rows, "row")} can be trained on.`
           : "Nothing of this trajectory trains."}{" "}
         {findings.length === 0 && "There is nothing to know before training on it."}
       </p>

@@ -95,7 +95,7 @@ function Head({ one, group, picked, pick }: { one: Overview; group: Group; picke
         <rect class={share < 0 ? "loss" : "gain"} x={share < 0 ? 50 + share : 50} width={Math.abs(share)} height="4" />
         <rect class="zero" x="49.7" width="0.6" height="4" />
       </svg>
-      <p><Status value={one.status} /> {many(one.turns, "turn")} · {short(one.sampled_tokens)} tok · {seconds(one.seconds)}</p>
+      <p><Status value={one.status} /> · {many(one.turns, "turn")} · {short(one.sampled_tokens)} tok · {seconds(one.seconds)}</p>
       <p>{one.findings.map((kind) => <span class={`kind ${kind}`}>{kind}</span>)}</p>
     </div>
   );

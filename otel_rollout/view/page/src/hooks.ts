@@ -92,13 +92,18 @@ export function usePages<T>(
 type Keys = Record<string, (event: KeyboardEvent) => void>;
 const stack: { keys: { current: Keys }; level: number }[] = [];
 
-function isTyping(target: EventTarget | null): boolean {
-  return target instanceof HTMLElement && /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
+const WRITTEN_IN = "input:not([type=checkbox]), textarea, select";
+/** These have an Enter of their own. */
+const PRESSED = "a, button, summary, [role=button]";
+
+function isIn(target: EventTarget | null, selector: string): boolean {
+  return target instanceof Element && target.closest(selector) !== null;
 }
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-  if (isTyping(event.target)) {
+  if (event.key === "Enter" && isIn(event.target, PRESSED)) return;
+  if (isIn(event.target, WRITTEN_IN)) {
     if (event.key === "Escape") (event.target as HTMLElement).blur();
     return;
   }

@@ -138,11 +138,14 @@ function Table({ address, state, move }: Moving): JSX.Element {
   );
   const [at, setAt] = useState(0);
   const list = useRef<ListHandle>(null);
+  const table = useRef<HTMLDivElement>(null);
   const total = pages.total ?? 0;
   const choose = (index: number) => {
     const next = Math.max(0, Math.min(total - 1, index));
     setAt(next);
     list.current?.show(next);
+    // The focus may be on the link of another row.
+    if (table.current?.contains(document.activeElement)) table.current.focus();
   };
   const open = () => {
     const row = pages.row(at);
@@ -151,14 +154,14 @@ function Table({ address, state, move }: Moving): JSX.Element {
   useKeys({
     j: () => choose(at + 1), ArrowDown: () => choose(at + 1), PageDown: () => choose(at + 20),
     k: () => choose(at - 1), ArrowUp: () => choose(at - 1), PageUp: () => choose(at - 20),
-    Home: () => choose(0), End: () => choose(total - 1),
+    Enter: open, Home: () => choose(0), End: () => choose(total - 1),
   });
   useEffect(() => {
     if (at >= total && total > 0) setAt(total - 1);
   }, [total]);
   return (
     <div class="table" role="grid" aria-label="Trajectories" aria-rowcount={total + 1} aria-busy={pages.loading}
-      tabIndex={0} onKeyDown={(event) => event.key === "Enter" && event.target === event.currentTarget && open()}>
+      tabIndex={0} ref={table}>
       <Heads sort={sort} set={(next) => move({ sort: next })} />
       <VirtualList count={total} estimate={29} label="Rows" rows handle={list}
         onRange={(first, last) => pages.need(first, last)}

@@ -9,6 +9,9 @@ const SAFE_LINK = /^(https?:|mailto:)/i;
 const DEEPEST = 24;
 /** Signs that nest, in numbers that no writer needs: read as plain text, in linear time. */
 const NESTED = /(?:[>[\]*_~`!(] ?){120}|(?:^|\n)(?:[ \t]*(?:[-+*>]|\d+[.)])[ \t]*){20}/;
+/** Emphasis is found in time that is the square of these. */
+const EMPHASIS = /[*_~]/g;
+const MOST_EMPHASIS = 2500;
 
 export function Markdown({ text }: { text: string }): JSX.Element {
   const tokens = tokensOf(text);
@@ -26,7 +29,7 @@ export function Plain({ text }: { text: string }): JSX.Element {
 }
 
 function tokensOf(text: string): Token[] | null {
-  if (NESTED.test(text)) return null;
+  if (NESTED.test(text) || (text.match(EMPHASIS)?.length ?? 0) > MOST_EMPHASIS) return null;
   try {
     return lexer(text, { gfm: true, breaks: true });
   } catch {

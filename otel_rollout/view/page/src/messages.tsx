@@ -3,6 +3,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
+import { formatAddress } from "./address";
 import { pathTo } from "./embedded";
 import { useKeys } from "./hooks";
 import { Folded } from "./long";
@@ -163,13 +164,19 @@ function Message({ said, history, markdown, chosen, ...shown }: MessageProps): J
   const { detail } = shown;
   const call = node.completion === null ? undefined : detail.completions[node.completion];
   const trains = node.completion !== null && history?.trains.includes(node.completion) === true;
+  const href = formatAddress({
+    trajectory: shown.address.trajectory ?? "",
+    view: "messages",
+    ...(history ? { history: history.number } : {}),
+    node: node.id,
+  });
   const broken = history?.breaks.includes(node.id) === true;
   return (
     <article class={`message role-${roleOf(node.role)} ${trains ? "trains" : ""} ${chosen ? "chosen" : ""}`}
       aria-label={`${place + 1}, ${node.role}${trains ? ", trains" : ""}`} data-node={node.id}>
       <div class="margin-left">
         <span class="mark" title={trains ? "Trains here" : "Context: does not train here"}>{trains ? "●" : "○"}</span>
-        <span class="place">{place + 1}</span>
+        <a class="place" href={href} title="A link to this message">{place + 1}</a>
       </div>
       <div class="content">
         <h4><Name text={node.role} />{node.parts && <Parts parts={node.parts} />}</h4>

@@ -98,7 +98,7 @@ export function seconds(value: number | null | undefined): string {
   if (value === 0) return "0 s";
   if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
   if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 60) return `${value < 10 ? value.toFixed(1) : Math.round(value)} s`;
+  if (value < 60) return `${value < 10 && !Number.isInteger(value) ? value.toFixed(1) : Math.round(value)} s`;
   const whole = Math.round(value);
   const parts = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), whole % 60];
   const kept = whole < 3600 ? parts.slice(1) : parts.slice(0, 2);

@@ -101,7 +101,7 @@ function LaneRow({ lane, axis, open }: LaneProps): JSX.Element {
           const thin = span.kind === "tools";
           return (
             <rect class={`span ${span.kind}`} x={x(span.start)} width={Math.max(8, x(span.end) - x(span.start))}
-              y={thin ? 8 : 2} height={thin ? 4 : 16} tabIndex={span.call === null ? -1 : 0}
+              y={thin ? 8 : 2} height={thin ? 4 : 16} tabindex={span.call === null ? -1 : 0}
               role={span.call === null ? "img" : "button"} aria-label={span.title}
               onClick={() => span.call !== null && open(span.call)}
               onKeyDown={(event) => event.key === "Enter" && span.call !== null && open(span.call)}>
@@ -125,7 +125,7 @@ export function lanesOf(detail: Detail): Lane[] {
     const calls = fresh.map((call) => callSpan(detail, call));
     lanes.push({
       label: `history ${history.number}${history.sideCall === null ? "" : " (side call)"}`,
-      spans: [...toolSpans(detail, history, drawn), ...calls],
+      spans: [...toolSpans(detail, history, new Set(fresh)), ...calls],
       child: null,
     });
   }
@@ -156,15 +156,15 @@ function callSpan(detail: Detail, place: number): Span {
   return { kind: kindOf(call), start: call.start, end: call.end ?? call.start, title: plain(words.filter(Boolean).join(" · ")), call: place };
 }
 
-/** Between a reply that asks for tools and the next call of its history. */
-function toolSpans(detail: Detail, history: HistoryView, drawn: Set<number>): Span[] {
+/** Between a reply that asks for tools and the next call of its history, where both are of this lane. */
+function toolSpans(detail: Detail, history: HistoryView, lane: Set<number>): Span[] {
   const byCompletion = new Map(pathTo(detail.nodes, history.leaf).map((node) => [node.completion, node]));
   const spans: Span[] = [];
   history.completions.slice(0, -1).forEach((place, n) => {
     const [call, following] = [detail.completions[place], history.completions[n + 1] ?? -1];
     const next = detail.completions[following];
     const names = byCompletion.get(place)?.toolCalls.map((one) => one.name) ?? [];
-    if (!call || !next || call.end === null || names.length === 0 || next.start <= call.end || !drawn.has(following)) return;
+    if (!call || !next || call.end === null || names.length === 0 || next.start <= call.end || !lane.has(place) || !lane.has(following)) return;
     const title = plain(`tools: ${[...new Set(names)].join(", ")}: ${seconds(between(call.end, next.start))} between the calls`);
     spans.push({ kind: "tools", start: call.end, end: next.start, title, call: null });
   });

@@ -37,7 +37,7 @@ export function TokenFacts({ detail, row, window, position, move }: Props): JSX.
         <Fact name="entropy" value={reading("entropy")} />
         {row.advantage !== null && <Fact name="advantage" value={reading("advantage")} />}
         {call && <Fact name="version" value={<Name text={reading("version")} />} />}
-        {text !== null && <Fact name="text from" value={window.textsFrom === "wire" ? "the reply" : "the tokenizer"} />}
+        {text !== null && <Fact name="text from" value={window.textsFrom === "wire" ? "replies" : "replies, or the tokenizer"} />}
       </dl>
       {sampled && <Alternatives list={alternatives} id={window.ids[place] ?? null} />}
       {call && (

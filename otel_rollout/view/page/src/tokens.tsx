@@ -57,6 +57,11 @@ function Row(shown: Shown & { row: RowView }): JSX.Element {
     list.current?.show(Math.floor(chosen / LINE), "center");
   }, [row.row]);
   useEffect(() => tokens.need(chosen, chosen), [chosen]);
+  const there = tokens.block(chosen) !== undefined;
+  useEffect(() => {
+    // Lines have their height only now.
+    if (there) list.current?.show(Math.floor(chosen / LINE), "center");
+  }, [there, row.row]);
   useKeys({
     n: () => span(1), p: () => span(-1), t: () => jump.current?.focus(),
     ArrowRight: () => choose(chosen + 1), ArrowLeft: () => choose(chosen - 1),

@@ -139,7 +139,7 @@ function Child({ child }: { child: Overview }): JSX.Element {
   return (
     <a class="branch child" href={formatAddress({ trajectory: child.id })}>
       <Sign name="inside" />
-      <span class="branch-name"><Name text={child.name} /> <Status value={child.status} /></span>
+      <span class="branch-name"><Name text={child.name} /> {child.status !== "complete" && <Status value={child.status} />}</span>
       <span class="branch-facts">
         <span>{many(child.turns, "turn")}</span>
         {child.reward !== null && <span>reward {short(child.reward)}</span>}

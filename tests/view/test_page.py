@@ -1,0 +1,507 @@
+"""The page in a real browser: every view, keys, links that are shared, colours, what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from otel_rollout.view import Answers, Index, Page
+from tests.kit.to_look_at import IMAGE_WIDTH, record_groups, record_hard, record_long
+from tests.view.browser import Reader, Served, chromium, reading, serving
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Three groups, a hard trajectory with its sub-agents, and one of 100,000 tokens."""
+    path = tmp_path_factory.mktemp("look") / "run.jsonl"
+    record_groups(path)
+    record_hard(path)
+    record_long(path)
+    with serving(path) as served:
+        yield served
+
+
+@pytest.fixture
+def reader(browser: Browser, served: Served) -> Iterator[Reader]:
+    with reading(browser, served.url) as reader:
+        yield reader
+
+
+def hard(served: Served, view: str = "messages") -> str:
+    return f"trajectory={served.id_of('swe_agent')}&view={view}"
+
+
+# --- list
+
+
+def test_the_list_has_a_line_per_trajectory_and_charts_of_all(reader: Reader):
+    """Rows, the reward histogram, endings, groups, versions, and what does not train."""
+    reader.open()
+    reader.see(".table-foot", "16 of 16")
+    assert reader.count(".virtual-row") == 16
+    reader.see(".row", "swe_agent")
+    for title in ("Reward", "Endings", "Why not train", "Policy versions", "Groups"):
+        reader.see(".panel h3", title)
+    reader.see(".panel", "trip-2")
+    assert reader.see(".status", "error").is_visible()
+
+
+def test_a_bin_filters_when_it_is_clicked_and_again_when_it_is_clicked_anew(reader: Reader):
+    """The click writes an expression, which is in the address."""
+    reader.open()
+    reader.see(".table-foot", "16 of 16")
+    reader.tab.locator(".histogram.tall .bins button:enabled").first.click()
+    reader.until("location.hash.includes('where=reward')")
+    reader.until("!document.querySelector('.table-foot').textContent.includes('16 of')")
+    reader.tab.get_by_label("Clear where").click()
+    reader.see(".table-foot", "16 of 16")
+
+
+def test_an_ending_and_a_version_filter_together(reader: Reader):
+    """Clauses are joined, and a second click takes its clause away."""
+    reader.open()
+    reader.see(".count .status", "error").click()
+    reader.see(".table-foot", "1 of 16")
+    reader.see('input[name="where"]').press("End")
+    reader.tab.locator(".panel", has_text="Policy versions").locator("button").first.click()
+    reader.until("document.querySelector('input[name=where]').value.includes(' and ')")
+    reader.see(".count[aria-pressed=true] .status", "error").click()
+    reader.until("!document.querySelector('input[name=where]').value.includes('status')")
+
+
+def test_a_wrong_expression_is_answered_beside_its_box(reader: Reader):
+    """The server's own words say what is known."""
+    reader.open()
+    reader.see('input[name="where"]').fill("rewrd > 1")
+    assert "rewrd" in reader.see(".filters .error").inner_text()
+    assert reader.see('input[name="where"]').get_attribute("aria-invalid") == "true"
+    reader.see('input[name="where"]').fill("reward >= 0.5")
+    reader.tab.locator(".filters .error").wait_for(state="detached")
+
+
+def test_words_are_searched_for_in_messages(reader: Reader):
+    """Only trajectories that contain them stay."""
+    reader.open("search=queryset")
+    reader.see(".table-foot", "2 of 16")
+    assert reader.see(".row:not(.heads)").inner_text().startswith("researcher")
+
+
+def test_heads_sort_both_ways(reader: Reader):
+    """The first click puts the largest first; what is not known comes last either way."""
+    reader.open()
+    head = reader.see(".heads button", "Reward")
+    head.click()
+    reader.see("[role=columnheader][aria-sort=descending]", "Reward")
+    reader.until("document.querySelector('.row:not(.heads) .column-reward').textContent === '1'")
+    head.click()
+    reader.see("[role=columnheader][aria-sort=ascending]", "Reward")
+    reader.until("document.querySelector('.row:not(.heads) .column-reward').textContent === '0'")
+    assert reader.tab.locator(".row .column-reward").last.inner_text() == "–"
+
+
+def test_the_list_grows_with_its_file(browser: Browser, tmp_path: Path):
+    """What is appended is shown without a click."""
+    path = tmp_path / "grows.jsonl"
+    record_groups(path, groups=1, samples=2)
+    with serving(path) as growing, reading(browser, growing.url) as reader:
+        reader.open()
+        reader.see(".table-foot", "2 of 2")
+        first = path.read_text().splitlines()[0]
+        with path.open("a") as file:
+            file.write(first.replace('"id":"', '"id":"f') + "\n")
+        reader.see(".table-foot", "3 of 3")
+
+
+# --- keys and links
+
+
+def test_the_list_is_read_with_keys_alone(reader: Reader, served: Served):
+    """J and k choose, Enter opens, g leads back with the filter, / searches, ? helps."""
+    reader.open("where=name+%3D%3D+%22travel_agent%22")
+    reader.see(".table-foot", "12 of 16")
+    reader.press("j", "j", "k")
+    chosen = reader.see(".row.chosen").inner_text()
+    assert chosen == reader.tab.locator(".virtual-row").nth(1).inner_text()
+    reader.tab.locator(".table").focus()
+    reader.press("Enter")
+    reader.see(".tabs [aria-selected=true]", "Messages")
+    reader.press("g")
+    reader.see(".table-foot", "12 of 16")
+    reader.press("/")
+    assert reader.tab.evaluate("document.activeElement.name") == "search"
+    reader.press("Escape", "?")
+    reader.see(".help", "next, previous")
+    reader.press("Escape")
+    reader.tab.locator(".help").wait_for(state="detached")
+
+
+def test_rows_are_reached_with_tab_and_the_focus_is_seen(reader: Reader):
+    """Every row has a link; what has the focus has an outline."""
+    reader.open()
+    reader.see(".row .open")
+    reader.tab.locator(".heads button").last.focus()
+    reader.press("Tab")
+    for _ in range(3):
+        if "open" in (reader.tab.evaluate("document.activeElement.className") or ""):
+            break
+        reader.press("Tab")
+    outline = reader.tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert "open" in reader.tab.evaluate("document.activeElement.className")
+    assert outline == "solid"
+
+
+def test_numbers_open_views_and_escape_goes_back(reader: Reader, served: Served):
+    """1 to 5 are the views of a trajectory, 6 is its group."""
+    reader.open(hard(served))
+    for key, view in zip("2345", ("Tokens", "Why not train", "Time", "Raw"), strict=True):
+        reader.see(".tabs")
+        reader.press(key)
+        reader.see(".tabs [aria-selected=true]", view)
+    reader.press("6")
+    reader.see(".group-view h1", "hard")
+    reader.press("Escape")
+    reader.see(".table-foot")
+
+
+def test_a_link_leads_another_reader_to_the_same_token(
+    browser: Browser, reader: Reader, served: Served
+):
+    """All of a place is in the address."""
+    reader.open(f"{hard(served, 'tokens')}&signal=mask")
+    reader.see(".token.chosen")
+    reader.press("n", "ArrowRight")
+    address = reader.tab.evaluate("location.hash").lstrip("#")
+    assert re.search(r"token=\d+", address)
+    with reading(browser, served.url) as other:
+        other.open(address)
+        assert other.see(".token.chosen").inner_text() == reader.see(".token.chosen").inner_text()
+        assert other.see('select[name="signal"]').input_value() == "mask"
+
+
+def test_the_browsers_way_back_is_the_readers_way_back(reader: Reader, served: Served):
+    """Views are steps of the history; moves of a cursor are not."""
+    reader.open()
+    reader.see(".row .open", "swe_agent").click()
+    reader.see(".tabs a", "Time").click()
+    reader.see(".lane")
+    reader.tab.go_back()
+    reader.see(".messages")
+    reader.tab.go_back()
+    reader.see(".table-foot")
+
+
+def test_what_is_not_there_is_said(reader: Reader):
+    """A wrong id is answered with a sentence, not with an empty page."""
+    reader.open("trajectory=nobody")
+    assert "nobody" in reader.see(".hint.error").inner_text()
+
+
+# --- groups and differences
+
+
+def test_a_group_shows_its_samples_side_by_side(reader: Reader):
+    """A column for each, reward and advantage above, and a mark where they part."""
+    reader.open("group=trip-2")
+    reader.see(".column-head", "sample 3")
+    assert reader.count(".column-head") == 4
+    reader.see(".column-cell", "I will look it up.")
+    assert "About" in reader.see(".columns-row.differs").inner_text()
+    assert reader.count(".columns-row.same") == 2
+    assert (reader.see(".first-difference").get_attribute("href") or "").startswith("#diff=")
+
+
+def test_any_two_of_a_group_are_compared(reader: Reader):
+    """The two that were picked last, from the message and the token that differ."""
+    reader.open("group=trip-0")
+    for place in (0, 3):
+        reader.tab.locator(".pick input").nth(place).check()
+    reader.see("button.primary").click()
+    assert "The first 2 messages are the same" in reader.see(".common").inner_text()
+    assert reader.count(".common .token") == 2
+    reader.tab.locator(".common a").first.click()
+    reader.see(".token.chosen")
+
+
+# --- a trajectory
+
+
+def test_the_tree_tells_how_histories_came_from_each_other(reader: Reader, served: Served):
+    """Forks, a restart after a compaction, a side call, failed and cut calls, sub-agents."""
+    reader.open(hard(served))
+    reader.see(".branch.main.chosen")
+    for relation in ("fork", "restart", "separate"):
+        reader.see(f".branch.{relation}")
+    reader.see(".branch .tag", "side call")
+    reader.see(".branch.call", "abandoned")
+    reader.see(".branch.call", "error")
+    reader.see(".branch.child", "researcher").click()
+    reader.see(".head a", "inside swe_agent").click()
+    reader.see(".branch.main")
+
+
+def test_messages_are_shown_as_people_write_them(reader: Reader, served: Served):
+    """Markdown, code, an image, a tool's call with its result, reasoning that is folded."""
+    reader.open(hard(served))
+    assert reader.see(".markdown strong").inner_text() == "after"
+    assert "total = sum" in reader.see(".markdown .code").inner_text()
+    assert "AssertionError" in reader.see(".tool-call", "run_tests").inner_text()
+    assert reader.tab.locator(".message.role-tool").count() == 0
+    assert reader.tab.evaluate("document.querySelector('.content img').naturalWidth") == IMAGE_WIDTH
+    thought = reader.tab.locator(".reasoning .plain").first
+    assert not thought.is_visible()
+    reader.tab.locator(".reasoning summary").first.click()
+    assert "the filter is the first suspect" in thought.inner_text()
+    reader.tab.get_by_label("Markdown").uncheck()
+    reader.see(".content > .plain", "**after**")
+
+
+def test_each_message_says_whether_it_trains_and_why_not(reader: Reader, served: Served):
+    """Marks in one margin, the call's facts in the other, with a way to its tokens."""
+    reader.open(hard(served))
+    reader.see(".message.trains .verdict", "trains")
+    reader.see(".margin-right", "Qwen3-8B")
+    reader.see(".branch", "fork").click()
+    reader.see(".verdict", "trains in history 0")
+    reader.see(".branch.separate").click()
+    reader.see(".verdict", "side call")
+    reader.see(".branch.main").click()
+    reader.see(".message.trains .margin-right button", "its tokens").click()
+    reader.see(".token.chosen")
+
+
+def test_brackets_go_through_histories_and_j_through_messages(reader: Reader, served: Served):
+    """And the address follows."""
+    reader.open(hard(served))
+    reader.see(".branch.main.chosen")
+    reader.press("]")
+    reader.until("location.hash.includes('history=1')")
+    reader.press("[")
+    reader.until("location.hash.includes('history=0')")
+    reader.press("j", "j")
+    reader.until("location.hash.includes('node=')")
+    reader.see(".message.chosen")
+
+
+def test_a_text_is_found_in_its_history(reader: Reader, served: Served):
+    """The search goes to the message, also in another history."""
+    reader.open(hard(served))
+    reader.see(".finder")
+    reader.press("/")
+    reader.tab.keyboard.type("Try another way")
+    reader.press("Enter")
+    reader.see(".finder button", "1 found").click()
+    reader.see(".message.chosen", "Try another way.")
+
+
+# --- tokens
+
+
+def test_a_token_tells_all_that_is_known_of_it(reader: Reader, served: Served):
+    """Under the pointer: id, text, log-probability, alternatives, completion."""
+    reader.open(f"{hard(served, 'tokens')}&row=0")
+    reader.tab.locator(".token:not(.context)").nth(2).hover()
+    facts = reader.see(".token-facts", "log-probability").inner_text()
+    for name in ("id", "position", "probability", "mask", "chatcmpl-"):
+        assert name in facts
+    assert "no top log-probabilities came" in facts
+    reader.press("n")
+    reader.see(".alternative")
+
+
+def test_colours_say_one_signal_and_what_is_not_known(reader: Reader, served: Served):
+    """Entropy has its own pattern where no alternatives came, never a colour."""
+    reader.open(f"{hard(served, 'tokens')}&row=0")
+    reader.see(".token[class*=heat-]")
+    menu = reader.see('select[name="signal"]')
+    shades = {
+        "mask": ".token.trained",
+        "sampled": ".token.trained",
+        "advantage": ".token.gain-0",
+        "version": ".token.version-0",
+        "entropy": ".token.unknown:not(.swatch)",
+    }
+    for signal, shade in shades.items():
+        menu.select_option(signal)
+        reader.see(shade)
+        assert reader.count(".legend li") >= 2
+    first = reader.tab.locator(".token:not(.context):not(.swatch)").first
+    assert "unknown" in (first.get_attribute("class") or "")
+
+
+def test_spaces_and_ends_of_lines_are_seen_and_unknown_texts_are_ids(
+    reader: Reader, served: Served
+):
+    """A token without a text shows its id."""
+    reader.open(f"{hard(served, 'tokens')}&row=0")
+    reader.see(".token .space", "␣")
+    reader.see(".token .space", "⏎")
+    assert reader.see(".token.id-only").inner_text().isdigit()
+    assert "<|im_end|>" in reader.see(".token.special").inner_text()
+
+
+def test_keys_go_through_tokens_and_sampled_spans(reader: Reader, served: Served):
+    """N and p, arrows, Home and End, and a number in the box."""
+    reader.open(f"{hard(served, 'tokens')}&row=0")
+    start = int(reader.see('input[name="token"]').input_value())
+    reader.see(".token.chosen")
+    reader.press("n")
+    reader.until(f"+document.querySelector('input[name=token]').value > {start}")
+    reader.press("p", "ArrowRight", "ArrowRight", "ArrowLeft")
+    reader.until(f"+document.querySelector('input[name=token]').value === {start + 1}")
+    reader.press("t")
+    reader.tab.keyboard.type("7")
+    reader.tab.locator('input[name="token"]').fill("7")
+    reader.press("Enter")
+    reader.until("location.hash.includes('token=7')")
+
+
+def test_a_hundred_thousand_tokens_are_a_few_in_the_document(reader: Reader, served: Served):
+    """Only what can be seen is drawn, at the start, in the middle and at the end."""
+    reader.open(f"trajectory={served.id_of('reader')}&view=tokens&token=0")
+    reader.see(".token.chosen")
+    assert reader.count(".token") < 6000
+    reader.press("End")
+    reader.see('.token.chosen[data-token="99997"]')
+    assert reader.count(".token") < 6000
+    reader.tab.locator(".minimap").click(position={"x": 700, "y": 8})
+    reader.until("Math.abs(+document.querySelector('input[name=token]').value - 50000) < 2000")
+    reader.see(".token.chosen")
+
+
+# --- findings, time, raw
+
+
+def test_findings_name_their_cause_and_lead_to_their_message(reader: Reader, served: Served):
+    """Each drop is there, with the completion that it is about."""
+    reader.open(hard(served, "findings"))
+    reader.see(".lead", "can be trained on")
+    reader.see(".finding .cause", "it is a side call")
+    reader.tab.locator(".finding", has_text="it is a side call").locator("button").click()
+    reader.see(".branch.separate.chosen")
+
+
+def test_calls_tools_and_sub_agents_are_on_one_axis(reader: Reader, served: Served):
+    """What each bar is, in words; Enter on a call opens its message."""
+    reader.open(hard(served, "time"))
+    for kind in ("call", "bad", "side", "tools", "child"):
+        reader.see(f".span.{kind}")
+    label = reader.tab.locator(".span.tools").first.get_attribute("aria-label") or ""
+    assert label.startswith("tools: read_file")
+    reader.tab.locator(".span.call").first.focus()
+    reader.press("Enter")
+    reader.see(".message.chosen")
+
+
+def test_all_that_is_stored_can_be_read(reader: Reader, served: Served):
+    """Logs with their escapes, metrics, metadata, parameters of each call, the way to Jaeger."""
+    reader.open(hard(served, "raw"))
+    reader.see(".raw .code", "\\x1b[31m1 failed")
+    reader.see(".plain-table", "tests_passed")
+    reader.see(".plain-table", "repository")
+    reader.tab.locator(".raw-call summary").first.click()
+    reader.see(".raw-call .code", "sampling")
+    trace = reader.see(".head a", "trace in Jaeger").get_attribute("href") or ""
+    assert trace.startswith("http://127.0.0.1:1/jaeger/trace/")
+
+
+# --- colours and what is refused
+
+
+def test_dark_is_the_systems_wish_or_the_readers(browser: Browser, served: Served):
+    """The system decides at first; a choice stays for the next visit."""
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    with reading(browser, served.url, scheme="dark") as reader:
+        reader.open()
+        reader.see(".table-foot", "16")
+        dark = reader.tab.evaluate(ground)
+        reader.tab.get_by_label("Light or dark colours").click()
+        reader.until("document.documentElement.dataset.theme === 'light'")
+        assert reader.tab.evaluate(ground) != dark
+        reader.open()
+        reader.see(".table-foot", "16")
+        assert reader.tab.evaluate("document.documentElement.dataset.theme") == "light"
+
+
+def test_a_violation_of_the_policy_would_be_noticed(browser: Browser, served: Served):
+    """The tests' own check: a script that is written into the page is refused, and reported."""
+    with reading(browser, served.url) as reader:
+        reader.open()
+        reader.see(".table-foot", "16")
+        reader.tab.evaluate(
+            "document.body.append(Object.assign(document.createElement('script'),"
+            "{textContent: 'window.broken = 1'}))"
+        )
+        assert reader.tab.evaluate("window.broken") is None
+        (complaint,) = reader.complaints
+        assert "Content Security Policy" in complaint
+        reader.complaints.clear()
+
+
+# --- without a server
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """The same page as one file, with two groups in it."""
+    folder = tmp_path_factory.mktemp("alone")
+    path, file = folder / "run.jsonl", folder / "page.html"
+    record_groups(path, groups=2)
+    with Index([str(path)], cached=False) as index:
+        index.wait()
+        ask = Answers(index).named()
+        listed: Any = ask["trajectories"]({})
+        details: dict[str, Any] = {
+            row["id"]: ask["trajectory"]({"id": row["id"]}) for row in listed["rows"]
+        }
+        held = {
+            "state": ask["state"]({}),
+            "summary": ask["summary"]({}),
+            "trajectories": listed,
+            "details": details,
+            "tokens": {
+                f"{id_} {row['row']}": ask["tokens"]({"id": id_, "row": str(row["row"])})
+                for id_, detail in details.items()
+                for row in detail["rows"]
+            },
+            "groups": {id_: ask["group"]({"id": id_}) for id_ in ("trip-0", "trip-1")},
+        }
+    file.write_text(Page.read().whole(held, title="A run"))
+    return Served(file.as_uri(), path)
+
+
+def test_a_page_that_holds_its_answers_needs_no_server(browser: Browser, alone: Served):
+    """The same views from one file: list, search, order, group, difference, messages, tokens."""
+    with reading(browser, alone.url) as reader:
+        reader.open()
+        reader.see(".table-foot", "8 of 8")
+        assert reader.count('input[name="where"]') == 0
+        reader.see(".heads button", "Reward").click()
+        reader.see("[aria-sort=descending]")
+        assert reader.tab.locator(".row .column-reward").last.inner_text() == "–"
+        reader.tab.locator('input[name="search"]').fill("trip-1")
+        reader.see(".table-foot", "4 of 8")
+        reader.open("group=trip-0")
+        assert reader.see(".columns-row.differs").is_visible()
+        for place in (0, 3):
+            reader.tab.locator(".pick input").nth(place).check()
+        reader.see("button.primary").click()
+        reader.see(".common", "The first 2 messages are the same")
+        reader.open(f"trajectory={alone.id_of('travel_agent')}")
+        reader.see(".message.trains")
+        reader.press("2")
+        reader.see(".token.chosen")
+        reader.tab.locator(".token:not(.context)").nth(3).hover()
+        reader.see(".token-facts", "log-probability")
