@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import threading
@@ -312,6 +313,21 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path, cache: Path):
             index.wait()
             assert len(ids(index)) == 100  # of a page
             assert index.table().count() == 300
+
+
+def test_an_index_whose_process_was_killed_is_gone_on_with(tmp_path: Path):
+    """What was written by then is known, also what still stands in its journal."""
+    path = write(tmp_path / "a.jsonl", scored("t1", 1))
+    named, copy = tmp_path / "one.sqlite", tmp_path / "two.sqlite"
+    with Index([str(path)], path=named) as index:
+        until(index, ["t1"])
+        before = numbers(index)
+        for ending in ("", "-wal"):
+            shutil.copy(f"{named}{ending}", f"{copy}{ending}")
+    with read(path, path=copy) as index:
+        index.wait()
+        assert numbers(index) == before
+        assert ids(index) == ["t1"]
 
 
 def test_a_file_that_is_no_index_is_left_as_it_is(tmp_path: Path):
