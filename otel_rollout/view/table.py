@@ -229,7 +229,7 @@ class WritableTable(Table):
             (file, start, size, *values),
         ).lastrowid
         self.connection.execute(
-            "INSERT INTO words (rowid, text) VALUES (?, ?)", (number, _carried(words))
+            "INSERT INTO words (rowid, text) VALUES (?, ?)", (number, carried(words))
         )
         for (kind, text, advice), count in _counted(findings).items():
             self.connection.execute(
@@ -290,7 +290,7 @@ class WritableTable(Table):
         ).fetchone()
         if count < ERRORS_KEPT:
             self.connection.execute(
-                "INSERT OR IGNORE INTO errors VALUES (?, ?)", (file, _carried(text))
+                "INSERT OR IGNORE INTO errors VALUES (?, ?)", (file, carried(text))
             )
 
 
@@ -301,7 +301,7 @@ def _overview(row: Sequence[Json]) -> dict[str, Json]:
     return found
 
 
-def _carried(text: str) -> str:
+def carried(text: str) -> str:
     """The text with escapes for lone surrogates, as `row_of` has it."""
     return text.encode(errors="backslashreplace").decode()
 

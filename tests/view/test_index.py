@@ -156,14 +156,16 @@ def test_damaged_lines_are_listed(tmp_path: Path):
     damaged["exchanges"][0]["prompt"] = 7
     strange: Any = scored("t3", 1) | {"metadata": 5, "logs": 5}
     lines = [json.dumps(each) for each in (good, damaged, strange)]
-    lines += ["not JSON", json.dumps({"a": 1}), json.dumps(scored("t4", 1))]
+    lines += ["not JSON", json.dumps({"a": 1}), json.dumps(scored("t4", 1) | {"id": [1]})]
+    lines += [json.dumps(scored("t4", 1)), json.dumps(scored("\ud800", 1))]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines) + "\n")
     with read(path) as index:
         index.wait()
-        assert ids(index) == ["t1", "t4"]
+        assert ids(index) == [r"\ud800", "t1", "t4"]
+        assert index.load(r"\ud800").trajectory.id == "\ud800"
         assert [text.partition(": ")[0] for text in index.errors] == [
-            f"{path}, line {number}" for number in (2, 3, 4, 5)
+            f"{path}, line {number}" for number in (2, 3, 4, 5, 6)
         ]
 
 
