@@ -213,7 +213,10 @@ class Reader:
             self._fail(_OF_SPANS, error)
 
         try:
-            yield from read(source, on_error=fail)
+            for record in read(source, on_error=fail):
+                if self._stopped():
+                    return
+                yield record
         except (OSError, LookupError, RolloutError) as error:
             fail(SpanFormatError(f"{source}: {error}"))
 

@@ -78,6 +78,8 @@ class Place:
     inode: str
     start: int
     size: int
+    number: int
+    """Its number in the table: another one each time that it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class Table:
     def place(self, id_: str) -> Place | None:
         """Where a trajectory is written; None where it is not there."""
         row = self.connection.execute(
-            "SELECT path, inode, start, trajectories.size FROM trajectories "
+            "SELECT path, inode, start, trajectories.size, number FROM trajectories "
             'JOIN files USING (file) WHERE "id" = ?',
             (id_,),
         ).fetchone()
