@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
 
-from otel_rollout.view import Answers, Index, Page
+from otel_rollout import JsonlTrajectoryExporter
+from otel_rollout.view import Answers, Index, Page, whole_page
 from tests.kit.to_look_at import IMAGE_WIDTH, record_groups, record_hard, record_long
 from tests.view.browser import Reader, Served, chromium, reading, serving
 
@@ -459,26 +459,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("alone")
     path, file = folder / "run.jsonl", folder / "page.html"
     record_groups(path, groups=2)
-    with Index([str(path)], cached=False) as index:
+    with Index([str(path)], cached=False, follow=False) as index:
         index.wait()
-        ask = Answers(index).named()
-        listed: Any = ask["trajectories"]({})
-        details: dict[str, Any] = {
-            row["id"]: ask["trajectory"]({"id": row["id"]}) for row in listed["rows"]
-        }
-        held = {
-            "state": ask["state"]({}),
-            "summary": ask["summary"]({}),
-            "trajectories": listed,
-            "details": details,
-            "tokens": {
-                f"{id_} {row['row']}": ask["tokens"]({"id": id_, "row": str(row["row"])})
-                for id_, detail in details.items()
-                for row in detail["rows"]
-            },
-            "groups": {id_: ask["group"]({"id": id_}) for id_ in ("trip-0", "trip-1")},
-        }
-    file.write_text(Page.read().whole(held, title="A run"))
+        text, left_out = whole_page(Answers(index), Page.read(), title="A run")
+    assert left_out == []
+    file.write_text(text)
     return Served(file.as_uri(), path)
 
 
@@ -505,3 +490,20 @@ def test_a_page_that_holds_its_answers_needs_no_server(browser: Browser, alone: 
         reader.see(".token.chosen")
         reader.tab.locator(".token:not(.context)").nth(3).hover()
         reader.see(".token-facts", "log-probability")
+
+
+def test_a_notebook_shows_a_trajectory_in_a_frame_without_rights(
+    browser: Browser, alone: Served, tmp_path: Path
+):
+    """It begins with the trajectory; links and keys work where there is no address to write."""
+    trajectory = next(JsonlTrajectoryExporter.read(alone.path))
+    file = tmp_path / "notebook.html"
+    file.write_text(f"<!doctype html><title>n</title>{trajectory._repr_html_()}")
+    with reading(browser, file.as_uri()) as reader:
+        reader.open()
+        frame = reader.tab.frame_locator("iframe")
+        frame.locator(".message.trains").first.wait_for()
+        frame.locator(".tabs a", has_text="Tokens").click()
+        frame.locator(".token.chosen").wait_for()
+        frame.locator(".crumbs a").click()
+        frame.locator(".table-foot", has_text="1 of 1").wait_for()

@@ -64,14 +64,13 @@ export function App(): JSX.Element {
     "?": () => setHelp(true),
     Escape: () => !isList(currentAddress()) && go(lastList),
   }, 0);
+  useEffect(() => void openTheOnlyOne(), []);
   useEffect(() => {
     document.title = titleOf(address);
   }, [address]);
   return (
     <>
-      <a class="skip" href="#" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
-        Skip to the content
-      </a>
+      <button type="button" class="skip" onClick={() => document.getElementById("main")?.focus()}>Skip to the content</button>
       <header class="top">
         <a class="brand" href={formatAddress(isList(address) ? {} : lastList)}>otel_rollout</a>
         <Crumbs address={address} />
@@ -87,6 +86,13 @@ export function App(): JSX.Element {
       {help && <Help close={() => setHelp(false)} />}
     </>
   );
+}
+
+/** A page that holds one trajectory begins with it. */
+async function openTheOnlyOne(): Promise<void> {
+  if (!source.embedded || formatAddress(currentAddress()) !== "#") return;
+  const { total, rows } = await source.trajectories({ where: "", search: "" }, "", 0, 2);
+  if (total === 1 && rows[0]) go({ trajectory: rows[0].id }, "replace");
 }
 
 function titleOf(address: Address): string {
