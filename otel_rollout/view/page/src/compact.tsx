@@ -18,7 +18,7 @@ export function Compact({ node, same = 0 }: Props): JSX.Element {
   const from = Math.min(same, text.length);
   return (
     <>
-      <h4><Prose text={node.role} /></h4>
+      <h2><Prose text={node.role} /></h2>
       <p class="compact-text" dir="auto">
         <Prose text={text.slice(0, from)} />
         {from > 0 && from < text.length ? <mark><Prose text={text.slice(from)} /></mark> : <Prose text={text.slice(from)} />}

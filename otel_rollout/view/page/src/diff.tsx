@@ -23,16 +23,17 @@ function Both({ diff }: { diff: Diff }): JSX.Element {
   const same = sharedStart(messages.a[0]?.text ?? "", messages.b[0]?.text ?? "");
   return (
     <div class="diff-view">
+      <h1 class="unseen">Difference</h1>
       <div class="columns" role="table" aria-label="Two trajectories" style={{ "--columns": 2 }}>
         <div class="columns-row heads" role="row">
           <Head one={a} />
           <Head one={b} />
         </div>
-        <p class="common">
+        <div class="common" role="row"><p role="cell">
           {longest === 0 ? "All messages are the same" : `The first ${many(messages.common, "message")} are the same`}
           {tokens ? <> · the first token that differs is {count(tokens.position)}: <Token side={a} row={tokens.row_a} position={tokens.position} id={tokens.a_id} text={tokens.a_text} />{" "}
             and <Token side={b} row={tokens.row_b} position={tokens.position} id={tokens.b_id} text={tokens.b_text} /></> : " · no token that differs is known"}
-        </p>
+        </p></div>
         {Array.from({ length: longest }, (_, place) => (
           <div class={`columns-row ${place === 0 ? "differs" : ""}`} role="row">
             {[messages.a[place], messages.b[place]].map((node) => (

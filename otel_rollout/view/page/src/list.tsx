@@ -55,6 +55,7 @@ export function ListView({ address, state }: { address: Address; state: State })
         {summary.value && <Overviews summary={summary.value} address={address} filter={changeWhere} />}
       </aside>
       <section class="table-side">
+        <h1 class="unseen">Trajectories</h1>
         <Filters address={address} state={state} move={move} error={summary.error} />
         <Table address={address} state={state} move={move} />
       </section>

@@ -179,7 +179,7 @@ function Message({ said, history, markdown, chosen, ...shown }: MessageProps): J
         <a class="place" href={href} title="A link to this message">{place + 1}</a>
       </div>
       <div class="content">
-        <h4><Name text={node.role} />{node.parts && <Parts parts={node.parts} />}</h4>
+        <h3><Name text={node.role} />{node.parts && <Parts parts={node.parts} />}</h3>
         {node.reasoning !== null && (
           <details class="reasoning"><summary>reasoning · {count(node.reasoning.length)} characters</summary>
             <Plain text={node.reasoning} /></details>
@@ -221,7 +221,7 @@ function Body({ node, markdown, id }: { node: Node; markdown: boolean; id: strin
 
 function ToolCallCard({ call, result, id }: { call: ToolCall; result: Node | undefined; id: string }): JSX.Element {
   return (
-    <section class="tool-call" aria-label={`Call of ${call.name}`}>
+    <div class="tool-call" role="group" aria-label={`Call of ${call.name}`}>
       <header>
         <span class="tool-name"><Name text={call.name} /></span>
         {call.id !== null && <span class="id"><Name text={call.id} /></span>}
@@ -229,11 +229,11 @@ function ToolCallCard({ call, result, id }: { call: ToolCall; result: Node | und
       <Arguments text={call.arguments} />
       {result ? (
         <div class="result" data-node={result.id}>
-          <h5>result</h5>
+          <h4>result</h4>
           <Body node={result} markdown={false} id={id} />
         </div>
       ) : <p class="note">No result in this history.</p>}
-    </section>
+    </div>
   );
 }
 

@@ -10,7 +10,7 @@ const TAGS = "\\u{e0000}-\\u{e0fff}";
 const LONE = "\\ud800-\\udfff";
 
 /** In messages: emoji and several scripts need joiners and variants there. */
-const IN_MESSAGES = new RegExp(`[${CONTROLS}${BIDI}\\ufeff${TAGS}${LONE}]`, "gu");
+const IN_MESSAGES = new RegExp(`[${CONTROLS}${BIDI}\\u2028\\u2029\\ufeff${TAGS}${LONE}]`, "gu");
 /** In names, ids and tokens. */
 const IN_NAMES = new RegExp(`[${CONTROLS}\\n\\t${BIDI}${UNSEEN}${TAGS}${LONE}]`, "gu");
 /** So many marks are drawn one by one; a text with more has plain escapes. */
@@ -60,7 +60,7 @@ export function Name({ text, title }: { text: string; title?: string }): JSX.Ele
   );
 }
 
-/** The text of a token: its whitespace, too, can be seen. */
+/** The text of a token: its whitespace, too, can be seen. What it stands in isolates its direction. */
 export function TokenText({ text }: { text: string }): JSX.Element {
   const parts: ComponentChildren[] = [];
   for (const piece of text.match(/ |\n|\t|[^ \n\t]+/g) ?? []) {
@@ -69,7 +69,7 @@ export function TokenText({ text }: { text: string }): JSX.Element {
     else if (piece === "\t") parts.push(<span class="space">⇥</span>);
     else parts.push(marked(piece, IN_NAMES));
   }
-  return <bdi>{parts}</bdi>;
+  return <>{parts}</>;
 }
 
 const counts = new Intl.NumberFormat("en");

@@ -42,7 +42,7 @@ export function TokenFacts({ detail, row, window, position, move }: Props): JSX.
       {sampled && <Alternatives list={alternatives} id={window.ids[place] ?? null} />}
       {call && (
         <div class="token-call">
-          <h4>Completion</h4>
+          <h2>Completion</h2>
           <p><Name text={call.id} />{call.choice > 0 && <span class="muted"> choice {call.choice}</span>}</p>
           {call.model !== null && <p class="muted"><Name text={call.model} /></p>}
           {call.node !== null && (
@@ -65,7 +65,7 @@ function Alternatives({ list, id }: { list: Alternative[]; id: number | null }):
   if (list.length === 0) return <p class="muted">Alternatives are not known: no top log-probabilities came.</p>;
   return (
     <div class="alternatives">
-      <h4>Alternatives</h4>
+      <h2>Alternatives</h2>
       {[...list].sort((a, b) => b.logprob - a.logprob).map((one) => (
         <div class={`alternative ${one.id !== null && one.id === id ? "chosen" : ""}`}>
           <span class="alternative-text"><TokenText text={one.text} /></span>

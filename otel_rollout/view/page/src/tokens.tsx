@@ -76,7 +76,7 @@ function Row(shown: Shown & { row: RowView }): JSX.Element {
   };
   // The same until something of it changes, so that a pointer that moves draws no token anew.
   const lines = useMemo(() => (
-    <VirtualList count={Math.ceil(row.length / LINE)} estimate={88} label="Lines of tokens" handle={list} overscan={4}
+    <VirtualList count={Math.ceil(row.length / LINE)} estimate={88} label="Lines of tokens" handle={list} overscan={4} focusable
       onRange={seen}
       render={(line) => <Line line={line} length={row.length} tokens={tokens} signal={signal} about={about}
         chosen={Math.floor(chosen / LINE) === line ? chosen : -1} />} />
@@ -103,7 +103,7 @@ function Row(shown: Shown & { row: RowView }): JSX.Element {
       <MiniMap row={row} range={range} choose={(position) => { choose(position, false); list.current?.show(Math.floor(position / LINE), "center"); }} />
       {tokens.error !== null && <p class="error" role="alert">{tokens.error}</p>}
       <div class="tokens-body">
-        <div class="tokens" role="group" aria-label="Tokens" tabIndex={0}
+        <div class="tokens" role="group" aria-label="Tokens"
           onMouseOver={(event) => setHovered(positionOf(event.target))}
           onMouseLeave={() => setHovered(null)}
           onClick={(event) => { const at = positionOf(event.target); if (at !== null) choose(at, false); }}>
