@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-OURS := not backend and not phoenix and not framework and not trainer and not server and not agent and not browser and not fuzz
+OURS := not backend and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= 2# tests at once; 0 is one after the other, to debug
 
@@ -13,10 +13,15 @@ EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench pins clean
+.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench pins clean
 
-demo: $(READY)  ## the main job: an agent's runs become trajectories
+demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
+
+.PHONY: hello
+hello:
+	@echo "demo: runs examples/quickstart.py: an agent asks a model server of its own, and its runs become trajectories."
+	@test -e $(READY) || echo "demo: first $(VENV) is made with the pinned packages, which takes a minute or two; nothing is installed elsewhere."
 
 test: $(READY)  ## everything that needs no foreign program
 	$(BIN)/python -m pytest -n $(JOBS) -m "$(OURS)" $(TESTS)
@@ -77,6 +82,9 @@ $(PAGE)/node_modules: $(PAGE)/package.json $(PAGE)/package-lock.json
 backends:  ## build the real Jaeger and the real collector into .tools/ (needs Go)
 	$(MAKE) --no-print-directory -C tools -j 2
 
+test-trackers: .venv-trackers/.ready  ## examples/track_*.py with the real W&B, MLflow and trackio, offline
+	.venv-trackers/bin/python -m pytest -W ignore -m tracker $(or $(TESTS),tests/trackers)
+
 test-backends: $(READY) backends  ## the tests against them
 	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m backend $(TESTS)
 
@@ -114,6 +122,9 @@ $(READY): requirements/newest.txt pyproject.toml
 
 .venv-trainers/.ready: requirements/trainers.txt pyproject.toml $(EXPORTERS)
 	$(call environment,.venv-trainers,trainers,--no-deps,$(EXPORTERS:%/pyproject.toml=-e %))
+
+.venv-trackers/.ready: requirements/trackers.txt pyproject.toml
+	$(call environment,.venv-trackers,trackers,--no-deps)
 
 .venv-servers/.ready: requirements/servers.txt pyproject.toml
 	$(call environment,.venv-servers,servers,--no-deps)
@@ -160,6 +171,8 @@ pins:  ## write requirements/*.txt anew
 		--override requirements/overrides/trainers.in requirements/trainers.in -o requirements/trainers.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--override requirements/overrides/servers.in requirements/servers.in -o requirements/servers.txt
+	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		requirements/trackers.in -o requirements/trackers.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from otel_rollout.command.choosing import Choice
 from otel_rollout.command.sources import ERRORS_SHOWN, Sources
 from otel_rollout.command.text import number_of, say, say_above
 from otel_rollout.export import (
@@ -37,10 +38,11 @@ def export(options: argparse.Namespace) -> int:
         return 0
     output = _checked_output(options)
     exporter = row_exporter_from_texts(options.to, dict(options.option))
+    choice = Choice(options)
     sources = Sources(options.sources)
     file = RowFile(output, _plan(options), restart=options.restart)
     try:
-        _collect(file, sources, infer_rollouts=options.infer_rollouts)
+        _collect(file, sources, choice, infer_rollouts=options.infer_rollouts)
         _write(file, exporter, strict=options.strict)
     except KeyboardInterrupt:
         say("interrupted: the same command goes on from here")
@@ -69,10 +71,11 @@ def _checked_output(options: argparse.Namespace) -> Path:
     return output
 
 
-def _collect(file: RowFile, sources: Sources, *, infer_rollouts: bool) -> None:
+def _collect(file: RowFile, sources: Sources, choice: Choice, *, infer_rollouts: bool) -> None:
     """Bring the trajectories together by group, unless an interrupted export has done it."""
     if file.collected is None:
-        items = sources.items(file.folder / "spans", infer_rollouts=infer_rollouts)
+        keeps = choice.keeps_trajectory if choice.where else None
+        items = sources.items(file.folder / "spans", infer_rollouts=infer_rollouts, keeps=keeps)
         file.collect(items, parts_for(sources.size), lambda: sources.errors)
     elif not file.is_complete:
         say(f"going on with {file.output.name}: {number_of(file.tally.groups, 'group')} are done")
@@ -115,6 +118,7 @@ def _plan(options: argparse.Namespace) -> dict[str, Json]:
         "options": dict(sorted(options.option)),
         "sources": sources,
         "infer_rollouts": options.infer_rollouts,
+        "where": options.where,
         "version": version("otel-rollout"),
     }
 

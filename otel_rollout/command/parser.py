@@ -33,6 +33,19 @@ JsonlTrajectoryExporter writes them. The spans of a rollout may be spread over
 sources, in any order and more than once. They are brought together in files
 beside the output: memory holds those of one rollout. What cannot be read is
 reported and left out; the output is written whole, or not."""
+_LIST = """\
+List trajectories: a line for each as it is read, and a footer with their number,
+endings, rewards, and what does not train and why. Of files of trajectories the
+first line comes at once; spans are read to their end before, since a reward may
+come late. With --sort the lines come at the end; memory holds a line for each.
+--json prints one JSON object a line, the last one is {"summary": ...}.
+A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+_WHERE = """\
+EXPR of --where is a comparison of fields, or several with and, or, not:
+  reward < 0.5 and status == "error"
+  "drift" in findings or metrics["tests_passed"] >= 3
+  reward is None and versions is not None
+A comparison with a field that is None is not known, and not kept."""
 _SHOW = """\
 Show trajectories as trees: who said what, what of it trains, how it went.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
@@ -64,6 +77,8 @@ one that is rebuilt from its spans. With --server, also make a streamed call
 with tools to your model server, and compare the token ids that come with its
 own count: some servers lose tokens of such calls."""
 
+_FILTERED = f"{_WHERE}\n\n{_SOURCES}"
+
 
 def command_parser() -> argparse.ArgumentParser:
     """The parser of the whole command; it sets `verb` to the name of the subcommand."""
@@ -87,16 +102,17 @@ def command_parser() -> argparse.ArgumentParser:
         made.set_defaults(verb=name)
         return made
 
-    rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _SOURCES)
-    show = command("show", "look at trajectories", _SHOW, _SOURCES)
+    rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _FILTERED)
+    listed = command("list", "a line for each trajectory, and sums", _LIST, _FILTERED)
+    show = command("show", "look at trajectories", _SHOW, _FILTERED)
     view = command("view", "a page that shows trajectories", _VIEW, _SOURCES)
     stats = command("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES)
-    export = command("export", "rows that a trainer reads", _EXPORT, _SOURCES)
+    export = command("export", "rows that a trainer reads", _EXPORT, _FILTERED)
     run = command("run", "run a command as a rollout", RUN, None)
     reward = command("reward", "reward a rollout that has ended", REWARD, _SOURCES)
     gateway = command("gateway", "record agents in any language", GATEWAY, None)
     doctor = command("doctor", "check a set-up", _DOCTOR, None)
-    for each in (rebuild, show, view, export, stats):
+    for each in (rebuild, listed, show, view, export, stats):
         many = "*" if each is export else "+"
         each.add_argument("sources", nargs=many, metavar="SOURCE", help="see below")
         each.add_argument(
@@ -104,6 +120,9 @@ def command_parser() -> argparse.ArgumentParser:
             action="store_true",
             help="also make a trajectory of each trace that has model calls, but no rollout",
         )
+    for each in (rebuild, listed, show, export):
+        _add_choice(each, sorts=each is not export)
+    _add_list(listed)
     rebuild.add_argument(
         "-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"
     )
@@ -124,7 +143,6 @@ def command_parser() -> argparse.ArgumentParser:
         help="end at the first trajectory that the format cannot carry",
     )
     export.add_argument("--list", action="store_true", help="list the exporters that are installed")
-    export.set_defaults(wrong=export.error)
     show.add_argument("--id", metavar="ID", help="only those whose id or trace id begins with this")
     show.add_argument("--full", action="store_true", help="do not cut texts")
     _add_view(view)
@@ -183,3 +201,32 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(import_module("importlib.metadata").version("otel-rollout"))
         parser.exit()
+
+
+def _add_choice(parser: argparse.ArgumentParser, *, sorts: bool) -> None:
+    """Which trajectories the verb is about, and in which order."""
+    about = (
+        ""
+        if sorts
+        else (
+            "; before they are grouped: leaving members out of a group changes the advantages of "
+            "the others"
+        )
+    )
+    parser.add_argument("--where", metavar="EXPR", help=f"only those of which this is true{about}")
+    if sorts:
+        parser.add_argument(
+            "--sort",
+            metavar="FIELD",
+            help="in order of a field, --sort=-FIELD from the greatest on; unknown ones are last",
+        )
+    parser.set_defaults(wrong=parser.error)
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--group-by",
+        metavar="FIELD",
+        help="count and reward for each value of a field, such as group_id, task_id, versions",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON objects, one a line")

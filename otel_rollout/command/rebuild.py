@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from otel_rollout.command.choosing import Choice, Spool
 from otel_rollout.command.sources import Sources, say_unreadable
 from otel_rollout.command.text import number_of, say, without_ids
 from otel_rollout.export import parts_for, reconstruct_apart
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.wire import dumps
 
 
 def rebuild(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
+    choice = Choice(options)
     sources = Sources(options.sources)
     rebuilt = _Rebuilt()
     with _whole_file(options.output) as file, _folder_beside(options.output) as folder:
@@ -32,21 +33,21 @@ def rebuild(options: argparse.Namespace) -> int:
             infer_rollouts=options.infer_rollouts,
         )
         with open(folder / "trajectories", "w+b") as lines:
+            spool = Spool(lines)
             for trajectory in found:
-                rebuilt.add(trajectory, lines)
-            for _, _, place, size in sorted(rebuilt.places):
-                lines.seek(place)
-                file.write(lines.read(size))
+                if choice.keeps_trajectory(trajectory):
+                    rebuilt.add(trajectory)
+                    spool.add(trajectory, choice.key(trajectory))
+            for line in spool.lines(descending=choice.descending):
+                file.write(line)
     _say_rebuilt(rebuilt, sources, options)
     return say_unreadable(sources)
 
 
 @dataclass
 class _Rebuilt:
-    """The trajectories that were written to a file in any order, and how they ended."""
+    """How the trajectories that were written ended."""
 
-    places: list[tuple[int, str, int, int]] = field(default_factory=list)
-    """Start and id of each trajectory, by which they are sorted; position and size of its line."""
     statuses: Counter[str] = field(default_factory=Counter)
     """Trajectories by status."""
     warned: int = 0
@@ -54,11 +55,8 @@ class _Rebuilt:
     warnings: Counter[str] = field(default_factory=Counter)
     """Trajectories by warning, without ids."""
 
-    def add(self, trajectory: Trajectory, lines: BinaryIO) -> None:
-        """Write the trajectory and count it."""
-        line = dumps(trajectory.to_dict()).encode() + b"\n"
-        self.places.append((trajectory.start_time_ns, trajectory.id, lines.tell(), len(line)))
-        lines.write(line)
+    def add(self, trajectory: Trajectory) -> None:
+        """Count a trajectory."""
         self.statuses[trajectory.status] += 1
         self.warned += bool(trajectory.warnings)
         self.warnings.update({without_ids(warning) for warning in trajectory.warnings})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +14,7 @@ from typing import BinaryIO
 from tqdm import tqdm
 
 from otel_rollout import semconv as sc
+from otel_rollout.command.choosing import Spool
 from otel_rollout.command.text import number_of, say, say_above
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export import (
@@ -25,9 +27,11 @@ from otel_rollout.export import (
     reconstruct_apart,
 )
 from otel_rollout.otlp import files_of, inode_of, joined, parts_of, read, rotated_beside
-from otel_rollout.rebuild import reconstruct
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import Trajectory
+from otel_rollout.wire import loads
+
+Keeps = Callable[[Trajectory], bool]
 
 ERRORS_SHOWN = 10
 """Errors that are printed; the others are counted."""
@@ -36,7 +40,8 @@ ERRORS_SHOWN = 10
 class Sources:
     """The sources of one command: reads them, and counts what was read and what could not be."""
 
-    def __init__(self, sources: Sequence[str]) -> None:
+    def __init__(self, sources: Sequence[str], *, prints_lines: bool = False) -> None:
+        """`prints_lines`: the verb prints while it reads: on a terminal no bar is among them."""
         self.spans = 0
         """Spans that were read."""
         self.foreign = 0
@@ -54,7 +59,12 @@ class Sources:
         self._opened = set[tuple[int, int]]()
         """The files that were opened, by `inode_of`."""
         self._bar = tqdm(
-            total=self.size, unit="B", unit_scale=True, disable=None, delay=1, leave=False
+            total=self.size,
+            unit="B",
+            unit_scale=True,
+            disable=True if prints_lines and sys.stdout.isatty() else None,
+            delay=1,
+            leave=False,
         )
 
     def records(self) -> Iterator[SpanRecord]:
@@ -73,24 +83,43 @@ class Sources:
             spans: list[Iterator[SpanRecord]] = []
             for file, source in self._of_trajectories(opened, spans):
                 yield from read_lines(file, source, on_error=self.report)
-            records = self._counted(itertools.chain.from_iterable(spans))
-            found = reconstruct(records, infer_rollouts=infer_rollouts)
+            if spans:
+                yield from self._rebuilt(spans, infer_rollouts=infer_rollouts)
             self._bar.close()
-            yield from _one_by_one(found)
 
-    def items(self, folder: Path, *, infer_rollouts: bool) -> Iterator[tuple[str, bytes]]:
-        """The trajectories of all sources as `item_of` has them; the folder is for their spans."""
+    def _rebuilt(
+        self, spans: Iterable[Iterator[SpanRecord]], *, infer_rollouts: bool
+    ) -> Iterator[Trajectory]:
+        """The trajectories of spans, in order of their start; memory holds one at a time."""
+        records = self._counted(itertools.chain.from_iterable(spans))
+        with tempfile.TemporaryDirectory(prefix="otel-rollout-") as name:
+            folder = Path(name)
+            with open(folder / "trajectories", "w+b") as file:
+                spool = Spool(file)
+                for trajectory in reconstruct_apart(
+                    records, folder / "spans", parts_for(self.size), infer_rollouts=infer_rollouts
+                ):
+                    spool.add(trajectory, (trajectory.start_time_ns, trajectory.id))
+                self._bar.close()
+                for line in spool.lines():
+                    yield Trajectory.from_dict(loads(line))
+
+    def items(
+        self, folder: Path, *, infer_rollouts: bool, keeps: Keeps | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """The trajectories of all sources as `item_of` has them; the folder is for their spans.
+
+        keeps: true for a trajectory that is wanted. None: all are.
+        """
         with ExitStack() as opened:
             spans: list[Iterator[SpanRecord]] = []
             for file, source in self._of_trajectories(opened, spans):
-                yield from self._lines(file, source)
+                yield from self._lines(file, source, keeps)
             records = self._counted(itertools.chain.from_iterable(spans))
-            yield from map(
-                item_of_trajectory,
-                reconstruct_apart(
-                    records, folder, parts_for(self.size), infer_rollouts=infer_rollouts
-                ),
+            found = reconstruct_apart(
+                records, folder, parts_for(self.size), infer_rollouts=infer_rollouts
             )
+            yield from map(item_of_trajectory, filter(keeps, found) if keeps else found)
             self._bar.close()
 
     def _of_trajectories(
@@ -125,14 +154,18 @@ class Sources:
             for name, file in parts_of(source, self._opened):
                 yield joined(b"", file, name, self._bar.update)
 
-    def _lines(self, file: Iterable[bytes], source: str) -> Iterator[tuple[str, bytes]]:
+    def _lines(
+        self, file: Iterable[bytes], source: str, keeps: Keeps | None
+    ) -> Iterator[tuple[str, bytes]]:
         for line, data, where in parsed_lines(file, source, self.report, self.report):
             try:
                 item = item_of(line, data, where)
+                is_kept = keeps is None or keeps(Trajectory.from_dict(data))
             except SpanFormatError as error:
                 self.report(error)
             else:
-                yield item
+                if is_kept:
+                    yield item
 
     def report(self, error: SpanFormatError) -> None:
         """Say what could not be read; reading goes on."""
@@ -169,13 +202,6 @@ def _size(file: str) -> int:
 
 def _is_address(source: str) -> bool:
     return source.startswith(("http://", "https://"))
-
-
-def _one_by_one(trajectories: list[Trajectory]) -> Iterator[Trajectory]:
-    """The trajectories in order; the list holds none that was given."""
-    trajectories.reverse()
-    while trajectories:
-        yield trajectories.pop()
 
 
 def say_unreadable(sources: Sources) -> int:

@@ -27,8 +27,6 @@ def view(options: argparse.Namespace) -> int:
         infer_rollouts=options.infer_rollouts,
         follow=options.html is None,
     )
-    # Ends it as Ctrl-C does: the index is closed, and one that is not kept is removed.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with index:
         answers = Answers(
             index, jaeger=options.jaeger, vocabulary=vocabulary, where=options.where or ""
@@ -48,7 +46,12 @@ def _serve(answers: Answers, page: Page, options: argparse.Namespace) -> None:
     print(server.url, flush=True)
     if not options.no_browser and not webbrowser.open(server.url):
         say("no browser could be opened: open the address above")
-    server.run()
+    # It ends as by Ctrl-C: the index is closed, and one that is not kept is removed.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        server.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _write(index: Index, answers: Answers, page: Page, path: str) -> int:

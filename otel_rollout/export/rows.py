@@ -103,7 +103,7 @@ def to_token_rows(
 
     What is in no row is in `dropped`, `masked` and `children` of what is returned; which calls
     begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` says
-    why, and what to do, if there are trajectories and no row.
+    why, and what to do, if there are trajectories to train on and no row.
     """
     rows = _token_rows(
         trajectories,
@@ -113,7 +113,7 @@ def to_token_rows(
         mask_reasons=mask_reasons,
         options=options,
     )
-    if rows.trajectories and not rows:
+    if not rows and any(trajectory.trainable for trajectory in rows.trajectories):
         warnings.warn(_why_empty(rows), EmptyRowsWarning, stacklevel=2)
     return rows
 

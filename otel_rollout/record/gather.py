@@ -150,6 +150,13 @@ def _is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
+def _name_of(runnable: object) -> str:
+    """The name of a function or coroutine, as short as people know it."""
+    while isinstance(runnable, functools.partial):
+        runnable = runnable.func
+    return str(getattr(runnable, "__name__", type(runnable).__name__))
+
+
 def _with_arguments(function: object, arguments: tuple[Any, ...]) -> Callable[..., Any]:
     if callable(function):
         return functools.partial(function, *arguments)
@@ -202,7 +209,9 @@ async def gather_trajectories(
     max_exceptions: int, how many rollouts may fail; one more cancels the rest and raises
         TooManyExceptionsError, which has the trajectories that had ended. None (default): any
         number. A rollout that failed is a trajectory with `status` "error".
-    progress: a bar on a terminal: True, or its text. False (default): none.
+    progress: True, or its text, shows on stderr the rate, what runs, the mean reward, how
+        rollouts ended, tokens per second and what runs longest: a bar on a terminal, elsewhere a
+        line every half minute. False (default): nothing.
     on_trajectory: function that is called with each trajectory as it ends. None (default): none.
     options: those of `rollout`, for each of them.
 
@@ -282,13 +291,16 @@ async def _gather(
 ) -> list[Trajectory]:
     _check(coroutines, max_concurrency, max_exceptions)
 
-    async def run(index: int, runnable: Runnable) -> Trajectory:
-        return await _gather_one(runnable, options(index), raise_errors=False, nested=nested)
-
     def failure(trajectory: Trajectory) -> object:
         return trajectory.error or trajectory.status != "complete"
 
     with RolloutProgress(progress, _size(coroutines), "rollouts") as bar:
+
+        async def run(index: int, runnable: Runnable) -> Trajectory:
+            with bar.running(f"{_name_of(runnable)}#{index}"):
+                return await _gather_one(
+                    runnable, options(index), raise_errors=False, nested=nested
+                )
 
         def ended(trajectory: Trajectory) -> None:
             good = trajectory.status == "complete"

@@ -1,40 +1,69 @@
-"""Progress of a run of many rollouts, on one line of a terminal; silent where there is none."""
+"""Progress of a run of many rollouts: one line on a terminal, a line now and then in a log file."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections import Counter
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
 
+from otel_rollout.record.state import process_state
+
+_BAR_SECONDS = 1.0
+"""Time between two looks of the bar on a terminal, which also tell what waits."""
+_LINE_SECONDS = 30.0
+"""Time between two lines where stderr is no terminal."""
+_WINDOW_SECONDS = 30.0
+"""Time over which tokens per second are the mean."""
+_WAITS = 3
+"""Runs that take longest, of which a line tells; a bar has room for one."""
+
 
 class RolloutProgress:
-    """A bar with the rate, the mean reward of what is scored, and how runs ended.
+    """Rate, what runs, mean reward, endings, tokens per second, and what runs longest.
 
-    text: the text before the bar. True: the name of the things that are counted; False: no bar.
+    text: the text before it. True: the name of the things that are counted; False: nothing at all.
     total: how many there will be. None: not known.
     counted: the name of the things that are counted, such as "rollouts".
+
+    It goes to stderr. Tokens are those that the process sampled, by the servers' own counts.
     """
 
     def __init__(self, text: bool | str, total: int | None, counted: str) -> None:
-        self._text = text
+        self._text = text if isinstance(text, str) and text else counted
+        self._shown = bool(text)
         self._total = total
         self._counted = counted
         self._bar: tqdm[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._began = time.monotonic()
+        self._tokens = deque([(self._began, process_state.sampled_tokens)])
+        """Tokens of the process by time, as far back as the window reaches."""
+        self._numbers = count()
+        self._running: dict[int, tuple[str, float]] = {}
+        """Name and beginning of what runs, oldest first."""
+        self._ended = 0
         self._endings: Counter[str] = Counter()
         self._scored = 0
         self._sum = 0.0
 
     def __enter__(self) -> RolloutProgress:
-        self._bar = tqdm(
-            total=self._total,
-            desc=self._text if isinstance(self._text, str) else self._counted,
-            unit=f" {self._counted}",
-            disable=not self._text or not sys.stderr.isatty(),
-            dynamic_ncols=True,
-        )
+        if self._shown:
+            if sys.stderr.isatty():
+                self._bar = tqdm(
+                    total=self._total,
+                    desc=self._text,
+                    unit=f" {self._counted}",
+                    dynamic_ncols=True,
+                )
+            self._wait()
         return self
 
     def __exit__(
@@ -43,20 +72,91 @@ class RolloutProgress:
         error: BaseException | None,
         trace_back: TracebackType | None,
     ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self._bar is not None:
+            self._bar.set_postfix(self._figures(), refresh=True)
             self._bar.close()
+        elif self._shown:
+            self._say()
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """One of them runs inside. name: what people know it by."""
+        own = next(self._numbers)
+        self._running[own] = name, time.monotonic()
+        try:
+            yield
+        finally:
+            del self._running[own]
 
     def add(self, reward: float | None, ending: str | None) -> None:
         """Count one that ended. reward: None: it has none. ending: None: not worth a word."""
-        if self._bar is None:
-            return
+        self._ended += 1
         if ending is not None:
             self._endings[ending] += 1
         if reward is not None:
             self._scored += 1
             self._sum += reward
+        if self._bar is not None:
+            self._bar.set_postfix(self._figures(), refresh=False)
+            self._bar.update()
+
+    # --- what is shown
+
+    def _wait(self) -> None:
+        seconds = _LINE_SECONDS if self._bar is None else _BAR_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix(self._figures(), refresh=True)
+        else:
+            self._say()
+        self._wait()
+
+    def _say(self) -> None:
+        """Write one line for a log file."""
+        seconds = time.monotonic() - self._began
+        of = "" if self._total is None else f"/{self._total}"
+        rate = f"{self._ended / seconds:.3g}/s" if seconds > 0 else "?/s"
+        figures = ", ".join(f"{name} {value}" for name, value in self._figures(_WAITS).items())
+        print(
+            f"{self._text}: {self._ended}{of} {self._counted} in {_time(seconds)}, {rate}"
+            + (f", {figures}" if figures else ""),
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _figures(self, waits: int = 1) -> dict[str, Any]:
+        """What is known beside count and rate, most telling first."""
+        now = time.monotonic()
         shown: dict[str, Any] = {}
+        if self._running:
+            shown["running"] = len(self._running)
         if self._scored:
             shown["reward"] = f"{self._sum / self._scored:.3g}"
-        self._bar.set_postfix({**shown, **self._endings}, refresh=False)
-        self._bar.update()
+        shown |= self._endings
+        if rate := self._token_rate(now):
+            shown["tokens/s"] = f"{rate:.0f}"
+        oldest = list(self._running.values())[:waits]
+        if oldest:
+            shown["longest"] = " ".join(f"{name}:{_time(now - at)}" for name, at in oldest)
+        return shown
+
+    def _token_rate(self, now: float) -> float:
+        self._tokens.append((now, process_state.sampled_tokens))
+        while len(self._tokens) > 2 and now - self._tokens[1][0] > _WINDOW_SECONDS:
+            self._tokens.popleft()
+        (at, before), (_, tokens) = self._tokens[0], self._tokens[-1]
+        return (tokens - before) / (now - at) if now > at else 0.0
+
+
+def _time(seconds: float) -> str:
+    """Seconds as people say them: `42s`, `7m05s`, `2h03m`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"

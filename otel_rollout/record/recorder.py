@@ -488,6 +488,8 @@ class ExchangeRecorder:
                     if counts is not None:
                         metrics, labels = self._rollout.metrics, self._rollout.labels
                         metrics.tokens(labels, counts.input, counts.output)
+                        # Of two threads at once one may be missed: it is for eyes alone.
+                        process_state.sampled_tokens += counts.output
                     if self._drawn is not None:
                         self._drawn.replied(body, events=is_events)
             self._rollout.tools_begun.restart()

@@ -5,6 +5,7 @@ Every warning and every completion that no row trains is in one finding; advice 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,15 @@ class Finding:
     completion_id: str | None = None
     """The completion that it is about; None: the trajectory."""
     choice_index: int = 0
+
+    @property
+    def plain(self) -> str:
+        """The text without what differs between equal findings: ids and numbers.
+
+        What an error says stays as it is, but for ids.
+        """
+        text = _id.sub("…", self.text)
+        return text if self.kind == "failed" else _number.sub("N", text)
 
     def to_dict(self) -> dict[str, Json]:
         """The finding as JSON."""
@@ -99,6 +109,9 @@ def _of_the_ending(trajectory: Trajectory) -> Iterator[Finding]:
         yield Finding("unscored", text, _WEIGHT if named else _REWARD)
 
 
+_id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b|'[^'\s/]*\d[^'\s/]*'")
+"""Our ids, and those of responses, which stand in quotes."""
+_number = re.compile(r"(?<![\w/.'])\d+(?![\w/.'])")
 _REWARD = (
     "Set trajectory.reward, or record_reward(...) in the rollout; later with `otel-rollout reward`."
 )

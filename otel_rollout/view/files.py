@@ -81,9 +81,11 @@ def open_table(path: Path) -> WritableTable:
         head = b""
     connection = connect(path, "rw")
     try:
+        # Before the journal: what marks the file then stands in it, and not in the journal alone.
+        table = WritableTable(connection) if head else WritableTable.create(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        return WritableTable(connection) if head else WritableTable.create(connection)
+        return table
     except BaseException:
         connection.close()
         raise

@@ -65,8 +65,12 @@ class Index:
         self._failure: list[str] = []
 
     def __enter__(self) -> Index:
-        self._path = self._writable()
-        table = open_table(self._path)
+        try:
+            self._path = self._writable()
+            table = open_table(self._path)
+        except BaseException:
+            self._held.close()
+            raise
         thread = threading.Thread(
             target=self._run, args=(table,), name="otel-rollout-index", daemon=True
         )

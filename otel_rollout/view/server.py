@@ -181,9 +181,11 @@ def _not_found(_: Request, error: Exception) -> Response:
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not 0 <= port <= 65_535:
+        raise ConfigurationError(f"--port {port}: expected 0 (a free one) to 65535")
     try:
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigurationError(
             f"port {port} of {host} cannot be used ({error}): name another, or none for a free one"
         ) from None

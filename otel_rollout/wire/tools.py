@@ -52,7 +52,8 @@ def tool_calls(message: Json) -> Iterator[ToolCall]:
         arguments = next((value for value in given if value is not None), None)
         yield from _call(message.get("call_id"), name, arguments)
     for call in _rows(message.get("tool_calls")):
-        body = call.get(call.get("type") or "function")
+        kind = call.get("type") or "function"
+        body = call.get(kind) if isinstance(kind, str) else None
         if isinstance(body, Mapping):
             yield from _call(
                 call.get("id"), body.get("name"), body.get("arguments", body.get("input"))

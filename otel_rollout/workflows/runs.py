@@ -40,7 +40,9 @@ async def run_workflows(
     timeout: seconds for each attempt. None: the workflow's own `timeout`.
     max_exceptions: so many runs may end with ERROR; one more cancels the rest and raises
     TooManyExceptionsError. None: any number.
-    progress: True, or a label, shows a progress bar on a terminal.
+    progress: True, or a label, shows on stderr the rate, what runs, the mean reward, how runs
+    ended, tokens per second and what runs longest: a bar on a terminal, elsewhere a line every half
+    minute.
     on_episode: called with each episode as it ends.
     keep_episodes: False: episodes are not kept, and the list that is returned is empty.
     kwargs: passed to `run`.
@@ -61,14 +63,15 @@ async def run_workflows(
     async def run(_: int, item: tuple[Any, str, int]) -> Episode:
         task, task_id, sample = item
         made = idle.pop() if idle else workflow(**(workflow_args or {}))
+        uid = f"{task_id}:{sample}"
         try:
-            uid = f"{task_id}:{sample}"
             options = {"task_id": task_id, "group_id": task_id, "sample_index": sample}
             for attempt in range(1, retry_limit + 1):
                 made._is_due = True  # within the run: a reset that fails is an ending like another
-                episode = await made.run_with_termination_handling(
-                    task, uid, options={**options, "metadata": {"attempt": attempt}}, **kwargs
-                )
+                with bar.running(uid):
+                    episode = await made.run_with_termination_handling(
+                        task, uid, options={**options, "metadata": {"attempt": attempt}}, **kwargs
+                    )
                 if episode.termination_reason is not TerminationReason.ERROR:
                     break
             return episode

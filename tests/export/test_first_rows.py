@@ -111,3 +111,6 @@ def test_nothing_warns_where_a_row_came_or_nothing_was_given(
         assert to_token_rows([]) == []
         broken = Trajectory(status="error", termination_reason="error")
         assert to_token_rows([broken], mask_reasons=["error"]).masked == [broken]
+        with rollout("judge", trainable=False) as judge:
+            pass
+        assert to_token_rows(judge) == []

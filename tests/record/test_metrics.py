@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.util._once import Once
 
 import otel_rollout
 from otel_rollout import (
@@ -25,6 +26,7 @@ from otel_rollout import (
     semconv,
 )
 from otel_rollout.testing import Raw
+from tests.kit.metering import Meter, prometheus_names
 from tests.kit.recording import Clients, Recording
 
 ASK: Any = [{"role": "user", "content": "hi"}]
@@ -42,45 +44,12 @@ LABELS = {
 """Every attribute that a metric of ours may have: none of them is an id."""
 
 
-class Meter:
-    """The global meter provider, and what was measured."""
-
-    def __init__(self) -> None:
-        self._reader = InMemoryMetricReader()
-        self.provider = MeterProvider([self._reader])
-        metrics.set_meter_provider(self.provider)
-
-    def points(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-        """The data points of each metric of ours, with their attributes."""
-        found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
-        data = self._reader.get_metrics_data()
-        for resource in data.resource_metrics if data else ():
-            for scope in resource.scope_metrics:
-                if scope.scope.name == semconv.SCOPE:
-                    for metric in scope.metrics:
-                        points = [(dict(p.attributes or {}), p) for p in metric.data.data_points]
-                        found[metric.name] = points
-        return found
-
-    def sums(self, name: str, attribute: str) -> dict[Any, float]:
-        """The sum of a metric by one attribute."""
-        sums: dict[Any, float] = {}
-        for attributes, point in self.points().get(name, ()):
-            key = attributes.get(attribute)
-            value = point.value if hasattr(point, "value") else point.sum
-            sums[key] = sums.get(key, 0) + value
-        return sums
-
-
 @pytest.fixture
 def meter() -> Iterator[Meter]:
     """A meter provider for this test alone."""
     made = Meter()
     yield made
-    made.provider.shutdown()
-    metrics._internal._METER_PROVIDER = None
-    metrics._internal._PROXY_METER_PROVIDER = metrics._internal._ProxyMeterProvider()
-    metrics._internal._METER_PROVIDER_SET_ONCE = Once()
+    made.close()
 
 
 def solve(client: openai.OpenAI, reward: float | None = None, **options: Any) -> Trajectory:
@@ -200,6 +169,51 @@ async def test_no_attribute_is_an_id(meter: Meter, recording: Recording, clients
     assert {name: len(points) for name, points in after.items()} == before
     assert {key for points in after.values() for a, _ in points for key in a} <= LABELS
     assert set(after) <= NAMES
+
+
+DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/grafana.json").read_text())
+QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def everything(clients: Clients) -> None:
+    """What makes every metric have a point."""
+
+    class Full:
+        blocking = True
+
+        def export(self, trajectories: object) -> None:
+            raise OSError("full")
+
+        def force_flush(self, timeout_millis: int = 30_000) -> bool:
+            return True
+
+        def shutdown(self) -> None:
+            pass
+
+    otel_rollout.configure(exporters=[Full()])
+    solve(clients.sync(clients.serve()), 1.0)
+    with contextlib.suppress(TimeoutError), rollout("late"):
+        raise TimeoutError
+
+
+def test_the_dashboard_asks_for_what_is_measured(
+    meter: Meter, recording: Recording, clients: Clients
+) -> None:
+    """Each series and each label of its queries exists, and no metric is left out."""
+    everything(clients)
+    assert recording.provider.force_flush()
+    found = meter.metrics()
+    assert {metric.name for metric in found} == NAMES
+    names = {name: metric.name for metric in found for name in prometheus_names(metric)}
+    labels = {label.replace(".", "_") for label in LABELS} | {"le"}
+    asked = {name for query in QUERIES for name in re.findall(r"\b(rollout_\w+)[{\[)]", query)}
+    series = asked - labels
+    assert series <= names.keys()
+    assert {names[name] for name in series} == NAMES
+    grouped = {each for query in QUERIES for each in re.findall(r"sum by \(([^)]*)\)", query)}
+    assert {label.strip() for each in grouped for label in each.split(",")} <= labels
+    filters = {each for query in QUERIES for each in re.findall(r"(\w+)(?:=~|!=|=)\"", query)}
+    assert filters <= labels
 
 
 def test_a_meter_that_fails_costs_the_user_nothing(

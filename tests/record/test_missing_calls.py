@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_rollout
 from otel_rollout import (
     ConfigurationError,
+    EmptyRowsWarning,
     ExportError,
     InMemoryTrajectoryExporter,
     Step,
@@ -65,7 +66,8 @@ def test_a_rollout_without_a_call_says_so(recording: Recording):
     read = Trajectory.from_dict(json.loads(json.dumps(trajectory.to_dict())))
     assert read.missing_calls == [warning]
     for each in (trajectory, read):
-        (dropped,) = to_token_rows([each]).dropped
+        with pytest.warns(EmptyRowsWarning, match=NO_CALL):
+            (dropped,) = to_token_rows([each]).dropped
         assert (dropped.completion, dropped.reason, str(dropped)) == (None, warning, warning)
         assert each.token_sequences().dropped == [dropped]
 

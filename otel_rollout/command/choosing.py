@@ -1,0 +1,96 @@
+"""Which trajectories a verb is about (`--where`), and in which order they come (`--sort`)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import Any, BinaryIO
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.trajectory import Overview, Trajectory
+from otel_rollout.view import COLUMNS, Where
+from otel_rollout.wire import dumps
+
+
+class Choice:
+    """The filter and the order that a command line asks for; a wrong one ends the command."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.where: Where | None = None
+        """None: every trajectory."""
+        self.sorts: str | None = getattr(options, "sort", None)
+        """A field, `-` before it for descending; None: as they come."""
+        try:
+            if options.where is not None:
+                self.where = Where.parse(options.where)
+            if self.sorts is not None:
+                check_field("--sort", self.sorts.removeprefix("-"))
+        except ConfigurationError as error:
+            options.wrong(str(error))
+
+    def keeps(self, overview: Overview) -> bool:
+        """True for a trajectory that the filter keeps."""
+        return self.where is None or self.where.matches(overview)
+
+    def keeps_trajectory(self, trajectory: Trajectory) -> bool:
+        """The same, for who needs no overview."""
+        return self.where is None or self.where.matches(Overview.of(trajectory))
+
+    @property
+    def descending(self) -> bool:
+        """True if the greatest comes first."""
+        return self.sorts is not None and self.sorts.startswith("-")
+
+    def key(self, trajectory: Trajectory) -> Any:
+        """What trajectories are sorted by; without `--sort` their start and id."""
+        if self.sorts is None:
+            return trajectory.start_time_ns, trajectory.id
+        return getattr(Overview.of(trajectory), self.sorts.removeprefix("-"))
+
+    def in_order(self, overviews: Iterable[Overview]) -> Iterable[Overview]:
+        """The overviews, as they come unless they are to be sorted."""
+        if self.sorts is None:
+            return overviews
+        key = attrgetter(self.sorts.removeprefix("-"))
+        return ordered(overviews, key, descending=self.descending)
+
+
+def ordered(items: Iterable[Any], key: Callable[[Any], Any], *, descending: bool) -> list[Any]:
+    """The items in order of a key; those whose key is None are last."""
+    known: list[Any] = []
+    unknown: list[Any] = []
+    for item in items:
+        (unknown if key(item) is None else known).append(item)
+
+    def by(item: Any) -> tuple[bool, Any]:
+        return isinstance(key(item), str), key(item)  # a file may have a text for a number
+
+    return [*sorted(known, key=by, reverse=descending), *unknown]
+
+
+def check_field(option: str, name: str, *, kinds: tuple[str, ...] = ("text", "number")) -> None:
+    """ConfigurationError for a name that is no field of an overview, or none of these kinds."""
+    expected = [field for field, kind in COLUMNS.items() if kind in kinds]
+    if name not in expected:
+        raise ConfigurationError(f"{option}: expected one of {', '.join(expected)}, got {name!r}")
+
+
+class Spool:
+    """Trajectories as lines of a temporary file; memory holds the key and the place of each."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._places: list[tuple[Any, int, int]] = []
+
+    def add(self, trajectory: Trajectory, key: Any) -> None:
+        """Write a trajectory that is to be read in order of this key."""
+        line = dumps(trajectory.to_dict()).encode() + b"\n"
+        self._places.append((key, self._file.seek(0, 2), len(line)))
+        self._file.write(line)
+
+    def lines(self, *, descending: bool = False) -> Iterator[bytes]:
+        """The lines in order; those whose key is None are last."""
+        for _, place, size in ordered(self._places, lambda at: at[0], descending=descending):
+            self._file.seek(place)
+            yield self._file.read(size)

@@ -1,0 +1,126 @@
+"""The verb `view`: an address that works until it is told to stop, or one file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import requests
+
+from otel_rollout.command import main
+from otel_rollout.view.built import FOLDER
+from tests.kit.conversations import user
+from tests.view.made import Call, line, write
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the page is not built")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of two trajectories, and a line that is none."""
+    found = write(tmp_path / "a.jsonl", *(line(id_, Call([user("hi")])) for id_ in ("t1", "t2")))
+    with found.open("a") as file:
+        file.write("no JSON\n")
+    return found
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The verb as a program of its own."""
+    code = "import sys; from otel_rollout.command import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "view", *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_stop(path: Path, number: int, tmp_path: Path):
+    """The first line is the address; the end is quiet, with status 0, and leaves no file behind."""
+    with running(str(path), "--no-browser", "--no-cache") as process:
+        assert process.stdout
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://127.0.0.1:")
+        assert requests.get(url).status_code == 200
+        assert requests.get(f"{url}assets/app.js").status_code == 200
+        assert requests.get(f"{url}api/state").json()["sources"] == [str(path)]
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+        assert (process.returncode, output, errors) == (0, "", "")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_it_writes_one_file(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """With what it was asked for; what could not be read is said, with status 1."""
+    out = tmp_path / "page.html"
+    assert main(["view", str(path), "--html", str(out), "--where", "id == 't1'"]) == 1
+    assert "line 3" in capsys.readouterr().err
+    text = out.read_text()
+    assert '"t1"' in text
+    assert '"t2"' not in text
+
+
+def test_a_file_needs_no_extra(path: Path, tmp_path: Path):
+    """Without Starlette and uvicorn `--html` works, and the server says what to install."""
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    for name in ("starlette", "uvicorn"):
+        (blocked / f"{name}.py").write_text(f"raise ImportError('no {name}', name={name!r})")
+    environment = {**os.environ, "PYTHONPATH": str(blocked)}
+    code = "import sys; from otel_rollout.command import main; sys.exit(main(sys.argv[1:]))"
+    for arguments, status, text in (
+        (["--html", str(tmp_path / "x.html")], 1, "line 3"),
+        (["--no-browser"], 1, "pip install 'otel-rollout[view]'"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "view", str(path), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, text in done.stderr) == (status, True), done.stderr
+    assert (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--where", "rewrd > 1"], "rewrd"),
+        (["--host", "0.0.0.0"], "--reachable"),
+        (["--port", "99999"], "--port 99999"),
+        (["--tokenizer", "/none/x"], "token"),
+        (["--index", "/none/index"], "--index"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(
+    path: Path, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+):
+    """That names it; nothing is served."""
+    assert main(["view", str(path), "--no-browser", *arguments]) == 1
+    output, errors = capsys.readouterr()
+    assert text in errors
+    assert output == ""
+    assert errors.count("\n") == 1
+
+
+def test_a_source_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]):
+    """Before anything is served."""
+    assert main(["view", "/none.jsonl", "--no-browser"]) == 1
+    assert capsys.readouterr().err == "otel-rollout: /none.jsonl: No such file or directory\n"
