@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,33 @@ def test_the_list_grows_with_its_file(browser: Browser, tmp_path: Path):
         with path.open("a") as file:
             file.write(first.replace('"id":"', '"id":"f') + "\n")
         reader.see(".table-foot", "3 of 3")
+
+
+def test_an_empty_list_and_what_cannot_be_read_are_said(browser: Browser, tmp_path: Path):
+    """A sentence where there is nothing; the problems of the sources behind a count."""
+    path = tmp_path / "damaged.jsonl"
+    record_groups(path, groups=1, samples=2)
+    with path.open("a") as file:
+        file.write('{"schema_version": 1, "id": 7}\n{}\n')
+    with serving(path) as damaged, reading(browser, damaged.url) as reader:
+        reader.open("where=reward+%3E+7")
+        reader.see(".hint", "No trajectory is like this.")
+        reader.see(".problems summary", "problem").click()
+        reader.see(".problems li", "line 3")
+
+
+def test_a_server_that_is_gone_is_said(browser: Browser, tmp_path: Path):
+    """What was loaded stays; the header tells that nothing new comes."""
+    path = tmp_path / "gone.jsonl"
+    record_groups(path, groups=1, samples=2)
+    with ExitStack() as stack:
+        gone = stack.enter_context(serving(path))
+        with reading(browser, gone.url) as reader:
+            reader.open()
+            reader.see(".table-foot", "2 of 2")
+            stack.close()
+            reader.see(".state.bad", "does not answer")
+            assert reader.count(".virtual-row") == 2
 
 
 # --- keys and links

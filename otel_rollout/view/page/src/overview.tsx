@@ -1,13 +1,18 @@
 // All trajectories in charts: what they were rewarded with, how they ended, what does not train.
 
 import type { ComponentChildren, JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
 
 import type { Address } from "./address";
 import { formatAddress } from "./address";
 import { Bar, Histogram } from "./charts";
+import { messageOf } from "./hooks";
+import { source } from "./source";
 import { Name, count, seconds, short } from "./text";
 import type { Scored, Summary } from "./types";
 import { binClause, hasClause, quote, toggled } from "./where";
+
+const MORE_GROUPS = 200;
 
 interface Props {
   summary: Summary;
@@ -72,7 +77,7 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
         ))}
       </Panel>
       <Panel title="Groups" note={summary.groupsTotal ? count(summary.groupsTotal) : "none"}>
-        <Groups groups={summary.groups} total={summary.groupsTotal} />
+        <Groups first={summary.groups} total={summary.groupsTotal} address={address} />
       </Panel>
       <Panel title="Length and duration">
         <h4>Turns</h4>
@@ -121,13 +126,28 @@ function Mean({ one }: { one: Scored<unknown> }): JSX.Element {
   return <span title={title}>{one.mean === null ? "no reward" : `${short(one.mean)} ± ${short(one.std)}`}</span>;
 }
 
-const SHOWN_GROUPS = 200;
+interface GroupsProps {
+  first: Summary["groups"];
+  total: number;
+  address: Address;
+}
 
-function Groups({ groups, total }: { groups: Summary["groups"]; total: number }): JSX.Element {
+/** The largest groups, and more of them at each click. */
+function Groups({ first, total, address }: GroupsProps): JSX.Element {
+  const [more, setMore] = useState<Scored<string>[]>([]);
+  const [error, setError] = useState<string | null>(null);
+  useEffect(() => setMore([]), [first]);
+  const groups = [...first.filter((one) => one.value !== null), ...more];
   const most = Math.max(1, ...groups.map((one) => one.count));
+  const filter = { where: address.where ?? "", search: address.search ?? "" };
+  const load = () =>
+    source.groups(filter, groups.length, MORE_GROUPS).then(
+      ({ rows }) => setMore([...more, ...rows]),
+      (reason: unknown) => setError(messageOf(reason)),
+    );
   return (
     <div class="groups">
-      {groups.filter((one) => one.value !== null).map((one) => (
+      {groups.map((one) => (
         <a class="count" key={one.value} href={formatAddress({ group: one.value ?? "" })}>
           <span class="bar-label"><Name text={one.value ?? ""} /></span>
           <span class="bar-note"><Mean one={one} /></span>
@@ -137,7 +157,10 @@ function Groups({ groups, total }: { groups: Summary["groups"]; total: number })
           </svg>
         </a>
       ))}
-      {total > SHOWN_GROUPS && <p class="muted">and {count(total - groups.length)} more: filter to see them</p>}
+      {total > groups.length && !source.embedded && (
+        <button type="button" class="link more" onClick={() => void load()}>show more of {count(total)}</button>
+      )}
+      {error !== null && <p class="error" role="alert">{error}</p>}
     </div>
   );
 }
