@@ -16,6 +16,7 @@ const KINDS: Record<string, string> = {
   duplicate: "It is there more than once",
   failed: "Calls or the rollout failed",
   dropped: "Replies that no row trains",
+  truncated: "Replies that were cut at a limit",
   uncertain: "What cannot be told for sure",
 };
 

@@ -164,12 +164,12 @@ function Table({ address, state, move }: Moving): JSX.Element {
     <div class="table" role="grid" aria-label="Trajectories" aria-rowcount={total + 1} aria-busy={pages.loading}
       tabIndex={0} ref={table}>
       <Heads sort={sort} set={(next) => move({ sort: next })} />
-      <VirtualList count={total} estimate={29} label="Rows" rows handle={list}
-        onRange={(first, last) => pages.need(first, last)}
-        render={(index) => <Row row={pages.row(index)} chosen={index === at} choose={() => setAt(index)} />} />
       {pages.total === 0 && (
         <p class="hint">{state.complete ? "No trajectory is like this." : "None so far: the sources are still being read."}</p>
       )}
+      <VirtualList count={total} estimate={29} label="Rows" rows handle={list}
+        onRange={(first, last) => pages.need(first, last)}
+        render={(index) => <Row row={pages.row(index)} chosen={index === at} choose={() => setAt(index)} />} />
       <footer class="table-foot">
         {pages.total === null ? "reading…" : `${count(total)} of ${count(state.indexed)}`}
         {pages.error !== null && <span class="error" role="alert">{pages.error}</span>}
