@@ -25,8 +25,10 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
   const where = address.where ?? "";
   const act = (clause: string) => filter && (() => filter(toggled(where, clause)));
   const bins = (field: string) => ({
-    choose: filter && ((bin: { from: number; to: number }, last: boolean) =>
-      filter(toggled(where, binClause(field, bin.from, bin.to, last)))),
+    choose:
+      filter &&
+      ((bin: { from: number; to: number }, last: boolean) =>
+        filter(toggled(where, binClause(field, bin.from, bin.to, last)))),
     chosen: (bin: { from: number; to: number }, last: boolean) =>
       hasClause(where, binClause(field, bin.from, bin.to, last)),
   });
@@ -34,24 +36,47 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
   const { rewards } = summary;
   return (
     <>
-      <Panel title="Reward" note={rewards.mean === null ? "" : `mean ${short(rewards.mean)} ± ${short(rewards.std)}`}>
+      <Panel
+        title="Reward"
+        note={rewards.mean === null ? "" : `mean ${short(rewards.mean)} ± ${short(rewards.std)}`}
+      >
         <Histogram bins={rewards.bins} label="Reward" tall {...bins("reward")} />
         {rewards.missing > 0 && (
-          <Bar label="No reward" value={rewards.missing} most={summary.total} kind="warn"
-            chosen={hasClause(where, "reward is None")} choose={act("reward is None")} />
+          <Bar
+            label="No reward"
+            value={rewards.missing}
+            most={summary.total}
+            kind="warn"
+            chosen={hasClause(where, "reward is None")}
+            choose={act("reward is None")}
+          />
         )}
       </Panel>
       <Panel title="Endings">
         {summary.statuses.map((one) => (
-          <Bar key={one.value} label={<Status value={one.value} />} value={one.count}
-            most={most(summary.statuses)} kind={one.value === "complete" ? "" : "bad"}
-            chosen={hasClause(where, `status == ${quote(one.value)}`)} choose={act(`status == ${quote(one.value)}`)} />
+          <Bar
+            key={one.value}
+            label={<Status value={one.value} />}
+            value={one.count}
+            most={most(summary.statuses)}
+            kind={one.value === "complete" ? "" : "bad"}
+            chosen={hasClause(where, `status == ${quote(one.value)}`)}
+            choose={act(`status == ${quote(one.value)}`)}
+          />
         ))}
-        {summary.terminationReasons.filter((one) => one.value !== null).map((one) => (
-          <Bar key={one.value} label={<Name text={one.value ?? ""} />} note="reason" value={one.count}
-            most={most(summary.statuses)} chosen={hasClause(where, reasonClause(one.value))}
-            choose={act(reasonClause(one.value))} />
-        ))}
+        {summary.terminationReasons
+          .filter((one) => one.value !== null)
+          .map((one) => (
+            <Bar
+              key={one.value}
+              label={<Name text={one.value ?? ""} />}
+              note="reason"
+              value={one.count}
+              most={most(summary.statuses)}
+              chosen={hasClause(where, reasonClause(one.value))}
+              choose={act(reasonClause(one.value))}
+            />
+          ))}
       </Panel>
       <Panel title="Why not train" note={summary.findings.length ? "" : "nothing found"}>
         {summary.findings.map((one) => (
@@ -64,7 +89,9 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
             <p>{one.advice || "No advice is known."}</p>
             {filter && (
               <button type="button" class="link" onClick={act(`${quote(one.kind)} in findings`)}>
-                {hasClause(where, `${quote(one.kind)} in findings`) ? "show all again" : `show those with “${one.kind}”`}
+                {hasClause(where, `${quote(one.kind)} in findings`)
+                  ? "show all again"
+                  : `show those with “${one.kind}”`}
               </button>
             )}
           </details>
@@ -72,8 +99,13 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
       </Panel>
       <Panel title="Policy versions">
         {summary.versions.map((one) => (
-          <ScoredBar one={one} most={most(summary.versions)} name={one.value === null ? "none" : String(one.value)}
-            chosen={hasClause(where, versionClause(one.value))} choose={one.value === null ? undefined : act(versionClause(one.value))} />
+          <ScoredBar
+            one={one}
+            most={most(summary.versions)}
+            name={one.value === null ? "none" : String(one.value)}
+            chosen={hasClause(where, versionClause(one.value))}
+            choose={one.value === null ? undefined : act(versionClause(one.value))}
+          />
         ))}
       </Panel>
       <Panel title="Groups" note={summary.groupsTotal ? count(summary.groupsTotal) : "none"}>
@@ -116,14 +148,22 @@ interface ScoredBarProps {
 
 function ScoredBar({ one, name, most, chosen, choose }: ScoredBarProps): JSX.Element {
   return (
-    <Bar label={<Name text={name} />} value={one.count} most={most} chosen={chosen} choose={choose}
-      note={<Mean one={one} />} />
+    <Bar
+      label={<Name text={name} />}
+      value={one.count}
+      most={most}
+      chosen={chosen}
+      choose={choose}
+      note={<Mean one={one} />}
+    />
   );
 }
 
 function Mean({ one }: { one: Scored<unknown> }): JSX.Element {
   const title = `${one.scored} of ${one.count} have a reward`;
-  return <span title={title}>{one.mean === null ? "no reward" : `${short(one.mean)} ± ${short(one.std)}`}</span>;
+  return (
+    <span title={title}>{one.mean === null ? "no reward" : `${short(one.mean)} ± ${short(one.std)}`}</span>
+  );
 }
 
 interface GroupsProps {
@@ -149,8 +189,12 @@ function Groups({ first, total, address }: GroupsProps): JSX.Element {
     <div class="groups">
       {groups.map((one) => (
         <a class="count" key={one.value} href={formatAddress({ group: one.value ?? "" })}>
-          <span class="bar-label"><Name text={one.value ?? ""} /></span>
-          <span class="bar-note"><Mean one={one} /></span>
+          <span class="bar-label">
+            <Name text={one.value ?? ""} />
+          </span>
+          <span class="bar-note">
+            <Mean one={one} />
+          </span>
           <span class="bar-count">{count(one.count)}</span>
           <svg class="share" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
             <rect width={(one.count / most) * 100} height="1" />
@@ -158,14 +202,24 @@ function Groups({ first, total, address }: GroupsProps): JSX.Element {
         </a>
       ))}
       {total > groups.length && !source.embedded && (
-        <button type="button" class="link more" onClick={() => void load()}>show more of {count(total)}</button>
+        <button type="button" class="link more" onClick={() => void load()}>
+          show more of {count(total)}
+        </button>
       )}
-      {error !== null && <p class="error" role="alert">{error}</p>}
+      {error !== null && (
+        <p class="error" role="alert">
+          {error}
+        </p>
+      )}
     </div>
   );
 }
 
 export function Status({ value }: { value: string }): JSX.Element {
   const kind = value === "complete" ? "good" : value === "running" ? "live" : "bad";
-  return <span class={`status ${kind}`}><Name text={value} /></span>;
+  return (
+    <span class={`status ${kind}`}>
+      <Name text={value} />
+    </span>
+  );
 }

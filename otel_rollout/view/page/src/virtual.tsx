@@ -63,15 +63,22 @@ export function VirtualList(props: Props): JSX.Element {
   scroller.setOptions(options);
   useLayoutEffect(() => scroller._didMount(), []);
   useLayoutEffect(() => scroller._willUpdate());
-  useImperativeHandle(props.handle ?? null, () => ({
-    show: (index, align = "auto") => scroller.scrollToIndex(index, { align }),
-  }), []);
+  useImperativeHandle(
+    props.handle ?? null,
+    () => ({
+      show: (index, align = "auto") => scroller.scrollToIndex(index, { align }),
+    }),
+    [],
+  );
   const items = scroller.getVirtualItems();
   const [first, last] = [items[0], items.at(-1)];
   useLayoutEffect(() => {
     if (first && last) props.onRange?.(first.index, last.index);
   }, [first?.index, last?.index, props.count]);
-  const drawn = useDrawn(props.render, items.map((item) => item.index));
+  const drawn = useDrawn(
+    props.render,
+    items.map((item) => item.index),
+  );
   const offset = (first?.start ?? 0) - options.scrollMargin;
   return (
     <div class={`virtual ${props.class ?? ""}`} ref={box} {...(props.focusable ? { tabIndex: 0 } : {})}>
@@ -84,8 +91,13 @@ export function VirtualList(props: Props): JSX.Element {
           style={{ transform: `translateY(${Math.max(0, offset)}px)` }}
         >
           {items.map((item) => (
-            <div key={item.key} class="virtual-row" data-index={item.index} ref={scroller.measureElement}
-              {...(props.rows ? { role: "row", "aria-rowindex": item.index + 2 } : { role: "listitem" })}>
+            <div
+              key={item.key}
+              class="virtual-row"
+              data-index={item.index}
+              ref={scroller.measureElement}
+              {...(props.rows ? { role: "row", "aria-rowindex": item.index + 2 } : { role: "listitem" })}
+            >
               {drawn.get(item.index)}
             </div>
           ))}
