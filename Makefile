@@ -68,11 +68,11 @@ test-agents: $(READY) .agents/.ready  ## claude-code, codex, opencode and OpenAI
 test-view: $(READY)  ## the page of `otel-rollout view` in a real browser (needs Debian's chromium)
 	$(BIN)/python -m pytest -n $(JOBS) -m browser $(or $(TESTS),tests/view)
 
-page: $(PAGE)/node_modules  ## build the page that is committed (needs Node 20.19 or later)
-	cd $(PAGE) && npm run --silent build
+page: $(PAGE)/node_modules  ## format and build the page that is committed (needs Node 20.19 or later)
+	cd $(PAGE) && npm run --silent format && npm run --silent build
 
-check-page: $(PAGE)/node_modules  ## build it anew elsewhere, and compare with what is committed
-	cd $(PAGE) && OTEL_ROLLOUT_PAGE=$(CURDIR)/build/page npm run --silent build
+check-page: $(PAGE)/node_modules  ## lint it, build it anew elsewhere, and compare with what is committed
+	cd $(PAGE) && npm run --silent check && OTEL_ROLLOUT_PAGE=$(CURDIR)/build/page npm run --silent build
 	diff -r $(PAGE)/built build/page
 
 $(PAGE)/node_modules: $(PAGE)/package.json $(PAGE)/package-lock.json

@@ -335,6 +335,14 @@ def record_long(path: Path, tokens: int = 100_000) -> WordModel:
     return model
 
 
+def record_said(path: Path, texts: list[str]) -> WordModel:
+    """A rollout whose model was told all these texts, each in a message."""
+    model = WordModel(lambda _: said("Yes."))
+    with recording_to(path, model) as client, rollout("told"):
+        _ask(client, [user(text) for text in texts])
+    return model
+
+
 def record_hostile(path: Path, *, forks: int = FORKS, long: int = LONG) -> WordModel:
     """A rollout whose names and texts want to be more than text, with a very long message; and
     one with very many forks, named "forked".

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
-from tests.kit.to_look_at import FORKS, LONG, record_hostile
+from otel_rollout import JsonlTrajectoryExporter
+from otel_rollout.view import Answers, Page, whole_page
+from otel_rollout.view.html import Held
+from tests.kit.to_look_at import BIDI, ESCAPE, FORKS, LONG, record_hostile, record_said
 from tests.view.browser import Reader, Served, chromium, reading, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -115,3 +121,33 @@ def test_ten_thousand_forks_are_a_few_in_the_document(reader: Reader, served: Se
     reader.press("4")
     reader.see(".lane .span")
     assert reader.count(".lane") < 200
+
+
+_SIGNS = st.sampled_from([*"*_`~[]()<>!|#-+=\n \t\\&;:/.0ab\r", BIDI, ESCAPE, "\u200b", "\u2028"])
+_WORDS = st.sampled_from(["<script>", "</script>", "<!--", "<img src=x onerror=y>", "javascript:"])
+_TEXTS = st.lists(st.one_of(st.text(), _SIGNS, _WORDS), max_size=60).map("".join)
+
+
+@settings(
+    max_examples=10,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(texts=st.lists(_TEXTS, min_size=1, max_size=12))
+def test_whatever_is_said_is_shown_and_is_text(browser: Browser, tmp_path: Path, texts: list[str]):
+    """Markdown or not: no markup of the data, nothing invisible that steers, all messages there."""
+    path = tmp_path / "said.jsonl"
+    path.unlink(missing_ok=True)
+    record_said(path, texts)
+    with Held(JsonlTrajectoryExporter.read(path)) as held:
+        page, left_out = whole_page(Answers(held), Page.read(), title="said")
+    assert left_out == []
+    file = tmp_path / "page.html"
+    file.write_bytes(page.encode("utf-8", "replace"))
+    with reading(browser, file.as_uri()) as reader:
+        reader.open()
+        reader.see(".message")
+        assert reader.count(".message") == len(texts) + 1
+        assert nothing_ran(reader)
+        shown = reader.tab.locator(".messages").inner_text()
+        assert not set(shown) & {BIDI, ESCAPE[0], "\u2028"}

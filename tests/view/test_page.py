@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
 
-from otel_rollout.view import Answers, Index, Page
+from otel_rollout import JsonlTrajectoryExporter
+from otel_rollout.view import Answers, Index, Page, whole_page
 from tests.kit.to_look_at import IMAGE_WIDTH, record_groups, record_hard, record_long
 from tests.view.browser import Reader, Served, chromium, reading, serving
 
@@ -123,6 +124,33 @@ def test_the_list_grows_with_its_file(browser: Browser, tmp_path: Path):
         with path.open("a") as file:
             file.write(first.replace('"id":"', '"id":"f') + "\n")
         reader.see(".table-foot", "3 of 3")
+
+
+def test_an_empty_list_and_what_cannot_be_read_are_said(browser: Browser, tmp_path: Path):
+    """A sentence where there is nothing; the problems of the sources behind a count."""
+    path = tmp_path / "damaged.jsonl"
+    record_groups(path, groups=1, samples=2)
+    with path.open("a") as file:
+        file.write('{"schema_version": 1, "id": 7}\n{}\n')
+    with serving(path) as damaged, reading(browser, damaged.url) as reader:
+        reader.open("where=reward+%3E+7")
+        reader.see(".hint", "No trajectory is like this.")
+        reader.see(".problems summary", "problem").click()
+        reader.see(".problems li", "line 3")
+
+
+def test_a_server_that_is_gone_is_said(browser: Browser, tmp_path: Path):
+    """What was loaded stays; the header tells that nothing new comes."""
+    path = tmp_path / "gone.jsonl"
+    record_groups(path, groups=1, samples=2)
+    with ExitStack() as stack:
+        gone = stack.enter_context(serving(path))
+        with reading(browser, gone.url) as reader:
+            reader.open()
+            reader.see(".table-foot", "2 of 2")
+            stack.close()
+            reader.see(".state.bad", "does not answer")
+            assert reader.count(".virtual-row") == 2
 
 
 # --- keys and links
@@ -459,26 +487,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("alone")
     path, file = folder / "run.jsonl", folder / "page.html"
     record_groups(path, groups=2)
-    with Index([str(path)], cached=False) as index:
+    with Index([str(path)], cached=False, follow=False) as index:
         index.wait()
-        ask = Answers(index).named()
-        listed: Any = ask["trajectories"]({})
-        details: dict[str, Any] = {
-            row["id"]: ask["trajectory"]({"id": row["id"]}) for row in listed["rows"]
-        }
-        held = {
-            "state": ask["state"]({}),
-            "summary": ask["summary"]({}),
-            "trajectories": listed,
-            "details": details,
-            "tokens": {
-                f"{id_} {row['row']}": ask["tokens"]({"id": id_, "row": str(row["row"])})
-                for id_, detail in details.items()
-                for row in detail["rows"]
-            },
-            "groups": {id_: ask["group"]({"id": id_}) for id_ in ("trip-0", "trip-1")},
-        }
-    file.write_text(Page.read().whole(held, title="A run"))
+        text, left_out = whole_page(Answers(index), Page.read(), title="A run")
+    assert left_out == []
+    file.write_text(text)
     return Served(file.as_uri(), path)
 
 
@@ -505,3 +518,20 @@ def test_a_page_that_holds_its_answers_needs_no_server(browser: Browser, alone: 
         reader.see(".token.chosen")
         reader.tab.locator(".token:not(.context)").nth(3).hover()
         reader.see(".token-facts", "log-probability")
+
+
+def test_a_notebook_shows_a_trajectory_in_a_frame_without_rights(
+    browser: Browser, alone: Served, tmp_path: Path
+):
+    """It begins with the trajectory; links and keys work where there is no address to write."""
+    trajectory = next(JsonlTrajectoryExporter.read(alone.path))
+    file = tmp_path / "notebook.html"
+    file.write_text(f"<!doctype html><title>n</title>{trajectory._repr_html_()}")
+    with reading(browser, file.as_uri()) as reader:
+        reader.open()
+        frame = reader.tab.frame_locator("iframe")
+        frame.locator(".message.trains").first.wait_for()
+        frame.locator(".tabs a", has_text="Tokens").click()
+        frame.locator(".token.chosen").wait_for()
+        frame.locator(".crumbs a").click()
+        frame.locator(".table-foot", has_text="1 of 1").wait_for()

@@ -91,6 +91,15 @@ function changed(address: Address): void {
 addEventListener("popstate", () => changed(parseAddress(location.hash)));
 addEventListener("hashchange", () => changed(parseAddress(location.hash)));
 
+// Links inside the page, also where it is in a frame whose relative addresses are its parent's.
+addEventListener("click", (event) => {
+  const plain = event.button === 0 && !(event.ctrlKey || event.metaKey || event.shiftKey || event.altKey);
+  const link = event.target instanceof Element ? event.target.closest("a[href^='#']") : null;
+  if (!link || !plain || event.defaultPrevented) return;
+  event.preventDefault();
+  go(parseAddress(link.getAttribute("href") ?? ""));
+});
+
 /** Go to an address. `replace`: without a further step for the browser's way back. */
 export function go(address: Address, how: "push" | "replace" = "push"): void {
   const hash = formatAddress(address);

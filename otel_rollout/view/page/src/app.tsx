@@ -59,27 +59,41 @@ export function App(): JSX.Element {
   const [theme, toggleTheme] = useTheme();
   const [help, setHelp] = useState(false);
   if (isList(address)) lastList = address;
-  useKeys({
-    g: () => go(lastList),
-    "?": () => setHelp(true),
-    Escape: () => !isList(currentAddress()) && go(lastList),
-  }, 0);
+  useKeys(
+    {
+      g: () => go(lastList),
+      "?": () => setHelp(true),
+      Escape: () => !isList(currentAddress()) && go(lastList),
+    },
+    0,
+  );
+  useEffect(() => void openTheOnlyOne(), []);
   useEffect(() => {
     document.title = titleOf(address);
   }, [address]);
   return (
     <>
-      <a class="skip" href="#" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
+      <button type="button" class="skip" onClick={() => document.getElementById("main")?.focus()}>
         Skip to the content
-      </a>
+      </button>
       <header class="top">
-        <a class="brand" href={formatAddress(isList(address) ? {} : lastList)}>otel_rollout</a>
+        <a class="brand" href={formatAddress(isList(address) ? {} : lastList)}>
+          otel_rollout
+        </a>
         <Crumbs address={address} />
         <Live state={state} error={error} />
-        <button type="button" class="quiet" onClick={toggleTheme} aria-label="Light or dark colours" aria-pressed={theme === "dark"}>
+        <button
+          type="button"
+          class="quiet"
+          onClick={toggleTheme}
+          aria-label="Light or dark colours"
+          aria-pressed={theme === "dark"}
+        >
           {theme === "dark" ? "☾" : "☀"}
         </button>
-        <button type="button" class="quiet" onClick={() => setHelp(true)} aria-label="Keys">?</button>
+        <button type="button" class="quiet" onClick={() => setHelp(true)} aria-label="Keys">
+          ?
+        </button>
       </header>
       <main id="main" tabIndex={-1}>
         {state ? <Content address={address} state={state} /> : <p class="hint">{error ?? "Reading…"}</p>}
@@ -87,6 +101,13 @@ export function App(): JSX.Element {
       {help && <Help close={() => setHelp(false)} />}
     </>
   );
+}
+
+/** A page that holds one trajectory begins with it. */
+async function openTheOnlyOne(): Promise<void> {
+  if (!source.embedded || formatAddress(currentAddress()) !== "#") return;
+  const { total, rows } = await source.trajectories({ where: "", search: "" }, "", 0, 2);
+  if (total === 1 && rows[0]) go({ trajectory: rows[0].id }, "replace");
 }
 
 function titleOf(address: Address): string {
@@ -106,27 +127,50 @@ function Crumbs({ address }: { address: Address }): JSX.Element {
   return (
     <nav class="crumbs" aria-label="Where you are">
       <a href={formatAddress(lastList)}>Trajectories</a>
-      {address.group && <span>Group <Name text={address.group} /></span>}
+      {address.group && (
+        <span>
+          Group <Name text={address.group} />
+        </span>
+      )}
       {address.diff && <span>Difference</span>}
-      {address.trajectory && <span><Name text={address.trajectory.slice(0, 12)} title={address.trajectory} /></span>}
+      {address.trajectory && (
+        <span>
+          <Name text={address.trajectory.slice(0, 12)} title={address.trajectory} />
+        </span>
+      )}
     </nav>
   );
 }
 
 function Live({ state, error }: { state: State | null; error: string | null }): JSX.Element {
-  if (error !== null) return <span class="state bad" role="status">{error}</span>;
+  if (error !== null)
+    return (
+      <span class="state bad" role="status">
+        {error}
+      </span>
+    );
   if (!state) return <span class="state" role="status" />;
   const problems = state.errors.length > 0 && (
     <details class="problems">
-      <summary>{count(state.errors.length)} problem{state.errors.length > 1 && "s"}</summary>
-      <ul>{state.errors.map((text) => <li><Name text={text} /></li>)}</ul>
+      <summary>
+        {count(state.errors.length)} problem{state.errors.length > 1 && "s"}
+      </summary>
+      <ul>
+        {state.errors.map((text) => (
+          <li>
+            <Name text={text} />
+          </li>
+        ))}
+      </ul>
     </details>
   );
   return (
     <span class="state" role="status" title={state.sources.join("\n")}>
       {problems}
       {!state.complete && <span class="reading" aria-hidden="true" />}
-      {source.embedded ? `${count(state.indexed)} in this page` : `${count(state.indexed)} ${state.complete ? "read" : "read so far"}`}
+      {source.embedded
+        ? `${count(state.indexed)} in this page`
+        : `${count(state.indexed)} ${state.complete ? "read" : "read so far"}`}
     </span>
   );
 }

@@ -42,8 +42,13 @@ export function Histogram(props: HistogramProps): JSX.Element {
           const range = bin.from === bin.to ? format(bin.from) : `${format(bin.from)} to ${format(bin.to)}`;
           const title = `${label} ${range}: ${count(bin.count)}`;
           return choose ? (
-            <button type="button" title={title} aria-label={title} disabled={bin.count === 0}
-              onClick={() => choose(bin, last)} />
+            <button
+              type="button"
+              title={title}
+              aria-label={title}
+              disabled={bin.count === 0}
+              onClick={() => choose(bin, last)}
+            />
           ) : (
             <span title={title} />
           );
@@ -85,7 +90,12 @@ export function Bar({ label, value, most, note, title, chosen, choose, kind }: B
       </svg>
     </>
   );
-  if (!choose) return <div class="count" title={title}>{inside}</div>;
+  if (!choose)
+    return (
+      <div class="count" title={title}>
+        {inside}
+      </div>
+    );
   return (
     <button type="button" class="count" aria-pressed={chosen === true} title={title} onClick={choose}>
       {inside}

@@ -18,14 +18,27 @@ export function Compact({ node, same = 0 }: Props): JSX.Element {
   const from = Math.min(same, text.length);
   return (
     <>
-      <h4><Prose text={node.role} /></h4>
+      <h2>
+        <Prose text={node.role} />
+      </h2>
       <p class="compact-text" dir="auto">
         <Prose text={text.slice(0, from)} />
-        {from > 0 && from < text.length ? <mark><Prose text={text.slice(from)} /></mark> : <Prose text={text.slice(from)} />}
+        {from > 0 && from < text.length ? (
+          <mark>
+            <Prose text={text.slice(from)} />
+          </mark>
+        ) : (
+          <Prose text={text.slice(from)} />
+        )}
         {node.size > LONGEST && <span class="muted"> … {count(node.size)} characters</span>}
       </p>
       {node.toolCalls.map((call) => (
-        <p class="compact-call"><b><Prose text={call.name} /></b> <Prose text={call.arguments.slice(0, 200)} /></p>
+        <p class="compact-call">
+          <b>
+            <Prose text={call.name} />
+          </b>{" "}
+          <Prose text={call.arguments.slice(0, 200)} />
+        </p>
       ))}
     </>
   );

@@ -31,7 +31,7 @@ export function sorted(rows: Overview[], sort: string): Overview[] {
 /** The messages from the first one to this one. */
 export function pathTo(nodes: Node[], leaf: number | null): Node[] {
   const path: Node[] = [];
-  for (let at = leaf; at !== null; ) {
+  for (let at = leaf; at !== null;) {
     const node = nodes[at];
     if (!node || path.length > nodes.length) break;
     path.push(node);
@@ -131,4 +131,3 @@ export function embeddedAnswers(page: Embedded): Source {
     },
   };
 }
-

@@ -16,12 +16,14 @@ const KINDS: Record<string, string> = {
   duplicate: "It is there more than once",
   failed: "Calls or the rollout failed",
   dropped: "Replies that no row trains",
+  truncated: "Replies that were cut at a limit",
   uncertain: "What cannot be told for sure",
 };
 
 export function FindingsView({ detail, move }: Shown): JSX.Element {
   const { overview, findings } = detail;
-  const sampled = overview.sampled_tokens === null ? "" : ` of ${count(overview.sampled_tokens)} sampled ones`;
+  const sampled =
+    overview.sampled_tokens === null ? "" : ` of ${count(overview.sampled_tokens)} sampled ones`;
   const kinds = [...new Set(findings.map((one) => one.kind))];
   return (
     <div class="findings page-column">
@@ -33,7 +35,9 @@ export function FindingsView({ detail, move }: Shown): JSX.Element {
       </p>
       {kinds.map((kind) => (
         <section class="finding-kind" key={kind}>
-          <h2><span class={`kind ${kind}`}>{kind}</span> {KINDS[kind] ?? ""}</h2>
+          <h2>
+            <span class={`kind ${kind}`}>{kind}</span> {KINDS[kind] ?? ""}
+          </h2>
           <Same findings={findings.filter((one) => one.kind === kind)} detail={detail} move={move} />
         </section>
       ))}
@@ -44,7 +48,11 @@ export function FindingsView({ detail, move }: Shown): JSX.Element {
 const SHOWN = 200;
 
 /** Findings of one kind; those with the same words are one, with a link for each completion. */
-function Same({ findings, detail, move }: Pick<Shown, "detail" | "move"> & { findings: Finding[] }): JSX.Element {
+function Same({
+  findings,
+  detail,
+  move,
+}: Pick<Shown, "detail" | "move"> & { findings: Finding[] }): JSX.Element {
   const texts = new Map<string, Finding[]>();
   for (const one of findings) {
     const list = texts.get(one.text);
@@ -55,10 +63,19 @@ function Same({ findings, detail, move }: Pick<Shown, "detail" | "move"> & { fin
     <>
       {[...texts].slice(0, SHOWN).map(([text, same]) => (
         <article class="finding">
-          <p class="cause"><Prose text={text} />{same.length > 1 && <span class="tag">{count(same.length)} times</span>}</p>
-          {same[0]?.advice && <p class="advice"><Prose text={same[0].advice} /></p>}
+          <p class="cause">
+            <Prose text={text} />
+            {same.length > 1 && <span class="tag">{count(same.length)} times</span>}
+          </p>
+          {same[0]?.advice && (
+            <p class="advice">
+              <Prose text={same[0].advice} />
+            </p>
+          )}
           <p class="where">
-            {same.slice(0, SHOWN).map((one) => one.completion_id !== null && <To finding={one} detail={detail} move={move} />)}
+            {same
+              .slice(0, SHOWN)
+              .map((one) => one.completion_id !== null && <To finding={one} detail={detail} move={move} />)}
           </p>
         </article>
       ))}
@@ -69,11 +86,31 @@ function Same({ findings, detail, move }: Pick<Shown, "detail" | "move"> & { fin
 
 function To({ finding, detail, move }: Pick<Shown, "detail" | "move"> & { finding: Finding }): JSX.Element {
   const { completion_id, choice_index } = finding;
-  const place = detail.completions.findIndex((call) => call.id === completion_id && call.choice === choice_index);
+  const place = detail.completions.findIndex(
+    (call) => call.id === completion_id && call.choice === choice_index,
+  );
   const call = detail.completions[place];
   const node = call?.node ?? call?.promptNode ?? null;
-  const text = <><Name text={completion_id ?? ""} />{choice_index > 0 && ` choice ${choice_index}`}</>;
-  if (node === null) return <button type="button" class="link" onClick={() => move({ view: "raw" })}>call {text}</button>;
+  const text = (
+    <>
+      <Name text={completion_id ?? ""} />
+      {choice_index > 0 && ` choice ${choice_index}`}
+    </>
+  );
+  if (node === null)
+    return (
+      <button type="button" class="link" onClick={() => move({ view: "raw" })}>
+        call {text}
+      </button>
+    );
   const history = detail.histories.find((one) => one.completions.includes(place));
-  return <button type="button" class="link" onClick={() => move({ view: "messages", node, history: history?.number })}>{text}</button>;
+  return (
+    <button
+      type="button"
+      class="link"
+      onClick={() => move({ view: "messages", node, history: history?.number })}
+    >
+      {text}
+    </button>
+  );
 }

@@ -18,7 +18,12 @@ const MESSAGES = 60;
 
 export function GroupView({ id, state }: { id: string; state: State }): JSX.Element {
   const { value: group, error } = useLoaded(() => source.group(id), `${id} ${revision(state)}`, id);
-  if (error !== null && !group) return <p class="hint error" role="alert">{error}</p>;
+  if (error !== null && !group)
+    return (
+      <p class="hint error" role="alert">
+        {error}
+      </p>
+    );
   return group ? <Members group={group} /> : <p class="hint">Reading…</p>;
 }
 
@@ -27,7 +32,8 @@ function Members({ group }: { group: Group }): JSX.Element {
   const [picked, setPicked] = useState<string[]>([]);
   const shown = group.members.slice(first, first + COLUMNS);
   const details = useDetails(shown);
-  const pick = (id: string) => setPicked((was) => (was.includes(id) ? was.filter((one) => one !== id) : [...was.slice(-1), id]));
+  const pick = (id: string) =>
+    setPicked((was) => (was.includes(id) ? was.filter((one) => one !== id) : [...was.slice(-1), id]));
   const scored = group.members.filter((one) => one.reward !== null).map((one) => one.reward as number);
   const mean = scored.length ? scored.reduce((sum, one) => sum + one, 0) / scored.length : null;
   const turn = (by: number) => setFirst(Math.max(0, Math.min(group.members.length - 1, first + by)));
@@ -36,23 +42,56 @@ function Members({ group }: { group: Group }): JSX.Element {
   return (
     <div class="group-view">
       <header class="head">
-        <h1><Name text={group.id} /></h1>
-        <span class="muted">{many(group.members.length, "sample")} · {scored.length} scored · mean reward {short(mean)}</span>
+        <h1>
+          <Name text={group.id} />
+        </h1>
+        <span class="muted">
+          {many(group.members.length, "sample")} · {scored.length} scored · mean reward {short(mean)}
+        </span>
         <FirstDifference group={group} />
         <span class="spread" />
         {group.members.length > COLUMNS && (
           <>
-            <button type="button" onClick={() => turn(-COLUMNS)} disabled={first === 0}>←</button>
-            <span class="muted">{first + 1}–{Math.min(group.members.length, first + COLUMNS)} of {count(group.members.length)}</span>
-            <button type="button" onClick={() => turn(COLUMNS)} disabled={first + COLUMNS >= group.members.length}>→</button>
+            <button type="button" onClick={() => turn(-COLUMNS)} disabled={first === 0}>
+              ←
+            </button>
+            <span class="muted">
+              {first + 1}–{Math.min(group.members.length, first + COLUMNS)} of {count(group.members.length)}
+            </span>
+            <button
+              type="button"
+              onClick={() => turn(COLUMNS)}
+              disabled={first + COLUMNS >= group.members.length}
+            >
+              →
+            </button>
           </>
         )}
-        <button type="button" class="primary" disabled={a === undefined || b === undefined}
-          onClick={() => a !== undefined && b !== undefined && go({ diff: [a, b] })}>Compare the two picked</button>
+        <button
+          type="button"
+          class="primary"
+          disabled={a === undefined || b === undefined}
+          onClick={() => a !== undefined && b !== undefined && go({ diff: [a, b] })}
+        >
+          Compare the two picked
+        </button>
       </header>
-      <div class="columns" role="table" aria-label="Samples side by side" style={{ "--columns": shown.length }}>
+      <div
+        class="columns"
+        role="table"
+        aria-label="Samples side by side"
+        style={{ "--columns": shown.length }}
+      >
         <div class="columns-row heads" role="row">
-          {shown.map((one) => <Head key={one.id} one={one} group={group} picked={picked.includes(one.id)} pick={() => pick(one.id)} />)}
+          {shown.map((one) => (
+            <Head
+              key={one.id}
+              one={one}
+              group={group}
+              picked={picked.includes(one.id)}
+              pick={() => pick(one.id)}
+            />
+          ))}
         </div>
         <Messages shown={shown} details={details} group={group} />
       </div>
@@ -77,41 +116,85 @@ function FirstDifference({ group }: { group: Group }): JSX.Element {
   if (!first || first.place.kind === "none") return <></>;
   return (
     <a href={formatAddress({ diff: [first.a, first.b] })} class="first-difference">
-      first difference: {first.place.kind} {count(first.place.position + Number(first.place.kind === "message"))}
+      first difference: {first.place.kind}{" "}
+      {count(first.place.position + Number(first.place.kind === "message"))}
     </a>
   );
 }
 
-function Head({ one, group, picked, pick }: { one: Overview; group: Group; picked: boolean; pick(): void }): JSX.Element {
+function Head({
+  one,
+  group,
+  picked,
+  pick,
+}: {
+  one: Overview;
+  group: Group;
+  picked: boolean;
+  pick(): void;
+}): JSX.Element {
   const most = Math.max(1e-9, ...group.members.map((member) => Math.abs(member.advantage ?? 0)));
   const share = ((one.advantage ?? 0) / most) * 50;
   return (
     <div class="column-head" role="columnheader">
-      <label class="pick"><input type="checkbox" checked={picked} onChange={pick} /> {one.sample_index === null ? "sample" : `sample ${one.sample_index}`}</label>
-      <a href={formatAddress({ trajectory: one.id })}><Name text={one.id.slice(0, 12)} title={one.id} /></a>
-      <div class="big-reward">{short(one.reward)} <span class="advantage">{one.advantage === null ? "" : signed(one.advantage)}</span></div>
+      <label class="pick">
+        <input type="checkbox" checked={picked} onChange={pick} />{" "}
+        {one.sample_index === null ? "sample" : `sample ${one.sample_index}`}
+      </label>
+      <a href={formatAddress({ trajectory: one.id })}>
+        <Name text={one.id.slice(0, 12)} title={one.id} />
+      </a>
+      <div class="big-reward">
+        {short(one.reward)}{" "}
+        <span class="advantage">{one.advantage === null ? "" : signed(one.advantage)}</span>
+      </div>
       <svg class="advantage-bar" viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">
         <rect class="ground" width="100" height="4" />
-        <rect class={share < 0 ? "loss" : "gain"} x={share < 0 ? 50 + share : 50} width={Math.abs(share)} height="4" />
+        <rect
+          class={share < 0 ? "loss" : "gain"}
+          x={share < 0 ? 50 + share : 50}
+          width={Math.abs(share)}
+          height="4"
+        />
         <rect class="zero" x="49.7" width="0.6" height="4" />
       </svg>
-      <p><Status value={one.status} /> · {many(one.turns, "turn")} · {short(one.sampled_tokens)} tok · {seconds(one.seconds)}</p>
-      <p>{one.findings.map((kind) => <span class={`kind ${kind}`}>{kind}</span>)}</p>
+      <p>
+        <Status value={one.status} /> · {many(one.turns, "turn")} · {short(one.sampled_tokens)} tok ·{" "}
+        {seconds(one.seconds)}
+      </p>
+      <p>
+        {one.findings.map((kind) => (
+          <span class={`kind ${kind}`}>{kind}</span>
+        ))}
+      </p>
     </div>
   );
 }
 
-function Messages({ shown, details, group }: { shown: Overview[]; details: Map<string, Detail | string>; group: Group }): JSX.Element {
+function Messages({
+  shown,
+  details,
+  group,
+}: {
+  shown: Overview[];
+  details: Map<string, Detail | string>;
+  group: Group;
+}): JSX.Element {
   const paths = shown.map((one): Node[] | string => {
     const detail = details.get(one.id);
-    return typeof detail === "object" ? pathTo(detail.nodes, detail.histories[0]?.leaf ?? null) : (detail ?? "Reading…");
+    return typeof detail === "object"
+      ? pathTo(detail.nodes, detail.histories[0]?.leaf ?? null)
+      : (detail ?? "Reading…");
   });
   const longest = Math.max(0, ...paths.map((path) => (typeof path === "string" ? 1 : path.length)));
   const differs = firstDifferent(paths, group);
   return (
     <>
       {Array.from({ length: Math.min(MESSAGES, longest) }, (_, place) => (
-        <div class={`columns-row ${place === differs ? "differs" : ""} ${differs !== null && place < differs ? "same" : ""}`} role="row">
+        <div
+          class={`columns-row ${place === differs ? "differs" : ""} ${differs !== null && place < differs ? "same" : ""}`}
+          role="row"
+        >
           {paths.map((path, column) => {
             const node = typeof path === "string" ? undefined : path[place];
             return (
@@ -122,7 +205,9 @@ function Messages({ shown, details, group }: { shown: Overview[]; details: Map<s
           })}
         </div>
       ))}
-      {longest > MESSAGES && <p class="muted">{count(longest - MESSAGES)} more messages: open a sample to see them.</p>}
+      {longest > MESSAGES && (
+        <p class="muted">{count(longest - MESSAGES)} more messages: open a sample to see them.</p>
+      )}
     </>
   );
 }
@@ -130,7 +215,8 @@ function Messages({ shown, details, group }: { shown: Overview[]; details: Map<s
 /** The first message that is not the same in all columns. */
 function firstDifferent(paths: (Node[] | string)[], group: Group): number | null {
   const known = paths.filter((path): path is Node[] => typeof path !== "string");
-  const key = (node: Node | undefined) => node && JSON.stringify([node.role, node.text, node.toolCalls.map((c) => [c.name, c.arguments])]);
+  const key = (node: Node | undefined) =>
+    node && JSON.stringify([node.role, node.text, node.toolCalls.map((c) => [c.name, c.arguments])]);
   for (let place = 0; known.length > 1 && place < (known[0]?.length ?? 0); place++) {
     if (new Set(known.map((path) => key(path[place]))).size > 1) return place;
   }

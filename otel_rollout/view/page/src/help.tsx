@@ -25,18 +25,33 @@ export function Help({ close }: { close(): void }): JSX.Element {
   useEffect(() => dialog.current?.showModal(), []);
   useKeys({ Escape: close, "?": close }, 9);
   return (
-    <dialog ref={dialog} class="help" aria-label="Keys" onClose={close} onClick={(event) => event.target === dialog.current && close()}>
+    <dialog
+      ref={dialog}
+      class="help"
+      aria-label="Keys"
+      onClose={close}
+      onClick={(event) => event.target === dialog.current && close()}
+    >
       <h2>Keys</h2>
       <dl>
         {KEYS.map(([keys, what]) => (
           <div>
-            <dt>{keys.split(" ").filter(Boolean).map((key) => (key === "…" ? " … " : <kbd>{key}</kbd>))}</dt>
+            <dt>
+              {keys
+                .split(" ")
+                .filter(Boolean)
+                .map((key) => (key === "…" ? " … " : <kbd>{key}</kbd>))}
+            </dt>
             <dd>{what}</dd>
           </div>
         ))}
       </dl>
-      <p class="muted">● trains here · ○ is context. Every view has an address of its own that can be shared.</p>
-      <button type="button" onClick={close} autofocus>Close</button>
+      <p class="muted">
+        ● trains here · ○ is context. Every view has an address of its own that can be shared.
+      </p>
+      <button type="button" onClick={close} autofocus>
+        Close
+      </button>
     </dialog>
   );
 }

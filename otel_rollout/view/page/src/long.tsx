@@ -28,7 +28,9 @@ export function Folded({ node, id, draw }: Props): JSX.Element {
   return (
     <div class="folded">
       {draw(node.text.length > FOLD ? node.text.slice(0, FOLDED) : node.text)}
-      <button type="button" class="link more" onClick={() => setOpen(true)}>show all {count(node.size)} characters</button>
+      <button type="button" class="link more" onClick={() => setOpen(true)}>
+        show all {count(node.size)} characters
+      </button>
     </div>
   );
 }
@@ -48,15 +50,23 @@ function Whole({ node, id, draw }: Props): JSX.Element {
       <div class="folded">
         {draw(node.text)}
         {error === null ? (
-          <button type="button" class="link more" disabled>reading {count(node.size)} characters…</button>
-        ) : <p class="error" role="alert">{error}</p>}
+          <button type="button" class="link more" disabled>
+            reading {count(node.size)} characters…
+          </button>
+        ) : (
+          <p class="error" role="alert">
+            {error}
+          </p>
+        )}
       </div>
     );
   }
   const parts = Array.from({ length: Math.min(pieces, Math.ceil(text.length / PIECE)) });
   return (
     <div class="whole">
-      {parts.map((_, place) => <Plain text={text.slice(place * PIECE, (place + 1) * PIECE)} />)}
+      {parts.map((_, place) => (
+        <Plain text={text.slice(place * PIECE, (place + 1) * PIECE)} />
+      ))}
       {pieces * PIECE < text.length && (
         <button type="button" class="link more" onClick={() => setPieces(pieces + 1)}>
           show more: {count(pieces * PIECE)} of {count(text.length)} characters are shown
@@ -73,7 +83,9 @@ export function textOf(message: unknown): string {
   const inner = content ?? output ?? text;
   if (typeof inner === "string") return inner;
   if (Array.isArray(inner)) {
-    const texts = inner.map((part) => (part as { text?: unknown } | null)?.text).filter((one) => typeof one === "string");
+    const texts = inner
+      .map((part) => (part as { text?: unknown } | null)?.text)
+      .filter((one) => typeof one === "string");
     if (texts.length) return texts.join("\n");
   }
   return JSON.stringify(message, null, 2);

@@ -75,7 +75,10 @@ function list(token: Tokens.List, depth: number): JSX.Element {
   const items = token.items.map((item) => (
     <li dir="auto">
       {item.task && <input type="checkbox" disabled checked={item.checked === true} />}
-      {blocks(item.tokens.filter((part) => part.type !== "checkbox"), depth)}
+      {blocks(
+        item.tokens.filter((part) => part.type !== "checkbox"),
+        depth,
+      )}
     </li>
   ));
   return token.ordered ? <ol start={Number(token.start) || 1}>{items}</ol> : <ul>{items}</ul>;
@@ -87,10 +90,20 @@ function table(token: Tokens.Table, depth: number): JSX.Element {
     <div class="scroll">
       <table>
         <thead>
-          <tr>{token.header.map((one) => <th>{cell(one)}</th>)}</tr>
+          <tr>
+            {token.header.map((one) => (
+              <th>{cell(one)}</th>
+            ))}
+          </tr>
         </thead>
         <tbody>
-          {token.rows.map((row) => <tr>{row.map((one) => <td>{cell(one)}</td>)}</tr>)}
+          {token.rows.map((row) => (
+            <tr>
+              {row.map((one) => (
+                <td>{cell(one)}</td>
+              ))}
+            </tr>
+          ))}
         </tbody>
       </table>
     </div>
@@ -117,7 +130,11 @@ function inlineToken(token: Token, depth: number): ComponentChildren {
     case "del":
       return <del>{inner()}</del>;
     case "codespan":
-      return <code><Prose text={token.text} /></code>;
+      return (
+        <code>
+          <Prose text={token.text} />
+        </code>
+      );
     case "br":
       return <br />;
     case "link":
@@ -129,11 +146,22 @@ function inlineToken(token: Token, depth: number): ComponentChildren {
 
 /** A link shows where it goes, and goes only where nothing can run. */
 export function Link({ address, children }: { address: string; children?: ComponentChildren }): JSX.Element {
-  const where = <span class="address"><Prose text={address} /></span>;
-  if (!SAFE_LINK.test(address)) return <span>{children} {where}</span>;
+  const where = (
+    <span class="address">
+      <Prose text={address} />
+    </span>
+  );
+  if (!SAFE_LINK.test(address))
+    return (
+      <span>
+        {children} {where}
+      </span>
+    );
   return (
     <span>
-      <a href={address} rel="noreferrer noopener" target="_blank">{children ?? where}</a>
+      <a href={address} rel="noreferrer noopener" target="_blank">
+        {children ?? where}
+      </a>
       {children !== undefined && <> {where}</>}
     </span>
   );
@@ -142,8 +170,16 @@ export function Link({ address, children }: { address: string; children?: Compon
 export function Code({ text, language }: { text: string; language: string }): JSX.Element {
   return (
     <figure class="code">
-      {language && <figcaption><Prose text={language} /></figcaption>}
-      <pre tabIndex={0}><code><Prose text={text} /></code></pre>
+      {language && (
+        <figcaption>
+          <Prose text={language} />
+        </figcaption>
+      )}
+      <pre tabIndex={0}>
+        <code>
+          <Prose text={text} />
+        </code>
+      </pre>
     </figure>
   );
 }

@@ -1,13 +1,18 @@
 // All trajectories in charts: what they were rewarded with, how they ended, what does not train.
 
 import type { ComponentChildren, JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
 
 import type { Address } from "./address";
 import { formatAddress } from "./address";
 import { Bar, Histogram } from "./charts";
+import { messageOf } from "./hooks";
+import { source } from "./source";
 import { Name, count, seconds, short } from "./text";
 import type { Scored, Summary } from "./types";
 import { binClause, hasClause, quote, toggled } from "./where";
+
+const MORE_GROUPS = 200;
 
 interface Props {
   summary: Summary;
@@ -20,8 +25,10 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
   const where = address.where ?? "";
   const act = (clause: string) => filter && (() => filter(toggled(where, clause)));
   const bins = (field: string) => ({
-    choose: filter && ((bin: { from: number; to: number }, last: boolean) =>
-      filter(toggled(where, binClause(field, bin.from, bin.to, last)))),
+    choose:
+      filter &&
+      ((bin: { from: number; to: number }, last: boolean) =>
+        filter(toggled(where, binClause(field, bin.from, bin.to, last)))),
     chosen: (bin: { from: number; to: number }, last: boolean) =>
       hasClause(where, binClause(field, bin.from, bin.to, last)),
   });
@@ -29,24 +36,47 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
   const { rewards } = summary;
   return (
     <>
-      <Panel title="Reward" note={rewards.mean === null ? "" : `mean ${short(rewards.mean)} ± ${short(rewards.std)}`}>
+      <Panel
+        title="Reward"
+        note={rewards.mean === null ? "" : `mean ${short(rewards.mean)} ± ${short(rewards.std)}`}
+      >
         <Histogram bins={rewards.bins} label="Reward" tall {...bins("reward")} />
         {rewards.missing > 0 && (
-          <Bar label="No reward" value={rewards.missing} most={summary.total} kind="warn"
-            chosen={hasClause(where, "reward is None")} choose={act("reward is None")} />
+          <Bar
+            label="No reward"
+            value={rewards.missing}
+            most={summary.total}
+            kind="warn"
+            chosen={hasClause(where, "reward is None")}
+            choose={act("reward is None")}
+          />
         )}
       </Panel>
       <Panel title="Endings">
         {summary.statuses.map((one) => (
-          <Bar key={one.value} label={<Status value={one.value} />} value={one.count}
-            most={most(summary.statuses)} kind={one.value === "complete" ? "" : "bad"}
-            chosen={hasClause(where, `status == ${quote(one.value)}`)} choose={act(`status == ${quote(one.value)}`)} />
+          <Bar
+            key={one.value}
+            label={<Status value={one.value} />}
+            value={one.count}
+            most={most(summary.statuses)}
+            kind={one.value === "complete" ? "" : "bad"}
+            chosen={hasClause(where, `status == ${quote(one.value)}`)}
+            choose={act(`status == ${quote(one.value)}`)}
+          />
         ))}
-        {summary.terminationReasons.filter((one) => one.value !== null).map((one) => (
-          <Bar key={one.value} label={<Name text={one.value ?? ""} />} note="reason" value={one.count}
-            most={most(summary.statuses)} chosen={hasClause(where, reasonClause(one.value))}
-            choose={act(reasonClause(one.value))} />
-        ))}
+        {summary.terminationReasons
+          .filter((one) => one.value !== null)
+          .map((one) => (
+            <Bar
+              key={one.value}
+              label={<Name text={one.value ?? ""} />}
+              note="reason"
+              value={one.count}
+              most={most(summary.statuses)}
+              chosen={hasClause(where, reasonClause(one.value))}
+              choose={act(reasonClause(one.value))}
+            />
+          ))}
       </Panel>
       <Panel title="Why not train" note={summary.findings.length ? "" : "nothing found"}>
         {summary.findings.map((one) => (
@@ -59,7 +89,9 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
             <p>{one.advice || "No advice is known."}</p>
             {filter && (
               <button type="button" class="link" onClick={act(`${quote(one.kind)} in findings`)}>
-                {hasClause(where, `${quote(one.kind)} in findings`) ? "show all again" : `show those with “${one.kind}”`}
+                {hasClause(where, `${quote(one.kind)} in findings`)
+                  ? "show all again"
+                  : `show those with “${one.kind}”`}
               </button>
             )}
           </details>
@@ -67,12 +99,17 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
       </Panel>
       <Panel title="Policy versions">
         {summary.versions.map((one) => (
-          <ScoredBar one={one} most={most(summary.versions)} name={one.value === null ? "none" : String(one.value)}
-            chosen={hasClause(where, versionClause(one.value))} choose={one.value === null ? undefined : act(versionClause(one.value))} />
+          <ScoredBar
+            one={one}
+            most={most(summary.versions)}
+            name={one.value === null ? "none" : String(one.value)}
+            chosen={hasClause(where, versionClause(one.value))}
+            choose={one.value === null ? undefined : act(versionClause(one.value))}
+          />
         ))}
       </Panel>
       <Panel title="Groups" note={summary.groupsTotal ? count(summary.groupsTotal) : "none"}>
-        <Groups groups={summary.groups} total={summary.groupsTotal} />
+        <Groups first={summary.groups} total={summary.groupsTotal} address={address} />
       </Panel>
       <Panel title="Length and duration">
         <h4>Turns</h4>
@@ -111,38 +148,78 @@ interface ScoredBarProps {
 
 function ScoredBar({ one, name, most, chosen, choose }: ScoredBarProps): JSX.Element {
   return (
-    <Bar label={<Name text={name} />} value={one.count} most={most} chosen={chosen} choose={choose}
-      note={<Mean one={one} />} />
+    <Bar
+      label={<Name text={name} />}
+      value={one.count}
+      most={most}
+      chosen={chosen}
+      choose={choose}
+      note={<Mean one={one} />}
+    />
   );
 }
 
 function Mean({ one }: { one: Scored<unknown> }): JSX.Element {
   const title = `${one.scored} of ${one.count} have a reward`;
-  return <span title={title}>{one.mean === null ? "no reward" : `${short(one.mean)} ± ${short(one.std)}`}</span>;
+  return (
+    <span title={title}>{one.mean === null ? "no reward" : `${short(one.mean)} ± ${short(one.std)}`}</span>
+  );
 }
 
-const SHOWN_GROUPS = 200;
+interface GroupsProps {
+  first: Summary["groups"];
+  total: number;
+  address: Address;
+}
 
-function Groups({ groups, total }: { groups: Summary["groups"]; total: number }): JSX.Element {
+/** The largest groups, and more of them at each click. */
+function Groups({ first, total, address }: GroupsProps): JSX.Element {
+  const [more, setMore] = useState<Scored<string>[]>([]);
+  const [error, setError] = useState<string | null>(null);
+  useEffect(() => setMore([]), [first]);
+  const groups = [...first.filter((one) => one.value !== null), ...more];
   const most = Math.max(1, ...groups.map((one) => one.count));
+  const filter = { where: address.where ?? "", search: address.search ?? "" };
+  const load = () =>
+    source.groups(filter, groups.length, MORE_GROUPS).then(
+      ({ rows }) => setMore([...more, ...rows]),
+      (reason: unknown) => setError(messageOf(reason)),
+    );
   return (
     <div class="groups">
-      {groups.filter((one) => one.value !== null).map((one) => (
+      {groups.map((one) => (
         <a class="count" key={one.value} href={formatAddress({ group: one.value ?? "" })}>
-          <span class="bar-label"><Name text={one.value ?? ""} /></span>
-          <span class="bar-note"><Mean one={one} /></span>
+          <span class="bar-label">
+            <Name text={one.value ?? ""} />
+          </span>
+          <span class="bar-note">
+            <Mean one={one} />
+          </span>
           <span class="bar-count">{count(one.count)}</span>
           <svg class="share" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
             <rect width={(one.count / most) * 100} height="1" />
           </svg>
         </a>
       ))}
-      {total > SHOWN_GROUPS && <p class="muted">and {count(total - groups.length)} more: filter to see them</p>}
+      {total > groups.length && !source.embedded && (
+        <button type="button" class="link more" onClick={() => void load()}>
+          show more of {count(total)}
+        </button>
+      )}
+      {error !== null && (
+        <p class="error" role="alert">
+          {error}
+        </p>
+      )}
     </div>
   );
 }
 
 export function Status({ value }: { value: string }): JSX.Element {
   const kind = value === "complete" ? "good" : value === "running" ? "live" : "bad";
-  return <span class={`status ${kind}`}><Name text={value} /></span>;
+  return (
+    <span class={`status ${kind}`}>
+      <Name text={value} />
+    </span>
+  );
 }

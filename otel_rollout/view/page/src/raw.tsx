@@ -15,28 +15,60 @@ export function RawView({ detail }: Shown): JSX.Element {
     <div class="raw page-column wide">
       {error && (
         <Section title="Error">
-          <p class="cause"><b><Name text={error.type} /></b> <Prose text={error.message} /></p>
+          <p class="cause">
+            <b>
+              <Name text={error.type} />
+            </b>{" "}
+            <Prose text={error.message} />
+          </p>
           {error.traceback !== undefined && <Code text={error.traceback} language="traceback" />}
         </Section>
       )}
       {output !== null && output !== undefined && (
-        <Section title="Output"><Code text={typeof output === "string" ? output : JSON.stringify(output, null, 2)} language="" /></Section>
+        <Section title="Output">
+          <Code text={typeof output === "string" ? output : JSON.stringify(output, null, 2)} language="" />
+        </Section>
       )}
-      {rewards.length > 0 && <Section title="Rewards"><Rewards rewards={rewards} /></Section>}
+      {rewards.length > 0 && (
+        <Section title="Rewards">
+          <Rewards rewards={rewards} />
+        </Section>
+      )}
       <Pairs title="Metrics" pairs={overview.metrics} />
       <Pairs title="Metadata" pairs={overview.metadata} />
-      {logs.length > 0 && <Section title="Logs"><Code text={logs.join("\n")} language="" /></Section>}
-      {warnings.length > 0 && (
-        <Section title="Warnings"><ul>{warnings.map((one) => <li><Prose text={one} /></li>)}</ul></Section>
+      {logs.length > 0 && (
+        <Section title="Logs">
+          <Code text={logs.join("\n")} language="" />
+        </Section>
       )}
-      <Section title="Calls"><Calls detail={detail} /></Section>
-      <Section title="Overview"><Code text={JSON.stringify(overview, null, 2)} language="json" /></Section>
+      {warnings.length > 0 && (
+        <Section title="Warnings">
+          <ul>
+            {warnings.map((one) => (
+              <li>
+                <Prose text={one} />
+              </li>
+            ))}
+          </ul>
+        </Section>
+      )}
+      <Section title="Calls">
+        <Calls detail={detail} />
+      </Section>
+      <Section title="Overview">
+        <Code text={JSON.stringify(overview, null, 2)} language="json" />
+      </Section>
     </div>
   );
 }
 
 function Section({ title, children }: { title: string; children: ComponentChildren }): JSX.Element {
-  return <section><h2>{title}</h2>{children}</section>;
+  return (
+    <section>
+      <h2>{title}</h2>
+      {children}
+    </section>
+  );
 }
 
 function Pairs({ title, pairs }: { title: string; pairs: Record<string, unknown> }): JSX.Element {
@@ -47,8 +79,18 @@ function Pairs({ title, pairs }: { title: string; pairs: Record<string, unknown>
       <table class="plain-table">
         <tbody>
           {entries.map(([name, value]) => (
-            <tr><th scope="row"><Name text={name} /></th>
-              <td>{typeof value === "number" ? short(value) : <Prose text={typeof value === "string" ? value : JSON.stringify(value)} />}</td></tr>
+            <tr>
+              <th scope="row">
+                <Name text={name} />
+              </th>
+              <td>
+                {typeof value === "number" ? (
+                  short(value)
+                ) : (
+                  <Prose text={typeof value === "string" ? value : JSON.stringify(value)} />
+                )}
+              </td>
+            </tr>
           ))}
         </tbody>
       </table>
@@ -59,12 +101,23 @@ function Pairs({ title, pairs }: { title: string; pairs: Record<string, unknown>
 function Rewards({ rewards }: { rewards: RewardView[] }): JSX.Element {
   return (
     <table class="plain-table">
-      <thead><tr><th>name</th><th class="number">value</th><th class="number">weight</th><th>label</th><th>of</th><th>explanation</th></tr></thead>
+      <thead>
+        <tr>
+          <th>name</th>
+          <th class="number">value</th>
+          <th class="number">weight</th>
+          <th>label</th>
+          <th>of</th>
+          <th>explanation</th>
+        </tr>
+      </thead>
       <tbody>
         {rewards.map((one) => (
           <tr>
             <td>{one.name === null ? <span class="muted">–</span> : <Name text={one.name} />}</td>
-            <td class="number"><b>{short(one.value)}</b></td>
+            <td class="number">
+              <b>{short(one.value)}</b>
+            </td>
             <td class="number">{short(one.weight)}</td>
             <td>{one.label !== null && <Name text={one.label} />}</td>
             <td>{one.completion_id === null ? "the trajectory" : <Name text={one.completion_id} />}</td>
@@ -83,7 +136,9 @@ function Calls({ detail }: { detail: Detail }): JSX.Element {
   const first = detail.completions[0]?.start ?? 0;
   return (
     <>
-      {detail.completions.slice(0, shown).map((call, place) => <Call call={call} place={place} first={first} />)}
+      {detail.completions.slice(0, shown).map((call, place) => (
+        <Call call={call} place={place} first={first} />
+      ))}
       {detail.completions.length > shown && (
         <button type="button" class="link more" onClick={() => setShown(shown + CALLS)}>
           show more: {count(shown)} of {count(detail.completions.length)} are shown
@@ -99,11 +154,19 @@ function Call({ call, place, first }: { call: CompletionView; place: number; fir
     <details class="raw-call" onToggle={(event) => setOpen((event.currentTarget as HTMLDetailsElement).open)}>
       <summary>
         <span class="place">{place}</span>
-        <span class="raw-path"><Name text={call.path} /></span>
-        <span><Name text={call.requestModel ?? call.model ?? "–"} /></span>
+        <span class="raw-path">
+          <Name text={call.path} />
+        </span>
+        <span>
+          <Name text={call.requestModel ?? call.model ?? "–"} />
+        </span>
         <Status value={call.status} />
-        <span class="number">{short(call.promptTokens)} + {short(call.sampledTokens)} tokens</span>
-        <span class="number">+{seconds(between(first, call.start))}, {seconds(between(call.start, call.end))}</span>
+        <span class="number">
+          {short(call.promptTokens)} + {short(call.sampledTokens)} tokens
+        </span>
+        <span class="number">
+          +{seconds(between(first, call.start))}, {seconds(between(call.start, call.end))}
+        </span>
       </summary>
       {open && <Code text={JSON.stringify(call, null, 2)} language="json" />}
     </details>

@@ -72,14 +72,19 @@ export const SIGNALS: Signal[] = [
       if (window.mask[place]) return { shade: "trained", text: "1: a trainer learns from it" };
       return { shade: "", text: window.sampled[place] ? "0: sampled, but context here" : "0: context" };
     },
-    legend: () => [{ shade: "trained", text: "1: trains" }, { shade: "", text: "0: context" }],
+    legend: () => [
+      { shade: "trained", text: "1: trains" },
+      { shade: "", text: "0: context" },
+    ],
   },
   {
     name: "sampled",
     title: "Sampled by the model",
     of(window, place) {
       if (!window.sampled[place]) return CONTEXT;
-      return window.mask[place] ? { shade: "trained", text: "sampled, trains" } : { shade: "untrained", text: "sampled, does not train" };
+      return window.mask[place]
+        ? { shade: "trained", text: "sampled, trains" }
+        : { shade: "untrained", text: "sampled, does not train" };
     },
     legend: () => [
       { shade: "trained", text: "sampled, trains" },
@@ -92,7 +97,9 @@ export const SIGNALS: Signal[] = [
     title: "Advantage",
     of(window, place, { row }) {
       if (!window.mask[place]) return { shade: "", text: "does not train" };
-      return row.advantage === null ? UNKNOWN : { shade: advantageShade(row.advantage), text: signed(row.advantage) };
+      return row.advantage === null
+        ? UNKNOWN
+        : { shade: advantageShade(row.advantage), text: signed(row.advantage) };
     },
     legend: () => [
       { shade: "loss-3", text: "−1.5" },

@@ -58,8 +58,7 @@ const overHttp: Source = {
   embedded: false,
   state: () => get("state"),
   summary: (filter) => get("summary", { ...filter }),
-  trajectories: (filter, sort, offset, limit) =>
-    get("trajectories", { ...filter, sort, offset, limit }),
+  trajectories: (filter, sort, offset, limit) => get("trajectories", { ...filter, sort, offset, limit }),
   groups: (filter, offset, limit) => get("groups", { ...filter, offset, limit }),
   group: (id) => get("group", { id }),
   diff: (a, b) => get("diff", { a, b }),

@@ -4,13 +4,14 @@ import type { ComponentChildren, JSX } from "preact";
 
 const CONTROLS = "\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f";
 const BIDI = "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069";
-const UNSEEN = "\\u00ad\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200d\\u2028\\u2029\\u2060-\\u2065\\u206a-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff9-\\ufffb";
+const UNSEEN =
+  "\\u00ad\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200d\\u2028\\u2029\\u2060-\\u2065\\u206a-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff9-\\ufffb";
 /** Tags: letters that nobody sees, and models read. */
 const TAGS = "\\u{e0000}-\\u{e0fff}";
 const LONE = "\\ud800-\\udfff";
 
 /** In messages: emoji and several scripts need joiners and variants there. */
-const IN_MESSAGES = new RegExp(`[${CONTROLS}${BIDI}\\ufeff${TAGS}${LONE}]`, "gu");
+const IN_MESSAGES = new RegExp(`[${CONTROLS}${BIDI}\\u2028\\u2029\\ufeff${TAGS}${LONE}]`, "gu");
 /** In names, ids and tokens. */
 const IN_NAMES = new RegExp(`[${CONTROLS}\\n\\t${BIDI}${UNSEEN}${TAGS}${LONE}]`, "gu");
 /** So many marks are drawn one by one; a text with more has plain escapes. */
@@ -60,7 +61,7 @@ export function Name({ text, title }: { text: string; title?: string }): JSX.Ele
   );
 }
 
-/** The text of a token: its whitespace, too, can be seen. */
+/** The text of a token: its whitespace, too, can be seen. What it stands in isolates its direction. */
 export function TokenText({ text }: { text: string }): JSX.Element {
   const parts: ComponentChildren[] = [];
   for (const piece of text.match(/ |\n|\t|[^ \n\t]+/g) ?? []) {
@@ -69,7 +70,7 @@ export function TokenText({ text }: { text: string }): JSX.Element {
     else if (piece === "\t") parts.push(<span class="space">⇥</span>);
     else parts.push(marked(piece, IN_NAMES));
   }
-  return <bdi>{parts}</bdi>;
+  return <>{parts}</>;
 }
 
 const counts = new Intl.NumberFormat("en");

@@ -41,23 +41,40 @@ export function TimeView({ detail, move }: Shown): JSX.Element {
   return (
     <div class="time-view">
       <div class="toolbar">
-        <span class="numbers"><b>{seconds(between(start, end))}</b> in all · {many(detail.completions.length, "call")}</span>
+        <span class="numbers">
+          <b>{seconds(between(start, end))}</b> in all · {many(detail.completions.length, "call")}
+        </span>
         <span class="legend-line">
-          <span class="swatch call" /> call <span class="swatch bad" /> failed or cut <span class="swatch side" /> side call{" "}
-          <span class="swatch tools" /> time between calls, with the tools that were asked for <span class="swatch child" /> rollout inside
+          <span class="swatch call" /> call <span class="swatch bad" /> failed or cut{" "}
+          <span class="swatch side" /> side call <span class="swatch tools" /> time between calls, with the
+          tools that were asked for <span class="swatch child" /> rollout inside
         </span>
         <span class="spread" />
-        <button type="button" aria-label="Narrower" onClick={() => setZoom(Math.max(1, zoom / 2))} disabled={zoom === 1}>−</button>
+        <button
+          type="button"
+          aria-label="Narrower"
+          onClick={() => setZoom(Math.max(1, zoom / 2))}
+          disabled={zoom === 1}
+        >
+          −
+        </button>
         <span class="muted">{zoom}×</span>
-        <button type="button" aria-label="Wider" onClick={() => setZoom(Math.min(64, zoom * 2))}>+</button>
+        <button type="button" aria-label="Wider" onClick={() => setZoom(Math.min(64, zoom * 2))}>
+          +
+        </button>
       </div>
       <div class="lanes">
         <div class="lanes-inner" style={{ width: `${zoom * 100}%` }}>
           <Axis length={axis.length} zoom={zoom} />
-          <VirtualList count={lanes.length} estimate={34} label="Lanes" render={(index) => {
-            const lane = lanes[index];
-            return lane && <LaneRow lane={lane} axis={axis} open={open} />;
-          }} />
+          <VirtualList
+            count={lanes.length}
+            estimate={34}
+            label="Lanes"
+            render={(index) => {
+              const lane = lanes[index];
+              return lane && <LaneRow lane={lane} axis={axis} open={open} />;
+            }}
+          />
         </div>
       </div>
     </div>
@@ -76,7 +93,11 @@ function Axis({ length, zoom }: { length: number; zoom: number }): JSX.Element {
     <div class="lane axis">
       <span class="lane-label muted">from the first call</span>
       <div class="lane-spans">
-        {marks.map((mark) => <span class="tick" style={{ left: `${((mark * 1e9) / length) * 100}%` }}>{mark === 0 ? "0" : seconds(mark)}</span>)}
+        {marks.map((mark) => (
+          <span class="tick" style={{ left: `${((mark * 1e9) / length) * 100}%` }}>
+            {mark === 0 ? "0" : seconds(mark)}
+          </span>
+        ))}
       </div>
     </div>
   );
@@ -95,16 +116,31 @@ function LaneRow({ lane, axis, open }: LaneProps): JSX.Element {
   const label = <Name text={lane.label} />;
   return (
     <div class="lane">
-      <span class="lane-label">{lane.child === null ? label : <a href={formatAddress({ trajectory: lane.child })}>{label}</a>}</span>
-      <svg class="lane-spans" viewBox={`0 0 ${WIDTH} 20`} preserveAspectRatio="none" role="group" aria-label={plain(lane.label)}>
+      <span class="lane-label">
+        {lane.child === null ? label : <a href={formatAddress({ trajectory: lane.child })}>{label}</a>}
+      </span>
+      <svg
+        class="lane-spans"
+        viewBox={`0 0 ${WIDTH} 20`}
+        preserveAspectRatio="none"
+        role="group"
+        aria-label={plain(lane.label)}
+      >
         {lane.spans.map((span) => {
           const thin = span.kind === "tools";
           return (
-            <rect class={`span ${span.kind}`} x={x(span.start)} width={Math.max(8, x(span.end) - x(span.start))}
-              y={thin ? 8 : 2} height={thin ? 4 : 16} tabindex={span.call === null ? -1 : 0}
-              role={span.call === null ? "img" : "button"} aria-label={span.title}
+            <rect
+              class={`span ${span.kind}`}
+              x={x(span.start)}
+              width={Math.max(8, x(span.end) - x(span.start))}
+              y={thin ? 8 : 2}
+              height={thin ? 4 : 16}
+              tabindex={span.call === null ? -1 : 0}
+              role={span.call === null ? "img" : "button"}
+              aria-label={span.title}
               onClick={() => span.call !== null && open(span.call)}
-              onKeyDown={(event) => event.key === "Enter" && span.call !== null && open(span.call)}>
+              onKeyDown={(event) => event.key === "Enter" && span.call !== null && open(span.call)}
+            >
               <title>{span.title}</title>
             </rect>
           );
@@ -130,12 +166,17 @@ export function lanesOf(detail: Detail): Lane[] {
     });
   }
   const rest = detail.completions.map((_, place) => place).filter((place) => !drawn.has(place));
-  if (rest.length) lanes.push({ label: "in no history", spans: rest.map((call) => callSpan(detail, call)), child: null });
+  if (rest.length)
+    lanes.push({ label: "in no history", spans: rest.map((call) => callSpan(detail, call)), child: null });
   for (const child of detail.children) {
     const { start_time_ns: start, seconds: long } = child;
     const end = start + (long ?? 0) * 1e9;
     const title = plain(`${child.name}: ${seconds(long)}, ${many(child.turns, "turn")}, ${child.status}`);
-    lanes.push({ label: `↳ ${child.name}`, spans: [{ kind: "child", start, end, title, call: null }], child: child.id });
+    lanes.push({
+      label: `↳ ${child.name}`,
+      spans: [{ kind: "child", start, end, title, call: null }],
+      child: child.id,
+    });
   }
   return lanes;
 }
@@ -153,7 +194,13 @@ function callSpan(detail: Detail, place: number): Span {
     `${short(call.promptTokens)} prompt tokens, ${short(call.sampledTokens)} sampled`,
     call.status,
   ];
-  return { kind: kindOf(call), start: call.start, end: call.end ?? call.start, title: plain(words.filter(Boolean).join(" · ")), call: place };
+  return {
+    kind: kindOf(call),
+    start: call.start,
+    end: call.end ?? call.start,
+    title: plain(words.filter(Boolean).join(" · ")),
+    call: place,
+  };
 }
 
 /** Between a reply that asks for tools and the next call of its history, where both are of this lane. */
@@ -164,8 +211,19 @@ function toolSpans(detail: Detail, history: HistoryView, lane: Set<number>): Spa
     const [call, following] = [detail.completions[place], history.completions[n + 1] ?? -1];
     const next = detail.completions[following];
     const names = byCompletion.get(place)?.toolCalls.map((one) => one.name) ?? [];
-    if (!call || !next || call.end === null || names.length === 0 || next.start <= call.end || !lane.has(place) || !lane.has(following)) return;
-    const title = plain(`tools: ${[...new Set(names)].join(", ")}: ${seconds(between(call.end, next.start))} between the calls`);
+    if (
+      !call ||
+      !next ||
+      call.end === null ||
+      names.length === 0 ||
+      next.start <= call.end ||
+      !lane.has(place) ||
+      !lane.has(following)
+    )
+      return;
+    const title = plain(
+      `tools: ${[...new Set(names)].join(", ")}: ${seconds(between(call.end, next.start))} between the calls`,
+    );
     spans.push({ kind: "tools", start: call.end, end: next.start, title, call: null });
   });
   return spans;

@@ -16,7 +16,11 @@ interface Props extends Shown {
 export function TokenFacts({ detail, row, window, position, move }: Props): JSX.Element {
   const place = window ? position - window.start : 0;
   if (!window || place < 0 || place >= window.ids.length) {
-    return <aside class="token-facts" aria-label="Token">Reading…</aside>;
+    return (
+      <aside class="token-facts" aria-label="Token">
+        Reading…
+      </aside>
+    );
   }
   const text = window.texts[place] ?? null;
   const logprob = window.logprobs[place] ?? null;
@@ -24,29 +28,59 @@ export function TokenFacts({ detail, row, window, position, move }: Props): JSX.
   const number = window.completions[place] ?? null;
   const call = number === null ? undefined : detail.completions[number];
   const alternatives = window.alternatives[String(place)] ?? [];
-  const reading = (name: string) => SIGNALS.find((one) => one.name === name)?.of(window, place, { detail, row }).text ?? "";
+  const reading = (name: string) =>
+    SIGNALS.find((one) => one.name === name)?.of(window, place, { detail, row }).text ?? "";
   return (
     <aside class="token-facts" aria-label="Token" aria-live="polite">
-      <p class="token-big">{text === null ? <span class="muted">text not known</span> : text === "" ? "∅" : <TokenText text={text} />}</p>
+      <p class="token-big">
+        {text === null ? (
+          <span class="muted">text not known</span>
+        ) : text === "" ? (
+          "∅"
+        ) : (
+          <TokenText text={text} />
+        )}
+      </p>
       <dl>
         <Fact name="id" value={String(window.ids[place])} />
         <Fact name="position" value={`${count(position)} of ${count(window.length)}`} />
-        <Fact name="log-probability" value={sampled ? (logprob === null ? "not known" : short(logprob)) : "not sampled"} />
+        <Fact
+          name="log-probability"
+          value={sampled ? (logprob === null ? "not known" : short(logprob)) : "not sampled"}
+        />
         {logprob !== null && <Fact name="probability" value={percent(logprob)} />}
         <Fact name="mask" value={reading("mask")} />
         <Fact name="entropy" value={reading("entropy")} />
         {row.advantage !== null && <Fact name="advantage" value={reading("advantage")} />}
         {call && <Fact name="version" value={<Name text={reading("version")} />} />}
-        {text !== null && <Fact name="text from" value={window.textsFrom === "wire" ? "replies" : "replies, or the tokenizer"} />}
+        {text !== null && (
+          <Fact
+            name="text from"
+            value={window.textsFrom === "wire" ? "replies" : "replies, or the tokenizer"}
+          />
+        )}
       </dl>
       {sampled && <Alternatives list={alternatives} id={window.ids[place] ?? null} />}
       {call && (
         <div class="token-call">
-          <h4>Completion</h4>
-          <p><Name text={call.id} />{call.choice > 0 && <span class="muted"> choice {call.choice}</span>}</p>
-          {call.model !== null && <p class="muted"><Name text={call.model} /></p>}
+          <h2>Completion</h2>
+          <p>
+            <Name text={call.id} />
+            {call.choice > 0 && <span class="muted"> choice {call.choice}</span>}
+          </p>
+          {call.model !== null && (
+            <p class="muted">
+              <Name text={call.model} />
+            </p>
+          )}
           {call.node !== null && (
-            <button type="button" class="link" onClick={() => move({ view: "messages", node: call.node ?? 0, history: row.history ?? undefined })}>
+            <button
+              type="button"
+              class="link"
+              onClick={() =>
+                move({ view: "messages", node: call.node ?? 0, history: row.history ?? undefined })
+              }
+            >
               its message →
             </button>
           )}
@@ -62,19 +96,24 @@ function percent(logprob: number): string {
 }
 
 function Alternatives({ list, id }: { list: Alternative[]; id: number | null }): JSX.Element {
-  if (list.length === 0) return <p class="muted">Alternatives are not known: no top log-probabilities came.</p>;
+  if (list.length === 0)
+    return <p class="muted">Alternatives are not known: no top log-probabilities came.</p>;
   return (
     <div class="alternatives">
-      <h4>Alternatives</h4>
-      {[...list].sort((a, b) => b.logprob - a.logprob).map((one) => (
-        <div class={`alternative ${one.id !== null && one.id === id ? "chosen" : ""}`}>
-          <span class="alternative-text"><TokenText text={one.text} /></span>
-          <span class="alternative-share">{percent(one.logprob)}</span>
-          <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
-            <rect width={Math.min(100, Math.exp(one.logprob) * 100)} height="1" />
-          </svg>
-        </div>
-      ))}
+      <h2>Alternatives</h2>
+      {[...list]
+        .sort((a, b) => b.logprob - a.logprob)
+        .map((one) => (
+          <div class={`alternative ${one.id !== null && one.id === id ? "chosen" : ""}`}>
+            <span class="alternative-text">
+              <TokenText text={one.text} />
+            </span>
+            <span class="alternative-share">{percent(one.logprob)}</span>
+            <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
+              <rect width={Math.min(100, Math.exp(one.logprob) * 100)} height="1" />
+            </svg>
+          </div>
+        ))}
     </div>
   );
 }

@@ -4,16 +4,15 @@ import type { JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { useKeys } from "./hooks";
-import { type About, SIGNALS, type Signal, signalNamed } from "./signals";
-import { Name, TokenText, count } from "./text";
+import { SIGNALS, signalNamed } from "./signals";
+import { count } from "./text";
 import { TokenFacts } from "./token_facts";
+import { LINE, Line } from "./token_line";
+import { Legend, MiniMap } from "./token_map";
 import type { Shown } from "./trajectory";
-import type { RowView, TokenWindow } from "./types";
+import type { RowView } from "./types";
 import { type ListHandle, VirtualList } from "./virtual";
-import { type Tokens, useTokens } from "./windows";
-
-/** Tokens of a line; a block that is fetched has a whole number of lines. */
-const LINE = 64;
+import { useTokens } from "./windows";
 
 export function TokensView(shown: Shown): JSX.Element {
   const { detail, address } = shown;
@@ -22,7 +21,9 @@ export function TokensView(shown: Shown): JSX.Element {
     return (
       <div class="hint">
         <p>No call of this trajectory has token ids that a row could be made of.</p>
-        <button type="button" class="link" onClick={() => shown.move({ view: "findings" })}>Why does this not train?</button>
+        <button type="button" class="link" onClick={() => shown.move({ view: "findings" })}>
+          Why does this not train?
+        </button>
       </div>
     );
   }
@@ -46,7 +47,8 @@ function Row(shown: Shown & { row: RowView }): JSX.Element {
   };
   const span = (by: 1 | -1) => {
     const starts = row.spans.map((one) => one.start);
-    const next = by > 0 ? starts.find((start) => start > chosen) : starts.filter((start) => start < chosen).at(-1);
+    const next =
+      by > 0 ? starts.find((start) => start > chosen) : starts.filter((start) => start < chosen).at(-1);
     if (next !== undefined) {
       choose(next, false);
       list.current?.show(Math.floor(next / LINE), "center");
@@ -63,11 +65,17 @@ function Row(shown: Shown & { row: RowView }): JSX.Element {
     if (there) list.current?.show(Math.floor(chosen / LINE), "center");
   }, [there, row.row]);
   useKeys({
-    n: () => span(1), p: () => span(-1), t: () => jump.current?.focus(),
-    ArrowRight: () => choose(chosen + 1), ArrowLeft: () => choose(chosen - 1),
-    j: () => choose(chosen + LINE), ArrowDown: () => choose(chosen + LINE),
-    k: () => choose(chosen - LINE), ArrowUp: () => choose(chosen - LINE),
-    Home: () => choose(0), End: () => choose(row.length - 1),
+    n: () => span(1),
+    p: () => span(-1),
+    t: () => jump.current?.focus(),
+    ArrowRight: () => choose(chosen + 1),
+    ArrowLeft: () => choose(chosen - 1),
+    j: () => choose(chosen + LINE),
+    ArrowDown: () => choose(chosen + LINE),
+    k: () => choose(chosen - LINE),
+    ArrowUp: () => choose(chosen - LINE),
+    Home: () => choose(0),
+    End: () => choose(row.length - 1),
   });
   const about = { detail, row };
   const seen = (first: number, last: number) => {
@@ -75,41 +83,108 @@ function Row(shown: Shown & { row: RowView }): JSX.Element {
     setRange([first * LINE, (last + 1) * LINE]);
   };
   // The same until something of it changes, so that a pointer that moves draws no token anew.
-  const lines = useMemo(() => (
-    <VirtualList count={Math.ceil(row.length / LINE)} estimate={88} label="Lines of tokens" handle={list} overscan={4}
-      onRange={seen}
-      render={(line) => <Line line={line} length={row.length} tokens={tokens} signal={signal} about={about}
-        chosen={Math.floor(chosen / LINE) === line ? chosen : -1} />} />
-  ), [detail, row, signal, chosen, tokens.loaded]);
+  const lines = useMemo(
+    () => (
+      <VirtualList
+        count={Math.ceil(row.length / LINE)}
+        estimate={88}
+        label="Lines of tokens"
+        handle={list}
+        overscan={4}
+        focusable
+        onRange={seen}
+        render={(line) => (
+          <Line
+            line={line}
+            length={row.length}
+            tokens={tokens}
+            signal={signal}
+            about={about}
+            chosen={Math.floor(chosen / LINE) === line ? chosen : -1}
+          />
+        )}
+      />
+    ),
+    [detail, row, signal, chosen, tokens.loaded],
+  );
   return (
     <div class="tokens-view">
       <div class="toolbar">
         <RowMenu {...shown} />
-        <label class="menu">colour
-          <select name="signal" value={signal.name} onChange={(event) => move({ signal: event.currentTarget.value })}>
-            {SIGNALS.map((one) => <option value={one.name}>{one.title}</option>)}
+        <label class="menu">
+          colour
+          <select
+            name="signal"
+            value={signal.name}
+            onChange={(event) => move({ signal: event.currentTarget.value })}
+          >
+            {SIGNALS.map((one) => (
+              <option value={one.name}>{one.title}</option>
+            ))}
           </select>
         </label>
-        <form class="jump" onSubmit={(event) => { event.preventDefault(); choose(Number(jump.current?.value) || 0); }}>
-          <label class="box"><span>token</span>
-            <input ref={jump} name="token" inputMode="numeric" value={chosen} size={7} aria-label="Go to token" /></label>
+        <form
+          class="jump"
+          onSubmit={(event) => {
+            event.preventDefault();
+            choose(Number(jump.current?.value) || 0);
+          }}
+        >
+          <label class="box">
+            <span>token</span>
+            <input
+              ref={jump}
+              name="token"
+              inputMode="numeric"
+              value={chosen}
+              size={7}
+              aria-label="Go to token"
+            />
+          </label>
         </form>
-        <button type="button" onClick={() => span(-1)} aria-label="Previous sampled span (p)" title="p">← sampled</button>
-        <button type="button" onClick={() => span(1)} aria-label="Next sampled span (n)" title="n">sampled →</button>
+        <button type="button" onClick={() => span(-1)} aria-label="Previous sampled span (p)" title="p">
+          ← sampled
+        </button>
+        <button type="button" onClick={() => span(1)} aria-label="Next sampled span (n)" title="n">
+          sampled →
+        </button>
         <span class="spread" />
         <Numbers row={row} />
       </div>
       <Legend signal={signal} about={about} />
-      <MiniMap row={row} range={range} choose={(position) => { choose(position, false); list.current?.show(Math.floor(position / LINE), "center"); }} />
-      {tokens.error !== null && <p class="error" role="alert">{tokens.error}</p>}
+      <MiniMap
+        row={row}
+        range={range}
+        choose={(position) => {
+          choose(position, false);
+          list.current?.show(Math.floor(position / LINE), "center");
+        }}
+      />
+      {tokens.error !== null && (
+        <p class="error" role="alert">
+          {tokens.error}
+        </p>
+      )}
       <div class="tokens-body">
-        <div class="tokens" role="group" aria-label="Tokens" tabIndex={0}
+        <div
+          class="tokens"
+          role="group"
+          aria-label="Tokens"
           onMouseOver={(event) => setHovered(positionOf(event.target))}
           onMouseLeave={() => setHovered(null)}
-          onClick={(event) => { const at = positionOf(event.target); if (at !== null) choose(at, false); }}>
+          onClick={(event) => {
+            const at = positionOf(event.target);
+            if (at !== null) choose(at, false);
+          }}
+        >
           {lines}
         </div>
-        <TokenFacts {...shown} row={row} window={tokens.block(hovered ?? chosen)} position={hovered ?? chosen} />
+        <TokenFacts
+          {...shown}
+          row={row}
+          window={tokens.block(hovered ?? chosen)}
+          position={hovered ?? chosen}
+        />
       </div>
     </div>
   );
@@ -120,17 +195,25 @@ function firstSampled(row: RowView): number {
 }
 
 function positionOf(target: EventTarget | null): number | null {
-  const place = target instanceof Element ? target.closest<HTMLElement>("[data-token]")?.dataset.token : undefined;
+  const place =
+    target instanceof Element ? target.closest<HTMLElement>("[data-token]")?.dataset.token : undefined;
   return place === undefined ? null : Number(place);
 }
 
 function RowMenu({ detail, row, move }: Shown & { row: RowView }): JSX.Element {
   if (detail.rows.length < 2) return <></>;
   return (
-    <label class="menu">row
-      <select name="row" value={row.row} onChange={(event) => move({ row: Number(event.currentTarget.value), token: undefined })}>
+    <label class="menu">
+      row
+      <select
+        name="row"
+        value={row.row}
+        onChange={(event) => move({ row: Number(event.currentTarget.value), token: undefined })}
+      >
         {detail.rows.map((one) => (
-          <option value={one.row}>{one.row} · {count(one.length)} tokens{one.history === null ? "" : ` · history ${one.history}`}</option>
+          <option value={one.row}>
+            {one.row} · {count(one.length)} tokens{one.history === null ? "" : ` · history ${one.history}`}
+          </option>
         ))}
       </select>
     </label>
@@ -140,93 +223,9 @@ function RowMenu({ detail, row, move }: Shown & { row: RowView }): JSX.Element {
 function Numbers({ row }: { row: RowView }): JSX.Element {
   return (
     <span class="numbers">
-      <b>{count(row.length)}</b> tokens · <b>{count(row.promptLength)}</b> first prompt · <b>{count(row.sampled)}</b> sampled ·{" "}
-      <b>{count(row.trained)}</b> train{row.truncated && <span class="tag warn">truncated</span>}
+      <b>{count(row.length)}</b> tokens · <b>{count(row.promptLength)}</b> first prompt ·{" "}
+      <b>{count(row.sampled)}</b> sampled · <b>{count(row.trained)}</b> train
+      {row.truncated && <span class="tag warn">truncated</span>}
     </span>
   );
 }
-
-function Legend({ signal, about }: { signal: Signal; about: About }): JSX.Element {
-  return (
-    <ul class="legend" aria-label={`Colours: ${signal.title}`}>
-      {signal.legend(about).map(({ shade, text }) => (
-        <li><span class={`swatch token ${shade}`} aria-hidden="true" /> <Name text={text} /></li>
-      ))}
-    </ul>
-  );
-}
-
-const MAP_WIDTH = 1000;
-
-/** The whole row: where something was sampled, and what part is in view. A click goes there. */
-function MiniMap({ row, range, choose }: { row: RowView; range: [number, number]; choose(position: number): void }): JSX.Element {
-  const scale = MAP_WIDTH / Math.max(1, row.length);
-  const [first, last] = [range[0], Math.min(row.length, range[1])];
-  return (
-    <svg class="minimap" viewBox={`0 0 ${MAP_WIDTH} 10`} preserveAspectRatio="none" aria-hidden="true"
-      onClick={(event) => {
-        const box = event.currentTarget.getBoundingClientRect();
-        choose(Math.floor(((event.clientX - box.left) / box.width) * row.length));
-      }}>
-      <rect class="ground" width={MAP_WIDTH} height="10" />
-      {row.spans.map((one) => (
-        <rect class="sampled" x={one.start * scale} width={Math.max(0.6, (one.end - one.start) * scale)} y="2" height="6" />
-      ))}
-      <rect class="window" x={first * scale} width={Math.max(2, (last - first) * scale)} height="10" />
-    </svg>
-  );
-}
-
-interface LineProps {
-  line: number;
-  length: number;
-  tokens: Tokens;
-  signal: Signal;
-  about: About;
-  /** Place of the chosen token in the row; -1: it is on another line. */
-  chosen: number;
-}
-
-function Line({ line, length, tokens, signal, about, chosen }: LineProps): JSX.Element {
-  const start = line * LINE;
-  const end = Math.min(length, start + LINE);
-  const window = tokens.block(start);
-  return (
-    <div class="line">
-      <span class="gutter">{count(start)}</span>
-      {window ? (
-        <div class="line-tokens">
-          {Array.from({ length: end - start }, (_, n) => (
-            <Token key={n} window={window} position={start + n} signal={signal} about={about} chosen={start + n === chosen} />
-          ))}
-        </div>
-      ) : <div class="line-tokens waiting">…</div>}
-    </div>
-  );
-}
-
-const SPECIAL = /^(<\|.*\|>|<\/?[a-z_]{1,24}>|\[\/?[A-Z_]{2,24}\])\s*$/s;
-
-interface TokenProps {
-  window: TokenWindow;
-  position: number;
-  signal: Signal;
-  about: About;
-  chosen: boolean;
-}
-
-function Token({ window, position, signal, about, chosen }: TokenProps): JSX.Element {
-  const place = position - window.start;
-  const text = window.texts[place] ?? null;
-  const { shade } = signal.of(window, place, about);
-  const classes = ["token", shade];
-  if (!window.sampled[place]) classes.push("context");
-  if (text === null) classes.push("id-only");
-  else if (SPECIAL.test(text)) classes.push("special");
-  if (chosen) classes.push("chosen");
-  const drawn = <span class={classes.join(" ")} data-token={position} aria-current={chosen ? "true" : undefined}>
-    {text === null ? String(window.ids[place] ?? "?") : text === "" ? "∅" : <TokenText text={text} />}
-  </span>;
-  return text?.endsWith("\n") ? <>{drawn}<br /></> : drawn;
-}
-

@@ -32,7 +32,12 @@ export function TrajectoryView({ address, state }: { address: Address; state: St
     ...Object.fromEntries(VIEWS.map((name, place) => [String(place + 1), () => move({ view: name })])),
     "6": () => group && go({ group }),
   });
-  if (error !== null && !detail) return <p class="hint error" role="alert">{error}</p>;
+  if (error !== null && !detail)
+    return (
+      <p class="hint error" role="alert">
+        {error}
+      </p>
+    );
   if (!detail) return <p class="hint">Reading…</p>;
   const shown = { detail, address, move };
   return (
@@ -60,14 +65,28 @@ function Head({ detail }: { detail: Detail }): JSX.Element {
   const { overview, parent, trace } = detail;
   return (
     <header class="head">
-      <h1><Name text={overview.name} /></h1>
-      <span class="id"><Name text={overview.id} /></span>
+      <h1>
+        <Name text={overview.name} />
+      </h1>
+      <span class="id">
+        <Name text={overview.id} />
+      </span>
       <Status value={overview.status} />
-      {overview.termination_reason !== null && <span class="muted"><Name text={overview.termination_reason} /></span>}
+      {overview.termination_reason !== null && (
+        <span class="muted">
+          <Name text={overview.termination_reason} />
+        </span>
+      )}
       <span class="spread" />
-      {parent && <a href={formatAddress({ trajectory: parent.id })}>inside <Name text={parent.name} /></a>}
+      {parent && (
+        <a href={formatAddress({ trajectory: parent.id })}>
+          inside <Name text={parent.name} />
+        </a>
+      )}
       {trace !== null && /^https?:/i.test(trace) && (
-        <a href={trace} target="_blank" rel="noreferrer noopener">trace in Jaeger ↗</a>
+        <a href={trace} target="_blank" rel="noreferrer noopener">
+          trace in Jaeger ↗
+        </a>
       )}
       <Facts overview={overview} />
     </header>
@@ -82,7 +101,14 @@ function Facts({ overview }: { overview: Overview }): JSX.Element {
       {overview.advantage !== null && <Fact name="advantage" value={signed(overview.advantage)} />}
       {task_id !== null && <Fact name="task" value={<Name text={task_id} />} />}
       {group_id !== null && (
-        <Fact name="group" value={<a href={formatAddress({ group: group_id })}><Name text={group_id} /></a>} />
+        <Fact
+          name="group"
+          value={
+            <a href={formatAddress({ group: group_id })}>
+              <Name text={group_id} />
+            </a>
+          }
+        />
       )}
       {overview.sample_index !== null && <Fact name="sample" value={short(overview.sample_index)} />}
       <Fact name="turns" value={count(overview.turns)} />
@@ -90,9 +116,13 @@ function Facts({ overview }: { overview: Overview }): JSX.Element {
       <Fact name="histories" value={count(overview.histories)} />
       <Fact name="sampled" value={count(overview.sampled_tokens)} />
       <Fact name="trained" value={count(overview.trained_tokens)} />
-      {overview.dropped > 0 && <Fact name="dropped" value={many(overview.dropped, "reply").replace("replys", "replies")} />}
+      {overview.dropped > 0 && (
+        <Fact name="dropped" value={many(overview.dropped, "reply").replace("replys", "replies")} />
+      )}
       <Fact name="time" value={seconds(overview.seconds)} />
-      {overview.versions.length > 0 && <Fact name="version" value={<Name text={overview.versions.join(", ")} />} />}
+      {overview.versions.length > 0 && (
+        <Fact name="version" value={<Name text={overview.versions.join(", ")} />} />
+      )}
       {overview.models.length > 0 && <Fact name="model" value={<Name text={overview.models.join(", ")} />} />}
     </dl>
   );
@@ -116,8 +146,13 @@ function Tabs({ detail, address, view }: { detail: Detail; address: Address; vie
   return (
     <nav class="tabs" role="tablist" aria-label="Views">
       {VIEWS.map((name, place) => (
-        <a key={name} role="tab" aria-selected={name === view} title={`${name} (${place + 1})`}
-          href={formatAddress({ trajectory: address.trajectory ?? "", view: name, ...only(address) })}>
+        <a
+          key={name}
+          role="tab"
+          aria-selected={name === view}
+          title={`${name} (${place + 1})`}
+          href={formatAddress({ trajectory: address.trajectory ?? "", view: name, ...only(address) })}
+        >
           {name === "findings" ? "Why not train" : name[0]?.toUpperCase() + name.slice(1)}
           {notes[name] !== undefined && <span class="muted">{count(notes[name])}</span>}
         </a>

@@ -71,15 +71,27 @@ export function Tree({ detail, address, move, history }: Shown & { history: numb
   return (
     <nav class="tree" aria-label="Histories">
       <h2>{many(detail.historiesTotal, "history").replace("historys", "histories")}</h2>
-      <VirtualList count={lines.length} estimate={44} label="Histories" handle={list} render={(index) => {
-        const line = lines[index];
-        if (!line) return null;
-        if (line.kind === "head") return <h3>{line.text}</h3>;
-        if (line.kind === "child") return <Child child={line.child} />;
-        if (line.kind === "call") return <Call line={line} detail={detail} move={move} />;
-        return <History {...line} detail={detail} chosen={line.history.number === history}
-          href={href({ history: line.history.number })} />;
-      }} />
+      <VirtualList
+        count={lines.length}
+        estimate={44}
+        label="Histories"
+        handle={list}
+        render={(index) => {
+          const line = lines[index];
+          if (!line) return null;
+          if (line.kind === "head") return <h3>{line.text}</h3>;
+          if (line.kind === "child") return <Child child={line.child} />;
+          if (line.kind === "call") return <Call line={line} detail={detail} move={move} />;
+          return (
+            <History
+              {...line}
+              detail={detail}
+              chosen={line.history.number === history}
+              href={href({ history: line.history.number })}
+            />
+          );
+        }}
+      />
     </nav>
   );
 }
@@ -94,17 +106,31 @@ interface HistoryProps {
 
 function History({ history, depth, detail, chosen, href }: HistoryProps): JSX.Element {
   const { relation, from, common } = history;
-  const title = relation === "main" || relation === "separate" || from === null
-    ? MEANINGS[relation] : `${MEANINGS[relation]} history ${from}, after ${many(common, "message")}`;
+  const title =
+    relation === "main" || relation === "separate" || from === null
+      ? MEANINGS[relation]
+      : `${MEANINGS[relation]} history ${from}, after ${many(common, "message")}`;
   const last = detail.nodes[history.leaf];
   return (
-    <a class={`branch depth-${Math.min(depth, DEEPEST)} ${relation} ${chosen ? "chosen" : ""}`} href={href}
-      aria-current={chosen ? "true" : undefined} title={`${title}; ${seconds(between(history.start, history.end))}`}>
+    <a
+      class={`branch depth-${Math.min(depth, DEEPEST)} ${relation} ${chosen ? "chosen" : ""}`}
+      href={href}
+      aria-current={chosen ? "true" : undefined}
+      title={`${title}; ${seconds(between(history.start, history.end))}`}
+    >
       <Sign name={relation} />
       <span class="branch-name">
         {history.number} <span class="relation">{relation}</span>
-        {history.sideCall !== null && <span class="tag" title={plain(history.sideCall)}>side call</span>}
-        {history.breaks.length > 0 && <span class="tag" title="Reasoning was dropped on replay">break</span>}
+        {history.sideCall !== null && (
+          <span class="tag" title={plain(history.sideCall)}>
+            side call
+          </span>
+        )}
+        {history.breaks.length > 0 && (
+          <span class="tag" title="Reasoning was dropped on replay">
+            break
+          </span>
+        )}
       </span>
       <span class="branch-facts">
         <span title={`${many(history.trains.length, "reply")} of ${history.completions.length} train in it`}>
@@ -117,7 +143,15 @@ function History({ history, depth, detail, chosen, href }: HistoryProps): JSX.El
   );
 }
 
-function Call({ line, detail, move }: { line: { place: number; call: CompletionView }; detail: Detail; move: Shown["move"] }): JSX.Element {
+function Call({
+  line,
+  detail,
+  move,
+}: {
+  line: { place: number; call: CompletionView };
+  detail: Detail;
+  move: Shown["move"];
+}): JSX.Element {
   const { call, place } = line;
   const node = call.node ?? call.promptNode;
   const go = () => {
@@ -128,9 +162,15 @@ function Call({ line, detail, move }: { line: { place: number; call: CompletionV
   return (
     <button type="button" class="branch call" onClick={go} title={plain(call.error?.message ?? call.status)}>
       <Sign name="failed" />
-      <span class="branch-name">call {place} <Status value={call.status} /></span>
+      <span class="branch-name">
+        call {place} <Status value={call.status} />
+      </span>
       <span class="branch-facts">{seconds(between(call.start, call.end))}</span>
-      <span class="branch-text"><Name text={call.error ? `${call.error.type}: ${call.error.message.slice(0, 90)}` : call.dropped ?? ""} /></span>
+      <span class="branch-text">
+        <Name
+          text={call.error ? `${call.error.type}: ${call.error.message.slice(0, 90)}` : (call.dropped ?? "")}
+        />
+      </span>
     </button>
   );
 }
@@ -139,12 +179,16 @@ function Child({ child }: { child: Overview }): JSX.Element {
   return (
     <a class="branch child" href={formatAddress({ trajectory: child.id })}>
       <Sign name="inside" />
-      <span class="branch-name"><Name text={child.name} /> {child.status !== "complete" && <Status value={child.status} />}</span>
+      <span class="branch-name">
+        <Name text={child.name} /> {child.status !== "complete" && <Status value={child.status} />}
+      </span>
       <span class="branch-facts">
         <span>{many(child.turns, "turn")}</span>
         {child.reward !== null && <span>reward {short(child.reward)}</span>}
       </span>
-      <span class="branch-text"><Name text={child.id} /></span>
+      <span class="branch-text">
+        <Name text={child.id} />
+      </span>
     </a>
   );
 }

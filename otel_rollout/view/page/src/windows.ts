@@ -20,7 +20,12 @@ export interface Tokens {
 export function useTokens(id: string, row: number): Tokens {
   const [, redraw] = useState(0);
   const key = `${id} ${row}`;
-  const store = useRef({ key, blocks: new Map<number, TokenWindow>(), asked: new Set<number>(), error: null as string | null });
+  const store = useRef({
+    key,
+    blocks: new Map<number, TokenWindow>(),
+    asked: new Set<number>(),
+    error: null as string | null,
+  });
   if (store.current.key !== key) {
     store.current = { key, blocks: new Map(), asked: new Set(), error: null };
   }
