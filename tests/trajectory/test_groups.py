@@ -224,7 +224,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-async def test_a_bar_on_a_terminal_only(
+async def test_a_bar_on_a_terminal_else_a_line(
     recording: Recording, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ):
     """It says how many there are, the mean reward, and what went wrong."""
@@ -233,7 +233,9 @@ async def test_a_bar_on_a_terminal_only(
     await gather_trajectories([solve(1, 1.0), solve(2, 0.0), solve(-3)], progress="my agents")
     shown = stderr.getvalue()
     if not terminal:
-        assert shown == ""
+        assert shown.count("\n") == 1
+        assert shown.startswith("my agents: 3/3 rollouts in ")
+        assert shown.endswith("/s, reward 0.5, error 1\n")
         return
     last = shown.rstrip().split("\r")[-1]
     assert "my agents: 100%" in last
