@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, BinaryIO
@@ -10,7 +11,7 @@ from typing import Any, BinaryIO
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Overview, Trajectory
 from otel_rollout.view import COLUMNS, Where
-from otel_rollout.wire import dumps
+from otel_rollout.wire import dumps, loads
 
 
 class Choice:
@@ -36,6 +37,19 @@ class Choice:
     def keeps_trajectory(self, trajectory: Trajectory) -> bool:
         """The same, for who needs no overview."""
         return self.where is None or self.where.matches(Overview.of(trajectory))
+
+    def trajectories(self, found: Iterable[Trajectory]) -> Iterator[Trajectory]:
+        """Those that are kept, in order; they are sorted in a temporary file."""
+        kept = filter(self.keeps_trajectory, found)
+        if self.sorts is None:
+            yield from kept
+            return
+        with tempfile.TemporaryFile() as file:
+            spool = Spool(file)
+            for trajectory in kept:
+                spool.add(trajectory, self.key(trajectory))
+            for line in spool.lines(descending=self.descending):
+                yield Trajectory.from_dict(loads(line))
 
     @property
     def descending(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from otel_rollout.command.parser import command_parser
-from otel_rollout.command.text import say
+from otel_rollout.command.text import say, sentence_about
 from otel_rollout.errors import RolloutError
 
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (OSError, LookupError, RolloutError) as error:
-        say(_text(error))
+        say(sentence_about(error))
         return 1
     return status
 
@@ -46,9 +46,3 @@ def _run(options: argparse.Namespace) -> int:
         import_module(f"otel_rollout.command.{options.verb}"), options.verb
     )
     return verb(options)
-
-
-def _text(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"otel-rollout: {error.filename}: {error.strerror}"
-    return f"otel-rollout: {error}"

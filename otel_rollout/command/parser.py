@@ -16,6 +16,7 @@ from otel_rollout.command.recording_options import (
     add_run,
     key_value,
 )
+from otel_rollout.command.requirements import DEFAULT, REQUIREMENTS
 
 _SOURCES = """\
 A source is a file (- for stdin) of
@@ -40,6 +41,16 @@ first line comes at once; spans are read to their end before, since a reward may
 come late. With --sort the lines come at the end; memory holds a line for each.
 --json prints one JSON object a line, the last one is {"summary": ...}.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+_CHECK = """\
+Check that trajectories are what a trainer needs; for a pipeline, before it.
+Exit status: 0 they are; 1 a trajectory lacks something that is required, or there
+is no trajectory; 2 a source could not be read, in whole or in part, or the command
+line is wrong. --json prints one JSON object a line with all findings of a
+trajectory, the last one is {"summary": ...}.
+A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too.
+
+--require takes some of these, with commas between them:
+"""
 _WHERE = """\
 EXPR of --where is a comparison of fields, or several with and, or, not:
   reward < 0.5 and status == "error"
@@ -104,6 +115,8 @@ def command_parser() -> argparse.ArgumentParser:
 
     rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _FILTERED)
     listed = command("list", "a line for each trajectory, and sums", _LIST, _FILTERED)
+    needs = "\n".join(f"  {name:<14} {what}" for name, (_, what) in REQUIREMENTS.items())
+    checked = command("check", "is it what a trainer needs?", _CHECK + needs, _FILTERED)
     show = command("show", "look at trajectories", _SHOW, _FILTERED)
     view = command("view", "a page that shows trajectories", _VIEW, _SOURCES)
     stats = command("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES)
@@ -112,7 +125,7 @@ def command_parser() -> argparse.ArgumentParser:
     reward = command("reward", "reward a rollout that has ended", REWARD, _SOURCES)
     gateway = command("gateway", "record agents in any language", GATEWAY, None)
     doctor = command("doctor", "check a set-up", _DOCTOR, None)
-    for each in (rebuild, listed, show, view, export, stats):
+    for each in (rebuild, listed, checked, show, view, export, stats):
         many = "*" if each is export else "+"
         each.add_argument("sources", nargs=many, metavar="SOURCE", help="see below")
         each.add_argument(
@@ -120,9 +133,16 @@ def command_parser() -> argparse.ArgumentParser:
             action="store_true",
             help="also make a trajectory of each trace that has model calls, but no rollout",
         )
-    for each in (rebuild, listed, show, export):
-        _add_choice(each, sorts=each is not export)
+    for each in (rebuild, listed, checked, show, export):
+        _add_choice(each, sorts=each not in (checked, export), groups=each is export)
     _add_list(listed)
+    checked.add_argument(
+        "--require",
+        default=",".join(DEFAULT),
+        metavar="LIST",
+        help="what is required; default: %(default)s",
+    )
+    checked.add_argument("--json", action="store_true", help="print JSON objects, one a line")
     rebuild.add_argument(
         "-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"
     )
@@ -203,16 +223,13 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_choice(parser: argparse.ArgumentParser, *, sorts: bool) -> None:
+def _add_choice(parser: argparse.ArgumentParser, *, sorts: bool, groups: bool) -> None:
     """Which trajectories the verb is about, and in which order."""
-    about = (
-        ""
-        if sorts
-        else (
-            "; before they are grouped: leaving members out of a group changes the advantages of "
-            "the others"
-        )
+    advantages = (
+        "; before they are grouped: leaving members out of a group changes the advantages of the "
+        "others"
     )
+    about = advantages if groups else ""
     parser.add_argument("--where", metavar="EXPR", help=f"only those of which this is true{about}")
     if sorts:
         parser.add_argument(

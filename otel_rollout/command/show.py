@@ -5,21 +5,27 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import sys
 from collections.abc import Callable
+from typing import get_args
 
+from otel_rollout.command.choosing import Choice
 from otel_rollout.command.sources import Sources, say_unreadable
 from otel_rollout.command.text import has_colours, say
 from otel_rollout.command.tree import trajectory_lines
+from otel_rollout.trajectory import Kind
 
 
 def show(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
-    sources = Sources(options.sources)
+    choice = Choice(options)
+    sources = Sources(options.sources, prints_lines=True)
     wanted = (options.id or "").lower()
     coloured = _coloured() if has_colours() else str
     width = None if options.full else shutil.get_terminal_size((80, 24)).columns
     shown = 0
-    for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
+    found = sources.trajectories(infer_rollouts=options.infer_rollouts)
+    for trajectory in choice.trajectories(found):
         if not (trajectory.id.startswith(wanted) or trajectory.trace_id.startswith(wanted)):
             continue
         if shown:
@@ -28,6 +34,7 @@ def show(options: argparse.Namespace) -> int:
         for lines in trajectory_lines(trajectory, width=width):
             for line in lines.split("\n"):
                 print(coloured(line))
+        sys.stdout.flush()
     if not shown:
         say(f"no trajectory whose id begins with {wanted!r}" if wanted else "no trajectories")
     return max(say_unreadable(sources), int(bool(wanted) and not shown))
@@ -36,7 +43,7 @@ def show(options: argparse.Namespace) -> int:
 _STYLES = (
     (re.compile(r"^(?![│├└ ])(.*)$"), "1"),
     (re.compile(r"^([├└]─ (?:error|cancelled|call ).*)$"), "31"),
-    (re.compile(r"^(├─ warning: .*)$"), "33"),
+    (re.compile(r"^(├─ (?:warning|" + "|".join(get_args(Kind)) + "): .*)$"), "33"),
     (re.compile(r"^(│ +●.*)$"), "32"),
     (re.compile(r"^(│ +○.*)$"), "2"),
 )

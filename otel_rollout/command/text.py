@@ -29,6 +29,13 @@ def say(text: str) -> None:
     print(escaped(text), file=sys.stderr)
 
 
+def sentence_about(error: BaseException) -> str:
+    """What ended the command, in one line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"otel-rollout: {error.filename}: {error.strerror}"
+    return f"otel-rollout: {error}"
+
+
 def say_above(text: str) -> None:
     """Print to stderr, above the progress bar."""
     # tqdm is imported when it is needed: a quarter of the time that --help takes.

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from otel_rollout.command.text import escaped, number_of
-from otel_rollout.trajectory import Completion, History, HistoryItem, Trajectory
+from otel_rollout.trajectory import (
+    Completion,
+    Finding,
+    History,
+    HistoryItem,
+    Trajectory,
+    findings_of,
+)
 from otel_rollout.wire import Json, shown_message, tool_name
 
+T = TypeVar("T")
+_MESSAGES = (4, 6)
+"""Messages of a history that are shown from its beginning and from its end."""
+_LOGS = (5, 15)
+"""The same of lines that were logged."""
 _SHORTEST = 20
 _LONGEST_NOTE = 200
 """Characters of ids and notes at the end of a line that is truncated."""
@@ -17,8 +31,9 @@ def format_trajectory(trajectory: Trajectory, *, width: int | None = 80) -> str:
     """The trajectory as a tree of its histories; messages that several begin with stand once.
 
     `●` is a completion that trains here, `○` one that does not (it trains in another history, or
-    is not whole). Lines are truncated to `width` characters; None: no limit, and line breaks are
-    kept. Control characters are shown as escapes.
+    is not whole). Lines are truncated to `width` characters, and of a long history, and of many
+    logs, the first and the last are shown; None: no limit, all of them, and line breaks are kept.
+    Control characters are shown as escapes.
     """
     return "\n".join(trajectory_lines(trajectory, width=width))
 
@@ -30,6 +45,8 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
         ("task", trajectory.task_id),
         ("group", trajectory.group_id),
         ("inside", trajectory.parent_id),
+        ("sample", trajectory.sample_index),
+        ("versions", ", ".join(map(str, trajectory.policy_versions)) or None),
     )
     ids = "".join(f"  {name} {value}" for name, value in about if value is not None)
     yield _line("├─ ", _status(trajectory), width, ids)
@@ -48,8 +65,9 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
         yield _line("├─ ", f"{name}{about_one}: {float(reward):g}{why}", width)
     for metric, value in trajectory.metrics.items():
         yield _line("├─ ", f"{metric}: {value}", width)
-    for warning in trajectory.warnings:
-        yield _line("├─ warning: ", warning, width)
+    for line in _folded(trajectory.logs, "line", width, _LOGS):
+        yield _line("├─ log: ", line, width) if isinstance(line, str) else line.text
+    yield from _finding_lines(trajectory, width)
     trained = shown.trained
     tokens = [completion.token_ids for completion in trained]
     count = "" if None in tokens else f", {sum(len(ids or ()) for ids in tokens)} sampled tokens"
@@ -57,7 +75,50 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     aside_too = f", {number_of(aside, 'side call')}" if aside else ""
     yield (
         f"└─ {len(trained)} of {len(trajectory.completions)} completions train{aside_too}{count}"
+        f"{_seconds(trajectory)}"
     )
+
+
+def _seconds(trajectory: Trajectory) -> str:
+    start, end = trajectory.start_time_ns, trajectory.end_time_ns
+    return f", {(end - start) / 1e9:.1f} s" if start and end is not None else ""
+
+
+def _finding_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
+    """What is wrong with it, with what to do; equal findings of several completions once."""
+    found: dict[tuple[str, str], list[Finding]] = {}
+    warnings = trajectory.warnings
+    for one in findings_of(trajectory):
+        # Each warning is a line of its own, with the ids that it has.
+        found.setdefault((one.kind, one.text if one.text in warnings else one.plain), []).append(
+            one
+        )
+    for (kind, _), several in found.items():
+        first, many = several[0], len(several) > 1
+        text = f"{len(several)} completions: {first.plain}" if many else first.text
+        yield _line("├─ warning: " if first.text in warnings else f"├─ {kind}: ", text, width)
+        yield _line("│      → ", first.advice, width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """What stands in the place of those in the middle of a long list."""
+
+    text: str
+
+
+def _folded(
+    items: Sequence[T], what: str, width: int | None, most: tuple[int, int]
+) -> Iterator[T | _Fold]:
+    """The items; of more than the first and last of `most` a line in the place of the others."""
+    first, last = most
+    left_out = len(items) - first - last
+    if width is None or left_out < 2:
+        yield from items
+        return
+    yield from items[:first]
+    yield _Fold(f"│      … {number_of(left_out, what)} (--full)")
+    yield from items[-last:]
 
 
 class _Shown:
@@ -87,9 +148,13 @@ class _Shown:
             many = number_of(folded, "message")
             yield _line("│      ", f"… {many} as in history {first}", self._width)
         for item in history.items[folded:]:
-            completion = item.completion
-            if completion is not None and item.trainable:
-                self.trained[completion] = self._count
+            if item.completion is not None and item.trainable:
+                self.trained[item.completion] = self._count
+        for shown in _folded(history.items[folded:], "message", self._width, _MESSAGES):
+            if isinstance(shown, _Fold):
+                yield shown.text
+                continue
+            completion, item = shown.completion, shown
             yield _item(item, self.trained.get(completion) if completion else None, self._width)
 
     def _known(self, history: History) -> tuple[int, int]:

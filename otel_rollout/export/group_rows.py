@@ -7,7 +7,6 @@ where its line was read (empty for one that was rebuilt), a line break, and its 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from otel_rollout.errors import ExportError, SpanFormatError
 from otel_rollout.export.row_exporter import RowExporter
 from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
-from otel_rollout.wire import Json, dumps, loads
+from otel_rollout.wire import Json, dumps, finite, loads
 
 Report = Callable[[str], None]
 
@@ -182,16 +181,8 @@ def _line(row: Mapping[str, Json]) -> bytes:
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        text = json.dumps(_finite(row), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:  # lone surrogates
-        return json.dumps(_finite(row), separators=(",", ":")).encode() + b"\n"
-
-
-def _finite(value: Any) -> Json:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return json.dumps(finite(row), separators=(",", ":")).encode() + b"\n"

@@ -327,7 +327,9 @@ class _Joined(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._head[: len(buffer)] or self._file.read(len(buffer))
+        # What a pipe has by now is handed on: its writer may be waiting.
+        read = getattr(self._file, "read1", self._file.read)
+        data = self._head[: len(buffer)] or read(len(buffer))
         self._head = self._head[len(buffer) :]
         buffer[: len(data)] = data
         self._progress(len(data))

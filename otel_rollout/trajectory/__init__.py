@@ -22,6 +22,7 @@ from otel_rollout.trajectory.histories import in_order, names_previous
 from otel_rollout.trajectory.history import History, HistoryItem
 from otel_rollout.trajectory.overview import Overview
 from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
+from otel_rollout.trajectory.sentences import Kind
 from otel_rollout.trajectory.side_calls import (
     Rule,
     SideCalls,
@@ -53,6 +54,7 @@ __all__ = [
     "Finding",
     "History",
     "HistoryItem",
+    "Kind",
     "NotExact",
     "Overview",
     "Recorded",

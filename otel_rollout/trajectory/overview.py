@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.findings import Finding, findings_of
 from otel_rollout.trajectory.tokens import TokenSequences
 from otel_rollout.trajectory.trajectory import Trajectory
-from otel_rollout.wire import Json
+from otel_rollout.wire import Json, finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,8 @@ class Overview:
         )
 
     def to_dict(self) -> dict[str, Json]:
-        """The overview as JSON."""
-        return {
-            **asdict(self),
-            "versions": list(self.versions),
-            "models": list(self.models),
-            "findings": list(self.findings),
-        }
+        """The overview as JSON; tuples are lists, and what is no number is null."""
+        return {each.name: finite(getattr(self, each.name)) for each in fields(self)}
 
 
 def _sampled(completions: list[Completion]) -> int | None:

@@ -219,7 +219,8 @@ def _admit(
         error = completion.error or {}
         because = f": {error['type']}: {error['message']}" if error else ""
         if completion.status != "complete":
-            return NotExact("call_failed", f"its call ended as {completion.status!r}{because}")
+            cause: Cause = "damaged" if completion.exchange.damage else "call_failed"
+            return NotExact(cause, f"its call ended as {completion.status!r}{because}")
         if completion.exchange.damage:
             return NotExact("damaged", f"its span is damaged: {completion.exchange.damage[0]}")
         return NotExact("not_trainable", "its rollout is not trainable")

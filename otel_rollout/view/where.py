@@ -105,12 +105,17 @@ def row_of(overview: Overview) -> list[Parameter]:
 
 def _value(value: Json) -> Parameter:
     if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()  # lone surrogates
+        return _text(value)
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         return _as_float(value)
     if isinstance(value, tuple | list | dict):
-        return dumps(_finite(value))
+        return dumps(_storable(value))
     return value  # type: ignore[no-any-return]
+
+
+def _text(text: str) -> str:
+    """The text without lone surrogates, which SQLite does not take."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _as_float(value: int) -> float:
@@ -120,12 +125,14 @@ def _as_float(value: int) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _finite(value: Json) -> Json:
-    """The value without what is no JSON: NaN and infinities are null."""
+def _storable(value: Json) -> Json:
+    """The value with null for NaN and infinities, and without lone surrogates."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {_text(key): _storable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_storable(item) for item in value]
+    if isinstance(value, str):
+        return _text(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -51,6 +51,15 @@ def dumps(value: Json) -> str:
     return text
 
 
+def finite(value: Json) -> Json:
+    """The value with null for NaN and infinities, which are no JSON; tuples become lists."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def copy_json(value: Json) -> Json:
     """A copy of a JSON value that shares nothing mutable with it, however deep it is."""
     if not isinstance(value, (dict, list)):

@@ -153,7 +153,7 @@ def test_what_histories_share_is_shown_once():
         spans.append(record(number, {**known, **attributes}))
     (trajectory,) = reconstruct(spans)
     assert len(trajectory.histories) == 20
-    shown = format_trajectory(trajectory)
+    shown = format_trajectory(trajectory, width=None)
     assert shown.count("shared 7") == 1
     assert shown.count("… 50 messages as in history 1") == 19
     assert shown.count("● assistant") == 20

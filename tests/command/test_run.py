@@ -102,7 +102,7 @@ def test_a_command_is_a_rollout(run: Run):
     assert (found.status, found.warnings) == ("complete", [])
     assert [each.message["content"] for each in found.completions if each.message] == ["one", "two"]
     assert [each.request for each in found.completions] == [json.loads(each) for each in sent]
-    assert f"mine {found.id}\n├─ complete  task t1  group g1\n" in ran.err
+    assert f"mine {found.id}\n├─ complete  task t1  group g1  sample 0  versions 12\n" in ran.err
     assert "└─ 2 of 2 completions train" in ran.err
     assert re.search(r"\n-> .*/out\.jsonl \(trajectories\), .*/spans\.jsonl \(spans\)\n$", ran.err)
 

@@ -57,6 +57,13 @@ def test_a_warning_is_recognised_by_the_sentence_that_made_it(data: st.DataObjec
     assert read == values
 
 
+def test_a_value_may_have_the_words_of_its_sentence():
+    """The end of a sentence is that of the warning."""
+    key = "what cannot be read and"
+    assert sentence_of(every.UNREADABLE(key=key)) == (every.UNREADABLE, {"key": key})
+    assert sentence_of(every.UNREADABLE(key=key) + " well")[0] is UNKNOWN
+
+
 @given(st.text())
 def test_any_other_text_is_known_to_be_none(text: str):
     """It is uncertain, and its advice says to read it; what others wrote must not be lost."""
@@ -231,8 +238,11 @@ async def test_a_damaged_call_is_one_finding(recording: Recording, clients: Clie
     first, second, *others = as_records(recording.spans)
     cut = replace(first, attributes={**first.attributes, sc.RESPONSE_BODY: '{"id":'})
     (damaged,) = reconstruct([cut, second, *others])
-    assert [kind for kind, _ in found_in(damaged)].count("damaged") == 1
-    assert found_in(damaged)[0][0] == "damaged"
+    (finding,) = findings_of(damaged)
+    assert finding.kind == "damaged"
+    assert [finding.completion_id] == [
+        drop.completion.id for drop in damaged.token_sequences().dropped if drop.completion
+    ]
     (without,) = reconstruct([second, *others])
     assert found_in(without) == [
         ("incomplete", "1 of 2 model calls are missing: their spans did not come")
