@@ -133,8 +133,6 @@ class _Guarded:
         knows = hmac.compare_digest(first, self._secret)
         if not knows or not self._is_named(scope["headers"]):
             await Response("not found", 404)(scope, receive, safely)
-        elif scope["method"] not in ("GET", "HEAD"):
-            await Response("read only", 405, {"Allow": "GET, HEAD"})(scope, receive, safely)
         else:
             path = "/" + rest.decode("ascii", "replace")
             inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
@@ -151,7 +149,10 @@ class _Guarded:
 
 
 def _application(answers: Answers, page: Page) -> Starlette:
-    """The page and its answers. Blocking work is done in threads, as Starlette does for `def`."""
+    """The page and its answers, to be read only.
+
+    Blocking work is done in threads, as Starlette does for `def`.
+    """
 
     def file(body: bytes, kind: str) -> Callable[[Request], Response]:
         return lambda _: Response(body, media_type=kind)
@@ -159,9 +160,11 @@ def _application(answers: Answers, page: Page) -> Starlette:
     def answer(of: Callable[[Query], Json]) -> Callable[[Request], Response]:
         return lambda request: _answered(of, request.query_params)
 
-    routes = [Route(f"/{name}", file(*each)) for name, each in page.files.items()]
-    routes += [Route(f"/api/{name}", answer(of)) for name, of in answers.named().items()]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
+    found = {f"/{name}": file(*each) for name, each in page.files.items()}
+    found |= {f"/api/{name}": answer(of) for name, of in answers.named().items()}
+    # HEAD comes with GET.
+    routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in found.items()]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
 
 
 def _answered(of: Callable[[Query], Json], query: Mapping[str, str]) -> Response:
@@ -175,8 +178,9 @@ def _answered(of: Callable[[Query], Json], query: Mapping[str, str]) -> Response
     return Response(as_json(found), status, media_type="application/json")
 
 
-def _not_found(_: Request, error: Exception) -> Response:
-    return Response("not found", getattr(error, "status_code", 404))
+def _refused(_: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    return Response("read only" if status == 405 else "not found", status)
 
 
 def _listening(host: str, port: int) -> socket.socket:

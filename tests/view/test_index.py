@@ -126,6 +126,20 @@ def test_a_replaced_file_is_read_anew(tmp_path: Path):
         until(index, ["t3"])
 
 
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path):
+    """Also if it is as before where it was read to, and only grew after that."""
+    long = line("t2", Call([{"role": "user", "content": "x" * 10_000}]))
+    path = write(tmp_path / "a.jsonl", scored("t1", 0.25), long)
+    with read(path) as index:
+        index.wait()
+    changed = write(tmp_path / "b.jsonl", scored("t1", 0.75), long, scored("t3", 1))
+    os.replace(changed, path)
+    with read(path) as index:
+        index.wait()
+        rows = ask(Answers(index), "trajectories", sort="id")["rows"]
+        assert [row["reward"] for row in rows] == [0.75, None, 1.0]
+
+
 def test_a_truncated_file_is_read_anew(tmp_path: Path):
     """Also if it is longer than before when it is looked at again."""
     path = write(tmp_path / "a.jsonl", scored("t1", 1))
@@ -140,6 +154,9 @@ def test_a_trajectory_that_was_overwritten_is_an_error_that_says_so(tmp_path: Pa
     path = write(tmp_path / "a.jsonl", scored("t1", 1), scored("t2", 1))
     with read(path) as index:
         index.wait()
+        path.write_text("".join(json.dumps(scored(id_, 1)) + "\n" for id_ in ("t2", "t1")))
+        with pytest.raises(LookupError, match=r"any more \(there is 't1'\)"):
+            index.load("t2")
         path.write_text("{}\n" * 100)
         with pytest.raises(LookupError, match=r"'t2' is not at byte .* any more"):
             index.load("t2")

@@ -146,9 +146,12 @@ def test_alternatives_that_are_ids_get_their_texts():
 def test_lists_of_another_length_are_left_alone():
     """Texts and alternatives of more tokens than there are ids belong to none of them."""
     top = [{"token": "a", "logprob": -0.1}]
-    call = Call([HI], prompt_ids=[1], ids=[7], choice=entries("a", "b", top_logprobs=top))
-    tokens = Tokens(made(call), made(call).token_sequences())
-    assert tokens._sampled == {}
+    known = {"meta_info": {"output_token_logprobs": [[-0.5, 7, None]]}}
+    choice = entries("a", "b", top_logprobs=top) | known
+    found = window(made(Call([HI], prompt_ids=[1], ids=[7], choice=choice)))
+    assert found["logprobs"] == [None, -0.5]
+    assert found["texts"] == found["entropy"] == [None, None]
+    assert found["alternatives"] == {}
 
 
 def test_a_token_that_two_rows_share_is_of_its_call_in_both():
