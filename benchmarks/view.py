@@ -5,9 +5,10 @@
 A trajectory is one that a real client made with the model server of the tests: so many turns, with
 the ids of its tokens; the others of a file are that one under other ids, with other rewards, in
 groups of 8. The program is started as a user starts it, and asked over HTTP. `page` is the time
-from its start to the page and the first rows, `index` to when all is read, `again` from the start to
-the page and all rows of a second start; `memory` is the most that the first one took, in MB; `list`,
-`summary` and `search` are the times of these questions about all trajectories, the median of five.
+from its start to the page and the first rows, `index` to when all is read, `again` from the start
+to the page and all rows of a second start; `memory` is the most that the first one took, in MB;
+`list`, `summary` and `search` are the times of these questions about all trajectories, the median
+of five.
 """
 
 from __future__ import annotations

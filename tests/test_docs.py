@@ -21,8 +21,10 @@ from otel_rollout import (
     Episode,
     TerminationReason,
     TrajectoryGroup,
+    get_current_trajectory,
     rollout,
     run_workflows,
+    semconv,
     to_token_rows,
 )
 from otel_rollout.otlp import JsonLinesSpanExporter
@@ -122,6 +124,40 @@ def test_production_and_training() -> None:
     )
     with ModelServer(Reply("It is 4.")) as server:
         assert python("-c", code, server=server) == "It is 4. 1.0\n"
+
+
+@pytest.mark.slow
+async def test_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of docs/metrics.md are one program, and its table has every metric."""
+    monkeypatch.chdir(tmp_path)
+    logged: list[Any] = []
+
+    @rollout
+    async def agent(client: openai.AsyncOpenAI, question: str) -> None:
+        message: Any = {"role": "user", "content": question}
+        await client.chat.completions.create(model="m", messages=[message])
+        get_current_trajectory().reward = 1.0
+
+    otel_rollout.configure()
+    with ModelServer("It is 4.") as server:
+        client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none-needed")
+        names: dict[str, Any] = {"client": client, "agent": agent}
+        names["run"] = SimpleNamespace(log=logged.append)
+        program = blocks("docs/metrics.md")
+        assert len(program) == 3
+        for code in [program[0], program[1], program[0], program[2]]:
+            compiled = compile(code, "metrics.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            running = eval(compiled, names)
+            if inspect.iscoroutine(running):
+                await running
+        await client.close()
+    assert otel_rollout.shutdown()
+    assert logged == [{"rollout/reward": 1.0, "rollout/turns": 1}] * 100
+    assert (tmp_path / "rows.parquet").stat().st_size > 0
+    assert names["table"].num_rows == 100
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    listed = set(re.findall(r"^\| `(rollout\.[\w.]+)` \|", page, re.MULTILINE))
+    assert listed == {v for k, v in vars(semconv).items() if k.startswith("METRIC_")}
 
 
 def test_every_block_is_run() -> None:

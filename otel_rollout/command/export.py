@@ -20,6 +20,7 @@ from otel_rollout.export import (
     RowExporter,
     RowFile,
     Tally,
+    all_options,
     parts_for,
     row_exporter_from_texts,
     row_exporters,
@@ -124,18 +125,19 @@ def _plan(options: argparse.Namespace) -> dict[str, Json]:
 
 
 def _about(entry: EntryPoint) -> str:
-    """Package, and the docstring of the exporter, which describes its options."""
+    """Package, the docstring of the exporter, and its options with types and defaults."""
     package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+    options: list[str] = []
     try:
-        text = inspect.cleandoc(entry.load().__doc__ or "")
+        made = entry.load()
+        text = inspect.cleandoc(made.__doc__ or "")
+        options = [f"--option {option.described()}" for option in all_options(made)]
     except Exception as error:  # whatever another package does when it is imported
         text = f"cannot be loaded: {type(error).__name__}: {error}"
-    if not text:
-        return package
-    summary, _, options = text.partition("\n")
-    return f"{package}: {summary}" + textwrap.indent(
-        f"\n{options.strip()}" if options else "", "    "
-    )
+    summary, _, more = text.partition("\n")
+    below = [*more.strip().splitlines(), *options]
+    first = f"{package}: {summary}" if summary else package
+    return first + textwrap.indent("".join(f"\n{line}" for line in below), "    ")
 
 
 def _say_tally(tally: Tally, output: str) -> int:

@@ -1,7 +1,7 @@
 """The verb `stats`: how the token ids of conversations went on, and where they did not.
 
-A trajectory is printed as it is read, and forgotten: memory holds one, as in `show`, and for `--json`
-the numbers of all.
+A trajectory is printed as it is read, and forgotten: memory holds one, as in `show`, and for
+`--json` the numbers of all.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import threading
 import webbrowser
 from pathlib import Path
 
@@ -44,14 +45,20 @@ def _serve(answers: Answers, page: Page, options: argparse.Namespace) -> None:
         answers, page, host=options.host, port=options.port, reachable=options.reachable
     )
     print(server.url, flush=True)
-    if not options.no_browser and not webbrowser.open(server.url):
-        say("no browser could be opened: open the address above")
+    if not options.no_browser:
+        # Beside the server: a browser of the terminal stays until it is closed.
+        threading.Thread(target=_open, args=(server.url,), daemon=True).start()
     # It ends as by Ctrl-C: the index is closed, and one that is not kept is removed.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.run()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _open(url: str) -> None:
+    if not webbrowser.open(url):
+        say("no browser could be opened: open the address above")
 
 
 def _write(index: Index, answers: Answers, page: Page, path: str) -> int:

@@ -23,6 +23,7 @@ from otel_rollout.export.partitions import parts_for
 from otel_rollout.export.row_exporter import (
     JsonRows,
     RowExporter,
+    all_options,
     dropped_completions,
     row_exporter,
     row_exporter_from_texts,
@@ -60,6 +61,7 @@ __all__ = [
     "Tally",
     "TokenRows",
     "TrajectoryExporter",
+    "all_options",
     "check_choice",
     "copy_json",
     "dropped_completions",

@@ -41,11 +41,24 @@ class Option:
     """Name of the constructor's argument."""
     annotation: Any
     """Its declared type; `Any` where it declares none, or one that is not known here."""
+    default: Any = inspect.Parameter.empty
+    """Its value where none is given; `Parameter.empty`: one has to be."""
 
     @property
     def expected(self) -> str:
         """The values that may be given, in words."""
         return _either([_in_words(kind) for kind in _alternatives(self.annotation)])
+
+    def described(self) -> str:
+        """The option as a command line has it, with its default and the values that it takes."""
+        default = self.default
+        if default is inspect.Parameter.empty:
+            return f"{self.name}=... (required): {self.expected}"
+        if default is None or isinstance(default, bool):
+            default = str(default).lower()
+        elif isinstance(default, Sequence) and not isinstance(default, str):
+            default = ",".join(map(str, default))
+        return f"{self.name}={default}: {self.expected}"
 
     def read(self, text: str) -> object:
         """The value that a text of a command line stands for. ValueError if it stands for none."""
@@ -65,7 +78,7 @@ def options_of(exporter: Callable[..., Any]) -> dict[str, Option]:
     """The options that the constructor of an exporter declares, by name, in its order."""
     hints = _hints(exporter)
     return {
-        name: Option(name, hints.get(name, Any))
+        name: Option(name, hints.get(name, Any), parameter.default)
         for name, parameter in inspect.signature(exporter).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }

@@ -134,8 +134,17 @@ def row_exporter_from_texts(name: str, texts: Mapping[str, str]) -> RowExporter:
     return row_exporter(name, **read_options(name, made, texts), **common)
 
 
-_COMMON = (Option("require_all_calls", bool), Option("include_side_calls", bool))
+_COMMON = (
+    Option("require_all_calls", bool, default=False),
+    Option("include_side_calls", bool, default=False),
+)
 """The options of every exporter, also of one that does not declare them."""
+
+
+def all_options(made: Callable[..., Any]) -> list[Option]:
+    """The options of an exporter: those that its constructor declares, then those of every one."""
+    declared = options_of(made)
+    return [*declared.values(), *(each for each in _COMMON if each.name not in declared)]
 
 
 def _take_common(name: str, made: Callable[..., Any], options: dict[str, Any]) -> dict[str, bool]:

@@ -49,7 +49,7 @@ def _numbers(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return [(_text(name), float(value)) for name, value in values.items()]
 
 
-TEXT = _Kind(lambda pa: pa.string(), "string", _text)
+TEXT = _Kind(lambda pa: pa.string(), "object", _text)
 INT = _Kind(lambda pa: pa.int64(), "Int64")
 FLOAT = _Kind(lambda pa: pa.float64(), "float64")
 BOOL = _Kind(lambda pa: pa.bool_(), "boolean")
@@ -119,7 +119,7 @@ class Table:
         raise NotImplementedError
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame`: lists stay lists, a number that is not known is NA or NaN."""
+        """A `pandas.DataFrame`: lists stay lists; not known is None, of a number NA or NaN."""
         pandas = _needed("pandas", "to_pandas")
         rows, columns = self._dicts(), self._columns
         return pandas.DataFrame(

@@ -152,12 +152,17 @@ class Conversations:
 
     def each_history(self, appended: Appended) -> Iterator[History]:
         """The same, one at a time."""
+        parents, trained = self._linked().parents, set[Completion]()
+        for completion in self.ends(appended):
+            yield history_of(completion, parents, appended, trained)
+
+    def ends(self, appended: Appended) -> Iterator[Completion]:
+        """The completion that each history ends with, in order of the histories."""
         parents = self._linked().parents
         completions = [completion for completion in self.completions if _is_linked(completion)]
         children: dict[Completion | None, list[Completion]] = {}
         for completion in completions:
             children.setdefault(parents.get(completion), []).append(completion)
-        trained: set[Completion] = set()
         aside: list[Completion] = []
         stack = children.get(None, [])[::-1]
         while stack:
@@ -167,7 +172,7 @@ class Conversations:
             if followers:
                 continue
             if completion.side_call is None:
-                yield history_of(completion, parents, appended, trained)
+                yield completion
             else:
                 aside.append(completion)
         # Messages that were appended where the conversation then went on differently.
@@ -179,9 +184,8 @@ class Conversations:
                 and followers
                 and not any(includes(c, completion.path, rest) for c in followers)
             ):
-                yield history_of(completion, parents, appended, trained)
-        for completion in aside:
-            yield history_of(completion, parents, appended, trained)
+                yield completion
+        yield from aside
 
     def _linked(self) -> _Links:
         with self._lock:

@@ -83,7 +83,7 @@ class Overview:
             reward=None if reward is None else float(reward),
             turns=len({completion.span_id for completion in replies}),
             calls=len({completion.span_id for completion in completions}),
-            histories=sum(1 for _ in trajectory.each_history()),
+            histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
             rows=len(rows),
             sampled_tokens=_sampled(completions),
             trained_tokens=sum(sum(row.loss_mask) for row in rows),

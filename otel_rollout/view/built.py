@@ -55,18 +55,22 @@ class Page:
             )
         return cls({"": index, **found})
 
-    def whole(self, answers: Json, *, title: str) -> str:
-        """One HTML file that needs no server, no network and no other file."""
+    def whole(self, answers: Json, *, title: str, framed: bool = False) -> str:
+        """One HTML file that needs no server, no network and no other file.
+
+        framed: it will be the `srcdoc` of a frame, in which links would lead to the page around it.
+        """
         html = self.files[""][0].decode()
         script = _inside("script", "\n".join(self._texts(".js")))
         style = _inside("style", "\n".join(self._texts(".css")))
         policy = (
             f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-            f"img-src data:; base-uri 'none'; form-action 'none'"
+            f"img-src data:; form-action 'none'" + ("" if framed else "; base-uri 'none'")
         )
         head = (
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            f"<style>{style}</style>\n"
+            ('<base href="about:srcdoc">\n' if framed else "")
+            + f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+            + f"<style>{style}</style>\n"
         )
         data = as_json(answers).decode().replace("<", "\\u003c")
         tail = (

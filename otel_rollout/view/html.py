@@ -78,9 +78,17 @@ class Held:
 
 
 def whole_page(
-    answers: Answers, page: Page, *, title: str, most_bytes: int = MOST_BYTES
+    answers: Answers,
+    page: Page,
+    *,
+    title: str,
+    most_bytes: int = MOST_BYTES,
+    framed: bool = False,
 ) -> tuple[str, list[str]]:
-    """One HTML file with the trajectories, and sentences about what is not in it."""
+    """One HTML file with the trajectories, and sentences about what is not in it.
+
+    framed: see `Page.whole`.
+    """
     total, rows = _listed(answers)
     details, tokens, left_out = dict[str, Json](), dict[str, Json](), list[str]()
     size = 0
@@ -115,7 +123,7 @@ def whole_page(
         "tokens": tokens,
         "groups": _groups(answers, details),
     }
-    return page.whole(held, title=title), left_out
+    return page.whole(held, title=title, framed=framed), left_out
 
 
 def notebook_cell(shown: object, page: Page | None = None) -> str:
@@ -125,7 +133,9 @@ def notebook_cell(shown: object, page: Page | None = None) -> str:
     """
     trajectories, rows = _trajectories(shown)
     with Held(trajectories, rows) as held:
-        text, _ = whole_page(Answers(held), page or Page.read(), title=type(shown).__name__)
+        text, _ = whole_page(
+            Answers(held), page or Page.read(), title=type(shown).__name__, framed=True
+        )
     return (
         f'<iframe sandbox="allow-scripts" srcdoc="{escape(text)}" width="100%" height="{_HEIGHT}" '
         f'style="border: 0" title="{escape(type(shown).__name__)}"></iframe>'

@@ -157,6 +157,8 @@ class Reader:
     def _add(self, data: Json, where: str, file: int, start: int, size: int) -> None:
         try:
             trajectory = Trajectory.from_dict(data)
+            if not isinstance(trajectory.id, str) or not trajectory.id:
+                raise SpanFormatError(f"expected an id, got {trajectory.id!r:.100}")
             rows = trajectory.token_sequences()
             findings = findings_of(trajectory, rows=rows)
             overview = Overview.of(trajectory, rows=rows, findings=findings)
@@ -211,7 +213,10 @@ class Reader:
             self._fail(_OF_SPANS, error)
 
         try:
-            yield from read(source, on_error=fail)
+            for record in read(source, on_error=fail):
+                if self._stopped():
+                    return
+                yield record
         except (OSError, LookupError, RolloutError) as error:
             fail(SpanFormatError(f"{source}: {error}"))
 

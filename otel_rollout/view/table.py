@@ -78,6 +78,8 @@ class Place:
     inode: str
     start: int
     size: int
+    number: int
+    """Its number in the table: another one each time that it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class Table:
     def place(self, id_: str) -> Place | None:
         """Where a trajectory is written; None where it is not there."""
         row = self.connection.execute(
-            "SELECT path, inode, start, trajectories.size FROM trajectories "
+            "SELECT path, inode, start, trajectories.size, number FROM trajectories "
             'JOIN files USING (file) WHERE "id" = ?',
             (id_,),
         ).fetchone()
@@ -229,7 +231,7 @@ class WritableTable(Table):
             (file, start, size, *values),
         ).lastrowid
         self.connection.execute(
-            "INSERT INTO words (rowid, text) VALUES (?, ?)", (number, _carried(words))
+            "INSERT INTO words (rowid, text) VALUES (?, ?)", (number, carried(words))
         )
         for (kind, text, advice), count in _counted(findings).items():
             self.connection.execute(
@@ -290,7 +292,7 @@ class WritableTable(Table):
         ).fetchone()
         if count < ERRORS_KEPT:
             self.connection.execute(
-                "INSERT OR IGNORE INTO errors VALUES (?, ?)", (file, _carried(text))
+                "INSERT OR IGNORE INTO errors VALUES (?, ?)", (file, carried(text))
             )
 
 
@@ -301,7 +303,7 @@ def _overview(row: Sequence[Json]) -> dict[str, Json]:
     return found
 
 
-def _carried(text: str) -> str:
+def carried(text: str) -> str:
     """The text with escapes for lone surrogates, as `row_of` has it."""
     return text.encode(errors="backslashreplace").decode()
 

@@ -17,6 +17,8 @@ from otel_rollout.wire import Json, MessagePath, dumps, extend, is_reasoning
 
 MOST_HISTORIES = 2000
 """Histories that are told apart; of the others only the number is known."""
+MOST_MESSAGES = 200_000
+"""Messages of all these histories together: no more are told apart once they have so many."""
 Relation = Literal["main", "fork", "resample", "restart", "separate"]
 
 
@@ -128,7 +130,11 @@ class Tree:
     def _ways(self, trajectory: Trajectory) -> list[Way]:
         ways: list[Way] = []
         owners: dict[int, int] = {}
+        passed = 0
         for history in islice(trajectory.each_history(), MOST_HISTORIES):
+            passed += len(history.items)
+            if passed > MOST_MESSAGES and ways:
+                break
             last = history.completions[-1]
             leaf = self._leaf(last, trajectory.appended.get((last.id, last.choice_index), ()))
             path, node = list[int](), leaf

@@ -44,9 +44,11 @@ def test_a_single_trajectory_gives_its_rows(recording: Recording, clients: Clien
 
 def test_an_exporter_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     """An exporter in memory could be iterated, for ever; the error names its methods."""
+    exporter = InMemoryTrajectoryExporter()
+    exporter.shutdown()  # where it is not refused, this test ends all the same
     for call in (to_token_rows, overviews):
         with pytest.raises(ConfigurationError, match=r"get_finished_trajectories\(\)"):
-            call(InMemoryTrajectoryExporter())
+            call(exporter)
         with pytest.raises(ConfigurationError, match="got the exporter"):
             call(JsonlTrajectoryExporter(tmp_path / "t.jsonl"))  # type: ignore[arg-type]
 

@@ -10,7 +10,14 @@ from typing import Any, Literal, Optional
 import pytest
 
 from otel_rollout import ConfigurationError
-from otel_rollout.export import JsonRows, Positive, TokenRows, row_exporter, row_exporter_from_texts
+from otel_rollout.export import (
+    JsonRows,
+    Positive,
+    TokenRows,
+    all_options,
+    row_exporter,
+    row_exporter_from_texts,
+)
 from otel_rollout.export.options import options_of, read_options
 
 
@@ -128,3 +135,24 @@ def test_the_command_and_python_give_one_exporter():
     values: dict[str, Any] = {"mask_truncated": True, "max_length": 4, "on_failure": "keep"}
     made = row_exporter_from_texts("tokens", texts)
     assert made == row_exporter("tokens", **values) == TokenRows(**values)
+
+
+def test_each_option_is_described_with_its_default() -> None:
+    """The text after the name is one that the option reads, and it reads as the default."""
+    for option in all_options(TokenRows):
+        name, _, rest = option.described().partition("=")
+        assert name == option.name
+        assert option.read(rest.partition(": ")[0]) == option.default
+        assert rest == rest.replace("None", "none").replace("False", "false")
+
+
+def test_an_option_without_a_default_is_required() -> None:
+    """It says so, and what it takes; several names stand with commas between them."""
+
+    def made(path: Path, names: Sequence[str] = ("a", "b")) -> None:
+        """An exporter's constructor."""
+
+    path, names, *common = all_options(made)
+    assert path.described() == "path=... (required): a path"
+    assert names.described().startswith("names=a,b: ")
+    assert [option.name for option in common] == ["require_all_calls", "include_side_calls"]

@@ -91,7 +91,9 @@ def test_a_pickle_of_an_instance_with_a_dict_is_read() -> None:
     group.__setstate__({"trajectories": [], "failures": [], "id": "g", "children": []})
     assert group == TrajectoryGroup([], id="g")
     step = Step.__new__(Step)
-    step.__setstate__({**{name: getattr(Step(), name) for name in STEP}, "reward": 2.0})
+    step.__setstate__(
+        {**{name: getattr(Step(), name) for name in STEP}, "reward": 2.0, "scored": True}
+    )
     assert step.reward == 2.0
 
 

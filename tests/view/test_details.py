@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, get_current_trajectory, rollout
 from otel_rollout.testing import Reply, ToolCall
 from otel_rollout.view.details import MOST_CHARACTERS, Opened
-from otel_rollout.view.tree import MOST_HISTORIES, Tree
+from otel_rollout.view.tree import MOST_HISTORIES, MOST_MESSAGES, Tree
 from otel_rollout.wire import visible_key
 from tests.kit.conversations import ASK, chat, said, system, user
 from tests.kit.recording import Clients, Recording
@@ -203,6 +203,22 @@ def test_many_forks_are_bounded():
     assert detail["historiesTotal"] == 10_000
     assert len(detail["nodes"]) == 20_002
     assert detail["histories"][-1]["common"] == 2
+
+
+def test_forks_of_a_long_conversation_are_bounded():
+    """Their messages together are no more than so many; the overview counts all of them."""
+    start: list[Any] = []
+    calls = []
+    for number in range(100):
+        start = [*start, user(str(number))]
+        calls.append(Call(start, "ok"))
+        start = [*start, said("ok")]
+    calls += [Call([*start, user(f"fork {number}")]) for number in range(2_000)]
+    trajectory = made(*calls)
+    detail = Opened(trajectory).detail()
+    assert detail["historiesTotal"] == len(trajectory.histories) == 2_000
+    assert len(detail["histories"]) == MOST_MESSAGES // 202
+    assert detail["histories"][-1]["common"] == 200
 
 
 def test_many_long_messages_are_bounded():

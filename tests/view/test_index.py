@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import threading
@@ -155,14 +156,16 @@ def test_damaged_lines_are_listed(tmp_path: Path):
     damaged["exchanges"][0]["prompt"] = 7
     strange: Any = scored("t3", 1) | {"metadata": 5, "logs": 5}
     lines = [json.dumps(each) for each in (good, damaged, strange)]
-    lines += ["not JSON", json.dumps({"a": 1}), json.dumps(scored("t4", 1))]
+    lines += ["not JSON", json.dumps({"a": 1}), json.dumps(scored("t4", 1) | {"id": [1]})]
+    lines += [json.dumps(scored("t4", 1)), json.dumps(scored("\ud800", 1))]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines) + "\n")
     with read(path) as index:
         index.wait()
-        assert ids(index) == ["t1", "t4"]
+        assert ids(index) == [r"\ud800", "t1", "t4"]
+        assert index.load(r"\ud800").trajectory.id == "\ud800"
         assert [text.partition(": ")[0] for text in index.errors] == [
-            f"{path}, line {number}" for number in (2, 3, 4, 5)
+            f"{path}, line {number}" for number in (2, 3, 4, 5, 6)
         ]
 
 
@@ -312,6 +315,21 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path, cache: Path):
             index.wait()
             assert len(ids(index)) == 100  # of a page
             assert index.table().count() == 300
+
+
+def test_an_index_whose_process_was_killed_is_gone_on_with(tmp_path: Path):
+    """What was written by then is known, also what still stands in its journal."""
+    path = write(tmp_path / "a.jsonl", scored("t1", 1))
+    named, copy = tmp_path / "one.sqlite", tmp_path / "two.sqlite"
+    with Index([str(path)], path=named) as index:
+        until(index, ["t1"])
+        before = numbers(index)
+        for ending in ("", "-wal"):
+            shutil.copy(f"{named}{ending}", f"{copy}{ending}")
+    with read(path, path=copy) as index:
+        index.wait()
+        assert numbers(index) == before
+        assert ids(index) == ["t1"]
 
 
 def test_a_file_that_is_no_index_is_left_as_it_is(tmp_path: Path):
