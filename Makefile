@@ -1,4 +1,5 @@
-# Everything here sets itself up: it needs Python 3.10 or later, make and git (and Go for backends).
+# Everything here sets itself up: it needs Python 3.10 or later, make and git (and Go for backends,
+# Node and Chromium for the page).
 
 PYTHON ?= python3
 TESTS ?=
@@ -72,6 +73,7 @@ page: $(PAGE)/node_modules  ## format and build the page that is committed (need
 	cd $(PAGE) && npm run --silent format && npm run --silent build
 
 check-page: $(PAGE)/node_modules  ## lint it, build it anew elsewhere, and compare with what is committed
+	rm -rf build/page
 	cd $(PAGE) && npm run --silent check && OTEL_ROLLOUT_PAGE=$(CURDIR)/build/page npm run --silent build
 	diff -r $(PAGE)/built build/page
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from otel_rollout import Trajectory, to_token_rows
+from otel_rollout import EmptyRowsWarning, Trajectory, to_token_rows
 from otel_rollout import semconv as sc
 from otel_rollout.command.tree import format_trajectory
 from otel_rollout.spans import SpanRecord, with_lengths
+from otel_rollout.trajectory import Overview
 from otel_rollout.wire import dumps, loads
 
 JUNK: tuple[Any, ...] = (
@@ -182,7 +184,10 @@ def read_all(trajectory: Trajectory) -> dict[str, Any]:
     trajectory.steps
     trajectory.reward
     trajectory.token_sequences(on_failure="keep", mask_truncated=True, max_length=100)
-    to_token_rows([trajectory])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmptyRowsWarning)  # it says why nothing trains
+        to_token_rows([trajectory])
+    Overview.of(trajectory).to_dict()
     format_trajectory(trajectory)
     format_trajectory(trajectory, width=None)
     text = dumps(trajectory.to_dict())
