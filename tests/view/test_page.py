@@ -302,7 +302,7 @@ def test_each_message_says_whether_it_trains_and_why_not(reader: Reader, served:
     reader.see(".message.trains .verdict", "trains")
     reader.see(".margin-right", "Qwen3-8B")
     reader.see(".branch", "fork").click()
-    reader.see(".verdict", "trains in history 0")
+    reader.see(".verdict", "trains in history 1")
     reader.see(".branch.separate").click()
     reader.see(".verdict", "side call")
     reader.see(".branch.main").click()

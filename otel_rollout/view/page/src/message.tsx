@@ -254,7 +254,7 @@ function CallFacts({ call, trains, history, detail, move }: FactsProps): JSX.Ele
 }
 
 function whyNot(call: CompletionView, elsewhere: HistoryView | undefined): string {
-  if (elsewhere) return `○ trains in history ${elsewhere.number}`;
+  if (elsewhere) return `○ trains in history ${elsewhere.number + 1}`;
   if (call.sideCall !== null) return `○ side call: ${call.sideCall}`;
   return `○ ${call.dropped ?? "does not train"}`;
 }

@@ -160,7 +160,7 @@ export function lanesOf(detail: Detail): Lane[] {
     for (const call of fresh) drawn.add(call);
     const calls = fresh.map((call) => callSpan(detail, call));
     lanes.push({
-      label: `history ${history.number}${history.sideCall === null ? "" : " (side call)"}`,
+      label: `history ${history.number + 1}${history.sideCall === null ? "" : " (side call)"}`,
       spans: [...toolSpans(detail, history, new Set(fresh)), ...calls],
       child: null,
     });

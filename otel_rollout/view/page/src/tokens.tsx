@@ -212,7 +212,8 @@ function RowMenu({ detail, row, move }: Shown & { row: RowView }): JSX.Element {
       >
         {detail.rows.map((one) => (
           <option value={one.row}>
-            {one.row} · {count(one.length)} tokens{one.history === null ? "" : ` · history ${one.history}`}
+            {one.row} · {count(one.length)} tokens
+            {one.history === null ? "" : ` · history ${one.history + 1}`}
           </option>
         ))}
       </select>

@@ -109,7 +109,7 @@ function History({ history, depth, detail, chosen, href }: HistoryProps): JSX.El
   const title =
     relation === "main" || relation === "separate" || from === null
       ? MEANINGS[relation]
-      : `${MEANINGS[relation]} history ${from}, after ${many(common, "message")}`;
+      : `${MEANINGS[relation]} history ${from + 1}, after ${many(common, "message")}`;
   const last = detail.nodes[history.leaf];
   return (
     <a
@@ -120,7 +120,7 @@ function History({ history, depth, detail, chosen, href }: HistoryProps): JSX.El
     >
       <Sign name={relation} />
       <span class="branch-name">
-        {history.number} <span class="relation">{relation}</span>
+        {history.number + 1} <span class="relation">{relation}</span>
         {history.sideCall !== null && (
           <span class="tag" title={plain(history.sideCall)}>
             side call
