@@ -123,7 +123,7 @@ async def test_an_error_inside_a_stream(
     (completion,) = replayed(recording).completions
     assert completion.status == "error"
     assert completion.id == "msg_9"
-    assert completion.error == {"type": "ErrorResponse", "message": "Overloaded"}
+    assert completion.error == {"type": "ErrorResponse", "message": "Overloaded (overloaded_error)"}
     assert completion.message == said([{"type": "text", "text": "Pa"}])
     assert not completion.trainable
 
