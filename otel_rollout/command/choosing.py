@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
 from typing import Any, BinaryIO
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Overview, Trajectory
-from otel_rollout.view import COLUMNS, Where
+from otel_rollout.view import Field, Where
 from otel_rollout.wire import dumps, loads
 
 
@@ -22,11 +21,12 @@ class Choice:
         """None: every trajectory."""
         self.sorts: str | None = getattr(options, "sort", None)
         """A field, `-` before it for descending; None: as they come."""
+        self._by: Field | None = None
         try:
             if options.where is not None:
                 self.where = Where.parse(options.where)
             if self.sorts is not None:
-                check_field("--sort", self.sorts.removeprefix("-"))
+                self._by = field_of("--sort", self.sorts.removeprefix("-"), not_of=("list",))
         except ConfigurationError as error:
             options.wrong(str(error))
 
@@ -58,36 +58,46 @@ class Choice:
 
     def key(self, trajectory: Trajectory) -> Any:
         """What trajectories are sorted by; without `--sort` their start and id."""
-        if self.sorts is None:
+        if self._by is None:
             return trajectory.start_time_ns, trajectory.id
-        return getattr(Overview.of(trajectory), self.sorts.removeprefix("-"))
+        return self._by.of(Overview.of(trajectory))
 
     def in_order(self, overviews: Iterable[Overview]) -> Iterable[Overview]:
         """The overviews, as they come unless they are to be sorted."""
-        if self.sorts is None:
+        if self._by is None:
             return overviews
-        key = attrgetter(self.sorts.removeprefix("-"))
-        return ordered(overviews, key, descending=self.descending)
+        return ordered(overviews, self._by.of, descending=self.descending)
 
 
 def ordered(items: Iterable[Any], key: Callable[[Any], Any], *, descending: bool) -> list[Any]:
-    """The items in order of a key; those whose key is None are last."""
+    """The items in order of a key; those whose key is None, or no number, are last."""
     known: list[Any] = []
     unknown: list[Any] = []
     for item in items:
-        (unknown if key(item) is None else known).append(item)
+        value = key(item)
+        (unknown if value is None or value != value else known).append(item)
 
     def by(item: Any) -> tuple[bool, Any]:
-        return isinstance(key(item), str), key(item)  # a file may have a text for a number
+        value = key(item)  # a file may have a text for a number, and metadata anything
+        value = dumps(value) if isinstance(value, list | dict) else value
+        return isinstance(value, str), value
 
     return [*sorted(known, key=by, reverse=descending), *unknown]
 
 
-def check_field(option: str, name: str, *, kinds: tuple[str, ...] = ("text", "number")) -> None:
-    """ConfigurationError for a name that is no field of an overview, or none of these kinds."""
-    expected = [field for field, kind in COLUMNS.items() if kind in kinds]
-    if name not in expected:
-        raise ConfigurationError(f"{option}: expected one of {', '.join(expected)}, got {name!r}")
+def field_of(option: str, text: str, *, not_of: tuple[str, ...] = ()) -> Field:
+    """The field of an overview that a text names.
+
+    ConfigurationError for what is none, for all values by name, and for one of these kinds.
+    """
+    try:
+        field = Field.parse(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from None
+    if field.kind in (*not_of, "object"):
+        one = f', such as {text}["..."]' if field.kind == "object" else ""
+        raise ConfigurationError(f"{option}: expected a single value{one}, got {text!r}")
+    return field
 
 
 class Spool:

@@ -6,13 +6,14 @@ import argparse
 import shutil
 from collections.abc import Iterable, Iterator
 
-from otel_rollout.command.choosing import Choice, check_field
+from otel_rollout.command.choosing import Choice, field_of
 from otel_rollout.command.sources import Sources, say_unreadable
 from otel_rollout.command.table import Table
 from otel_rollout.command.text import say
 from otel_rollout.command.totals import Totals
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Overview, findings_of
+from otel_rollout.view import Field
 from otel_rollout.wire import dumps
 
 _WIDTH = 160
@@ -34,14 +35,12 @@ def list(options: argparse.Namespace) -> int:  # noqa: A001 - the verb's name
     return say_unreadable(sources)
 
 
-def _group_by(options: argparse.Namespace) -> str | None:
-    name: str | None = options.group_by
-    if name is not None:
-        try:
-            check_field("--group-by", name, kinds=("text", "number", "list"))
-        except ConfigurationError as error:
-            options.wrong(str(error))
-    return name
+def _group_by(options: argparse.Namespace) -> Field | None:
+    try:
+        return options.group_by and field_of("--group-by", options.group_by)
+    except ConfigurationError as error:
+        options.wrong(str(error))
+        return None
 
 
 def _overviews(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from otel_rollout.command.table import number, padded
 from otel_rollout.command.text import escaped, number_of
 from otel_rollout.trajectory import Finding, Overview
+from otel_rollout.view import Field
 from otel_rollout.wire import Json
 
 _DISTINCT = 10_000
@@ -77,8 +78,8 @@ class Rewards:
 class Totals:
     """The sums over trajectories, which are not kept."""
 
-    group_by: str | None = None
-    """A field of `Overview`; None: groups are only counted."""
+    group_by: Field | None = None
+    """None: groups are only counted."""
     rewards: Rewards = field(default_factory=Rewards)
     statuses: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
@@ -106,7 +107,7 @@ class Totals:
         if overview.group_id is not None:
             self._group_ids.add(hash(overview.group_id))
         if self.group_by is not None:
-            value = getattr(overview, self.group_by)
+            value = self.group_by.of(overview)
             value = list(value) if isinstance(value, tuple) else value
             self._groups.setdefault(_label(value), (value, Rewards()))[1].add(overview.reward)
         found = list(findings)
@@ -125,7 +126,7 @@ class Totals:
             "termination_reasons": dict(self.endings.most_common()),
             "reward": self.rewards.to_dict(),
             "group_ids": len(self._group_ids),
-            "group_by": self.group_by,
+            "group_by": self.group_by and self.group_by.text,
             "groups": [{"value": value, **of.to_dict()} for value, of in self._most_common()],
             "trained_tokens": self.trained_tokens,
             "dropped": self.dropped,
@@ -164,8 +165,8 @@ class Totals:
 
     def _group_lines(self) -> Iterator[str]:
         groups = self._most_common()
-        if groups:
-            yield f"{padded(f'by {self.group_by}', 24)}  {'count':>7}  {'scored':>7}  reward"
+        if self.group_by is not None and groups:
+            yield f"{padded(f'by {self.group_by.text}', 24)}  {'count':>7}  {'scored':>7}  reward"
         for value, rewards in groups[:_SHOWN]:
             name = padded(_label(value), 24)
             yield f"{name}  {rewards.count:>7}  {rewards.scored:>7}  {rewards}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,6 +13,7 @@ from otel_rollout.trajectory import (
     Finding,
     History,
     HistoryItem,
+    TokenSequences,
     Trajectory,
     findings_of,
 )
@@ -50,7 +52,8 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     )
     ids = "".join(f"  {name} {value}" for name, value in about if value is not None)
     yield _line("├─ ", _status(trajectory), width, ids)
-    shown = _Shown(width)
+    rows = trajectory.token_sequences()
+    shown = _Shown(width, rows)
     for history in trajectory.each_history():
         yield from shown.lines(history)
     for completion in trajectory.completions:
@@ -67,15 +70,18 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
         yield _line("├─ ", f"{metric}: {value}", width)
     for line in _folded(trajectory.logs, "line", width, _LOGS):
         yield _line("├─ log: ", line, width) if isinstance(line, str) else line.text
-    yield from _finding_lines(trajectory, width)
+    yield from _finding_lines(trajectory, rows, width)
     trained = shown.trained
     tokens = [completion.token_ids for completion in trained]
-    count = "" if None in tokens else f", {sum(len(ids or ()) for ids in tokens)} sampled tokens"
+    known = tokens and None not in tokens
+    count = f", {sum(len(ids or ()) for ids in tokens)} sampled tokens" if known else ""
+    alone = sum(drop.completion in trained for drop in rows.dropped)
     aside = sum(completion.side_call is not None for completion in trajectory.completions)
+    alone_too = f" ({alone} as messages alone)" if alone else ""
     aside_too = f", {number_of(aside, 'side call')}" if aside else ""
     yield (
-        f"└─ {len(trained)} of {len(trajectory.completions)} completions train{aside_too}{count}"
-        f"{_seconds(trajectory)}"
+        f"└─ {len(trained)} of {len(trajectory.completions)} completions train"
+        f"{alone_too}{aside_too}{count}{_seconds(trajectory)}"
     )
 
 
@@ -84,11 +90,13 @@ def _seconds(trajectory: Trajectory) -> str:
     return f", {(end - start) / 1e9:.1f} s" if start and end is not None else ""
 
 
-def _finding_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
+def _finding_lines(
+    trajectory: Trajectory, rows: TokenSequences, width: int | None
+) -> Iterator[str]:
     """What is wrong with it, with what to do; equal findings of several completions once."""
     found: dict[tuple[str, str], list[Finding]] = {}
     warnings = trajectory.warnings
-    for one in findings_of(trajectory):
+    for one in findings_of(trajectory, rows=rows):
         # Each warning is a line of its own, with the ids that it has.
         found.setdefault((one.kind, one.text if one.text in warnings else one.plain), []).append(
             one
@@ -97,7 +105,15 @@ def _finding_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
         first, many = several[0], len(several) > 1
         text = f"{len(several)} completions: {first.plain}" if many else first.text
         yield _line("├─ warning: " if first.text in warnings else f"├─ {kind}: ", text, width)
-        yield _line("│      → ", first.advice, width)
+        yield from _advice_lines(first.advice, width)
+
+
+def _advice_lines(advice: str, width: int | None) -> list[str]:
+    if width is None:
+        return [_line("│      → ", advice, width)]
+    room = max(width - len("│      → "), 2 * _SHORTEST)
+    first, *others = textwrap.wrap(advice, room)
+    return [_line("│      → ", first, None), *(_line("│        ", each, None) for each in others)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +140,8 @@ def _folded(
 class _Shown:
     """The histories that were shown so far: what the next one has in common is folded."""
 
-    def __init__(self, width: int | None) -> None:
+    def __init__(self, width: int | None, rows: TokenSequences) -> None:
+        self._untrained = {d.completion for d in rows.dropped if not d.lacks_only_ids}
         self.trained: dict[Completion, int] = {}
         """The history that each completion trains in."""
         self._width = width
@@ -148,14 +165,18 @@ class _Shown:
             many = number_of(folded, "message")
             yield _line("│      ", f"… {many} as in history {first}", self._width)
         for item in history.items[folded:]:
-            if item.completion is not None and item.trainable:
+            if self._trains(item) and item.completion is not None:
                 self.trained[item.completion] = self._count
         for shown in _folded(history.items[folded:], "message", self._width, _MESSAGES):
             if isinstance(shown, _Fold):
                 yield shown.text
                 continue
-            completion, item = shown.completion, shown
-            yield _item(item, self.trained.get(completion) if completion else None, self._width)
+            completion, trains = shown.completion, self._trains(shown)
+            elsewhere = self.trained.get(completion) if completion and not trains else None
+            yield _item(shown, trains, elsewhere, self._width)
+
+    def _trains(self, item: HistoryItem) -> bool:
+        return item.trainable and item.completion not in self._untrained
 
     def _known(self, history: History) -> tuple[int, int]:
         """How many messages an earlier history begins with too, and which; its places are kept."""
@@ -204,8 +225,8 @@ def _status(trajectory: Trajectory) -> str:
     return trajectory.status
 
 
-def _item(item: HistoryItem, trains_in: int | None, width: int | None) -> str:
-    """A message. trains_in: the history that its completion trains in; None: in none so far."""
+def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | None) -> str:
+    """A message. elsewhere: the other history that its completion trains in; None: none so far."""
     message = item.message
     role = message.get("role", message.get("type", "")) if isinstance(message, Mapping) else "text"
     note = ""
@@ -218,9 +239,9 @@ def _item(item: HistoryItem, trains_in: int | None, width: int | None) -> str:
         elif not item.completion.trainable:
             note += f", {item.completion.status}"
         elif not item.trainable:
-            note += f", trains in history {trains_in}" if trains_in else ", does not train"
+            note += f", trains in history {elsewhere}" if elsewhere else ", does not train"
         note += ", replayed without its reasoning, or renamed]" if item.is_break else "]"
-    mark = " " if item.completion is None else "●" if item.trainable else "○"
+    mark = " " if item.completion is None else "●" if trains else "○"
     return _line(
         f"│    {mark} {_truncated(str(role), 40):<10} ", shown_message(message), width, note
     )

@@ -39,6 +39,7 @@ from otel_rollout.trajectory.tokens import (
     TokenSequences,
     exact_ids,
     token_sequences,
+    untrained_sequences,
 )
 from otel_rollout.trajectory.trajectory import Trajectory
 
@@ -89,6 +90,7 @@ __all__ = [
     "task_of",
     "tie",
     "token_sequences",
+    "untrained_sequences",
     "with_retrieved",
     "without_tools",
 ]

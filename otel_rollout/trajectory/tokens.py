@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
 
 from otel_rollout.notebook import ShownInNotebooks
-from otel_rollout.spans import TokenPath
+from otel_rollout.spans import TokenPath, extend_tokens
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.fixed import frozen
 from otel_rollout.trajectory.histories import ended_before, in_order
@@ -99,9 +99,19 @@ class Dropped:
     cause: Cause = "other"
     """The class of the reason."""
 
+    @property
+    def lacks_only_ids(self) -> bool:
+        """True if it trains all the same where messages do: all that it lacks are exact ids."""
+        return self.cause in _ONLY_IDS
+
     def __str__(self) -> str:
         """The reason, after the id of the completion if there is one."""
         return f"{self.completion.id}: {self.reason}" if self.completion else self.reason
+
+
+_ONLY_IDS: frozenset[Cause] = frozenset(
+    ("no_token_ids", "no_token_ids_there", "uncounted", "disagreement")
+)
 
 
 class TokenSequences(list[TokenSequence], ShownInNotebooks):
@@ -193,10 +203,7 @@ def token_sequences(
     for leaf in calls:
         if id(leaf) in ends:
             continue
-        path = [leaf]
-        while (parent := parents.get(id(path[-1]))) is not None:
-            path.append(parent)
-        row = _row(path[::-1], trained, masked, max_length)
+        row = _row(_path(leaf, parents), trained, masked, max_length)
         if any(row.loss_mask):
             rows.append(row)
     too_long = f"beyond {max_length} tokens of its row"
@@ -208,6 +215,32 @@ def token_sequences(
         if id(call) not in trained
     ]
     return TokenSequences(rows, dropped)
+
+
+def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
+    """The tokens of what `rows.dropped` lists, to look at: rows in which nothing trains.
+
+    Ids are as they came: there may be fewer than were sampled, and none of the prompt.
+    """
+    context = {completion for row in rows for completion in row.completions}
+    calls = [
+        _as_it_came(drop.completion, ids)
+        for drop in rows.dropped
+        if drop.completion is not None
+        and drop.completion not in context
+        and (ids := drop.completion.token_ids)
+    ]
+    parents = _link(calls)
+    ends = {id(parent) for parent in parents.values()}
+    leaves = [call for call in calls if id(call) not in ends]
+    return [_row(_path(leaf, parents), set(), lambda _: True, None) for leaf in leaves]
+
+
+def _as_it_came(completion: Completion, ids: list[int]) -> _Call:
+    prompt = completion.prompt_token_path or extend_tokens(None, [])
+    logprobs = completion.logprobs
+    is_whole = logprobs is not None and len(logprobs) == len(ids)
+    return _Call(completion, prompt, ids, logprobs if is_whole else None)
 
 
 def _admit(
@@ -354,6 +387,14 @@ def _link(calls: Sequence[_Call]) -> dict[int, _Call]:
                 parents[id(call)] = max(found, key=lambda c: _recency(c.completion))
                 break
     return parents
+
+
+def _path(leaf: _Call, parents: Mapping[int, _Call]) -> list[_Call]:
+    """The calls that a call extends, the first one first, and the call."""
+    path = [leaf]
+    while (parent := parents.get(id(path[-1]))) is not None:
+        path.append(parent)
+    return path[::-1]
 
 
 def model_of(completion: Completion) -> str | None:

@@ -6,7 +6,8 @@ All but the filters is loaded when it is first used; the server needs the extra 
 from typing import TYPE_CHECKING
 
 from otel_rollout.first_use import load_on_first_use
-from otel_rollout.view.where import COLUMNS, Where, row_of
+from otel_rollout.view.fields import COLUMNS, Field, row_of
+from otel_rollout.view.where import Where
 
 if TYPE_CHECKING:
     from otel_rollout.view.answers import Answers
@@ -31,6 +32,7 @@ else:
 __all__ = [
     "COLUMNS",
     "Answers",
+    "Field",
     "Index",
     "Page",
     "Server",

@@ -15,10 +15,10 @@ from typing import Protocol
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.details import Opened
 from otel_rollout.view.differences import difference_of, first_difference
+from otel_rollout.view.fields import COLUMNS
 from otel_rollout.view.summary import groups_of, summary_of
 from otel_rollout.view.table import Filter, Table
 from otel_rollout.view.tokens import MOST_TOKENS, Tokens, Vocabulary
-from otel_rollout.view.where import COLUMNS
 from otel_rollout.wire import Json
 
 MOST_ROWS = 1000
@@ -92,15 +92,18 @@ class Answers:
         }
 
     def state(self, query: Query) -> Json:
-        """What is here, and how far it is read."""
+        """What is here, how far it is read, and when the trajectory `id` was, if one is named."""
         complete, errors = self._all.complete, self._all.errors
         if len(errors) > _MOST_ERRORS:
             more = len(errors) - _MOST_ERRORS
             errors = [*errors[:_MOST_ERRORS], f"and {more} more, or more of one file"]
+        table = self._all.table()
         return {
             "version": version("otel-rollout"),
             "sources": self._all.sources,
-            "indexed": self._all.table().count(),
+            "indexed": table.count(),
+            "changes": table.changes() or 0,
+            "changed": table.changes(query.get("id", "")),
             "complete": complete,
             "errors": errors,
             "jaeger": self._jaeger,
@@ -153,6 +156,7 @@ class Answers:
         overview = self._overview(id_)
         parent_id, trace_id = overview["parent_id"], overview["trace_id"]
         detail["overview"] = overview
+        detail["changed"] = table.changes(id_)
         for row in detail["rows"]:
             row["advantage"] = overview["advantage"]
         if parent_id is not None:
@@ -208,7 +212,7 @@ class Answers:
             kept = self._kept.pop(id_, None)
             if kept is None or kept[0] != place:
                 opened = self._all.load(id_)
-                kept = place, opened, Tokens(opened.trajectory, opened.rows, self._vocabulary)
+                kept = place, opened, Tokens(opened.trajectory, opened.shown_rows, self._vocabulary)
             self._kept[id_] = kept
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)

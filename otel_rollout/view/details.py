@@ -16,6 +16,7 @@ from otel_rollout.trajectory import (
     TokenSequences,
     Trajectory,
     findings_of,
+    untrained_sequences,
 )
 from otel_rollout.view.messages import Said, said
 from otel_rollout.view.tree import Tree, Way
@@ -41,6 +42,11 @@ class Opened:
     def __init__(self, trajectory: Trajectory, rows: TokenSequences | None = None) -> None:
         self.trajectory = trajectory
         self.rows = trajectory.token_sequences() if rows is None else rows
+
+    @cached_property
+    def shown_rows(self) -> list[TokenSequence]:
+        """The rows that train, then the tokens of what does not."""
+        return [*self.rows, *untrained_sequences(self.rows)]
 
     @cached_property
     def tree(self) -> Tree:
@@ -71,7 +77,7 @@ class Opened:
             "histories": [self._history(n, way) for n, way in enumerate(self.tree.ways)],
             "historiesTotal": self.overview["histories"],
             "completions": self._completions(),
-            "rows": [self._row(number, row) for number, row in enumerate(self.rows)],
+            "rows": [self._row(number, row) for number, row in enumerate(self.shown_rows)],
             "parent": None,
             "children": [],
             "trace": None,
@@ -154,7 +160,7 @@ class Opened:
             "tools": [tool_name(tool) if isinstance(tool, dict) else str(tool) for tool in tools],
             "sideCall": way.history.side_call,
             "completions": list(way.completions),
-            "trains": list(way.trains),
+            "trains": [n for n in way.trains if self.tree.completions[n] not in self._untrained],
             "start": self.tree.completions[own[0]].start_time_ns,
             "end": max(ends, default=None),
             "relation": way.relation,
@@ -171,7 +177,7 @@ class Opened:
         reasons = {d.completion: d.reason for d in self.rows.dropped if d.completion is not None}
         rows: dict[Completion, tuple[int, int]] = {}
         trained: set[Completion] = set()
-        for number, row in enumerate(self.rows):
+        for number, row in enumerate(self.shown_rows):
             for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
                 rows.setdefault(completion, (number, start))
                 if end > start and row.loss_mask[start]:
@@ -188,6 +194,11 @@ class Opened:
             }
             for number, completion in enumerate(self.tree.completions)
         ]
+
+    @cached_property
+    def _untrained(self) -> set[Completion]:
+        """The completions that do not train, not even as messages."""
+        return {d.completion for d in self.rows.dropped if d.completion and not d.lacks_only_ids}
 
     @cached_property
     def _history_of(self) -> dict[int, int]:

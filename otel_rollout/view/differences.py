@@ -60,9 +60,9 @@ def _shown(opened: Opened, nodes: list[int]) -> list[dict[str, Json]]:
 
 def _token(a: Opened, b: Opened) -> int | None:
     """The first place at which the first rows differ; None where they do not, or one has none."""
-    if not a.rows or not b.rows:
+    if not a.shown_rows or not b.shown_rows:
         return None
-    one, other = a.rows[0].token_ids, b.rows[0].token_ids
+    one, other = a.shown_rows[0].token_ids, b.shown_rows[0].token_ids
     if one == other:
         return None
     pairs = enumerate(zip(one, other, strict=False))

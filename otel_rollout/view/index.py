@@ -20,9 +20,10 @@ from pathlib import Path
 from otel_rollout.errors import RolloutError
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.details import Opened
+from otel_rollout.view.fields import carried
 from otel_rollout.view.files import cached_file, connect, lock, open_table
 from otel_rollout.view.reading import Reader, check_source, is_address
-from otel_rollout.view.table import Place, Table, WritableTable, carried
+from otel_rollout.view.table import Place, Table, WritableTable
 from otel_rollout.wire import dumps, loads
 
 _POLL = 1.0

@@ -10,19 +10,22 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
+from importlib.metadata import version
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Finding, Overview, advantages_of
-from otel_rollout.view.where import COLUMNS, Where, row_of
+from otel_rollout.view.fields import COLUMNS, carried, row_of
+from otel_rollout.view.where import Where
 from otel_rollout.wire import Json
 
 _COLUMNS = ", ".join(f'"{name}"' for name in COLUMNS)
 _JSON = tuple(name for name, kind in COLUMNS.items() if kind in ("list", "object"))
-VERSION = 1
-"""Version of the tables; a file of another version is made anew."""
+VERSION = zlib.crc32(f"1 {version('otel-rollout')}".encode()) & 0x7FFF_FFFF
+"""Version of the tables and of what says what is in them; a file of another one is made anew."""
 APPLICATION = 0x6F74526C
 """Marks an SQLite file as an index of this library ("otRl")."""
 ERRORS_KEPT = 1_000
@@ -139,6 +142,13 @@ class Table:
             (*which.parameters, limit, offset),
         )
         return self._with_advantages([_overview(row) for row in found])
+
+    def changes(self, id_: str | None = None) -> int | None:
+        """Grows whenever a trajectory is read, or this one; None where there is none."""
+        which = "" if id_ is None else ' WHERE "id" = ?'
+        sql = f"SELECT MAX(number) FROM trajectories{which}"
+        row = self.connection.execute(sql, () if id_ is None else (id_,)).fetchone()
+        return None if row[0] is None else int(row[0])
 
     def overview(self, id_: str) -> dict[str, Json] | None:
         """The overview of one trajectory; None where it is not there."""
@@ -303,17 +313,9 @@ def _overview(row: Sequence[Json]) -> dict[str, Json]:
     return found
 
 
-def carried(text: str) -> str:
-    """The text with escapes for lone surrogates, as `row_of` has it."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-_quoted = re.compile(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F]{8,}\b|\b\d+\b")
-
-
 def _counted(findings: Iterable[Finding]) -> Counter[tuple[str, str, str]]:
-    """How often each sentence was found, with "…" for ids and numbers."""
-    return Counter((f.kind, _quoted.sub("…", f.text), f.advice) for f in findings)
+    """How often each sentence was found, without what differs between equal ones."""
+    return Counter((f.kind, carried(f.plain), f.advice) for f in findings)
 
 
 _words = re.compile(r'"([^"]*)"?|(\S+)')

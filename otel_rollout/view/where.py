@@ -8,7 +8,6 @@ Parsed with `ast`; each part is SQL with parameters, so no text of an expression
 from __future__ import annotations
 
 import ast
-import math
 import re
 import sqlite3
 import warnings
@@ -16,46 +15,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Overview
-from otel_rollout.wire import Json, dumps
-
-Kind = Literal["text", "number", "list", "object", "any", "none", "literals"]
-"""What an operand is; "any" is known only when a row is looked at, as a value of `metadata`."""
-Parameter = str | int | float | None
-
-COLUMNS: dict[str, Kind] = {
-    "id": "text",
-    "name": "text",
-    "task_id": "text",
-    "group_id": "text",
-    "sample_index": "number",
-    "parent_id": "text",
-    "trace_id": "text",
-    "status": "text",
-    "termination_reason": "text",
-    "reward": "number",
-    "turns": "number",
-    "calls": "number",
-    "histories": "number",
-    "rows": "number",
-    "sampled_tokens": "number",
-    "trained_tokens": "number",
-    "dropped": "number",
-    "seconds": "number",
-    "start_time_ns": "number",
-    "versions": "list",
-    "models": "list",
-    "warnings": "number",
-    "findings": "list",
-    "metrics": "object",
-    "rewards": "object",
-    "metadata": "object",
-}
-"""The columns that a filter's SQL is over, the fields of `Overview`; `row_of` gives their values.
-Lists and objects are JSON texts."""
+from otel_rollout.view.fields import COLUMNS, Kind, Parameter, row_of, value_of
 
 _LONGEST = 20_000
 """Characters of an expression."""
@@ -96,44 +59,6 @@ class Where:
 
 _NAMES = ", ".join(f'? AS "{name}"' for name in COLUMNS)
 _ONE_ROW = f"SELECT 1 FROM (SELECT {_NAMES})"  # noqa: S608 - our own names
-
-
-def row_of(overview: Overview) -> list[Parameter]:
-    """The values of the columns `COLUMNS`, in their order, as SQLite takes them."""
-    return [_value(getattr(overview, name)) for name in COLUMNS]
-
-
-def _value(value: Json) -> Parameter:
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        return _as_float(value)
-    if isinstance(value, tuple | list | dict):
-        return dumps(_storable(value))
-    return value  # type: ignore[no-any-return]
-
-
-def _text(text: str) -> str:
-    """The text without lone surrogates, which SQLite does not take."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _as_float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _storable(value: Json) -> Json:
-    """The value with null for NaN and infinities, and without lone surrogates."""
-    if isinstance(value, dict):
-        return {_text(key): _storable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_storable(item) for item in value]
-    if isinstance(value, str):
-        return _text(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,15 +268,15 @@ class _Parser:
             case None:
                 return _Sql("NULL", kind="none", said=said)
             case str() as text:
-                return _Sql("?", (_value(text),), "text", said)
+                return _Sql("?", (value_of(text),), "text", said)
             case int() | float() as number:
-                return _Sql("?", (_value(number),), "number", said)
+                return _Sql("?", (value_of(number),), "number", said)
         raise self._wrong(f"expected a text, a number, None, True or False, got {said!r}")
 
     def _negative(self, node: ast.expr, said: str) -> _Sql:
         match node:
             case ast.Constant(value=int() | float() as number):
-                return _Sql("?", (_value(-number),), "number", said)
+                return _Sql("?", (value_of(-number),), "number", said)
             case ast.Name(id=name) if COLUMNS.get(name) == "number":
                 return _Sql(f'(-"{name}")', kind="number", said=said)
         raise self._wrong(f"expected a number after the minus, got {said!r}")
@@ -360,7 +285,7 @@ class _Parser:
         if COLUMNS.get(name) != "object":
             objects = ", ".join(name for name, kind in COLUMNS.items() if kind == "object")
             raise self._wrong(f"{name!r} has no values by name; expected one of {objects}")
-        parameters = (_value(key),)
+        parameters = (value_of(key),)
         found = f'(SELECT value FROM json_each("{name}") WHERE key = ?'  # noqa: S608 - our own names
         if name != "metadata":
             return _Sql(f"{found})", parameters, "number", said)

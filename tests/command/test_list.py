@@ -138,6 +138,36 @@ def test_in_order_of_a_field(listed: Any, descending: bool) -> None:
     assert rewards == [*known, None, None]
 
 
+def test_values_by_name_sort_and_group(tmp_path: Path, capsys: Output) -> None:
+    """Of metrics, rewards and metadata, whatever is in it; what is not there is not known."""
+    notes: list[Any] = [3, "b", {"x": 1}, None, [2], 1, "a", float("nan")]
+    path = tmp_path / "t.jsonl"
+    exporter = JsonlTrajectoryExporter(path)
+    for number, note in enumerate(notes):
+        metrics = {"tests": float(number % 3)} if number % 2 else {}
+        exporter.export([Trajectory(id=f"{number:032x}", metrics=metrics, metadata={"note": note})])
+    exporter.shutdown()
+
+    def listed(*arguments: str) -> list[Any]:
+        assert main(["list", "--json", *arguments, str(path)]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    def numbers(*arguments: str) -> list[int]:
+        return [int(line["id"], 16) for line in listed(*arguments)[:-1]]
+
+    assert numbers('--sort=metrics["tests"]') == [3, 1, 7, 5, 0, 2, 4, 6]
+    assert numbers("--sort=-metrics['tests']") == [5, 1, 7, 3, 0, 2, 4, 6]
+    assert numbers("--sort=metadata['note']") == [5, 0, 4, 6, 1, 2, 3, 7]
+    summary = listed("--group-by", 'metrics["tests"]')[-1]["summary"]
+    assert summary["group_by"] == 'metrics["tests"]'
+    assert [(g["value"], g["count"]) for g in summary["groups"]] == [
+        (None, 4),
+        (1.0, 2),
+        (0.0, 1),
+        (2.0, 1),
+    ]
+
+
 def test_by_the_values_of_a_field(
     listed: Any, spans: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +195,11 @@ def test_by_the_values_of_a_field(
         (["--where", "import os"], "expected an expression"),
         (["--sort", "prize"], "--sort: expected one of id, name"),
         (["--sort=-versions"], "got 'versions'"),
-        (["--group-by", "metadata"], "--group-by: expected one of"),
+        (["--sort", "metrics"], '--sort: expected a single value, such as metrics["..."]'),
+        (["--sort", "metrics[0]"], "--sort: expected one of id, name"),
+        (["--sort", "task_id["], "--sort: expected one of id, name"),
+        (["--sort", "name['x']"], "--sort: expected one of id, name"),
+        (["--group-by", "metadata"], "--group-by: expected a single value"),
     ],
 )
 def test_a_wrong_option_is_a_wrong_command_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,25 @@ def test_equal_findings_of_several_completions_are_one(
     assert "├─ warning: it is odd 1\n│      → Read the warning" in format_trajectory(
         broken, width=200
     )
+    assert "└─ 3 of 3 completions train (3 as messages alone)" in text
+
+
+def test_nothing_of_a_failed_rollout_trains(recording: Recording, clients: Clients) -> None:
+    """Without a reward: no mark says that a reply trains, and the advice is there to its end."""
+    client = clients.sync(clients.serve("yes"))
+    with suppress(ValueError), rollout("agent") as trajectory:
+        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        raise ValueError("no")
+    text = format_trajectory(trajectory, width=60)
+    assert "○ assistant" in text
+    assert "●" not in text
+    assert text.splitlines()[-1].startswith("└─ 0 of 1 completions train, ")
+    words = " ".join(text.replace("│", " ").split())
+    for finding in findings_of(trajectory):
+        assert finding.advice in words
+    assert max(map(len, text.splitlines())) <= 60
+    trajectory.reward = 0.0
+    assert "● assistant" in format_trajectory(trajectory)
 
 
 def test_filter_and_order(long: str, tmp_path: Path, capsys: Output) -> None:

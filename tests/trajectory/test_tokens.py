@@ -18,7 +18,11 @@ from otel_rollout.spans import exchange
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
-from otel_rollout.trajectory.tokens import TokenSequence, token_sequences
+from otel_rollout.trajectory.tokens import (
+    TokenSequence,
+    token_sequences,
+    untrained_sequences,
+)
 
 
 @dataclass
@@ -484,6 +488,24 @@ def test_invariants(server: Server, seed: int):
     again = server.trajectory(seed).token_sequences()
     assert [brief(row) for row in again] == [brief(row) for row in sequences]
     assert [row.spans for row in again] == [row.spans for row in sequences]
+
+
+@given(plays())
+def test_the_tokens_that_do_not_train_are_rows_too(server: Server):
+    """Each reply with ids that no row holds is in such a row, with all its ids; nothing trains."""
+    trajectory = server.trajectory()
+    trajectory.status = "error"
+    for sequences in (trajectory.token_sequences(), trajectory.token_sequences(on_failure="keep")):
+        untrained = untrained_sequences(sequences)
+        there = [c for row in [*sequences, *untrained] for c in row.completions]
+        assert set(there) == {c for c in trajectory.completions if c.token_ids}
+        for row in untrained:
+            assert not any(row.loss_mask)
+            assert len(row) == len(row.loss_mask) == len(row.logprobs) == len(row.sampled)
+            for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
+                assert row.token_ids[start:end] == completion.token_ids
+                assert row.token_ids[:start] == (completion.prompt_token_ids or [])
+                assert all(row.sampled[start:end])
 
 
 @given(plays())

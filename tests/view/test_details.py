@@ -84,6 +84,38 @@ def test_a_failed_call_keeps_its_prompt():
     assert detail["histories"][0]["completions"] == [1]
 
 
+def test_tokens_of_what_does_not_train_are_shown():
+    """A failed rollout without a reward: its rows, with a mask of zeros; no message trains."""
+    calls = (
+        Call([HI], "one", prompt_ids=[1, 2], ids=[3, 4]),
+        Call([HI, said("one"), MORE], "two", prompt_ids=[1, 2, 3, 4, 5], ids=[6]),
+    )
+    failed = Opened(made(*calls, status="error", error={"type": "E", "message": "no"}))
+    detail = failed.detail()
+    (row,) = failed.shown_rows
+    assert (row.token_ids, row.sampled) == ([1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1])
+    assert row.loss_mask == [0] * 6
+    assert [(r["row"], r["trained"], r["length"]) for r in detail["rows"]] == [(0, 0, 6)]
+    assert [(c["row"], c["rowStart"], c["trains"]) for c in detail["completions"]] == [
+        (0, 2, False),
+        (0, 5, False),
+    ]
+    assert detail["histories"][0]["trains"] == []
+    assert detail["overview"]["rows"] == 0
+    complete = Opened(made(*calls))
+    assert complete.shown_rows == list(complete.rows)
+    assert complete.detail()["histories"][0]["trains"] == [0, 1]
+
+
+def test_what_lacks_only_its_ids_trains_as_a_message():
+    """Its history says that it trains, and the completion what is missing."""
+    detail = Opened(made(Call([HI], "one"))).detail()
+    assert detail["histories"][0]["trains"] == [0]
+    (completion,) = detail["completions"]
+    assert completion["trains"] is False
+    assert "no token ids" in completion["dropped"]
+
+
 def test_reasoning_that_was_dropped_is_a_break():
     """The node shows the message as it was sampled."""
     thought = {**said("one"), "reasoning_content": "hm"}

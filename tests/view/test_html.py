@@ -147,7 +147,10 @@ def test_what_users_hold_is_shown_in_notebooks():
         assert sorted(shown(notebook_cell(thing, PAGE))["details"]) == ids
     rows = one.token_sequences(max_length=2)
     (detail,) = shown(notebook_cell(rows, PAGE))["details"].values()
-    assert [row["length"] for row in detail["rows"]] == [2]
+    assert [(row["length"], row["trained"] > 0) for row in detail["rows"]] == [
+        (2, True),
+        (5, False),
+    ]
     assert len(detail["completions"]) == 2
     with pytest.raises(TypeError, match="expected a trajectory"):
         notebook_cell(5, PAGE)

@@ -211,6 +211,22 @@ def test_of_two_with_one_id_the_last_counts(tmp_path: Path):
             ]
 
 
+def test_a_trajectory_that_takes_anothers_place_is_a_change(tmp_path: Path):
+    """Of the list and of itself; of another trajectory it is none."""
+    path = write(tmp_path / "a.jsonl", scored("t1", 0.25), scored("t2", 0.75))
+    with Index([str(path)]) as index:
+        index.wait()
+        asked = Answers(index)
+        before, one, two = (ask(asked, "state", id=id_) for id_ in ("", "t1", "t2"))
+        assert before["changed"] is None
+        assert one["changed"] == ask(asked, "trajectory", id="t1")["changed"]
+        write(path, scored("t1", 0.5), scored("t3", 1))
+        until(index, ["t1", "t2", "t3"])
+        assert ask(asked, "state")["changes"] > before["changes"]
+        assert ask(asked, "state", id="t1")["changed"] > one["changed"]
+        assert ask(asked, "state", id="t2")["changed"] == two["changed"]
+
+
 def test_spans_are_rebuilt(recording: Recording, clients: Clients, tmp_path: Path):
     """The trajectories are those of the process that recorded them, also when more come."""
     client = clients.sync(clients.serve())

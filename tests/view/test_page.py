@@ -12,8 +12,10 @@ from playwright.sync_api import Browser
 
 from otel_rollout import JsonlTrajectoryExporter
 from otel_rollout.view import Answers, Index, Page, whole_page
+from tests.kit.conversations import user
 from tests.kit.to_look_at import IMAGE_WIDTH, record_groups, record_hard, record_long
 from tests.view.browser import Reader, Served, chromium, reading, serving
+from tests.view.made import Call, line, write
 
 pytestmark = pytest.mark.browser
 
@@ -347,6 +349,37 @@ def test_a_token_tells_all_that_is_known_of_it(reader: Reader, served: Served):
     assert "no top log-probabilities came" in facts
     reader.press("n")
     reader.see(".alternative")
+
+
+def test_tokens_of_what_does_not_train_say_why(browser: Browser, tmp_path: Path):
+    """A failed rollout: its tokens can be looked at, and no mark says that they train."""
+    ids = {"prompt_ids": [1, 2], "ids": [3, 4]}
+    path = write(tmp_path / "a.jsonl", line("t1", Call([user("hi")], "one", **ids), status="error"))
+    with serving(path) as failed, reading(browser, failed.url) as reader:
+        reader.open("trajectory=t1&view=tokens")
+        reader.see(".numbers", "4 tokens · 2 first prompt · 2 sampled · 0 train")
+        facts = reader.see(".token-facts", "its rollout failed and has no reward")
+        assert "0: sampled, not trained here" in facts.inner_text()
+        facts.get_by_text("its message").click()
+        reader.see(".verdict", "○ its rollout failed")
+        assert reader.tab.locator(".message.trains").count() == 0
+        reader.see(".tabs a", "Why not train").click()
+        reader.see(".lead", "Nothing of this trajectory trains.")
+
+
+def test_an_open_trajectory_follows_its_file(browser: Browser, tmp_path: Path):
+    """One that takes its place, such as with a late reward, is shown without a click."""
+    call = Call([user("hi")], "one", prompt_ids=[1, 2], ids=[3, 4])
+    path = write(tmp_path / "a.jsonl", line("t1", call), line("t2", call))
+    with serving(path) as growing, reading(browser, growing.url) as reader:
+        reader.open("trajectory=t1&view=tokens")
+        reader.see(".facts", "none")
+        reader.see(".numbers", "4 tokens")
+        after = Call([user("hi")], "one", prompt_ids=[1, 2, 7], ids=[3, 4])
+        write(path, {**line("t1", after), "reward": 0.25, "rewards": [{"value": 0.25}]})
+        reader.see(".facts", "0.25")
+        reader.see(".numbers", "5 tokens")
+        reader.see(".token.chosen")
 
 
 def test_colours_say_one_signal_and_what_is_not_known(reader: Reader, served: Served):

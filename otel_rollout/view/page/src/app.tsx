@@ -1,7 +1,7 @@
 // The frame around the views: header, state of the server, colours, keys.
 
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Address, currentAddress, formatAddress, go, useAddress } from "./address";
 import { DiffView } from "./diff";
@@ -20,14 +20,16 @@ const QUIET_POLLS = 30;
 const QUIET_FACTOR = 5;
 
 /** The server's state, asked again and again: a file may grow. */
-function useServerState(): [State | null, string | null] {
+function useServerState(id: string): [State | null, string | null] {
   const [state, set] = useState<State | null>(null);
   const [error, setError] = useState<string | null>(null);
+  const open = useRef(id);
+  open.current = id;
   useEffect(() => {
     let [timer, quiet, last] = [0, 0, ""];
     const ask = async () => {
       try {
-        const answer = await source.state();
+        const answer = await source.state(open.current);
         const text = JSON.stringify(answer);
         quiet = text === last ? quiet + 1 : 0;
         if (text !== last) set(answer);
@@ -55,7 +57,7 @@ function isList(address: Address): boolean {
 
 export function App(): JSX.Element {
   const address = useAddress();
-  const [state, error] = useServerState();
+  const [state, error] = useServerState(address.trajectory ?? "");
   const [theme, toggleTheme] = useTheme();
   const [help, setHelp] = useState(false);
   if (isList(address)) lastList = address;

@@ -24,13 +24,16 @@ export function FindingsView({ detail, move }: Shown): JSX.Element {
   const { overview, findings } = detail;
   const sampled =
     overview.sampled_tokens === null ? "" : ` of ${count(overview.sampled_tokens)} sampled ones`;
+  const asMessages = detail.histories.some((one) => one.trains.length > 0);
   const kinds = [...new Set(findings.map((one) => one.kind))];
   return (
     <div class="findings page-column">
       <p class="lead">
         {overview.trained_tokens > 0
           ? `${many(overview.trained_tokens, "token")}${sampled} in ${many(overview.rows, "row")} can be trained on.`
-          : "Nothing of this trajectory trains."}{" "}
+          : asMessages
+            ? "No token of this trajectory can be trained on; its messages can."
+            : "Nothing of this trajectory trains."}{" "}
         {findings.length === 0 && "There is nothing to know before training on it."}
       </p>
       {kinds.map((kind) => (

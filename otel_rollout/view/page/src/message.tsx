@@ -183,7 +183,7 @@ function CallFacts({ call, trains, history, detail, move }: FactsProps): JSX.Ele
   );
   return (
     <>
-      <p class={trains ? "verdict good" : "verdict"}>{trains ? "● trains" : whyNot(call, elsewhere)}</p>
+      <p class={trains ? "verdict good" : "verdict"}>{trains ? verdict(call) : whyNot(call, elsewhere)}</p>
       {call.status !== "complete" && (
         <p>
           <Status value={call.status} />
@@ -251,6 +251,10 @@ function CallFacts({ call, trains, history, detail, move }: FactsProps): JSX.Ele
       )}
     </>
   );
+}
+
+function verdict(call: CompletionView): string {
+  return call.dropped === null ? "● trains" : `● trains as a message alone: ${call.dropped}`;
 }
 
 function whyNot(call: CompletionView, elsewhere: HistoryView | undefined): string {

@@ -70,7 +70,7 @@ export const SIGNALS: Signal[] = [
     title: "Loss mask",
     of(window, place) {
       if (window.mask[place]) return { shade: "trained", text: "1: a trainer learns from it" };
-      return { shade: "", text: window.sampled[place] ? "0: sampled, but context here" : "0: context" };
+      return { shade: "", text: window.sampled[place] ? "0: sampled, not trained here" : "0: context" };
     },
     legend: () => [
       { shade: "trained", text: "1: trains" },

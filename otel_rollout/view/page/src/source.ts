@@ -24,7 +24,8 @@ export interface Filter {
 export interface Source {
   /** Nothing stands behind the page: no filter expressions, no changes. */
   embedded: boolean;
-  state(): Promise<State>;
+  /** `id`: a trajectory that is open, if one is. */
+  state(id: string): Promise<State>;
   summary(filter: Filter): Promise<Summary>;
   trajectories(filter: Filter, sort: string, offset: number, limit: number): Promise<Page<Overview>>;
   groups(filter: Filter, offset: number, limit: number): Promise<Page<Scored<string>>>;
@@ -56,7 +57,7 @@ async function get<T>(path: string, query: Query = {}): Promise<T> {
 
 const overHttp: Source = {
   embedded: false,
-  state: () => get("state"),
+  state: (id) => get("state", { id }),
   summary: (filter) => get("summary", { ...filter }),
   trajectories: (filter, sort, offset, limit) => get("trajectories", { ...filter, sort, offset, limit }),
   groups: (filter, offset, limit) => get("groups", { ...filter, offset, limit }),

@@ -73,6 +73,11 @@ export function TokenFacts({ detail, row, window, position, move }: Props): JSX.
               <Name text={call.model} />
             </p>
           )}
+          {!call.trains && call.dropped !== null && (
+            <p class="verdict">
+              ○ <Name text={call.dropped} />
+            </p>
+          )}
           {call.node !== null && (
             <button
               type="button"

@@ -20,14 +20,14 @@ export function TokensView(shown: Shown): JSX.Element {
   if (!row) {
     return (
       <div class="hint">
-        <p>No call of this trajectory has token ids that a row could be made of.</p>
+        <p>No token ids came with this trajectory.</p>
         <button type="button" class="link" onClick={() => shown.move({ view: "findings" })}>
           Why does this not train?
         </button>
       </div>
     );
   }
-  return <Row {...shown} row={row} key={row.row} />;
+  return <Row {...shown} row={row} key={`${row.row} ${detail.changed}`} />;
 }
 
 function Row(shown: Shown & { row: RowView }): JSX.Element {
@@ -214,6 +214,7 @@ function RowMenu({ detail, row, move }: Shown & { row: RowView }): JSX.Element {
           <option value={one.row}>
             {one.row} · {count(one.length)} tokens
             {one.history === null ? "" : ` · history ${one.history + 1}`}
+            {one.trained === 0 && " · does not train"}
           </option>
         ))}
       </select>

@@ -1,6 +1,7 @@
 // One trajectory: what it is in a line, and five ways to look at it.
 
 import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
 
 import { type Address, type Change, VIEWS, type View, changedBy, formatAddress, go } from "./address";
 import { FindingsView } from "./findings";
@@ -23,7 +24,15 @@ export interface Shown {
 
 export function TrajectoryView({ address, state }: { address: Address; state: State }): JSX.Element {
   const id = address.trajectory ?? "";
-  const { value: detail, error } = useLoaded(() => source.trajectory(id), `${id} ${state.complete}`, id);
+  const [newest, setNewest] = useState(0);
+  const { value: detail, error } = useLoaded(
+    () => source.trajectory(id),
+    `${id} ${state.complete} ${newest}`,
+    id,
+  );
+  useEffect(() => {
+    if (detail && (state.changed ?? 0) > detail.changed) setNewest(state.changed ?? 0);
+  }, [detail, state.changed]);
   const view = address.view ?? "messages";
   const move = (change: Change, how?: "push" | "replace") =>
     go(changedBy({ trajectory: id, view, ...only(address) }, change), how);

@@ -4,6 +4,10 @@ export interface State {
   version: number | string;
   sources: string[];
   indexed: number;
+  /** Grows whenever a trajectory was read, also one that takes another's place. */
+  changes: number;
+  /** The same of the trajectory that was asked for with it; null without one. */
+  changed: number | null;
   /** False while the sources are still being read. */
   complete: boolean;
   errors: string[];
@@ -15,8 +19,8 @@ export interface State {
 }
 
 /** Changes when more was read: lists are asked for anew. */
-export function revision({ version, indexed, complete }: State): string {
-  return `${version} ${indexed} ${complete}`;
+export function revision({ version, indexed, changes, complete }: State): string {
+  return `${version} ${indexed} ${changes} ${complete}`;
 }
 
 export interface Overview {
@@ -220,6 +224,8 @@ export interface RewardView {
 
 export interface Detail {
   overview: Overview;
+  /** `State.changed` of it. */
+  changed: number;
   output: unknown;
   error: { type: string; message: string; traceback?: string } | null;
   logs: string[];
