@@ -15,7 +15,7 @@ import otel_rollout
 PACKAGE = Path(otel_rollout.__file__).parent
 LAYERS = {
     0: ("errors", "first_use", "moved", "notebook", "semconv"),
-    1: ("lines", "wire"),
+    1: ("lines", "packed", "wire"),
     2: ("spans",),
     3: ("trajectory",),
     4: ("rebuild",),

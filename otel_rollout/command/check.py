@@ -37,7 +37,7 @@ def check(options: argparse.Namespace) -> int:
     except (OSError, SpanFormatError) as error:
         say(sentence_about(error))
         return 2
-    unreadable = 2 * say_unreadable(sources)
+    unreadable = 2 * say_unreadable(sources.errors)
     if options.json:
         print(dumps({"summary": report.to_dict(unreadable=sources.errors)}))
     else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from otel_rollout.command.choosing import Choice
-from otel_rollout.command.sources import ERRORS_SHOWN, Sources
+from otel_rollout.command.sources import ERRORS_SHOWN, Sources, say_unreadable
 from otel_rollout.command.text import number_of, say, say_above
 from otel_rollout.export import (
     RowExporter,
@@ -153,9 +153,7 @@ def _say_tally(tally: Tally, output: str) -> int:
     _say_reasons("trajectory", "dropped", tally.empty)
     _say_reasons("completion", "in no row", tally.dropped)
     _say_reasons("trajectory", "refused", tally.refused)
-    if tally.unreadable:
-        say(f"{number_of(tally.unreadable, 'place')} could not be read and was left out")
-    return int(tally.unreadable > 0 or not tally.rows)
+    return max(say_unreadable(tally.unreadable), int(not tally.rows))
 
 
 def _say_reasons(what: str, verb: str, reasons: Counter[str]) -> None:

@@ -32,7 +32,7 @@ def list(options: argparse.Namespace) -> int:  # noqa: A001 - the verb's name
         print(dumps({"summary": totals.to_dict()}))
     else:
         _print_table(overviews, totals)
-    return say_unreadable(sources)
+    return say_unreadable(sources.errors)
 
 
 def _group_by(options: argparse.Namespace) -> Field | None:

@@ -41,7 +41,7 @@ def rebuild(options: argparse.Namespace) -> int:
             for line in spool.lines(descending=choice.descending):
                 file.write(line)
     _say_rebuilt(rebuilt, sources, options)
-    return say_unreadable(sources)
+    return say_unreadable(sources.errors)
 
 
 @dataclass

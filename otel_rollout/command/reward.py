@@ -22,7 +22,7 @@ def reward(options: argparse.Namespace) -> int:
         options.wrong("--in SOURCE is required: the rollout's trace is looked up there")
     sources = Sources(names)
     trajectory = _found(sources, options.id.lower())
-    unreadable = say_unreadable(sources)
+    unreadable = say_unreadable(sources.errors)
     if trajectory is None:
         return 1
     with recording(spans=options.spans) as recorded:

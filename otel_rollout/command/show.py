@@ -37,7 +37,7 @@ def show(options: argparse.Namespace) -> int:
         sys.stdout.flush()
     if not shown:
         say(f"no trajectory whose id begins with {wanted!r}" if wanted else "no trajectories")
-    return max(say_unreadable(sources), int(bool(wanted) and not shown))
+    return max(say_unreadable(sources.errors), int(bool(wanted) and not shown))
 
 
 _STYLES = (

@@ -18,7 +18,8 @@ from otel_rollout.command.choosing import Spool
 from otel_rollout.command.text import number_of, say, say_above
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export import (
-    LINE_PREFIX,
+    HEAD,
+    holds_trajectories,
     item_of,
     item_of_trajectory,
     parsed_lines,
@@ -26,7 +27,8 @@ from otel_rollout.export import (
     read_lines,
     reconstruct_apart,
 )
-from otel_rollout.otlp import files_of, inode_of, joined, parts_of, read, rotated_beside
+from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
+from otel_rollout.packed import begun, content_of, joined
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import loads
@@ -131,10 +133,9 @@ class Sources:
                 spans.append(read(source))
                 continue
             file = opened.enter_context(self._open(source))
-            start = file.read(len(LINE_PREFIX))
-            file = joined(start, file, source)
-            if start == LINE_PREFIX:
-                yield file, source
+            head, _, file = begun(file, source, HEAD)
+            if holds_trajectories(head):
+                yield content_of(file, source), source
             else:
                 spans.append(self._spans(file, source))
 
@@ -204,8 +205,9 @@ def _is_address(source: str) -> bool:
     return source.startswith(("http://", "https://"))
 
 
-def say_unreadable(sources: Sources) -> int:
-    """Say how much could not be read; the exit status."""
-    if sources.errors:
-        say(f"{number_of(sources.errors, 'place')} could not be read and was left out")
-    return 1 if sources.errors else 0
+def say_unreadable(places: int) -> int:
+    """Say how many places could not be read; the exit status."""
+    if places:
+        were = "was" if places == 1 else "were"
+        say(f"{number_of(places, 'place')} could not be read and {were} left out")
+    return int(places > 0)

@@ -43,7 +43,7 @@ def stats(options: argparse.Namespace) -> int:
         print("\n".join(total.lines()))
     else:
         say("no trajectories")
-    return say_unreadable(sources)
+    return say_unreadable(sources.errors)
 
 
 @dataclass

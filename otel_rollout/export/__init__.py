@@ -12,8 +12,10 @@ from otel_rollout.export.contract import TrajectoryExporter
 from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.export.group_rows import Tally, item_of, item_of_trajectory, rows_of
 from otel_rollout.export.jsonl import (
+    HEAD,
     LINE_PREFIX,
     JsonlTrajectoryExporter,
+    holds_trajectories,
     parsed_lines,
     read_lines,
 )
@@ -44,6 +46,7 @@ from otel_rollout.wire import (
 )
 
 __all__ = [
+    "HEAD",
     "LINE_PREFIX",
     "CheckedOptions",
     "Dropped",
@@ -66,6 +69,7 @@ __all__ = [
     "copy_json",
     "dropped_completions",
     "dumps",
+    "holds_trajectories",
     "item_of",
     "item_of_trajectory",
     "json_of",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.lines import HALF_A_LINE, append_line, check_appendable, is_half, whole_objects
+from otel_rollout.packed import UNPACKING_ERRORS, content_of
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json, dumps, loads
 
@@ -59,7 +61,7 @@ class JsonlTrajectoryExporter:
     def read(
         path: str | os.PathLike[str], *, on_error: OnError | None = None
     ) -> Iterator[Trajectory]:
-        """The trajectories of a file, one at a time.
+        """The trajectories of a file, which may be gzipped, one at a time.
 
         A line that a stopped writer left unfinished is left out: without a word if it is the last
         one, else with a warning in the log; a whole trajectory after it on the same line is read.
@@ -68,7 +70,7 @@ class JsonlTrajectoryExporter:
         instead, and reading continues.
         """
         with open(path, "rb") as file:
-            yield from read_lines(file, str(path), on_error=on_error)
+            yield from read_lines(content_of(file, str(path)), str(path), on_error=on_error)
 
 
 def _renew(exporter: JsonlTrajectoryExporter) -> None:
@@ -77,6 +79,16 @@ def _renew(exporter: JsonlTrajectoryExporter) -> None:
 
 LINE_PREFIX = b'{"schema_version":'
 """Prefix of every line that is written."""
+
+
+HEAD = 64
+"""Bytes of the content of a file that tell whether it holds trajectories."""
+_begins = re.compile(rb'\s*\{\s*"(schema_version|appended)"\s*:').match  # "appended": sorted
+
+
+def holds_trajectories(head: bytes) -> bool:
+    """True if a file whose content begins so holds trajectories, whoever wrote its lines."""
+    return _begins(head) is not None
 
 
 def read_lines(
@@ -105,7 +117,7 @@ def parsed_lines(
     `fail` for any other line that is not JSON.
     """
     half: str | None = None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_unpacked(lines, name, fail), 1):
         if not line.strip():
             continue
         if half is not None:
@@ -127,6 +139,15 @@ def parsed_lines(
             half = where
         elif not objects:
             fail(SpanFormatError(f"{where}: {_NO_TRAJECTORY}"))
+
+
+def _unpacked(lines: Iterable[bytes], name: str, fail: OnError) -> Iterator[bytes]:
+    try:
+        yield from lines
+    except UNPACKING_ERRORS as error:
+        fail(SpanFormatError(f"{name}: its compressed content is damaged or cut ({error})"))
+    except SpanFormatError as error:
+        fail(SpanFormatError(f"{name}: {error}"))
 
 
 def _parsed(line: bytes) -> tuple[Json, bool]:

@@ -11,7 +11,7 @@ from otel_rollout.first_use import load_on_first_use
 from otel_rollout.otlp.clickhouse import read_clickhouse
 from otel_rollout.otlp.json_lines import read_json, read_json_lines
 from otel_rollout.otlp.rotation import files_of, inode_of, parts_of, rotated_beside
-from otel_rollout.otlp.source import joined, read
+from otel_rollout.otlp.source import read
 
 if TYPE_CHECKING:
     from otel_rollout.otlp.jaeger import find_jaeger, read_jaeger
@@ -41,7 +41,6 @@ __all__ = [
     "files_of",
     "find_jaeger",
     "inode_of",
-    "joined",
     "parts_of",
     "read",
     "read_clickhouse",

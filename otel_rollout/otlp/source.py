@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, BinaryIO, cast
@@ -17,15 +15,16 @@ from otel_rollout.lines import HALF_A_LINE, whole_objects
 from otel_rollout.otlp import lines
 from otel_rollout.otlp.clickhouse import read_clickhouse
 from otel_rollout.otlp.json_lines import SPANS_PREFIX, UNREADABLE, read_json
-from otel_rollout.otlp.lines import Unpacked, bounded_lines, too_long
+from otel_rollout.otlp.lines import bounded_lines, too_long
 from otel_rollout.otlp.rotation import files_of, parts_of
+from otel_rollout.packed import GZIP, UNPACKING_ERRORS, Unpacked, joined
 from otel_rollout.spans import SpanRecord
 
 OnError = Callable[[SpanFormatError], None]
 Source = str | os.PathLike[str] | BinaryIO | Iterable[Mapping[str, Any]]
 
 _HEAD = 4096
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_ZSTD = b"\x28\xb5\x2f\xfd"
 _FIELD = 0x0A
 """The first byte of a protobuf message with spans; the same byte as a newline."""
 # In JSON no newline can follow a quote; in protobuf one does.
@@ -123,14 +122,14 @@ class _Reader:
         if isinstance(head, str):
             raise SpanFormatError(f"{self._name}: open it for reading bytes: open(path, 'rb')")
         whole = joined(head, file, self._name)
-        if head.startswith(_GZIP):
+        if head.startswith(GZIP):
             if unpacked:
                 self._fail("", "it is compressed twice, which no sender does: unpack it")
                 return
             inside = io.BufferedReader(Unpacked(whole, self._name))
             try:
                 yield from self.spans(inside, unpacked=True)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            except UNPACKING_ERRORS as error:
                 self._fail("", f"its compressed content is damaged or cut ({error})")
         elif head.startswith(_ZSTD) or head[4:8] == _ZSTD:
             self._fail("", _COMPRESSED)
@@ -310,37 +309,6 @@ def _is_answer(data: Mapping[str, Any]) -> bool:
 
 def _named(columns: list[str], row: Any) -> Mapping[str, Any]:
     return row if isinstance(row, dict) else dict(zip(columns, row, strict=True))
-
-
-class _Joined(io.RawIOBase):
-    """A file of which the first bytes were read already: these bytes, then the rest."""
-
-    def __init__(
-        self, head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object]
-    ) -> None:
-        self.name = name
-        self._head = head
-        self._file = file
-        self._progress = progress
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        # What a pipe has by now is handed on: its writer may be waiting.
-        read = getattr(self._file, "read1", self._file.read)
-        data = self._head[: len(buffer)] or read(len(buffer))
-        self._head = self._head[len(buffer) :]
-        buffer[: len(data)] = data
-        self._progress(len(data))
-        return len(data)
-
-
-def joined(
-    head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object] = int
-) -> io.BufferedReader:
-    """A file that starts with `head`, read before; `progress` gets the size of each read."""
-    return io.BufferedReader(_Joined(head, file, name, progress))
 
 
 _COMPRESSED = (

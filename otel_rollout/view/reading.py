@@ -1,7 +1,8 @@
-"""Sources read into an index: what is new in files of trajectories, and spans, rebuilt to one.
+"""Sources read into an index: what is new in files of trajectories, and all else, made to one.
 
 A file of trajectories is known by its inode, its size and the bytes before the place that it was
-read to: one that only grew is read on from there, any other is read anew.
+read to: one that only grew is read on from there, any other is read anew. What cannot be read at
+its place, spans and gzipped files, is written to a file of trajectories first ("rebuilt").
 """
 
 from __future__ import annotations
@@ -17,8 +18,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from otel_rollout.errors import ConfigurationError, RolloutError, SpanFormatError
-from otel_rollout.export import LINE_PREFIX, parsed_lines, parts_for, reconstruct_apart
+from otel_rollout.export import (
+    HEAD,
+    LINE_PREFIX,
+    JsonlTrajectoryExporter,
+    holds_trajectories,
+    parsed_lines,
+    parts_for,
+    reconstruct_apart,
+)
 from otel_rollout.otlp import files_of, read, rotated_beside
+from otel_rollout.packed import begun
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import Overview, Trajectory, findings_of
 from otel_rollout.view.table import FileState, WritableTable
@@ -31,8 +41,8 @@ _BATCH = 0.5
 """Seconds after which what was read is seen by others."""
 _TAIL = 4096
 """Bytes before the place that was read to, by which a file is known again."""
-_OF_SPANS = 0
-"""The number of the file that errors of spans belong to."""
+_OF_REBUILDING = 0
+"""The number of the file that errors of spans and gzipped files belong to."""
 _DAMAGED = (
     *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError),
     sqlite3.DataError,
@@ -59,7 +69,7 @@ def check_source(source: str) -> None:
 class Reader:
     """Reads sources into the table of an index, as often as it is told to.
 
-    rebuilt: the file for the trajectories of spans.
+    rebuilt: the file for the trajectories of spans and of gzipped files.
     stopped: asked from time to time; once it is True, reading ends where it is.
     """
 
@@ -84,33 +94,29 @@ class Reader:
 
     def read(self) -> None:
         """Read what is new since the last time."""
-        spans: list[str] = []
+        others: list[str] = []
         for source in self._sources:
             if is_address(source):
-                spans.append(source)
+                others.append(source)
                 continue
             try:
                 for path in files_of(source):
-                    if not self._is_of_spans(path):
+                    if _kind_of(path) == (True, False):
                         self._read_lines(path)
                     else:
-                        spans.append(path)
+                        others.append(path)
             except (OSError, SpanFormatError) as error:
-                self._fail(_OF_SPANS, SpanFormatError(f"{source}: {error}"))
-        if spans and not self._stopped():
-            self._rebuild(spans)
+                self._fail(_OF_REBUILDING, SpanFormatError(f"{source}: {error}"))
+        if others and not self._stopped():
+            self._rebuild(others)
             if self._rebuilt.exists():
-                self._read_lines(str(self._rebuilt))
+                self._read_lines(str(self._rebuilt), "what was rebuilt")
         self._table.connection.commit()
-
-    def _is_of_spans(self, path: str) -> bool:
-        with open(path, "rb") as file:
-            start = file.read(len(LINE_PREFIX))
-        return not LINE_PREFIX.startswith(start)
 
     # --- files of trajectories
 
-    def _read_lines(self, path: str) -> None:
+    def _read_lines(self, path: str, name: str | None = None) -> None:
+        """Read what is new in a file. name: what errors call it; None: its path."""
         with open(path, "rb") as file:
             known = self._table.file(os.path.realpath(path))
             state = os.fstat(file.fileno())
@@ -131,11 +137,11 @@ class Reader:
                 now = replace(now, read_to=known.read_to)
             else:
                 self._table.remove_file(known.number)
-            self._read_on(file, now)
+            self._read_on(file, now, name or now.path)
 
-    def _read_on(self, file: BinaryIO, state: FileState) -> None:
+    def _read_on(self, file: BinaryIO, state: FileState, name: str) -> None:
         lines = _Lines(file, state.read_to)
-        name = state.path if not state.read_to else f"{state.path}, from byte {state.read_to}"
+        name = name if not state.read_to else f"{name}, from byte {state.read_to}"
         seen = time.monotonic() + _BATCH
 
         def fail(error: SpanFormatError) -> None:
@@ -177,17 +183,17 @@ class Reader:
     def _fail(self, file: int, error: SpanFormatError) -> None:
         self._table.add_error(file, str(error))
 
-    # --- spans
+    # --- spans, and files that are packed
 
     def _rebuild(self, sources: Sequence[str]) -> None:
-        """Write the trajectories of the spans to a file, if there are other spans than before."""
+        """Write the trajectories of the sources to a file, if they are others than before."""
         states = [[file, *_state_of(file)] for source in sources for file in _with_rotated(source)]
         now, asks = dumps(states), not self._asked and any(map(is_address, sources))
         is_known = self._table.note("spans") == now and self._rebuilt.exists()
         if (is_known and not asks) or time.monotonic() < self._rebuild_after:
             return
         began = time.monotonic()
-        self._table.connection.execute("DELETE FROM errors WHERE file = ?", (_OF_SPANS,))
+        self._table.connection.execute("DELETE FROM errors WHERE file = ?", (_OF_REBUILDING,))
         part = self._rebuilt.with_name(self._rebuilt.name + ".part")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             for trajectory in self._trajectories(sources):
@@ -200,6 +206,19 @@ class Reader:
         self._rebuild_after = time.monotonic() + _PATIENCE * (time.monotonic() - began)
 
     def _trajectories(self, sources: Sequence[str]) -> Iterator[Trajectory]:
+        spans = []
+        for source in sources:
+            try:
+                if is_address(source) or not _kind_of(source)[0]:
+                    spans.append(source)
+                else:
+                    yield from JsonlTrajectoryExporter.read(source, on_error=self._fail_rebuilding)
+            except OSError as error:
+                self._fail_rebuilding(SpanFormatError(f"{source}: {error}"))
+        if spans:
+            yield from self._of_spans(spans)
+
+    def _of_spans(self, sources: Sequence[str]) -> Iterator[Trajectory]:
         files = [file for source in sources for file in _with_rotated(source)]
         size = None if any(map(is_address, files)) else sum(os.path.getsize(file) for file in files)
         folder = self._rebuilt.with_name(self._rebuilt.name + ".spans")
@@ -209,16 +228,16 @@ class Reader:
         )
 
     def _records(self, source: str) -> Iterator[SpanRecord]:
-        def fail(error: SpanFormatError) -> None:
-            self._fail(_OF_SPANS, error)
-
         try:
-            for record in read(source, on_error=fail):
+            for record in read(source, on_error=self._fail_rebuilding):
                 if self._stopped():
                     return
                 yield record
         except (OSError, LookupError, RolloutError) as error:
-            fail(SpanFormatError(f"{source}: {error}"))
+            self._fail_rebuilding(SpanFormatError(f"{source}: {error}"))
+
+    def _fail_rebuilding(self, error: SpanFormatError) -> None:
+        self._fail(_OF_REBUILDING, error)
 
 
 class _Lines:
@@ -248,6 +267,13 @@ class _Lines:
         at = self._line.find(part, self._within)
         self._within = at + len(part)
         return self.start + at, len(part)
+
+
+def _kind_of(path: str) -> tuple[bool, bool]:
+    """Whether a file holds trajectories, also one that is empty so far; whether it is gzipped."""
+    with open(path, "rb") as file:
+        head, is_packed, _ = begun(file, path, HEAD)
+    return holds_trajectories(head) or LINE_PREFIX.startswith(head), is_packed
 
 
 def _is_json(line: bytes) -> bool:

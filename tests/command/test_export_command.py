@@ -119,7 +119,7 @@ def test_damaged_lines_are_reported(recorded: Recording, tmp_path: Path, capsys:
     said = capsys.readouterr().err
     for number in (3, 4, 5):
         assert f"{source}, line {number}: " in said
-    assert "3 places could not be read and was left out" in said
+    assert "3 places could not be read and were left out" in said
 
 
 def test_spans_of_others_alone(recorded: Recording, tmp_path: Path, capsys: Any):

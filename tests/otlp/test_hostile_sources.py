@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from otel_rollout import packed
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp import http, jaeger, lines, read, read_json, read_json_lines
 
@@ -73,7 +74,7 @@ def test_what_is_compressed_twice_is_not_unpacked_twice():
 
 
 def test_a_compressed_file_has_a_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lines, "UNPACKED", 100_000)
+    monkeypatch.setattr(packed, "UNPACKED", 100_000)
     line = json.dumps(message(span(1))).encode() + b"\n"
     assert len(list(read(io.BytesIO(gzip.compress(line * 100))))) == 100
     with pytest.raises(SpanFormatError, match="longer than 100000 bytes"):

@@ -38,7 +38,7 @@ def show(trajectory: Trajectory) -> None:
     opened = Opened(trajectory)
     detail = opened.detail()
     as_json(detail)
-    tokens = Tokens(trajectory, opened.rows)
+    tokens = Tokens(trajectory, opened.shown_rows)
     for row in detail["rows"]:
         as_json(tokens.window(row["row"], 0, 4096))
     for node in detail["nodes"]:

@@ -353,8 +353,8 @@ def test_a_token_tells_all_that_is_known_of_it(reader: Reader, served: Served):
 
 def test_tokens_of_what_does_not_train_say_why(browser: Browser, tmp_path: Path):
     """A failed rollout: its tokens can be looked at, and no mark says that they train."""
-    ids = {"prompt_ids": [1, 2], "ids": [3, 4]}
-    path = write(tmp_path / "a.jsonl", line("t1", Call([user("hi")], "one", **ids), status="error"))
+    call = Call([user("hi")], "one", prompt_ids=[1, 2], ids=[3, 4])
+    path = write(tmp_path / "a.jsonl", line("t1", call, status="error"))
     with serving(path) as failed, reading(browser, failed.url) as reader:
         reader.open("trajectory=t1&view=tokens")
         reader.see(".numbers", "4 tokens · 2 first prompt · 2 sampled · 0 train")

@@ -1,0 +1,89 @@
+"""Files that may be gzipped, and those of which the beginning was read already."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from otel_rollout.errors import SpanFormatError
+
+GZIP = b"\x1f\x8b"
+"""How a gzipped file begins."""
+UNPACKED = 1 << 36
+"""Bytes of a compressed file once it is unpacked, at most: 64 GiB."""
+UNPACKING_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
+"""What the content of a damaged file raises where it is read."""
+_PACKED_HEAD = 4096
+
+
+def joined(
+    head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object] = int
+) -> io.BufferedReader:
+    """A file that starts with `head`, read before; `progress` gets the size of each read."""
+    return io.BufferedReader(_Joined(head, file, name, progress))
+
+
+def begun(file: BinaryIO, name: str, length: int) -> tuple[bytes, bool, BinaryIO]:
+    """The first bytes of the content of a file, whether it is gzipped, and the file as it was."""
+    head = file.read(length)
+    if not head.startswith(GZIP):
+        return head, False, joined(head, file, name)
+    head += file.read(_PACKED_HEAD)
+    try:
+        content = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, length)
+    except zlib.error:
+        content = b""  # who reads on says so
+    return content, True, joined(head, file, name)
+
+
+def content_of(file: BinaryIO, name: str) -> BinaryIO:
+    """The content of a file, unpacked if it is gzipped; what is damaged raises as it is read."""
+    _, is_packed, whole = begun(file, name, len(GZIP))
+    return io.BufferedReader(Unpacked(whole, name)) if is_packed else whole
+
+
+class Unpacked(io.RawIOBase):
+    """The content of a gzipped file. SpanFormatError beyond `UNPACKED` bytes of it."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.name = name
+        self._file = gzip.GzipFile(fileobj=file)
+        self._count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read1(len(buffer))
+        buffer[: len(data)] = data
+        self._count += len(data)
+        if self._count > UNPACKED:
+            raise SpanFormatError(f"its compressed content is longer than {UNPACKED} bytes")
+        return len(data)
+
+
+class _Joined(io.RawIOBase):
+    """A file of which the first bytes were read already: these bytes, then the rest."""
+
+    def __init__(
+        self, head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object]
+    ) -> None:
+        self.name = name
+        self._head = head
+        self._file = file
+        self._progress = progress
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        # What a pipe has by now is handed on: its writer may be waiting.
+        read = getattr(self._file, "read1", self._file.read)
+        data = self._head[: len(buffer)] or read(len(buffer))
+        self._head = self._head[len(buffer) :]
+        buffer[: len(data)] = data
+        self._progress(len(data))
+        return len(data)
