@@ -28,6 +28,8 @@ from otel_rollout.wire import (
 MOST_TOKENS = 4096
 """Tokens of one window."""
 _MOST_ALTERNATIVES = 20
+_HERE, _ELSEWHERE, _TOKENIZER, _UNKNOWN = "het-"
+"""Where a token's text is from: it came here, or with the same id elsewhere, or not at all."""
 
 
 class Vocabulary(Protocol):
@@ -117,7 +119,7 @@ class Tokens:
             ],
             "alternatives": {str(n): self._shown(each) for n, each in enumerate(listed) if each},
             "entropy": [entropy(each) for each in listed],
-            "textsFrom": _origin([origin for _, origin in texts]),
+            "textsFrom": "".join(origin for _, origin in texts),
         }
 
     def text(self, id_: int) -> str | None:
@@ -127,16 +129,16 @@ class Tokens:
     def _of_id(self, id_: int) -> tuple[str | None, str]:
         known = self._texts.get(id_)
         if known is not None:
-            return readable(known), "wire"
+            return readable(known), _ELSEWHERE
         text = self._vocabulary.text(id_) if self._vocabulary is not None else None
-        return text, "none" if text is None else "tokenizer"
+        return text, _UNKNOWN if text is None else _TOKENIZER
 
     def _text(self, tokens: TokenSequence, place: int, span: int | None) -> tuple[str | None, str]:
         if span is not None:
             texts = self._sampled.get(tokens.completions[span], ())
             at = place - tokens.spans[span][1]
             if at < len(texts) and (own := texts[at]) is not None:
-                return readable(own), "wire"
+                return readable(own), _HERE
         return self._of_id(tokens.token_ids[place])
 
     def _listed(self, tokens: TokenSequence, place: int, span: int | None) -> list[Alternative]:
@@ -216,8 +218,3 @@ def entropy(listed: Sequence[Alternative]) -> float | None:
 def _known(tokens: TokenSequence, place: int) -> float | None:
     value = tokens.logprobs[place]
     return value if tokens.sampled[place] and math.isfinite(value) else None
-
-
-def _origin(origins: Sequence[str]) -> str:
-    """Where the texts are from: a tokenizer, if any of them is."""
-    return next((each for each in ("tokenizer", "wire") if each in origins), "none")

@@ -58,7 +58,7 @@ def test_a_row_of_a_real_call(recording: Recording, clients: Clients):
     start = row.prompt_length
     assert found["texts"][start:] == ["P", "a", "r", "i", "s", "<|end|>"]
     assert found["texts"][:start] == [None, "a", None, "P", "<|end|>", None]
-    assert found["textsFrom"] == "wire"
+    assert found["textsFrom"] == "-e-ee-" + "h" * 6
     assert found["mask"] == found["sampled"] == [0] * start + [1] * 6
     assert found["completions"] == [None] * start + [0] * 6
     assert found["logprobs"] == [None] * start + row.logprobs[start:]
@@ -122,7 +122,7 @@ def test_without_texts_nothing_is_known():
     found = window(made(Call([HI], prompt_ids=[1, 2], ids=[3, 4])))
     assert found["texts"] == found["logprobs"] == found["entropy"] == [None] * 4
     assert found["alternatives"] == {}
-    assert found["textsFrom"] == "none"
+    assert found["textsFrom"] == "----"
 
 
 def test_a_tokenizer_gives_the_texts_that_did_not_come():
@@ -130,7 +130,7 @@ def test_a_tokenizer_gives_the_texts_that_did_not_come():
     call = Call([HI], prompt_ids=[1, 200], ids=[4, 5], choice=entries("a", "b"))
     found = window(made(call), vocabulary=Letters())
     assert found["texts"] == ["<1>", None, "a", "b"]
-    assert found["textsFrom"] == "tokenizer"
+    assert found["textsFrom"] == "t-hh"
 
 
 def test_alternatives_that_are_ids_get_their_texts():

@@ -7,6 +7,12 @@ import { Name, TokenText, count, short } from "./text";
 import { Fact, type Shown } from "./trajectory";
 import type { Alternative, RowView, TokenWindow } from "./types";
 
+const ORIGINS: Record<string, string> = {
+  h: "its log-probability",
+  e: "the same id elsewhere",
+  t: "the tokenizer",
+};
+
 interface Props extends Shown {
   row: RowView;
   window: TokenWindow | undefined;
@@ -54,10 +60,7 @@ export function TokenFacts({ detail, row, window, position, move }: Props): JSX.
         {row.advantage !== null && <Fact name="advantage" value={reading("advantage")} />}
         {call && <Fact name="version" value={<Name text={reading("version")} />} />}
         {text !== null && (
-          <Fact
-            name="text from"
-            value={window.textsFrom === "wire" ? "replies" : "replies, or the tokenizer"}
-          />
+          <Fact name="text from" value={ORIGINS[window.textsFrom[place] ?? ""] ?? "not known"} />
         )}
       </dl>
       {sampled && <Alternatives list={alternatives} id={window.ids[place] ?? null} />}

@@ -266,7 +266,8 @@ export interface TokenWindow {
   alternatives: Record<string, Alternative[]>;
   /** Nats, over the alternatives that came: a lower bound. */
   entropy: (number | null)[];
-  textsFrom: "wire" | "tokenizer" | "none";
+  /** A letter for each token: its text came here (h), with the same id elsewhere (e), from the tokenizer (t). */
+  textsFrom: string;
 }
 
 export interface Diff {
