@@ -301,6 +301,7 @@ def test_messages_are_shown_as_people_write_them(reader: Reader, served: Served)
 def test_each_message_says_whether_it_trains_and_why_not(reader: Reader, served: Served):
     """Marks in one margin, the call's facts in the other, with a way to its tokens."""
     reader.open(hard(served))
+    reader.see(".facts", "or more")  # a call that was cut: nobody knows how many it sampled
     reader.see(".message.trains .verdict", "trains")
     reader.see(".margin-right", "Qwen3-8B")
     reader.see(".branch", "fork").click()

@@ -13,7 +13,7 @@ import { source } from "./source";
 import { Name, count, many, seconds, short, signed } from "./text";
 import { TimeView } from "./time";
 import { TokensView } from "./tokens";
-import type { Detail, Overview, State } from "./types";
+import type { Detail, State } from "./types";
 
 export interface Shown {
   detail: Detail;
@@ -97,13 +97,16 @@ function Head({ detail }: { detail: Detail }): JSX.Element {
           trace in Jaeger ↗
         </a>
       )}
-      <Facts overview={overview} />
+      <Facts detail={detail} />
     </header>
   );
 }
 
-function Facts({ overview }: { overview: Overview }): JSX.Element {
+function Facts({ detail }: { detail: Detail }): JSX.Element {
+  const { overview, completions } = detail;
   const { group_id, task_id } = overview;
+  const known = completions.reduce((sum, one) => sum + (one.sampledTokens ?? 0), 0);
+  const sampled = overview.sampled_tokens === null && known > 0 ? `${count(known)} or more` : null;
   return (
     <dl class="facts">
       <Fact name="reward" value={<b>{overview.reward === null ? "none" : short(overview.reward)}</b>} />
@@ -123,7 +126,7 @@ function Facts({ overview }: { overview: Overview }): JSX.Element {
       <Fact name="turns" value={count(overview.turns)} />
       <Fact name="calls" value={count(overview.calls)} />
       <Fact name="histories" value={count(overview.histories)} />
-      <Fact name="sampled" value={count(overview.sampled_tokens)} />
+      <Fact name="sampled" value={sampled ?? count(overview.sampled_tokens)} />
       <Fact name="trained" value={count(overview.trained_tokens)} />
       {overview.dropped > 0 && (
         <Fact name="dropped" value={many(overview.dropped, "reply").replace("replys", "replies")} />
