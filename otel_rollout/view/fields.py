@@ -101,6 +101,18 @@ def value_of(value: Json) -> Parameter:
     return value  # type: ignore[no-any-return]
 
 
+def digits_kept(value: Json) -> Json:
+    """The value with texts for whole numbers that a browser would round."""
+    if isinstance(value, dict):
+        return {key: digits_kept(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [digits_kept(item) for item in value]
+    return str(value) if isinstance(value, int) and abs(value) > _SAFE else value
+
+
+_SAFE = (1 << 53) - 1
+
+
 def carried(text: str) -> str:
     """The text with escapes for lone surrogates, which SQLite does not take."""
     return text.encode(errors="backslashreplace").decode()

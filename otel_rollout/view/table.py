@@ -18,7 +18,7 @@ from importlib.metadata import version
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Finding, Overview, advantages_of
-from otel_rollout.view.fields import COLUMNS, carried, row_of
+from otel_rollout.view.fields import COLUMNS, carried, digits_kept, row_of
 from otel_rollout.view.where import Where
 from otel_rollout.wire import Json
 
@@ -309,7 +309,7 @@ class WritableTable(Table):
 def _overview(row: Sequence[Json]) -> dict[str, Json]:
     found: dict[str, Json] = dict(zip(COLUMNS, row, strict=True))
     for name in _JSON:
-        found[name] = json.loads(found[name])
+        found[name] = digits_kept(json.loads(found[name]))
     return found
 
 

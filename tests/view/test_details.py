@@ -116,6 +116,23 @@ def test_what_lacks_only_its_ids_trains_as_a_message():
     assert "no token ids" in completion["dropped"]
 
 
+def test_whole_numbers_keep_their_digits():
+    """A browser would round them: beyond 2**53 they are texts; times stay numbers."""
+    big = 2**53
+    opened = Opened(
+        made(
+            Call([{"role": "user", "content": "hi", "n": [big, -big, 1, True]}]),
+            metadata={"seed": big},
+            output=[big - 1, big],
+        )
+    )
+    detail = opened.detail()
+    assert detail["overview"]["metadata"] == {"seed": str(big)}
+    assert detail["output"] == [big - 1, str(big)]
+    assert opened.message(0)["message"]["n"] == [str(big), str(-big), 1, True]
+    assert isinstance(detail["overview"]["start_time_ns"], int)
+
+
 def test_reasoning_that_was_dropped_is_a_break():
     """The node shows the message as it was sampled."""
     thought = {**said("one"), "reasoning_content": "hm"}

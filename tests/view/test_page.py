@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -311,6 +312,56 @@ def test_each_message_says_whether_it_trains_and_why_not(reader: Reader, served:
     reader.see(".branch.main").click()
     reader.see(".message.trains .margin-right button", "its tokens").click()
     reader.see(".token.chosen")
+
+
+def test_numbers_are_shown_as_they_were_written(browser: Browser, tmp_path: Path):
+    """Of any size: browsers round whole numbers beyond 2**53, and write 1.0 as 1."""
+    arguments = '{"id": 12345678901234567890, "share": 1.0, "name": "\\u00fc", "many": [1, {}]}'
+    function = {"name": "f", "arguments": arguments}
+    asked = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "tool_call_id": "c1", "content": '{"id": -98765432109876543210}'}
+    path = write(
+        tmp_path / "a.jsonl",
+        line(
+            "t1",
+            Call([user("hi")], asked),
+            Call([user("hi"), asked, result], "done"),
+            metadata={"seed": 11111111111111111111},
+            output={"number": 22222222222222222222},
+            metrics={"tests": -2.0, "loss": -1.5e-9},
+        ),
+    )
+    with serving(path) as served, reading(browser, served.url) as reader:
+        reader.open("trajectory=t1")
+        shown = reader.see(".tool-call", "12345678901234567890").inner_text()
+        assert '"share": 1.0' in shown
+        assert '"name": "ü"' in shown
+        assert '"id": -98765432109876543210' in shown
+        assert json.loads(shown[shown.index("{") : shown.index("}\n", shown.index("]")) + 1]) == (
+            json.loads(arguments)
+        )
+        facts = reader.see(".facts", "tests").inner_text()
+        assert "−2" in facts
+        assert "−1.5e−9" in facts
+        reader.open("trajectory=t1&view=raw")
+        reader.see(".raw", "11111111111111111111")
+        reader.see(".raw", "22222222222222222222")
+
+
+def test_an_error_is_told_first(browser: Browser, tmp_path: Path):
+    """Above every view, also of a rollout that asked no model; the raw view has all of it."""
+    error = {"type": "ValueError", "message": "boom <b>\n" + "x" * 500}
+    path = write(tmp_path / "a.jsonl", line("t1", status="error", error=error))
+    with serving(path) as served, reading(browser, served.url) as reader:
+        reader.open("trajectory=t1")
+        reader.see(".hint", "no model call of this rollout was captured")
+        told = reader.see(".head-error", "ValueError boom <b> xxx")
+        told.click()
+        reader.see(".raw .cause", "x" * 500)
 
 
 def test_brackets_go_through_histories_and_j_through_messages(reader: Reader, served: Served):

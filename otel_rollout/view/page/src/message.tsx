@@ -6,8 +6,9 @@ import { formatAddress } from "./address";
 import { Folded } from "./long";
 import { Code, Link, Markdown, Plain } from "./markdown";
 import { Status } from "./overview";
+import { pretty } from "./pretty";
 import type { Said } from "./said";
-import { Name, between, count, pretty, seconds, short } from "./text";
+import { Name, between, count, seconds, short } from "./text";
 import type { Shown } from "./trajectory";
 import type { CompletionView, HistoryView, Node, ToolCall } from "./types";
 
@@ -152,7 +153,7 @@ const SHORT_ARGUMENTS = 100;
 
 function Arguments({ text }: { text: string }): JSX.Element {
   if (text === "" || text === "{}") return <></>;
-  const shown = text.length <= SHORT_ARGUMENTS && !text.includes("\\n") ? text : pretty(text);
+  const shown = text.length <= SHORT_ARGUMENTS && !/\\[nu]/.test(text) ? text : pretty(text);
   return <Code text={shown} language="" />;
 }
 

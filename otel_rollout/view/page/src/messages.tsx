@@ -47,6 +47,16 @@ export function MessagesView(shown: Shown): JSX.Element {
     "[": () => step(-1),
     "]": () => step(1),
   });
+  if (detail.nodes.length === 0) {
+    return (
+      <div class="hint">
+        <p>No message: no model call of this rollout was captured.</p>
+        <button type="button" class="link" onClick={() => move({ view: "findings" })}>
+          Why does this not train?
+        </button>
+      </div>
+    );
+  }
   return (
     <div class="messages-view">
       <Tree {...shown} history={history?.number ?? 0} />

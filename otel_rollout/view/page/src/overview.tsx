@@ -97,7 +97,7 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
           </details>
         ))}
       </Panel>
-      <Panel title="Policy versions">
+      <Panel title="Policy versions" note={summary.versions.length ? undefined : "none"}>
         {summary.versions.map((one) => (
           <ScoredBar
             one={one}
@@ -126,7 +126,11 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
 const reasonClause = (value: string | null) => `termination_reason == ${quote(value ?? "")}`;
 const versionClause = (value: string | number | null) => `${quote(value ?? "")} in versions`;
 
-function Panel(props: { title: string; note?: string; children: ComponentChildren }): JSX.Element {
+function Panel(props: {
+  title: string;
+  note?: string | undefined;
+  children: ComponentChildren;
+}): JSX.Element {
   return (
     <section class="panel">
       <header>

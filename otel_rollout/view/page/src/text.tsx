@@ -88,10 +88,11 @@ export function many(value: number, noun: string): string {
 export function short(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
   if (!Number.isFinite(value)) return String(value);
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return counts.format(value);
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-3) return value.toExponential(1).replace("e+", "e");
-  return String(Number(value.toPrecision(3))).replace("-", "−");
+  const sign = value < 0 ? "−" : "";
+  if (Number.isInteger(size) && size < 1e6) return sign + counts.format(size);
+  if (size >= 1e6 || size < 1e-3) return sign + size.toExponential(1).replace("e+", "e").replace("e-", "e−");
+  return sign + String(Number(size.toPrecision(3)));
 }
 
 export function seconds(value: number | null | undefined): string {
@@ -116,12 +117,7 @@ export function signed(value: number | null): string {
   return value === null ? "–" : `${value > 0 ? "+" : ""}${short(Number(value.toPrecision(2)))}`;
 }
 
-/** JSON as people read it, where it is JSON. */
-export function pretty(text: string): string {
-  if (!/^\s*[[{]/.test(text) || text.length > 200_000) return text;
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
+/** The beginning of a text in one line. */
+export function beginning(text: string): string {
+  return text.slice(0, 400).replace(/\s+/g, " ").trim().slice(0, 90);
 }

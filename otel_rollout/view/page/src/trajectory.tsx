@@ -10,7 +10,7 @@ import { MessagesView } from "./messages";
 import { Status } from "./overview";
 import { RawView } from "./raw";
 import { source } from "./source";
-import { Name, count, many, seconds, short, signed } from "./text";
+import { Name, beginning, count, many, plain, seconds, short, signed } from "./text";
 import { TimeView } from "./time";
 import { TokensView } from "./tokens";
 import type { Detail, State } from "./types";
@@ -71,7 +71,7 @@ function only({ history, node, row, token, signal }: Address): Address {
 }
 
 function Head({ detail }: { detail: Detail }): JSX.Element {
-  const { overview, parent, trace } = detail;
+  const { overview, parent, trace, error } = detail;
   return (
     <header class="head">
       <h1>
@@ -81,7 +81,7 @@ function Head({ detail }: { detail: Detail }): JSX.Element {
         <Name text={overview.id} />
       </span>
       <Status value={overview.status} />
-      {overview.termination_reason !== null && (
+      {overview.termination_reason !== null && overview.termination_reason !== overview.status && (
         <span class="muted">
           <Name text={overview.termination_reason} />
         </span>
@@ -98,9 +98,20 @@ function Head({ detail }: { detail: Detail }): JSX.Element {
         </a>
       )}
       <Facts detail={detail} />
+      {error && (
+        <a class="head-error" href={formatAddress({ trajectory: overview.id, view: "raw" })}>
+          <b>
+            <Name text={error.type} />
+          </b>{" "}
+          <Name text={beginning(error.message)} title={plain(error.message.slice(0, 2000))} />
+        </a>
+      )}
     </header>
   );
 }
+
+/** Named rewards and metrics; the raw view has all of them. */
+const MOST_NUMBERS = 8;
 
 function Facts({ detail }: { detail: Detail }): JSX.Element {
   const { overview, completions } = detail;
@@ -135,6 +146,11 @@ function Facts({ detail }: { detail: Detail }): JSX.Element {
       {overview.versions.length > 0 && (
         <Fact name="version" value={<Name text={overview.versions.join(", ")} />} />
       )}
+      {[...Object.entries(overview.rewards), ...Object.entries(overview.metrics)]
+        .slice(0, MOST_NUMBERS)
+        .map(([name, value]) => (
+          <Fact name={plain(name)} value={short(value)} />
+        ))}
       {overview.models.length > 0 && <Fact name="model" value={<Name text={overview.models.join(", ")} />} />}
     </dl>
   );

@@ -6,7 +6,7 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 import { formatAddress } from "./address";
 import { Status } from "./overview";
 import { Sign } from "./signs";
-import { Name, between, count, many, plain, seconds, short } from "./text";
+import { Name, beginning, between, count, many, plain, seconds, short } from "./text";
 import type { Shown } from "./trajectory";
 import type { CompletionView, Detail, HistoryView, Overview } from "./types";
 import { type ListHandle, VirtualList } from "./virtual";
@@ -138,7 +138,7 @@ function History({ history, depth, detail, chosen, href }: HistoryProps): JSX.El
         </span>
         <span title="Messages">{count(history.length)} msg</span>
       </span>
-      <span class="branch-text">{last && <Name text={last.text.slice(0, 90) || last.role} />}</span>
+      <span class="branch-text">{last && <Name text={beginning(last.text) || last.role} />}</span>
     </a>
   );
 }
@@ -168,7 +168,7 @@ function Call({
       <span class="branch-facts">{seconds(between(call.start, call.end))}</span>
       <span class="branch-text">
         <Name
-          text={call.error ? `${call.error.type}: ${call.error.message.slice(0, 90)}` : (call.dropped ?? "")}
+          text={call.error ? `${call.error.type}: ${beginning(call.error.message)}` : (call.dropped ?? "")}
         />
       </span>
     </button>
