@@ -146,12 +146,12 @@ function Facts({ detail }: { detail: Detail }): JSX.Element {
       {overview.versions.length > 0 && (
         <Fact name="version" value={<Name text={overview.versions.join(", ")} />} />
       )}
+      {overview.models.length > 0 && <Fact name="model" value={<Name text={overview.models.join(", ")} />} />}
       {[...Object.entries(overview.rewards), ...Object.entries(overview.metrics)]
         .slice(0, MOST_NUMBERS)
         .map(([name, value]) => (
           <Fact name={plain(name)} value={short(value)} />
         ))}
-      {overview.models.length > 0 && <Fact name="model" value={<Name text={overview.models.join(", ")} />} />}
     </dl>
   );
 }
