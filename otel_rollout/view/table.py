@@ -47,6 +47,11 @@ CREATE VIRTUAL TABLE words USING fts5 (
 PRAGMA application_id = {APPLICATION};
 PRAGMA user_version = {VERSION};
 """
+_MEANS = (
+    'LEFT JOIN (SELECT "group_id" AS group_of_mean, AVG("reward") AS mean FROM trajectories '
+    'GROUP BY 1) ON group_of_mean = "group_id"'
+)
+"""The mean reward of each one's group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +132,20 @@ class Table:
     ) -> list[dict[str, Json]]:
         """Overviews as JSON, each with its `advantage` within its group; unknown values last.
 
-        sort: a field; with `-` before it the largest come first. Without one: as they were read.
-        ConfigurationError for a field that is not there.
+        sort: a field, or `advantage`; with `-` before it the largest come first. Without one: as
+        they were read. ConfigurationError for a field that is not there.
         """
         name, descending = sort.removeprefix("-"), sort.startswith("-")
-        if name and name not in COLUMNS:
+        if name and name not in (*COLUMNS, "advantage"):
             raise ConfigurationError(
-                f"sort: expected one of {', '.join(COLUMNS)}, or one with - before it, got {sort!r}"
+                f"sort: expected one of {', '.join(COLUMNS)}, advantage, or one with - before it, "
+                f"got {sort!r}"
             )
-        order = f'"{name}" IS NULL, "{name}" {"DESC" if descending else "ASC"}, ' if name else ""
+        key = '"reward" - mean' if name == "advantage" else f'"{name}"'
+        order = f"{key} IS NULL, {key} {'DESC' if descending else 'ASC'}, " if name else ""
         found = self.connection.execute(
-            f"SELECT {_COLUMNS} FROM trajectories WHERE {which.sql} "
+            f"SELECT {_COLUMNS} FROM trajectories {_MEANS * (name == 'advantage')} "
+            f"WHERE {which.sql} "
             f"ORDER BY {order}number LIMIT ? OFFSET ?",
             (*which.parameters, limit, offset),
         )

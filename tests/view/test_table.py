@@ -56,6 +56,28 @@ def test_advantages_are_those_of_the_group(rewards: list[float | None]):
     assert found == TrajectoryGroup(members).advantages()
 
 
+@given(
+    st.lists(REWARDS, min_size=1, max_size=5),
+    st.lists(REWARDS, min_size=1, max_size=5),
+    st.booleans(),
+)
+def test_a_list_in_order_of_advantages(
+    one: list[float | None], other: list[float | None], descending: bool
+):
+    """Of whole groups, also where a filter shows a part of them; what has none comes last."""
+    lonely = group([1.0, None], None)
+    with answers(*group(one, "g"), *group(other, "h"), *lonely) as asked:
+        sort = "-advantage" if descending else "advantage"
+        for where in ("", "sample_index != 0"):
+            rows = ask(asked, "trajectories", sort=sort, where=where)["rows"]
+            found = [row["advantage"] for row in rows]
+            known = [each for each in found if each is not None]
+            assert found == known + [None] * (len(found) - len(known))
+            assert known == pytest.approx(sorted(known, reverse=descending), abs=1e-6)
+            unsorted = ask(asked, "trajectories", where=where)["rows"]
+            assert sorted(row["id"] for row in rows) == sorted(row["id"] for row in unsorted)
+
+
 def test_without_a_group_there_is_no_advantage():
     """It is compared with nobody."""
     with answers(*group([1.0, 0.0], None)) as asked:

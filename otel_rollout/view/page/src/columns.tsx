@@ -100,7 +100,7 @@ export const COLUMNS: Column[] = [
   },
 ];
 /** These are lists: there is no order of them. */
-export const UNSORTED = new Set<keyof Overview>(["versions", "findings", "advantage"]);
+export const UNSORTED = new Set<keyof Overview>(["versions", "findings"]);
 
 function Known({ text }: { text: string | null }): JSX.Element {
   return text === null ? <span class="muted">–</span> : <Name text={text} />;
