@@ -18,7 +18,6 @@ from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.view import Answers, Index
 from tests.kit.recording import Recording
-from tests.view.made import ask
 
 Output = pytest.CaptureFixture[str]
 
@@ -118,7 +117,7 @@ def test_the_page_shows_them(
     for sources in ([str(other)], [str(spans), str(other)]):
         with Index(sources, follow=False) as index:
             index.wait()
-            rows = ask(Answers(index), "trajectories")["rows"]
+            rows = Answers(index).named()["trajectories"]({})["rows"]
             assert {row["id"] for row in rows} == expected.keys()
             for id_, trajectory in expected.items():
                 assert index.load(id_).trajectory == trajectory
