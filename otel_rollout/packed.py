@@ -1,4 +1,4 @@
-"""Files that may be gzipped, and those of which the beginning was read already."""
+"""Files that may be gzipped, and whose beginning was read to see what they are."""
 
 from __future__ import annotations
 

@@ -36,11 +36,12 @@ def list(options: argparse.Namespace) -> int:  # noqa: A001 - the verb's name
 
 
 def _group_by(options: argparse.Namespace) -> Field | None:
-    try:
-        return options.group_by and field_of("--group-by", options.group_by)
-    except ConfigurationError as error:
-        options.wrong(str(error))
-        return None
+    if options.group_by is not None:
+        try:
+            return field_of("--group-by", options.group_by)
+        except ConfigurationError as error:
+            options.wrong(str(error))
+    return None
 
 
 def _overviews(

@@ -19,16 +19,17 @@ from otel_rollout.command.text import number_of, say, say_above
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export import (
     HEAD,
-    holds_trajectories,
     item_of,
     item_of_trajectory,
+    layout_of,
+    lines_of,
     parsed_lines,
     parts_for,
     read_lines,
     reconstruct_apart,
 )
 from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
-from otel_rollout.packed import begun, content_of, joined
+from otel_rollout.packed import begun, joined
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import loads
@@ -126,18 +127,18 @@ class Sources:
 
     def _of_trajectories(
         self, opened: ExitStack, spans: list[Iterator[SpanRecord]]
-    ) -> Iterator[tuple[BinaryIO, str]]:
-        """The sources that hold trajectories; those of the others are added to `spans`."""
+    ) -> Iterator[tuple[Iterator[bytes], str]]:
+        """The lines of sources that hold trajectories; those of the others are added to `spans`."""
         for source in self._sources:
             if _is_address(source):
                 spans.append(read(source))
                 continue
             file = opened.enter_context(self._open(source))
             head, _, file = begun(file, source, HEAD)
-            if holds_trajectories(head):
-                yield content_of(file, source), source
-            else:
+            if layout_of(head) is None:
                 spans.append(self._spans(file, source))
+            else:
+                yield lines_of(file, source), source
 
     def _spans(self, file: BinaryIO, source: str) -> Iterator[SpanRecord]:
         """The spans of a file, then of those it was rotated to; without any it is an error."""

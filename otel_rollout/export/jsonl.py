@@ -8,11 +8,12 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.lines import HALF_A_LINE, append_line, check_appendable, is_half, whole_objects
-from otel_rollout.packed import UNPACKING_ERRORS, content_of
+from otel_rollout.packed import UNPACKING_ERRORS, begun, content_of
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json, dumps, loads
 
@@ -70,7 +71,7 @@ class JsonlTrajectoryExporter:
         instead, and reading continues.
         """
         with open(path, "rb") as file:
-            yield from read_lines(content_of(file, str(path)), str(path), on_error=on_error)
+            yield from read_lines(lines_of(file, str(path)), str(path), on_error=on_error)
 
 
 def _renew(exporter: JsonlTrajectoryExporter) -> None:
@@ -82,13 +83,38 @@ LINE_PREFIX = b'{"schema_version":'
 
 
 HEAD = 64
-"""Bytes of the content of a file that tell whether it holds trajectories."""
-_begins = re.compile(rb'\s*\{\s*"(schema_version|appended)"\s*:').match  # "appended": sorted
+"""Bytes of the content of a file that tell how trajectories stand in it."""
+Layout = Literal["lines", "indented", "list"]
+# "appended" is the first key where keys were sorted.
+_begins = re.compile(rb'\s*(\[\s*)?\{(\s*)"(schema_version|appended)"\s*:').match
+_UNREAD = {"indented": "`jq -c . FILE`", "list": "`jq -c '.[]' FILE`"}
 
 
-def holds_trajectories(head: bytes) -> bool:
-    """True if a file whose content begins so holds trajectories, whoever wrote its lines."""
-    return _begins(head) is not None
+def layout_of(head: bytes) -> Layout | None:
+    """How trajectories stand in a file whose content begins so; None: it holds none.
+
+    The exporter writes "lines". What other programs made of them may be an "indented" object each,
+    or a "list"; these are not read.
+    """
+    found = _begins(head)
+    if found is None:
+        return None
+    return "list" if found[1] else "indented" if b"\n" in found[2] else "lines"
+
+
+def lines_of(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The lines of a file of trajectories, which may be gzipped.
+
+    SpanFormatError if they do not stand on one line each, and where its content is damaged.
+    """
+    head, _, whole = begun(file, name, HEAD)
+    way = _UNREAD.get(layout_of(head) or "")
+    if way is not None:
+        raise SpanFormatError(f"its trajectories must stand on one line each, as {way} writes them")
+    try:
+        yield from content_of(whole, name)
+    except UNPACKING_ERRORS as error:
+        raise SpanFormatError(f"its compressed content is damaged or cut ({error})") from None
 
 
 def read_lines(
@@ -117,7 +143,7 @@ def parsed_lines(
     `fail` for any other line that is not JSON.
     """
     half: str | None = None
-    for number, line in enumerate(_unpacked(lines, name, fail), 1):
+    for number, line in enumerate(_up_to_damage(lines, name, fail), 1):
         if not line.strip():
             continue
         if half is not None:
@@ -141,11 +167,9 @@ def parsed_lines(
             fail(SpanFormatError(f"{where}: {_NO_TRAJECTORY}"))
 
 
-def _unpacked(lines: Iterable[bytes], name: str, fail: OnError) -> Iterator[bytes]:
+def _up_to_damage(lines: Iterable[bytes], name: str, fail: OnError) -> Iterator[bytes]:
     try:
         yield from lines
-    except UNPACKING_ERRORS as error:
-        fail(SpanFormatError(f"{name}: its compressed content is damaged or cut ({error})"))
     except SpanFormatError as error:
         fail(SpanFormatError(f"{name}: {error}"))
 

@@ -101,7 +101,7 @@ class Dropped:
 
     @property
     def lacks_only_ids(self) -> bool:
-        """True if it trains all the same where messages do: all that it lacks are exact ids."""
+        """True if only its exact token ids are missing: trainers that take messages train on it."""
         return self.cause in _ONLY_IDS
 
     def __str__(self) -> str:

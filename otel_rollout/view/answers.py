@@ -97,13 +97,14 @@ class Answers:
         if len(errors) > _MOST_ERRORS:
             more = len(errors) - _MOST_ERRORS
             errors = [*errors[:_MOST_ERRORS], f"and {more} more, or more of one file"]
-        table = self._all.table()
+        table, opened = self._all.table(), query.get("id", "")
         return {
             "version": version("otel-rollout"),
             "sources": self._all.sources,
             "indexed": table.count(),
             "changes": table.changes() or 0,
-            "changed": table.changes(query.get("id", "")),
+            "open": opened,
+            "changed": table.changes(opened) if opened else None,
             "complete": complete,
             "errors": errors,
             "jaeger": self._jaeger,

@@ -6,7 +6,6 @@ The page is built from TypeScript beside it (`page/`), and the build is part of 
 from __future__ import annotations
 
 import json
-import math
 import re
 from base64 import b64encode
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.wire import Json
+from otel_rollout.wire import Json, finite
 
 FOLDER = Path(__file__).parent / "page" / "built"
 """The build of the page."""
@@ -101,13 +100,5 @@ def as_json(value: Json) -> bytes:
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
-
-
-def _finite(value: Json) -> Json:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,9 +18,9 @@ from otel_rollout.trajectory import (
     findings_of,
     untrained_sequences,
 )
-from otel_rollout.view.fields import digits_kept
 from otel_rollout.view.messages import Said, said
 from otel_rollout.view.tree import Tree, Way
+from otel_rollout.view.values import browser_value
 from otel_rollout.wire import Json, dumps, tool_name
 
 MOST_CHARACTERS = 20_000
@@ -58,7 +58,8 @@ class Opened:
     def overview(self) -> dict[str, Json]:
         """Its overview, without an advantage."""
         found = Overview.of(self.trajectory, rows=self.rows).to_dict()
-        return {**found, "metadata": digits_kept(found["metadata"]), "advantage": None}
+        metadata = browser_value(dumps(found["metadata"]))
+        return {**found, "metadata": metadata, "advantage": None}
 
     def detail(self) -> dict[str, Json]:
         """All but what other trajectories tell: parent, children, advantage."""
@@ -88,7 +89,7 @@ class Opened:
         """The wire form of a node's message, in full. LookupError where there is no such node."""
         if not 0 <= node < len(self.tree.nodes):
             raise LookupError(f"node: expected 0 to {len(self.tree.nodes) - 1}, got {node}")
-        return {"message": digits_kept(self.tree.nodes[node].message), "whole": True}
+        return {"message": browser_value(dumps(self.tree.nodes[node].message)), "whole": True}
 
     def search(self, text: str) -> list[int]:
         """The nodes whose text, reasoning or tool calls contain a text, in any case."""
@@ -240,7 +241,7 @@ def bounded(value: Json) -> Json:
     if isinstance(value, str):
         return _cut(value)
     text = dumps(value)
-    return digits_kept(value) if len(text) <= MOST_CHARACTERS else _cut(text)
+    return browser_value(text) if len(text) <= MOST_CHARACTERS else _cut(text)
 
 
 def _cut(text: str, most: int = MOST_CHARACTERS) -> str:

@@ -6,17 +6,16 @@ A field is a name, `reward`, or a value by its name, `metrics["tests_passed"]`.
 from __future__ import annotations
 
 import ast
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Overview
-from otel_rollout.wire import Json, dumps
+from otel_rollout.view.values import Parameter, sql_value
+from otel_rollout.wire import Json
 
 Kind = Literal["text", "number", "list", "object", "any", "none", "literals"]
 """What an operand is; "any" is known only when a row is looked at, as a value of `metadata`."""
-Parameter = str | int | float | None
 
 COLUMNS: dict[str, Kind] = {
     "id": "text",
@@ -87,50 +86,4 @@ class Field:
 
 def row_of(overview: Overview) -> list[Parameter]:
     """The values of the columns `COLUMNS`, in their order, as SQLite takes them."""
-    return [value_of(getattr(overview, name)) for name in COLUMNS]
-
-
-def value_of(value: Json) -> Parameter:
-    """The value as SQLite takes it; lists and objects are JSON texts."""
-    if isinstance(value, str):
-        return carried(value)
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        return _as_float(value)
-    if isinstance(value, tuple | list | dict):
-        return dumps(_storable(value))
-    return value  # type: ignore[no-any-return]
-
-
-def digits_kept(value: Json) -> Json:
-    """The value with texts for whole numbers that a browser would round."""
-    if isinstance(value, dict):
-        return {key: digits_kept(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [digits_kept(item) for item in value]
-    return str(value) if isinstance(value, int) and abs(value) > _SAFE else value
-
-
-_SAFE = (1 << 53) - 1
-
-
-def carried(text: str) -> str:
-    """The text with escapes for lone surrogates, which SQLite does not take."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _as_float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _storable(value: Json) -> Json:
-    """The value with null for NaN and infinities, and without lone surrogates."""
-    if isinstance(value, dict):
-        return {carried(key): _storable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_storable(item) for item in value]
-    if isinstance(value, str):
-        return carried(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return [sql_value(getattr(overview, name)) for name in COLUMNS]

@@ -20,10 +20,10 @@ from pathlib import Path
 from otel_rollout.errors import RolloutError
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.details import Opened
-from otel_rollout.view.fields import carried
 from otel_rollout.view.files import cached_file, connect, lock, open_table
 from otel_rollout.view.reading import Reader, check_source, is_address
 from otel_rollout.view.table import Place, Table, WritableTable
+from otel_rollout.view.values import sql_text
 from otel_rollout.wire import dumps, loads
 
 _POLL = 1.0
@@ -120,7 +120,7 @@ class Index:
             raise LookupError(f"no trajectory {id_[:100]!r}: it may have been replaced just now")
         try:
             trajectory = Trajectory.from_dict(loads(_bytes_at(place)))
-            if carried(trajectory.id) != id_:
+            if sql_text(trajectory.id) != id_:
                 raise LookupError(f"there is {trajectory.id!r}")
             return Opened(trajectory)
         except (OSError, LookupError, ValueError) as error:

@@ -22,7 +22,8 @@ from otel_rollout.export import (
     HEAD,
     LINE_PREFIX,
     JsonlTrajectoryExporter,
-    holds_trajectories,
+    Layout,
+    layout_of,
     parsed_lines,
     parts_for,
     reconstruct_apart,
@@ -95,23 +96,27 @@ class Reader:
     def read(self) -> None:
         """Read what is new since the last time."""
         others: list[str] = []
-        for source in self._sources:
-            if is_address(source):
-                others.append(source)
-                continue
+        for path in self._paths():
             try:
-                for path in files_of(source):
-                    if _kind_of(path) == (True, False):
-                        self._read_lines(path)
-                    else:
-                        others.append(path)
-            except (OSError, SpanFormatError) as error:
-                self._fail(_OF_REBUILDING, SpanFormatError(f"{source}: {error}"))
+                if is_address(path) or _kind_of(path) != ("lines", False):
+                    others.append(path)
+                else:
+                    self._read_lines(path)
+            except OSError as error:
+                self._fail_rebuilding(SpanFormatError(f"{path}: {error}"))
         if others and not self._stopped():
             self._rebuild(others)
             if self._rebuilt.exists():
                 self._read_lines(str(self._rebuilt), "what was rebuilt")
         self._table.connection.commit()
+
+    def _paths(self) -> Iterator[str]:
+        """The addresses, and the files of the other sources."""
+        for source in self._sources:
+            try:
+                yield from [source] if is_address(source) else files_of(source)
+            except (OSError, SpanFormatError) as error:
+                self._fail_rebuilding(SpanFormatError(f"{source}: {error}"))
 
     # --- files of trajectories
 
@@ -209,7 +214,7 @@ class Reader:
         spans = []
         for source in sources:
             try:
-                if is_address(source) or not _kind_of(source)[0]:
+                if is_address(source) or _kind_of(source)[0] is None:
                     spans.append(source)
                 else:
                     yield from JsonlTrajectoryExporter.read(source, on_error=self._fail_rebuilding)
@@ -269,11 +274,11 @@ class _Lines:
         return self.start + at, len(part)
 
 
-def _kind_of(path: str) -> tuple[bool, bool]:
-    """Whether a file holds trajectories, also one that is empty so far; whether it is gzipped."""
+def _kind_of(path: str) -> tuple[Layout | None, bool]:
+    """How trajectories stand in a file, one that is empty so far included; if it is gzipped."""
     with open(path, "rb") as file:
         head, is_packed, _ = begun(file, path, HEAD)
-    return holds_trajectories(head) or LINE_PREFIX.startswith(head), is_packed
+    return "lines" if LINE_PREFIX.startswith(head) else layout_of(head), is_packed
 
 
 def _is_json(line: bytes) -> bool:

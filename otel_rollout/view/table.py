@@ -7,7 +7,6 @@ trajectory are indexed and not kept, so the index is small.
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import zlib
@@ -18,7 +17,8 @@ from importlib.metadata import version
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Finding, Overview, advantages_of
-from otel_rollout.view.fields import COLUMNS, carried, digits_kept, row_of
+from otel_rollout.view.fields import COLUMNS, row_of
+from otel_rollout.view.values import browser_value, sql_text
 from otel_rollout.view.where import Where
 from otel_rollout.wire import Json
 
@@ -52,6 +52,7 @@ _MEANS = (
     'GROUP BY 1) ON group_of_mean = "group_id"'
 )
 """The mean reward of each one's group."""
+_BEGINS = '"id" >= ? AND "id" < ?'
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +142,21 @@ class Table:
                 f"sort: expected one of {', '.join(COLUMNS)}, advantage, or one with - before it, "
                 f"got {sort!r}"
             )
-        key = '"reward" - mean' if name == "advantage" else f'"{name}"'
+        key, joined = ('"reward" - mean', _MEANS) if name == "advantage" else (f'"{name}"', "")
         order = f"{key} IS NULL, {key} {'DESC' if descending else 'ASC'}, " if name else ""
         found = self.connection.execute(
-            f"SELECT {_COLUMNS} FROM trajectories {_MEANS * (name == 'advantage')} "
-            f"WHERE {which.sql} "
+            f"SELECT {_COLUMNS} FROM trajectories {joined} WHERE {which.sql} "
             f"ORDER BY {order}number LIMIT ? OFFSET ?",
             (*which.parameters, limit, offset),
         )
         return self._with_advantages([_overview(row) for row in found])
 
-    def changes(self, id_: str | None = None) -> int | None:
-        """Grows whenever a trajectory is read, or this one; None where there is none."""
-        which = "" if id_ is None else ' WHERE "id" = ?'
+    def changes(self, prefix: str | None = None) -> int | None:
+        """Grows whenever a trajectory is read, or one whose id begins so; None where none is."""
+        which = "" if prefix is None else f" WHERE {_BEGINS}"
         sql = f"SELECT MAX(number) FROM trajectories{which}"
-        row = self.connection.execute(sql, () if id_ is None else (id_,)).fetchone()
-        return None if row[0] is None else int(row[0])
+        (found,) = self.connection.execute(sql, () if prefix is None else _range(prefix)).fetchone()
+        return None if found is None else int(found)
 
     def overview(self, id_: str) -> dict[str, Json] | None:
         """The overview of one trajectory; None where it is not there."""
@@ -166,8 +166,7 @@ class Table:
     def find(self, prefix: str) -> str:
         """The id that is this one, or the only one that begins with it. LookupError elsewhere."""
         found = self.connection.execute(
-            'SELECT "id" FROM trajectories WHERE "id" >= ? AND "id" < ? ORDER BY "id" LIMIT 3',
-            (prefix, prefix + "\U0010ffff"),
+            f'SELECT "id" FROM trajectories WHERE {_BEGINS} ORDER BY "id" LIMIT 3', _range(prefix)
         )
         ids = [row[0] for row in found]
         if ids and (ids[0] == prefix or (len(ids) == 1 and prefix)):
@@ -249,7 +248,7 @@ class WritableTable(Table):
             (file, start, size, *values),
         ).lastrowid
         self.connection.execute(
-            "INSERT INTO words (rowid, text) VALUES (?, ?)", (number, carried(words))
+            "INSERT INTO words (rowid, text) VALUES (?, ?)", (number, sql_text(words))
         )
         for (kind, text, advice), count in _counted(findings).items():
             self.connection.execute(
@@ -310,20 +309,25 @@ class WritableTable(Table):
         ).fetchone()
         if count < ERRORS_KEPT:
             self.connection.execute(
-                "INSERT OR IGNORE INTO errors VALUES (?, ?)", (file, carried(text))
+                "INSERT OR IGNORE INTO errors VALUES (?, ?)", (file, sql_text(text))
             )
 
 
 def _overview(row: Sequence[Json]) -> dict[str, Json]:
     found: dict[str, Json] = dict(zip(COLUMNS, row, strict=True))
     for name in _JSON:
-        found[name] = digits_kept(json.loads(found[name]))
+        found[name] = browser_value(found[name])
     return found
 
 
 def _counted(findings: Iterable[Finding]) -> Counter[tuple[str, str, str]]:
     """How often each sentence was found, without what differs between equal ones."""
-    return Counter((f.kind, carried(f.plain), f.advice) for f in findings)
+    return Counter((f.kind, sql_text(f.plain), f.advice) for f in findings)
+
+
+def _range(prefix: str) -> tuple[str, str]:
+    """The parameters of `_BEGINS`."""
+    return prefix, prefix + "\U0010ffff"
 
 
 _words = re.compile(r'"([^"]*)"?|(\S+)')

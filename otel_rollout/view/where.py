@@ -18,7 +18,8 @@ from itertools import pairwise
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Overview
-from otel_rollout.view.fields import COLUMNS, Kind, Parameter, row_of, value_of
+from otel_rollout.view.fields import COLUMNS, Kind, row_of
+from otel_rollout.view.values import Parameter, sql_value
 
 _LONGEST = 20_000
 """Characters of an expression."""
@@ -268,15 +269,15 @@ class _Parser:
             case None:
                 return _Sql("NULL", kind="none", said=said)
             case str() as text:
-                return _Sql("?", (value_of(text),), "text", said)
+                return _Sql("?", (sql_value(text),), "text", said)
             case int() | float() as number:
-                return _Sql("?", (value_of(number),), "number", said)
+                return _Sql("?", (sql_value(number),), "number", said)
         raise self._wrong(f"expected a text, a number, None, True or False, got {said!r}")
 
     def _negative(self, node: ast.expr, said: str) -> _Sql:
         match node:
             case ast.Constant(value=int() | float() as number):
-                return _Sql("?", (value_of(-number),), "number", said)
+                return _Sql("?", (sql_value(-number),), "number", said)
             case ast.Name(id=name) if COLUMNS.get(name) == "number":
                 return _Sql(f'(-"{name}")', kind="number", said=said)
         raise self._wrong(f"expected a number after the minus, got {said!r}")
@@ -285,7 +286,7 @@ class _Parser:
         if COLUMNS.get(name) != "object":
             objects = ", ".join(name for name, kind in COLUMNS.items() if kind == "object")
             raise self._wrong(f"{name!r} has no values by name; expected one of {objects}")
-        parameters = (value_of(key),)
+        parameters = (sql_value(key),)
         found = f'(SELECT value FROM json_each("{name}") WHERE key = ?'  # noqa: S608 - our own names
         if name != "metadata":
             return _Sql(f"{found})", parameters, "number", said)

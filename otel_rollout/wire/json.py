@@ -52,12 +52,21 @@ def dumps(value: Json) -> str:
 
 
 def finite(value: Json) -> Json:
-    """The value with null for NaN and infinities, which are no JSON; tuples become lists."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """A copy with null for NaN and infinities, which are no JSON; tuples become lists."""
+    whole = [value]
+    unfinished: list[Any] = [whole]
+    while unfinished:
+        container = unfinished.pop()
+        for key, item in container.items() if isinstance(container, dict) else enumerate(container):
+            if isinstance(item, Mapping):
+                container[key] = item = dict(item)
+                unfinished.append(item)
+            elif isinstance(item, list | tuple):
+                container[key] = item = list(item)
+                unfinished.append(item)
+            elif isinstance(item, float) and not math.isfinite(item):
+                container[key] = None
+    return whole[0]
 
 
 def copy_json(value: Json) -> Json:

@@ -199,6 +199,8 @@ def test_by_the_values_of_a_field(
         (["--sort", "metrics[0]"], "--sort: expected one of id, name"),
         (["--sort", "task_id["], "--sort: expected one of id, name"),
         (["--sort", "name['x']"], "--sort: expected one of id, name"),
+        (["--group-by", ""], "--group-by: expected one of id, name"),
+        (["--sort", ""], "--sort: expected one of id, name"),
         (["--group-by", "metadata"], "--group-by: expected a single value"),
     ],
 )

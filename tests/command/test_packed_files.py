@@ -137,3 +137,55 @@ def test_a_packed_file_that_was_cut_is_said(plain: Path, tmp_path: Path, capsys:
     assert f"{path}: its compressed content is damaged or cut" in output.err
     with pytest.raises(SpanFormatError, match="damaged or cut"):
         list(JsonlTrajectoryExporter.read(path))
+
+
+def _indented(content: bytes) -> bytes:
+    """What `jq .` makes."""
+    objects = map(json.loads, content.splitlines())
+    return "".join(json.dumps(each, indent=2) + "\n" for each in objects).encode()
+
+
+def _as_list(content: bytes) -> Any:
+    return [json.loads(line) for line in content.splitlines()]
+
+
+LAYOUTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "indented": (_indented, "jq -c . FILE"),
+    "indented and gzipped": (lambda content: gzip.compress(_indented(content)), "jq -c . FILE"),
+    "a list": (lambda content: json.dumps(_as_list(content)).encode(), "jq -c '.[]' FILE"),
+    "an indented list": (
+        lambda content: json.dumps(_as_list(content), indent=4, sort_keys=True).encode(),
+        "jq -c '.[]' FILE",
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_does_not_stand_on_lines_is_said_once(
+    layout: str, plain: Path, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command that puts it on lines; files beside it are read."""
+    change, way = LAYOUTS[layout]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    other = folder / "a"
+    other.write_bytes(change(plain.read_bytes()))
+    said = f"{other}: its trajectories must stand on one line each, as `{way}` writes them"
+    for verb in ("list", "show", "check", "stats"):
+        assert main([verb, str(other)]) != 0
+        output = capsys.readouterr().err.splitlines()
+        assert output[0] == said
+        assert "1 place could not be read and was left out" in output
+    assert main(["export", "--to", "tokens", str(other), "-o", str(tmp_path / "rows")]) == 1
+    assert said in capsys.readouterr().err
+    with pytest.raises(SpanFormatError) as raised:
+        list(JsonlTrajectoryExporter.read(other))
+    assert str(raised.value) == said
+    (folder / "b").write_bytes(plain.read_bytes())
+    assert main(["list", "--json", str(folder)]) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 9
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with Index([str(folder)], follow=False) as index:
+        index.wait()
+        assert index.errors == [said]
+        assert Answers(index).named()["trajectories"]({})["total"] == 8

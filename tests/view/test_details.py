@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, get_current_trajectory, rollout
 from otel_rollout.testing import Reply, ToolCall
+from otel_rollout.trajectory import Overview
+from otel_rollout.view import COLUMNS, row_of
+from otel_rollout.view.built import as_json
 from otel_rollout.view.details import MOST_CHARACTERS, Opened
 from otel_rollout.view.tree import MOST_HISTORIES, MOST_MESSAGES, Tree
 from otel_rollout.wire import visible_key
+from otel_rollout.wire.depth import DEEPEST
 from tests.kit.conversations import ASK, chat, said, system, user
 from tests.kit.recording import Clients, Recording
 from tests.view.made import Call, made
@@ -123,14 +128,30 @@ def test_whole_numbers_keep_their_digits():
         made(
             Call([{"role": "user", "content": "hi", "n": [big, -big, 1, True]}]),
             metadata={"seed": big},
-            output=[big - 1, big],
+            output=[big - 1, big, 1 - big],
         )
     )
     detail = opened.detail()
     assert detail["overview"]["metadata"] == {"seed": str(big)}
-    assert detail["output"] == [big - 1, str(big)]
+    assert detail["output"] == [big - 1, str(big), 1 - big]
     assert opened.message(0)["message"]["n"] == [str(big), str(-big), 1, True]
     assert isinstance(detail["overview"]["start_time_ns"], int)
+
+
+def test_what_is_nested_deep_is_shown():
+    """As deep as requests and replies may be."""
+    deep: Any = []
+    for _ in range(DEEPEST - 10):
+        deep = [deep]
+    asked = {"role": "user", "content": "hi", "deep": deep}
+    opened = Opened(made(Call([asked]), metadata={"deep": deep}, output=deep))
+    assert opened.message(0)["message"] == asked
+    detail = opened.detail()
+    assert detail["overview"]["metadata"] == {"deep": deep}
+    assert detail["output"] == deep
+    as_json([detail, math.nan])
+    row = dict(zip(COLUMNS, row_of(Overview.of(opened.trajectory)), strict=True))
+    assert json.loads(str(row["metadata"])) == {"deep": deep}
 
 
 def test_reasoning_that_was_dropped_is_a_break():

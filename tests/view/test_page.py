@@ -422,13 +422,13 @@ def test_tokens_of_what_does_not_train_say_why(browser: Browser, tmp_path: Path)
 def test_an_open_trajectory_follows_its_file(browser: Browser, tmp_path: Path):
     """One that takes its place, such as with a late reward, is shown without a click."""
     call = Call([user("hi")], "one", prompt_ids=[1, 2], ids=[3, 4])
-    path = write(tmp_path / "a.jsonl", line("t1", call), line("t2", call))
+    path = write(tmp_path / "a.jsonl", line("t1-long", call), line("t2", call))
     with serving(path) as growing, reading(browser, growing.url) as reader:
-        reader.open("trajectory=t1&view=tokens")
+        reader.open("trajectory=t1&view=tokens")  # the beginning of its id
         reader.see(".facts", "none")
         reader.see(".numbers", "4 tokens")
         after = Call([user("hi")], "one", prompt_ids=[1, 2, 7], ids=[3, 4])
-        write(path, {**line("t1", after), "reward": 0.25, "rewards": [{"value": 0.25}]})
+        write(path, {**line("t1-long", after), "reward": 0.25, "rewards": [{"value": 0.25}]})
         reader.see(".facts", "0.25")
         reader.see(".numbers", "5 tokens")
         reader.see(".token.chosen")
@@ -603,6 +603,25 @@ def test_a_page_that_holds_its_answers_needs_no_server(browser: Browser, alone: 
         reader.see(".token.chosen")
         reader.tab.locator(".token:not(.context)").nth(3).hover()
         reader.see(".token-facts", "log-probability")
+
+
+def test_a_token_far_on_tells_where_its_text_is_from(browser: Browser, tmp_path: Path):
+    """Of a page that holds its answers, beyond the tokens that are asked for at once."""
+    entry = {"token": "yes", "logprob": -0.5}
+    call = Call(
+        [user("hi")],
+        prompt_ids=list(range(5000)),
+        ids=[9000],
+        choice={"logprobs": {"content": [entry]}},
+    )
+    file = tmp_path / "page.html"
+    with Index([str(write(tmp_path / "a.jsonl", line("t1", call)))], cached=False) as index:
+        index.wait()
+        file.write_text(whole_page(Answers(index), Page.read(), title="long")[0])
+    with reading(browser, file.as_uri()) as reader:
+        reader.open("trajectory=t1&view=tokens&token=5000")
+        reader.see(".token.chosen", "yes")
+        reader.see(".token-facts", "its log-probability")
 
 
 def test_a_notebook_shows_a_trajectory_in_a_frame_without_rights(

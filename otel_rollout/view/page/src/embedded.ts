@@ -116,6 +116,7 @@ export function embeddedAnswers(page: Embedded): Source {
         start,
         ids: cut(whole.ids),
         texts: cut(whole.texts),
+        textsFrom: cut([...whole.textsFrom]).join(""),
         logprobs: cut(whole.logprobs),
         mask: cut(whole.mask),
         sampled: cut(whole.sampled),

@@ -31,8 +31,8 @@ export function TrajectoryView({ address, state }: { address: Address; state: St
     id,
   );
   useEffect(() => {
-    if (detail && (state.changed ?? 0) > detail.changed) setNewest(state.changed ?? 0);
-  }, [detail, state.changed]);
+    if (detail && state.open === id && (state.changed ?? 0) > detail.changed) setNewest(state.changed ?? 0);
+  }, [detail, id, state]);
   const view = address.view ?? "messages";
   const move = (change: Change, how?: "push" | "replace") =>
     go(changedBy({ trajectory: id, view, ...only(address) }, change), how);

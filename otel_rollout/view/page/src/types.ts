@@ -6,7 +6,9 @@ export interface State {
   indexed: number;
   /** Grows whenever a trajectory was read, also one that takes another's place. */
   changes: number;
-  /** The same of the trajectory that was asked for with it; null without one. */
+  /** The trajectory that was asked for with it, if one was. */
+  open: string;
+  /** `changes` of `open` alone; null without one. */
   changed: number | null;
   /** False while the sources are still being read. */
   complete: boolean;
