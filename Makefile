@@ -5,7 +5,11 @@ PYTHON ?= python3
 TESTS ?=
 OURS := not backend and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
-JOBS ?= 2# tests at once; 0 is one after the other, to debug
+JOBS ?= auto# tests at once: as many as there are cores; 0 is one after the other, to debug
+ROOM ?=# of quick: rooms, instead of those that the change touches
+
+# Tests start hundreds of programs: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +18,7 @@ EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick test fuzz test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench pins clean
+.PHONY: demo quick most test fuzz test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench instructions check-instructions pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -27,7 +31,11 @@ hello:
 test: $(READY)  ## everything that needs no foreign program
 	$(BIN)/python -m pytest -n $(JOBS) -m "$(OURS)" $(TESTS)
 
-quick: $(READY)  ## a minute: what most changes need, all but what is marked slow
+quick: $(READY)  ## under a minute for a room: the rooms that the change touches, or ROOM="record look"
+	tests="$(or $(TESTS),$$($(BIN)/python -m tests.kit.changed $(ROOM)))" && \
+	echo "quick: $$tests" && $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and $(OURS)" $$tests
+
+most: $(READY)  ## minutes: all but what is marked slow
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and $(OURS)" $(TESTS)
 
 fuzz: $(READY)  ## spans that are changed at random, for many minutes
@@ -69,10 +77,12 @@ test-agents: $(READY) .agents/.ready  ## claude-code, codex, opencode and OpenAI
 test-view: $(READY)  ## the page of `otel-rollout view` in a real browser (needs Debian's chromium)
 	$(BIN)/python -m pytest -n $(JOBS) -m browser $(or $(TESTS),tests/view)
 
-page: $(PAGE)/node_modules  ## format and build the page that is committed (needs Node 20.19 or later)
+page: $(PAGE)/node_modules $(READY)  ## write its types, format and build the page that is committed (needs Node 20.19 or later)
+	$(BIN)/python tools/page_types.py > $(PAGE)/src/types.ts
 	cd $(PAGE) && npm run --silent format && npm run --silent build
 
-check-page: $(PAGE)/node_modules  ## lint it, build it anew elsewhere, and compare with what is committed
+check-page: $(PAGE)/node_modules $(READY)  ## lint it, write its types and build it anew, and compare with what is committed
+	$(BIN)/python tools/page_types.py | diff $(PAGE)/src/types.ts -
 	rm -rf build/page
 	cd $(PAGE) && npm run --silent check && OTEL_ROLLOUT_PAGE=$(CURDIR)/build/page npm run --silent build
 	diff -r $(PAGE)/built build/page
@@ -112,6 +122,12 @@ bench: $(READY)  ## what it costs; see docs/performance.md
 	$(BIN)/python benchmarks/transports.py
 	$(BIN)/python benchmarks/rebuild.py
 	$(BIN)/python benchmarks/workflows.py
+
+instructions: $(READY)  ## what capture costs, in instructions (needs Debian's valgrind): a quarter of an hour
+	$(BIN)/python benchmarks/instructions.py
+
+check-instructions: $(READY)  ## its cheapest columns, against benchmarks/instructions.json
+	$(BIN)/python benchmarks/instructions.py --check
 
 $(READY): requirements/newest.txt pyproject.toml
 	$(call environment,$(VENV),newest)

@@ -32,8 +32,8 @@ from otel_rollout import (
     Workflow,
     gather_trajectory,
     rollout,
-    run_workflows,
 )
+from otel_rollout.workflows import run_workflows
 
 PARALLEL = 16
 CALLS = 3

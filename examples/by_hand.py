@@ -19,7 +19,6 @@ from otel_rollout import (
     gather_trajectory,
     rollout,
 )
-from otel_rollout.command.tree import format_trajectory
 from otel_rollout.record import capture
 from otel_rollout.testing import ModelServer
 
@@ -55,7 +54,7 @@ async def main() -> None:
         async with AsyncOpenAI(base_url=server.base_url, api_key="none-needed") as client:
             print(await summarize(client, "a long text"))
             trajectory = await gather_trajectory(summarize(client, "a long text"))
-    print(format_trajectory(trajectory))
+    print(trajectory)
     assert exporter.get_finished_trajectories()[1] is trajectory
 
 

@@ -19,7 +19,6 @@ from openai.types.chat import ChatCompletionToolParam
 
 import otel_rollout
 from otel_rollout import Trajectory, gather_trajectory, get_current_trajectory, rollout, tool
-from otel_rollout.command.tree import format_trajectory
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 
 TOOLS: list[ChatCompletionToolParam] = [
@@ -166,7 +165,7 @@ def main() -> list[Trajectory]:
         trajectories = asyncio.run(run(base_url, os.environ.get("OPENAI_MODEL", "local")))
     otel_rollout.shutdown()
     for trajectory in trajectories:
-        print(format_trajectory(trajectory))
+        print(trajectory)
         if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
             jaeger = os.environ.get("JAEGER_UI", "http://127.0.0.1:16686")
             print(f"   trace: {jaeger}/trace/{trajectory.trace_id}")

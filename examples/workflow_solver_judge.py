@@ -22,11 +22,10 @@ from otel_rollout import (
     Workflow,
     get_current_trajectory,
     rollout,
-    run_workflows,
     to_token_rows,
 )
-from otel_rollout.command.tree import format_trajectory
 from otel_rollout.testing import ModelServer, Reply
+from otel_rollout.workflows import run_workflows
 
 TASKS: list[dict[str, Any]] = [
     {"id": "sum", "question": "17 + 25?", "answer": 42},
@@ -105,7 +104,7 @@ def main() -> list[Episode]:
                 return await run_workflows(lambda: SolverJudge(client), TASKS, n_samples=2)
 
         episodes = asyncio.run(run())
-    print(*map(format_trajectory, episodes[0].trajectories), sep="\n\n", end="\n\n")
+    print(*episodes[0].trajectories, sep="\n\n", end="\n\n")
     for each in episodes:
         reason = each.termination_reason or TerminationReason.UNKNOWN
         print(f"{each.id:10} {reason.value} correct={each.is_correct} {each.metrics}")

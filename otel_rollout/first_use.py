@@ -1,25 +1,48 @@
-"""Names of a package that load their module when they are first used (PEP 562)."""
+"""Names of a package that load their module when they are first used (PEP 562).
+
+The list of the names is the package's `__init__.pyi`, which type checkers and editors read too.
+Only packages whose modules are costly to import do this; the others import in their `__init__`.
+"""
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def load_on_first_use(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """A module-level `__getattr__` for `package`.
-
-    `homes`: the names in each module of the package, the module's name relative to the package.
-    """
-    home_of = {name: home for home, names in homes.items() for name in names}
+def load_on_first_use(
+    package: str, file: str
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """`__all__`, `__getattr__` and `__dir__` for a package whose `__init__.py` is `file`."""
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    home_of = {
+        alias.name: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
 
     def get(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{home_of[name]}"), name)
+        value = getattr(import_module(home_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return sorted(home_of), get, names
+
+
+def loaded_on_first_call(module: str, name: str) -> Callable[..., Any]:
+    """A function that calls the one of this name, whose module is imported at the first call."""
+
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments)
+
+    return call

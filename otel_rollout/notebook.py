@@ -1,11 +1,13 @@
-"""How a notebook shows what users hold: the page that `otel-rollout view` has, inside a cell.
+"""Objects that are shown: as a page where a notebook's cell ends with one, as text when printed.
 
-The room `view`, which makes it, stands above these classes and is loaded when one is shown.
+Page and text are made in the room `view`, above the classes that are shown so; the top-level
+package connects the two (`otel_rollout/__init__.py`). Tested in tests/view/test_html.py and
+tests/view/test_show.py.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
 
 
 class ShownInNotebooks:
@@ -14,5 +16,21 @@ class ShownInNotebooks:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        shown: str = import_module("otel_rollout.view").notebook_cell(self)
-        return shown
+        return _made_by["cell"](self)
+
+
+class Printed:
+    """A class whose objects are printed as text for people; its form may change."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return _made_by["text"](self)
+
+
+_made_by: dict[str, Callable[[object], str]] = {}
+
+
+def show_with(*, cell_of: Callable[[object], str], text_of: Callable[[object], str]) -> None:
+    """Set the functions that return the HTML of a cell and the text of a trajectory."""
+    _made_by.update(cell=cell_of, text=text_of)

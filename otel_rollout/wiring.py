@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from opentelemetry import metrics, trace
+from opentelemetry import trace
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
-from opentelemetry.metrics._internal import _ProxyMeterProvider
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.resources import SERVICE_NAME
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 
+from otel_rollout import look
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
-from otel_rollout.look import SpanQueue, instrumentors, otlp_exporters, otlp_metric_exporters
+from otel_rollout.look import SpanQueue, otlp_exporters, otlp_metric_exporters
+from otel_rollout.providers import (
+    cutting_limits,
+    forget_global,
+    forget_global_metrics,
+    meter_provider,
+    remove_processor,
+    span_provider,
+)
 from otel_rollout.record import (
+    MAX_BYTES,
     ActiveRollout,
-    Content,
+    Measurements,
+    Observers,
+    Settings,
     TrajectorySpanProcessor,
+    as_rules,
     capture,
     check_exporter,
-    checked_rules,
+    content_rule,
     continue_environment,
     in_time,
     leave_environment,
-    of_environment,
     process_state,
-    switched_off,
+    switch_off,
 )
 from otel_rollout.trajectory import Rule
 
@@ -44,18 +56,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("otel_rollout")
 
 
+_INSTRUMENTORS = (
+    "opentelemetry.instrumentation.openai",
+    "opentelemetry.instrumentation.genai.openai",
+)
+"""Those that are guarded also where the user has put them in."""
 _LAST_SECONDS = 5.0
 """Time that exporters have for their own shutdown, whatever the flush before it took."""
-_MIN_ATTRIBUTES = 40
-"""More attributes than any of our spans has."""
 
 
 class TruncationWarning(UserWarning):
     """A limit is set that will truncate or drop attributes that training needs."""
-
-
-class ContentWarning(UserWarning):
-    """Prompts and replies are on spans though a switch of the environment says otherwise."""
 
 
 @dataclass(slots=True)
@@ -69,17 +80,25 @@ class _Setup:
     max_bytes: int
     """Bound on what waits for each exporter."""
     processors: list[SpanQueue] = field(default_factory=list)
-    """The queues that were added for `span_exporters` and OTLP."""
-    span_exporters: list[SpanExporter] = field(default_factory=list)
-    """The exporters that the user passed."""
+    """The queues of `span_exporters` and OTLP."""
     metrics: MeterProvider | None = None
     """The meter provider that `configure` made. None: it made none."""
     part: ActiveRollout | None = None
     """The rollout that this process continues, from its environment. None: there is none."""
-    uninstrument: Callable[[], None] | None = None
-    """Removes the instrumentor. None: `configure` added none."""
-    threads: bool = False
-    """True if `configure` instrumented threads."""
+    undo: ExitStack = field(default_factory=ExitStack)
+    """Takes out what was put into libraries."""
+
+    def add(
+        self, exporters: Iterable[TrajectoryExporter], span_exporters: Iterable[SpanExporter]
+    ) -> None:
+        """Export to these too, as far as they are new."""
+        for exporter in exporters:
+            if exporter not in self.processor.exporters:
+                self.processor.exporters.append(exporter)
+        for span_exporter in span_exporters:
+            if all(queue.exporter is not span_exporter for queue in self.processors):
+                self.processors.append(SpanQueue(span_exporter, self.max_bytes))
+                self.provider.add_span_processor(self.processors[-1])
 
 
 def _done_before() -> _Setup | None:
@@ -105,7 +124,7 @@ def configure(
     reward_in_name: bool = False,
     policy_model: str | None = None,
     side_calls: Iterable[Rule] | None = None,
-    max_bytes: int = 4 << 30,
+    max_bytes: int = MAX_BYTES,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
 
@@ -160,9 +179,9 @@ def configure(
         calls then: they stay in the trajectory and do not train. None (default): calls of every
         model train.
     side_calls: functions that are given a completion and what its rollout's calls have in common
-        (`SideCalls`), and return why it is a side call, or None. They are asked when a rollout
-        ends, and hold instead of the default one; () finds none. None (default): `known_side_call`,
-        of which `docs/side-calls.md` tells.
+        (`otel_rollout.side_calls.SideCalls`), and return why it is a side call, or None. They are
+        asked when a rollout ends, and hold instead of the default one; () finds none. None
+        (default): `known_side_call` of the same module, see `docs/side-calls.md`.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
 
@@ -171,87 +190,84 @@ def configure(
     TruncationWarning for attribute limits that would truncate training data.
     """
     exporters, span_exporters = _checked(exporters, span_exporters)
-    if service_name is not None and (not isinstance(service_name, str) or not service_name):
-        raise ConfigurationError(
-            f"configure(service_name=...): expected a name, got {service_name!r}"
-        )
-    if rollout_secret is not None and (not isinstance(rollout_secret, str) or not rollout_secret):
-        raise ConfigurationError(
-            f"configure(rollout_secret=...): expected a text that is not empty, got "
-            f"{'an empty one' if rollout_secret == '' else type(rollout_secret)}"
-        )
-    if not isinstance(tool_spans, bool):
-        raise ConfigurationError(
-            f"configure(tool_spans=...): expected True or False, got {tool_spans!r}"
-        )
-    if not isinstance(reward_in_name, bool):
-        raise ConfigurationError(
-            f"configure(reward_in_name=...): expected True or False, got {reward_in_name!r}"
-        )
-    if policy_model is not None and (not isinstance(policy_model, str) or not policy_model):
-        raise ConfigurationError(
-            f"configure(policy_model=...): expected the name of a model, got {policy_model!r}"
-        )
-    rules = checked_rules(side_calls)
-    if llm_spans not in ("outer", "both"):
-        raise ConfigurationError(
-            f"configure(llm_spans=...): expected 'outer' or 'both', got {llm_spans!r}"
-        )
-    instrumentors.check(instrumentor)
-    rule = _content(content, redact)
+    settings = Settings(
+        service_name=service_name,
+        instrumentor=instrumentor,
+        request_token_ids=request_token_ids,
+        content=content_rule(content, redact),
+        rollout_secret=rollout_secret,
+        llm_spans=llm_spans,
+        tool_spans=tool_spans,
+        baggage=baggage,
+        reward_in_name=reward_in_name,
+        policy_model=policy_model,
+        side_calls=as_rules(side_calls),
+        max_bytes=max_bytes,
+    )
     with process_state.configuring:
         before = _done_before()
         if before is not None:
-            _again(before, service_name, exporters, span_exporters, tracer_provider)
-            if (content is not None or redact is not None) and rule != process_state.content:
-                logger.warning(
-                    "configure(content=%r, redact=%r): configured already, not changed",
-                    content,
-                    redact,
-                )
-            if request_token_ids:
-                process_state.request_fields = {}
-            process_state.rollout_secret = rollout_secret or process_state.rollout_secret
-            process_state.policy_model = policy_model or process_state.policy_model
-            if rules is not None:
-                process_state.side_call_rules = rules
-            process_state.baggage = baggage or process_state.baggage
-            process_state.reward_in_name = reward_in_name or process_state.reward_in_name
+            asked = dict(settings.asked())
+            if content is None and redact is None:
+                asked.pop("content", None)
+            _again(before, settings, asked, tracer_provider)
+            before.add(exporters, span_exporters)
             return before.provider
-        provider, own = _provider(tracer_provider, service_name)
-        processor = TrajectorySpanProcessor(*exporters, max_bytes=max_bytes)
-        setup = _Setup(provider, own, processor, max_bytes, span_exporters=list(span_exporters))
-        look = [*span_exporters, *(otlp_exporters() if own else ())]
-        _warn_of_limits(provider)
-        capture.instrument(rule)
-        process_state.request_fields = {} if request_token_ids else None
-        process_state.rollout_secret = rollout_secret
-        process_state.policy_model, process_state.side_call_rules = policy_model, rules
-        process_state.tool_spans = tool_spans
-        process_state.llm_spans = llm_spans
-        process_state.draws_calls = instrumentor is not None
-        process_state.baggage = baggage
-        process_state.reward_in_name = reward_in_name
-        provider.add_span_processor(processor)
-        for exporter in look:
-            setup.processors.append(SpanQueue(exporter, max_bytes))
-            provider.add_span_processor(setup.processors[-1])
-        setup.uninstrument = instrumentors.instrument(instrumentor, provider, content=rule.is_whole)
-        threads = ThreadingInstrumentor()
-        if not threads.is_instrumented_by_opentelemetry:
-            threads.instrument()
-            setup.threads = True
-        process_state.provider = provider
-        if own:
-            trace.set_tracer_provider(provider)
-            setup.metrics = _meter_provider(provider.resource)
-        setup.part = continue_environment()
-        if setup.part is not None:
-            # The provider's own exit handler was registered before, so it runs after this one.
-            atexit.register(leave_environment, setup.part)
-        process_state.setup = setup
-        process_state.said_unrecorded = True  # whoever shuts it down knows that nothing records
-        return provider
+        return _set_up(settings, exporters, span_exporters, tracer_provider).provider
+
+
+def _set_up(
+    settings: Settings,
+    exporters: Sequence[TrajectoryExporter],
+    span_exporters: Sequence[SpanExporter],
+    tracer_provider: TracerProvider | None,
+) -> _Setup:
+    provider, own = span_provider(tracer_provider, settings.service_name)
+    if settings.instrumentor is not None:
+        look.check_installed(settings.instrumentor)
+    to_look = [*span_exporters, *(otlp_exporters() if own else ())]
+    for sentence in cutting_limits(provider):
+        warnings.warn(sentence, TruncationWarning, stacklevel=3)
+    setup = _Setup(
+        provider, own, TrajectorySpanProcessor(max_bytes=settings.max_bytes), settings.max_bytes
+    )
+    capture.instrument(settings.content)
+    setup.undo.callback(capture.uninstrument)
+    process_state.use(settings)
+    tool_spans = [look.ToolSpans()] if settings.tool_spans else []
+    llm_spans = [look.LlmSpans()] if _has_instrumentor(settings) else []
+    process_state.observers = Observers([look.Sums(), Measurements(), *tool_spans, *llm_spans])
+    provider.add_span_processor(setup.processor)
+    setup.add(exporters, to_look)
+    _instrument(setup, settings)
+    process_state.provider = provider
+    if own:
+        trace.set_tracer_provider(provider)
+        setup.metrics = meter_provider(otlp_metric_exporters(), provider.resource)
+    setup.part = continue_environment()
+    if setup.part is not None:
+        # The provider's own exit handler was registered before, so it runs after this one.
+        atexit.register(leave_environment, setup.part)
+    process_state.setup = setup
+    process_state.said_unrecorded = True  # whoever shuts it down knows that nothing records
+    return setup
+
+
+def _instrument(setup: _Setup, settings: Settings) -> None:
+    """Let the instrumentor begin LLM spans; one that nobody asked for is not even imported."""
+    if not settings.content.is_whole:
+        setup.undo.enter_context(switch_off())
+    if _has_instrumentor(settings):
+        setup.undo.callback(look.instrument(settings.instrumentor, setup.provider))
+    threads = ThreadingInstrumentor()
+    if not threads.is_instrumented_by_opentelemetry:
+        threads.instrument()
+        setup.undo.callback(threads.uninstrument)
+
+
+def _has_instrumentor(settings: Settings) -> bool:
+    """True if an instrumentor is asked for, or was imported by somebody else."""
+    return settings.instrumentor is not None or not sys.modules.keys().isdisjoint(_INSTRUMENTORS)
 
 
 def shutdown(timeout_millis: int = 30_000) -> bool:
@@ -270,26 +286,17 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             return True
         if setup.part is not None:
             leave_environment(setup.part)
-        capture.uninstrument()
-        process_state.request_fields = process_state.rollout_secret = None
-        process_state.policy_model = process_state.side_call_rules = None
-        process_state.baggage = process_state.reward_in_name = False
-        process_state.draws_calls = False
-        if setup.uninstrument is not None:
-            setup.uninstrument()
-        if setup.threads:
-            ThreadingInstrumentor().uninstrument()
+        setup.undo.close()
         flushed = _flush_and_end(setup, time.monotonic() + timeout_millis / 1000)
-        if not any(getattr(active, "running", False) for active in process_state.rollouts.values()):
-            process_state.content = Content()  # else what still runs might be exported whole
-        process_state.provider = None
+        kept = process_state.content  # else what still runs might be exported whole
+        runs = any(getattr(each, "running", False) for each in process_state.rollouts.values())
+        process_state.use(Settings(content=kept) if runs else Settings())
+        process_state.provider, process_state.observers = None, Observers()
         process_state.said_without_calls = False
-        process_state.tool_spans = True
-        process_state.llm_spans = "outer"
         if setup.own_provider:
-            _forget_global(setup.provider)
+            forget_global(setup.provider)
         if setup.metrics is not None:
-            _forget_global_metrics(setup.metrics)
+            forget_global_metrics(setup.metrics)
         return flushed and not _say_lost(setup)
 
 
@@ -358,145 +365,26 @@ def _checked(
     return exporters, span_exporters
 
 
-def _content(
-    content: Literal["new", "full", "none"] | None, redact: Callable[[bytes], bytes] | None
-) -> Content:
-    """The rule for content that these arguments of `configure` and the environment give."""
-    if content not in ("new", "full", "none", None):
-        raise ConfigurationError(
-            f"configure(content=...): expected 'new', 'full' or 'none', got {content!r}"
-        )
-    if redact is not None and not callable(redact):
-        raise ConfigurationError(
-            f"configure(redact=...): expected a function of bytes to bytes, got {redact!r}"
-        )
-    off = switched_off()
-    if off and content in ("new", "full"):
-        warnings.warn(
-            f"{off} says that spans have no prompts and replies, but configure(content="
-            f"{content!r}) exports them on exchange spans. Leave content out, or the variable "
-            "unset",
-            ContentWarning,
-            stacklevel=3,
-        )
-    elif content is None:
-        return replace(of_environment(), redact=redact)
-    shows: Literal["new", "full"] = "full" if content == "full" else "new"
-    return Content(exported=content != "none", shows=shows, redact=redact)
-
-
 def _again(
     setup: _Setup,
-    service_name: str | None,
-    exporters: Sequence[TrajectoryExporter],
-    span_exporters: Sequence[SpanExporter],
+    settings: Settings,
+    asked: Mapping[str, bool],
     tracer_provider: TracerProvider | None,
 ) -> None:
+    """Take what a further `configure` may change, and log what it may not.
+
+    asked: the options that it gives, and whether each may change.
+    """
     if tracer_provider is not None and tracer_provider is not setup.provider:
         raise ConfigurationError(
             "configure(tracer_provider=...): configured already with another provider; call "
             "otel_rollout.shutdown() first"
         )
-    if (
-        service_name is not None
-        and setup.provider.resource.attributes.get(SERVICE_NAME) != service_name
-    ):
-        logger.warning("configure(service_name=%r): configured already, not changed", service_name)
-    for exporter in exporters:
-        if exporter not in setup.processor.exporters:
-            setup.processor.exporters.append(exporter)
-    for span_exporter in span_exporters:
-        if span_exporter in setup.span_exporters:
-            continue
-        setup.span_exporters.append(span_exporter)
-        processor = SpanQueue(span_exporter, setup.max_bytes)
-        setup.processors.append(processor)
-        setup.provider.add_span_processor(processor)
-
-
-def _provider(
-    given: TracerProvider | None, service_name: str | None
-) -> tuple[TracerProvider, bool]:
-    """The provider to use, and True if it was created here."""
-    found = trace.get_tracer_provider() if given is None else given
-    if isinstance(found, TracerProvider):
-        return found, False
-    if given is not None or not isinstance(found, trace.ProxyTracerProvider):
-        where = "configure(tracer_provider=...)" if given is not None else "configure()"
-        raise ConfigurationError(
-            f"{where}: expected a TracerProvider of the OpenTelemetry SDK "
-            f"(opentelemetry.sdk.trace.TracerProvider), got {found!r}, which takes no span "
-            f"processors; set an SDK provider first, or none"
-        )
-    resource = Resource.create({SERVICE_NAME: service_name} if service_name else {})
-    return TracerProvider(resource=resource), True
-
-
-def _meter_provider(resource: Resource) -> MeterProvider | None:
-    """The global meter provider that the environment asks for. None: none, or there is one."""
-    exporters = otlp_metric_exporters()
-    if not exporters or not isinstance(metrics.get_meter_provider(), _ProxyMeterProvider):
-        return None
-    # Imported when it is needed: few programs ask for it.
-    reader = import_module("opentelemetry.sdk.metrics.export").PeriodicExportingMetricReader
-    made: MeterProvider = import_module("opentelemetry.sdk.metrics").MeterProvider(
-        metric_readers=[reader(exporter) for exporter in exporters], resource=resource
-    )
-    metrics.set_meter_provider(made)
-    return made
-
-
-def _warn_of_limits(provider: TracerProvider) -> None:
-    for sentence in cutting_limits(provider):
-        warnings.warn(sentence, TruncationWarning, stacklevel=3)
-
-
-def cutting_limits(provider: TracerProvider) -> Iterator[str]:
-    """A sentence for each limit of the provider that will truncate or drop training data."""
-    limits: SpanLimits | None = getattr(provider, "_span_limits", None)
-    if limits is None:
-        return
-    for name in ("max_span_attribute_length", "max_attribute_length"):
-        length = getattr(limits, name, None)
-        if length is not None:
-            yield (
-                f"span attributes are cut at {length} characters (SpanLimits({name}={length}), or "
-                f"OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT / OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT in "
-                f"the environment): conversations will be incomplete and not trainable. Remove "
-                f"the limit from this provider; limit what is stored in the collector instead"
-            )
-            break
-    for name in ("max_span_attributes", "max_attributes"):
-        count = getattr(limits, name, None)
-        if count is not None and count < _MIN_ATTRIBUTES:
-            yield (
-                f"spans keep only {count} attributes (SpanLimits({name}={count}), or "
-                f"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT / OTEL_ATTRIBUTE_COUNT_LIMIT in the "
-                f"environment): exchange spans need up to {_MIN_ATTRIBUTES}, the first ones would "
-                f"be lost. Raise the limit"
-            )
-            break
-
-
-def remove_processor(provider: TracerProvider, processor: SpanProcessor) -> None:
-    """Undo `add_span_processor`."""
-    active = provider._active_span_processor
-    with active._lock:
-        active._span_processors = tuple(
-            kept for kept in active._span_processors if kept is not processor
-        )
-
-
-def _forget_global(provider: TracerProvider) -> None:
-    """Make the global provider unset again, so that a later `configure` can set one."""
-    if trace.get_tracer_provider() is provider:
-        trace._TRACER_PROVIDER = None
-        trace._TRACER_PROVIDER_SET_ONCE = type(trace._TRACER_PROVIDER_SET_ONCE)()
-
-
-def _forget_global_metrics(provider: MeterProvider) -> None:
-    """Make the global meter provider unset again, and with it the proxy that stands for it."""
-    if metrics.get_meter_provider() is provider:
-        own = metrics._internal
-        own._METER_PROVIDER, own._PROXY_METER_PROVIDER = None, _ProxyMeterProvider()
-        own._METER_PROVIDER_SET_ONCE = type(own._METER_PROVIDER_SET_ONCE)()
+    service_name = str(setup.provider.resource.attributes.get(SERVICE_NAME))
+    now = replace(process_state.settings, service_name=service_name)
+    for name, may_change in asked.items():
+        if not may_change and getattr(settings, name) != getattr(now, name):
+            value = getattr(settings, name)
+            logger.warning("configure(%s=%r): configured already, not changed", name, value)
+    changes = {name: getattr(settings, name) for name, may_change in asked.items() if may_change}
+    process_state.use(replace(process_state.settings, **changes))

@@ -26,6 +26,7 @@ from otel_rollout import InMemoryTrajectoryExporter
 from otel_rollout.record import capture, openai_client
 from tests.kit.calling import Configure
 from tests.kit.recording import Clients, Recording
+from tests.kit.spending import Spending
 from tests.kit.witness import Witness
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "configure",
     "frozen_imports",
     "no_hook_is_left",
+    "pytest_configure",
     "pytest_runtest_call",
     "recording",
 ]
@@ -58,6 +60,11 @@ for _number, _handler in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sum the CPU seconds of the tests of each folder."""
+    config.pluginmanager.register(Spending())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from typing import Any
@@ -39,8 +40,9 @@ from otel_rollout import (
     semconv,
 )
 from otel_rollout.otlp import SplittingSpanExporter, read_protobuf
+from otel_rollout.providers import forget_global_metrics
+from otel_rollout.record import Settings, process_state
 from otel_rollout.testing import Reply
-from otel_rollout.wiring import _forget_global_metrics
 from tests.kit.recording import Clients, Recording
 
 
@@ -264,7 +266,7 @@ def test_a_meter_provider_of_the_users_stays(collector: Collector, monkeypatch: 
         assert collector.requests == []
     finally:
         mine.shutdown()
-        _forget_global_metrics(mine)
+        forget_global_metrics(mine)
 
 
 @pytest.mark.parametrize("variable", [None, "OTEL_TRACES_EXPORTER"])
@@ -402,6 +404,17 @@ class NotAnExporter:
         ({"instrumentor": "gen"}, "expected 'openai', 'genai' or None, got 'gen'"),
         ({"tracer_provider": 3}, r"configure\(tracer_provider=...\): expected a TracerProvider"),
         ({"max_bytes": 0}, r"max_bytes=...\): expected a number from 1 on, got 0"),
+        ({"max_bytes": True}, r"max_bytes=...\): expected a number from 1 on, got True"),
+        ({"baggage": "yes"}, r"baggage=...\): expected True or False, got 'yes'"),
+        ({"request_token_ids": 1}, r"request_token_ids=...\): expected True or False, got 1"),
+        ({"tool_spans": None}, r"tool_spans=...\): expected True or False, got None"),
+        ({"reward_in_name": 0}, r"reward_in_name=...\): expected True or False, got 0"),
+        ({"policy_model": ""}, r"policy_model=...\): expected the name of a model, got ''"),
+        ({"side_calls": "x"}, r"side_calls=...\): expected a list of functions, got 'x'"),
+        ({"side_calls": [1]}, r"side_calls=...\): expected functions of a completion"),
+        ({"llm_spans": "inner"}, r"llm_spans=...\): expected 'outer' or 'both', got 'inner'"),
+        ({"content": "all"}, r"content=...\): expected 'new', 'full' or 'none', got 'all'"),
+        ({"redact": "x"}, r"redact=...\): expected a function of bytes to bytes, got 'x'"),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -412,6 +425,62 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], text: str):
         otel_rollout.configure(**arguments)
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
     assert vars(openai._base_client.SyncAPIClient)["request"] is before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"service_name": "other"},
+        {"instrumentor": None},
+        {"content": "full"},
+        {"redact": bytes},
+        {"llm_spans": "both"},
+        {"tool_spans": False},
+        {"max_bytes": 5},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_a_second_configure_cannot_change_is_logged(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    """By name; the same again, and what the user has not asked for, is not."""
+    otel_rollout.configure("agent")
+    settings = process_state.settings
+    otel_rollout.configure()
+    otel_rollout.configure("agent", tool_spans=True, max_bytes=4 << 30)
+    assert caplog.text == ""
+    otel_rollout.configure(**options)
+    (record,) = caplog.records
+    name = "content" if "redact" in options else next(iter(options))
+    assert record.getMessage().startswith(f"configure({name}=")
+    assert record.getMessage().endswith("configured already, not changed")
+    assert process_state.settings == settings
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"request_token_ids": True},
+        {"rollout_secret": "s3cret"},
+        {"baggage": True},
+        {"reward_in_name": True},
+        {"policy_model": "m"},
+        {"side_calls": ()},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_second_configure_changes_what_it_may(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    """A third one that has nothing to say of it leaves it, and `shutdown` puts the default back."""
+    otel_rollout.configure()
+    before = process_state.settings
+    otel_rollout.configure(**options)
+    otel_rollout.configure()
+    assert process_state.settings == replace(before, **options)
+    assert caplog.text == ""
+    otel_rollout.shutdown()
+    assert process_state.settings == Settings()
 
 
 # --- limits

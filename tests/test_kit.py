@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.changed import chosen
+from tests.kit.spending import Spending
+
 TESTS = Path(__file__).parent
 PATHS = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py"))
 
@@ -39,10 +42,10 @@ def _may_import(folder: list[str], module: list[str]) -> bool:
     return module[0] == "tests" and module[:-1] == folder and len(folder) > 1 and helper
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_tests_import_the_kit_and_helpers_of_their_folder(path: str) -> None:
+def test_tests_import_the_kit_and_helpers_of_their_folder() -> None:
     """No test module imports another test module, a conftest, or a helper of another folder."""
-    assert shared(path, (TESTS / path).read_text()) == []
+    found = {path: shared(path, (TESTS / path).read_text()) for path in PATHS}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,29 @@ def test_the_kit_and_the_own_folder_are_fine() -> None:
     assert shared("record/test_tool.py", "from tests.kit.recording import Clients") == []
     assert shared("record/test_tool.py", "from tests.record.rollouts import ask") == []
     assert shared("record/test_tool.py", "import json") == []
+
+
+def test_a_change_touches_its_room():
+    """A room's files, its tests, what stands beside rooms; what all tests share touches all."""
+    paths = ["otel_rollout/record/tee.py", "tests/spans/test_seals.py", "otel_rollout/wiring.py"]
+    assert chosen(paths) == [
+        "tests/record",
+        "tests/spans",
+        "tests/test_configure.py",
+        "tests/test_rooms.py",
+    ]
+    assert chosen(["otel_rollout/rebuild/dialects/call.py", "Makefile"]) == [
+        "tests/dialects",
+        "tests/test_rooms.py",
+    ]
+    assert chosen(["tests/kit/talk.py", "otel_rollout/wire/json.py"]) == ["tests"]
+
+
+def test_a_folder_that_takes_too_long_is_named():
+    """Its quick tests are bounded; slow ones are not."""
+    spending = Spending()
+    spending.slow["tests/wire"] = 1000
+    assert spending.too_dear() == []
+    spending.quick["tests/wire"] = 1000
+    (line,) = spending.too_dear()
+    assert line.startswith("tests/wire: 1000 CPU seconds")

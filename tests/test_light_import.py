@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 
@@ -80,26 +79,24 @@ def test_the_command_answers_without_what_it_does_not_need(argument: str) -> Non
     assert [name for name in modules if f"{name}.".startswith(tuple(f"{h}." for h in late))] == []
 
 
-def test_each_public_name_is_in_one_room() -> None:
-    """Every name of `__all__` is loaded from exactly one room, and no room gives another name."""
-    names = [name for room in otel_rollout._ROOMS.values() for name in room]
-    assert sorted(names) == sorted(otel_rollout.__all__)
+CONFIGURED = """
+import gc, json, sys
+import openai
+
+openai.OpenAI(api_key="k").chat.completions.create  # loads the resources of the client
+gc.collect()
+modules, objects = len(sys.modules), len(gc.get_objects())
+import otel_rollout
+otel_rollout.configure(instrumentor=None)
+gc.collect()
+print(json.dumps([len(sys.modules) - modules, len(gc.get_objects()) - objects, [*sys.modules]]))
+"""
 
 
-def test_type_checkers_see_the_same_names() -> None:
-    """The imports under TYPE_CHECKING give each public name from the room it is loaded from."""
-    tree = ast.parse(Path(otel_rollout.__file__).read_text())
-    (guarded,) = [node for node in tree.body if isinstance(node, ast.If)][:1]
-    assert ast.unparse(guarded.test) == "TYPE_CHECKING"
-    seen = {
-        (node.module, alias.name)
-        for node in guarded.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    loaded = {
-        (f"otel_rollout.{room}", name)
-        for room, names in otel_rollout._ROOMS.items()
-        for name in names
-    }
-    assert seen == loaded
+@pytest.mark.slow
+def test_without_an_instrumentor_none_is_loaded() -> None:
+    """The garbage collector looks at what is loaded, again and again."""
+    modules, objects, names = json.loads(python("-c", CONFIGURED))
+    assert [name for name in names if name.startswith("opentelemetry.instrumentation.openai")] == []
+    assert modules <= 270
+    assert objects <= 15_000

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from exporters.kit.recomputed import Model, Row
 from otel_rollout import JsonlTrajectoryExporter, Trajectory, TrajectoryGroup
-from tests.kit.recomputed import Model, Row
 
 FOLDER = Path(os.environ.get("OTEL_ROLLOUT_SERVED", ""))
 TOLERANCE = 1e-3

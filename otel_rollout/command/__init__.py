@@ -1,7 +1,3 @@
 """The command `otel-rollout`."""
 
-from otel_rollout.command.cli import main
-
-__all__ = [
-    "main",
-]
+from otel_rollout.command.cli import main as main

@@ -15,8 +15,11 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from otel_rollout.command.parser import command_parser
-from otel_rollout.command.text import say, sentence_about
 from otel_rollout.errors import RolloutError
+from otel_rollout.terminal import say, sentence_about
+
+_LOOKING = ("check", "list", "show", "stats", "view")
+"""The verbs of the room `view`; each other one is a module of this room."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     # Each verb is a module, imported when it is used: --help and --version need no client, no SDK.
-    verb: Callable[[argparse.Namespace], int] = getattr(
-        import_module(f"otel_rollout.command.{options.verb}"), options.verb
-    )
+    if options.verb in _LOOKING:
+        module = import_module("otel_rollout.view")
+    else:
+        module = import_module(f"otel_rollout.command.{options.verb}")
+    verb: Callable[[argparse.Namespace], int] = getattr(module, options.verb)
     return verb(options)

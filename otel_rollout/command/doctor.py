@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from otel_rollout.command.checks import Finding, check
-from otel_rollout.command.text import has_colours, number_of
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.terminal import has_colours, number_of
 from otel_rollout.wiring import TruncationWarning, configure, shutdown
 
 _FLUSH_MILLIS = 5000

@@ -13,19 +13,17 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from otel_rollout.command.choosing import Choice
-from otel_rollout.command.sources import ERRORS_SHOWN, Sources, say_unreadable
-from otel_rollout.command.text import number_of, say, say_above
 from otel_rollout.export import (
     RowExporter,
     RowFile,
     Tally,
     all_options,
-    parts_for,
     row_exporter_from_texts,
     row_exporters,
     rows_of,
 )
+from otel_rollout.terminal import number_of, say
+from otel_rollout.view import ERRORS_SHOWN, Choice, Sources, say_above, say_unreadable
 from otel_rollout.wire import Json
 
 _REASONS_SHOWN = 20
@@ -76,9 +74,9 @@ def _collect(file: RowFile, sources: Sources, choice: Choice, *, infer_rollouts:
     """Bring the trajectories together by group, unless an interrupted export has done it."""
     if file.collected is None:
         keeps = choice.keeps_trajectory if choice.where else None
-        items = sources.items(file.folder / "spans", infer_rollouts=infer_rollouts, keeps=keeps)
-        file.collect(items, parts_for(sources.size), lambda: sources.errors)
-    elif not file.is_complete:
+        items = sources.items(file.spans, infer_rollouts=infer_rollouts, keeps=keeps)
+        file.collect(items, lambda: sources.errors)
+    else:
         say(f"going on with {file.output.name}: {number_of(file.tally.groups, 'group')} are done")
 
 

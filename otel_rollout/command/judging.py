@@ -7,7 +7,7 @@ import os
 import tempfile
 
 from otel_rollout.command.process import Commands, Ended
-from otel_rollout.command.text import say
+from otel_rollout.terminal import say
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json, dumps
 

@@ -16,7 +16,7 @@ from otel_rollout.command.recording_options import (
     add_run,
     key_value,
 )
-from otel_rollout.command.requirements import DEFAULT, REQUIREMENTS
+from otel_rollout.view import DEFAULT, REQUIREMENTS
 
 _SOURCES = """\
 A source is a file (- for stdin) of
@@ -71,7 +71,7 @@ _EXPORT = """\
 Write trajectories as the rows that a trainer reads. Trajectories of one group
 are brought together wherever they stand; memory holds one group at a time.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too.
-Beside FILE stand FILE.part, FILE.journal and FILE.groups until it is finished:
+Beside FILE stand FILE.part and FILE.groups until it is finished:
 the same command, given again after it was interrupted, goes on from there."""
 _STATS = """\
 Show which calls continue the messages of an earlier call and not its token

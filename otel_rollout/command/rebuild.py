@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from otel_rollout.command.choosing import Choice, Spool
-from otel_rollout.command.sources import Sources, say_unreadable
-from otel_rollout.command.text import number_of, say, without_ids
-from otel_rollout.export import parts_for, reconstruct_apart
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.export import reconstruct_by_rollout
+from otel_rollout.terminal import number_of, say
+from otel_rollout.trajectory import Trajectory, without_ids
+from otel_rollout.view import Choice, Sources, lines_in_order, say_unreadable
 
 
 def rebuild(options: argparse.Namespace) -> int:
@@ -26,20 +25,13 @@ def rebuild(options: argparse.Namespace) -> int:
     sources = Sources(options.sources)
     rebuilt = _Rebuilt()
     with _whole_file(options.output) as file, _folder_beside(options.output) as folder:
-        found = reconstruct_apart(
-            sources.records(),
-            folder / "spans",
-            parts_for(sources.size),
-            infer_rollouts=options.infer_rollouts,
+        found = reconstruct_by_rollout(
+            sources.records(), folder / "spans", infer_rollouts=options.infer_rollouts
         )
-        with open(folder / "trajectories", "w+b") as lines:
-            spool = Spool(lines)
-            for trajectory in found:
-                if choice.keeps_trajectory(trajectory):
-                    rebuilt.add(trajectory)
-                    spool.add(trajectory, choice.key(trajectory))
-            for line in spool.lines(descending=choice.descending):
-                file.write(line)
+        kept = map(rebuilt.counted, filter(choice.keeps_trajectory, found))
+        file.writelines(
+            lines_in_order(kept, choice.key, descending=choice.descending, folder=folder)
+        )
     _say_rebuilt(rebuilt, sources, options)
     return say_unreadable(sources.errors)
 
@@ -55,11 +47,12 @@ class _Rebuilt:
     warnings: Counter[str] = field(default_factory=Counter)
     """Trajectories by warning, without ids."""
 
-    def add(self, trajectory: Trajectory) -> None:
-        """Count a trajectory."""
+    def counted(self, trajectory: Trajectory) -> Trajectory:
+        """Count a trajectory, and return it."""
         self.statuses[trajectory.status] += 1
         self.warned += bool(trajectory.warnings)
         self.warnings.update({without_ids(warning) for warning in trajectory.warnings})
+        return trajectory
 
 
 def _say_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespace) -> None:

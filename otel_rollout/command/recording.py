@@ -12,9 +12,9 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_SERVICE_NAME,
 )
 
-from otel_rollout.command.text import say
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.otlp import JsonLinesSpanExporter
+from otel_rollout.terminal import say
 from otel_rollout.wiring import configure, shutdown
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from otel_rollout.command.recording import endpoint, recording, say_where
-from otel_rollout.command.sources import Sources, say_unreadable
-from otel_rollout.command.text import say
 from otel_rollout.record import record_reward
+from otel_rollout.terminal import say
 from otel_rollout.trajectory import Trajectory
+from otel_rollout.view import Sources, say_unreadable
 
 
 def reward(options: argparse.Namespace) -> int:

@@ -17,12 +17,12 @@ from otel_rollout.command.judging import judge
 from otel_rollout.command.process import Commands, Ended
 from otel_rollout.command.recording import recording, say_where
 from otel_rollout.command.recording_options import gateway_options
-from otel_rollout.command.text import say
-from otel_rollout.command.tree import trajectory_lines
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import Gateway, serve
 from otel_rollout.record import rollout
+from otel_rollout.terminal import say
 from otel_rollout.trajectory import Trajectory
+from otel_rollout.view import trajectory_lines
 
 NOT_FOUND = 127
 """Exit status of a command that does not exist, as a shell's."""

@@ -7,7 +7,6 @@ where its line was read (empty for one that was rebuilt), a line break, and its 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from otel_rollout.errors import ExportError, SpanFormatError
 from otel_rollout.export.row_exporter import RowExporter
-from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
+from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup, plain
 from otel_rollout.wire import Json, dumps, finite, loads
 
 Report = Callable[[str], None]
@@ -113,7 +112,7 @@ def rows_of(
         refused = dict.fromkeys(members, error)
     for each in dict.fromkeys(map(str, refused.values())):
         report(each)
-    tally.refused.update(plain_reason(error) for error in refused.values())
+    tally.refused.update(plain(str(error)) for error in refused.values())
     return rows
 
 
@@ -137,11 +136,9 @@ def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[
     """The rows of a group; counts them, and what the exporter says that it trains in none."""
     rows = [_line(row) for row in exporter.rows(group)]
     dropped = exporter.dropped(group) if isinstance(exporter, _ReportsDropped) else ()
-    tally.dropped.update(
-        plain_reason(drop.reason) for drop in dropped if drop.completion is not None
-    )
+    tally.dropped.update(plain(drop.reason) for drop in dropped if drop.completion is not None)
     empty = (member.why_empty for member in group)  # failures are counted as such
-    tally.empty.update(plain_reason(why) for why in empty if why is not None)
+    tally.empty.update(plain(why) for why in empty if why is not None)
     tally.rows += len(rows)
     return rows
 
@@ -165,15 +162,6 @@ def _refused(
         except ExportError as own:
             refused[member.id] = own
     return refused or dict.fromkeys(members, error)
-
-
-_id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b")
-_number = re.compile(r"\b\d+\b")
-
-
-def plain_reason(reason: object) -> str:
-    """A reason without its ids and numbers, so that equal reasons are counted together."""
-    return _number.sub("N", _id.sub("...", str(reason)))
 
 
 def _line(row: Mapping[str, Json]) -> bytes:

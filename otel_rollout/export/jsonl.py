@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from otel_rollout.compressed import UNPACKING_ERRORS, begun, content_of
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.lines import HALF_A_LINE, append_line, check_appendable, is_half, whole_objects
-from otel_rollout.packed import UNPACKING_ERRORS, begun, content_of
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json, dumps, loads
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.export.group_rows import plain_reason
 from otel_rollout.export.options import Positive, check_choice
 from otel_rollout.export.row_exporter import JsonRows, dropped_completions
 from otel_rollout.export.tables import RowTable, checked_items
@@ -28,6 +27,7 @@ from otel_rollout.trajectory import (
     TrajectoryGroup,
     findings_of,
     group_in_workflow,
+    plain,
 )
 from otel_rollout.wire import Json
 
@@ -155,9 +155,9 @@ def _token_rows(
 
 def _why_empty(rows: Rows) -> str:
     """Why there are no rows, most frequent first, with what to do about it."""
-    reasons = Counter(plain_reason(drop.reason) for drop in rows.dropped)
+    reasons = Counter(plain(drop.reason) for drop in rows.dropped)
     advice = {
-        plain_reason(finding.text): finding.advice
+        plain(finding.text): finding.advice
         for trajectory in rows.trajectories[:_ASKED]
         for finding in findings_of(trajectory)
     }

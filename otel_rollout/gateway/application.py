@@ -34,7 +34,7 @@ from otel_rollout.gateway.http import (
 )
 from otel_rollout.gateway.paths import Asked, asked_of
 from otel_rollout.gateway.renderers import Renderer, next_prompt_by
-from otel_rollout.gateway.seats import Seats
+from otel_rollout.gateway.rollout_parts import Seats
 from otel_rollout.gateway.supply import Supply, SupplyingUpstream
 from otel_rollout.gateway.tokens import TokenError, Tokens
 from otel_rollout.gateway.upstream import Upstream

@@ -18,7 +18,7 @@ from typing import Any
 from otel_rollout.errors import RolloutError
 from otel_rollout.gateway.http import Refusal, Scope, is_near
 from otel_rollout.gateway.openapi import OPENAPI, PAGE
-from otel_rollout.gateway.seats import Seats
+from otel_rollout.gateway.rollout_parts import Seats
 from otel_rollout.record import ActiveRollout, Options, record_reward
 from otel_rollout.wire import Json, dumps, loads
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.wire import Json, dumps, is_reasoning, loads
+from otel_rollout.wire import Json, dumps, loads, without_reasoning
 
 SERVER = "server"
 """Name of the renderer that asks the model server itself."""
@@ -147,7 +147,7 @@ class ServerRenderer:
         """The ids of the next prompt; None where the two renderings do not tell them."""
         if not turn.is_closed:
             return None
-        messages = [_without_reasoning(message) for message in turn.messages]
+        messages = [without_reasoning(message) for message in turn.messages]
         before = await self._rendered(turn, messages[: -turn.new], post, opens=False)
         after = await self._rendered(turn, messages, post, opens=True)
         if before is None or after is None or after[: len(before)] != before:
@@ -189,12 +189,3 @@ class _Way:
         ids = found.get(self.member) if isinstance(found, Mapping) else None
         are_ids = isinstance(ids, list) and set(map(type, ids)) == {int}
         return ids if are_ids else None
-
-
-def _without_reasoning(message: Json) -> Json:
-    if not isinstance(message, Mapping):
-        return message
-    found = {k: v for k, v in message.items() if k not in ("reasoning", "reasoning_content")}
-    if isinstance(content := found.get("content"), list):
-        found["content"] = [part for part in content if not is_reasoning(part)]
-    return found

@@ -16,9 +16,8 @@ from typing import Any
 from otel_rollout.gateway.renderers import NextPrompt, Post, Turn
 from otel_rollout.gateway.upstream import Upstream
 from otel_rollout.record import ActiveRollout, ExchangeRecorder, guarded
-from otel_rollout.spans import context_key
 from otel_rollout.trajectory import Completion, NotExact, exact_ids
-from otel_rollout.wire import Json, MessagePath, extend, is_said, loads, media_of
+from otel_rollout.wire import Json, MessagePath, context_key, extend, is_of_model, loads, media_of
 
 logger = logging.getLogger("otel_rollout")
 FIELD = "input_ids"
@@ -116,7 +115,7 @@ def _request(body: bytes) -> dict[str, Any] | None:
 
 def _may_continue(before: Completion, params: Mapping[str, Json], new: Sequence[Json]) -> bool:
     """True if a request continues the ids of a call, and not its messages alone."""
-    if not new or any(is_said(message) or media_of(message) for message in new) or before.media:
+    if not new or any(is_of_model(message) or media_of(message) for message in new) or before.media:
         return False
     asked = before.exchange.params
     return all(asked.get(name) == params.get(name) for name in _RENDERED)

@@ -1,7 +1,8 @@
-"""The look lane: LLM spans for people to look at, and the queue of spans on their way out."""
+"""The look lane: LLM spans for people to look at, and the queue of spans on their way out.
 
-from otel_rollout.look import instrumentors
-from otel_rollout.look.environment import otlp_exporters, otlp_metric_exporters
-from otel_rollout.look.span_queue import SpanQueue
+An instrumentor loads hundreds of modules: it is imported where it is asked for.
+"""
 
-__all__ = ["SpanQueue", "instrumentors", "otlp_exporters", "otlp_metric_exporters"]
+from otel_rollout.first_use import load_on_first_use
+
+__all__, __getattr__, __dir__ = load_on_first_use(__name__, __file__)

@@ -1,4 +1,4 @@
-"""The instrumentors that draw LLM spans: put in with a guard around them, and taken out again.
+"""The instrumentors that begin LLM spans: put in with a guard around them, and taken out again.
 
 The one idea: whoever instruments, each call is drawn once and behind a guard (`guard.py`). The
 invariant: after the undoing, every package that was changed here is as it was before.
@@ -22,9 +22,8 @@ from opentelemetry.instrumentation.openai.shared.config import Config
 from opentelemetry.sdk.trace import TracerProvider
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.look.guard import Guard
-from otel_rollout.look.naming import NamingProvider
-from otel_rollout.look.streams import log_swallowed
+from otel_rollout.look.guard import Guard, log_swallowed
+from otel_rollout.look.llm_spans import instrumented_call
 from otel_rollout.record import SWITCHES
 
 Undo = Callable[[], None]
@@ -39,36 +38,25 @@ _GUARDED = {
 }
 
 
-def check(name: str | None) -> None:
-    """ConfigurationError if there is no instrumentor `name`, or it is not installed."""
-    if name not in ("openai", "genai", None):
+def check_installed(name: str) -> None:
+    """Import the instrumentor `name`. ConfigurationError if it is not installed."""
+    try:
+        import_module(_GENAI if name == "genai" else _SCOPE)
+    except ImportError as error:
         raise ConfigurationError(
-            f"configure(instrumentor=...): expected 'openai', 'genai' or None, got {name!r}"
-        )
-    if name == "genai":
-        try:
-            import_module(_GENAI)
-        except ImportError as error:
-            raise ConfigurationError(
-                "configure(instrumentor='genai'): opentelemetry-instrumentation-genai-openai is "
-                f"not installed ({error}); pip install --pre 'otel-rollout[genai]'"
-            ) from None
+            "configure(instrumentor='genai'): opentelemetry-instrumentation-genai-openai is "
+            f"not installed ({error}); pip install --pre 'otel-rollout[genai]'"
+        ) from None
 
 
-def instrument(name: str | None, provider: TracerProvider, *, content: bool = True) -> Undo:
+def instrument(name: str | None, provider: TracerProvider) -> Undo:
     """Let the instrumentor `name` draw LLM spans on `provider`; returns a function that undoes it.
 
     One that instruments already is left as it is, and no second one is added. The default one is
-    guarded, also where it is the user's, and whoever calls its `instrument` from now on. Without
-    `content` the spans have no prompts and replies, and neither have those of other
-    instrumentations that know one of the usual switches.
-    ConfigurationError as `check` raises.
+    guarded, also where it is the user's, and whoever calls its `instrument` from now on.
     """
-    check(name)
-    undo: list[Undo] = []
-    if not content:
-        undo.append(_switch_content_off())
     genai = sys.modules[_GENAI].OpenAIInstrumentor() if _GENAI in sys.modules else None
+    undo: list[Undo] = []
     taken = genai is not None and genai.is_instrumented_by_opentelemetry
     with warnings.catch_warnings():  # its own code, which its user cannot change
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -89,25 +77,11 @@ def instrument(name: str | None, provider: TracerProvider, *, content: bool = Tr
     return take_out
 
 
-def _switch_content_off() -> Undo:
-    before = {name: os.environ.get(name) for name in SWITCHES}
-    os.environ.update(SWITCHES)
-
-    def restore() -> None:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-    return restore
-
-
 def _instrument_genai(instrumentor: Any, provider: TracerProvider) -> Undo:
     before = os.environ.get(_CONTENT)
     os.environ.setdefault(_CONTENT, "span_only")  # off by default, and it has no other switch
     instrumentor.instrument(tracer_provider=NamingProvider(provider))
-    _guard(provider)
+    _guard()
 
     def take_out() -> None:
         instrumentor.uninstrument()
@@ -144,22 +118,28 @@ def _mend(kind: Any, undo: list[Undo]) -> None:
             setattr(owner, name, new(old))
             undo.append(lambda: setattr(owner, name, old))
 
-    def followed_by(step: Callable[[TracerProvider | None], None]) -> Callable[[Any], Any]:
+    def followed_by(step: Callable[[], None]) -> Callable[[Any], Any]:
         def new(old: Any) -> Any:
             def method(self: Any, **kwargs: Any) -> None:
                 old(self, **kwargs)
-                step(_provider_of(kwargs.get("tracer_provider")))
+                step()
 
             return method
 
         return new
 
     replace(kind, "_instrument", followed_by(_guard))
-    replace(
-        kind, "_uninstrument", followed_by(lambda _: _unwrap())
-    )  # its own leaves every wrapper in place
-    replace(import_module(f"{_SCOPE}.shared.chat_wrappers"), "run_async", lambda _: _run)
+    replace(kind, "_uninstrument", followed_by(_unwrap))  # its own leaves every wrapper in place
+    chat = import_module(f"{_SCOPE}.shared.chat_wrappers")
+    replace(chat, "run_async", lambda _: _run)
+    for module in (chat, import_module(f"{_SCOPE}.shared.completion_wrappers")):
+        replace(module, "_set_completions", _only_choices)
     replace(import_module(f"{_SCOPE}.v1.responses_wrappers"), "responses", lambda _: _Pending())
+
+
+def _only_choices(old: Callable[..., None]) -> Callable[..., None]:
+    """Write no list of replies where none was shown: it would replace ours."""
+    return lambda span, choices: old(span, choices) if choices else None
 
 
 def _run(step: Coroutine[Any, Any, None]) -> None:
@@ -216,15 +196,7 @@ def _module(wrapper: Any) -> str:
     return str(getattr(wrapper, "__module__", ""))
 
 
-def _provider_of(given: object) -> TracerProvider | None:
-    """The provider that an instrumentor draws on if it is given this one. None: not the SDK's."""
-    if isinstance(given, NamingProvider):
-        return given.provider
-    provider = trace.get_tracer_provider() if given is None else given
-    return provider if isinstance(provider, TracerProvider) else None
-
-
-def _guard(provider: TracerProvider | None = None) -> None:
+def _guard() -> None:
     for owner, attribute, wrapper in _wrapped_methods():
         if isinstance(wrapper._self_wrapper, Guard):
             continue
@@ -233,8 +205,7 @@ def _guard(provider: TracerProvider | None = None) -> None:
             while _is_wrapper(method):  # a second one would draw every span twice
                 method = method.__wrapped__
             is_genai = _module(wrapper._self_wrapper).startswith(_GENAI)
-            dicts = owner.__name__.endswith("Completions") and not is_genai
-            guard = Guard(owner, wrapper, reads_dicts=dicts, provider=provider)
+            guard = Guard(owner, wrapper, is_genai=is_genai)
             setattr(owner, attribute, wrapt.FunctionWrapper(method, guard))
 
 
@@ -252,3 +223,37 @@ def _leave_theirs() -> None:
     for owner, attribute, wrapper in _wrapped_methods():
         if isinstance(wrapper._self_wrapper, Guard):
             setattr(owner, attribute, wrapper._self_wrapper.guarded)
+
+
+# --- names of spans
+
+
+class NamingProvider(trace.TracerProvider):
+    """A tracer provider for instrumentors behind a guard: spans are named after the model."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self.provider = provider
+        """The provider whose tracers start the spans."""
+
+    def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:
+        """A tracer of the provider that names the spans of calls."""
+        tracer: Any = _NamingTracer(self.provider.get_tracer(*args, **kwargs))
+        return tracer  # type: ignore[no-any-return]
+
+
+class _NamingTracer(wrapt.ObjectProxy):  # type: ignore[type-arg]
+    def start_span(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        name, kwargs = _named(name, kwargs)
+        return self.__wrapped__.start_span(name, *args, **kwargs)
+
+    def start_as_current_span(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        name, kwargs = _named(name, kwargs)
+        return self.__wrapped__.start_as_current_span(name, *args, **kwargs)
+
+
+def _named(name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    call = instrumented_call()
+    if call is None or call.span_name is None:
+        return name, kwargs
+    attributes = {**(kwargs.get("attributes") or {}), **call.span_attributes}
+    return call.span_name, {**kwargs, "attributes": attributes}

@@ -13,7 +13,7 @@ from typing import Any
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp.http import get_json
-from otel_rollout.otlp.json_lines import read_json
+from otel_rollout.otlp.json import read_json
 from otel_rollout.spans import SpanRecord
 
 _trace_address = re.compile(

@@ -15,7 +15,7 @@ from typing import Any
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp.http import get_json
-from otel_rollout.otlp.json_lines import in_camel_case, read_json
+from otel_rollout.otlp.json import in_camel_case, read_json
 from otel_rollout.spans import SpanRecord
 
 _address = re.compile(

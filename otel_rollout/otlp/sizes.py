@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -172,32 +173,17 @@ def _changed(
         bounded.dropped = dropped
         return bounded
 
-    events = [
-        Event(each.name, changed(each.attributes, index, each.dropped_attributes), each.timestamp)
-        for index, each in enumerate(span.events)
-    ]
-    status = span.status
-    if (None, None) in cuts:
-        status = Status(status.status_code, cuts[None, None])
+    cut = copy.copy(span)
     said = {sc.CUT_ATTRIBUTES: tuple(notes)}
-    return ReadableSpan(
-        name=span.name,
-        context=span.context,
-        parent=span.parent,
-        resource=span.resource,
-        attributes=changed(span.attributes, None, span.dropped_attributes, **said),
-        events=_bounded(events, span.dropped_events),
-        links=_bounded(span.links, span.dropped_links),
-        kind=span.kind,
-        status=status,
-        start_time=span.start_time,
-        end_time=span.end_time,
-        instrumentation_scope=span.instrumentation_scope,
+    cut._attributes = changed(span.attributes, None, span.dropped_attributes, **said)
+    cut._events = BoundedList.from_seq(
+        None,
+        [
+            Event(e.name, changed(e.attributes, index, e.dropped_attributes), e.timestamp)
+            for index, e in enumerate(span.events)
+        ],
     )
-
-
-def _bounded(items: Sequence[Any], dropped: int) -> BoundedList[Any]:
-    """The items as the SDK has them, with the number of those that it dropped."""
-    bounded = BoundedList.from_seq(None, items)
-    bounded.dropped = dropped
-    return bounded
+    cut._events.dropped = span.dropped_events
+    if (None, None) in cuts:
+        cut._status = Status(span.status.status_code, cuts[None, None])
+    return cut

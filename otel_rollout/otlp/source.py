@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, BinaryIO, cast
 
+from otel_rollout.compressed import GZIP, UNPACKING_ERRORS, Unpacked, joined
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.lines import HALF_A_LINE, whole_objects
-from otel_rollout.otlp import lines
 from otel_rollout.otlp.clickhouse import read_clickhouse
-from otel_rollout.otlp.json_lines import SPANS_PREFIX, UNREADABLE, read_json
-from otel_rollout.otlp.lines import bounded_lines, too_long
+from otel_rollout.otlp.json import SPANS_PREFIX, UNREADABLE, read_json
 from otel_rollout.otlp.rotation import files_of, parts_of
-from otel_rollout.packed import GZIP, UNPACKING_ERRORS, Unpacked, joined
 from otel_rollout.spans import SpanRecord
 
 OnError = Callable[[SpanFormatError], None]
 Source = str | os.PathLike[str] | BinaryIO | Iterable[Mapping[str, Any]]
 
+LONGEST = 1 << 28
+"""Bytes of one line, or of one message, at most: 256 MiB. A batch of spans has a few."""
+_PIECE = 1 << 20
 _HEAD = 4096
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _FIELD = 0x0A
@@ -67,6 +68,11 @@ def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRec
         f"read: expected a path, an open file, the address of a trace in a backend, or rows of "
         f"otel_traces, got {source!r:.80}"
     )
+
+
+def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
+    """`read` of a file of OTLP/JSON lines, such as the collector's file exporter writes."""
+    return read(path)
 
 
 def _read_address(address: str) -> Iterator[SpanRecord]:
@@ -134,13 +140,13 @@ class _Reader:
         elif head.startswith(_ZSTD) or head[4:8] == _ZSTD:
             self._fail("", _COMPRESSED)
         elif _is_json(head):
-            yield from self._lines(bounded_lines(whole))
+            yield from self._lines(_bounded_lines(whole))
         elif len(head) > 4 and head[4] == _FIELD and head[0] < _FIELD:
             yield from self._messages(whole)
         elif head[0] == _FIELD:
-            message = whole.read(lines.LONGEST + 1)
-            if len(message) > lines.LONGEST:
-                self._fail("", too_long("its message"))
+            message = whole.read(LONGEST + 1)
+            if len(message) > LONGEST:
+                self._fail("", _too_long("its message"))
             else:
                 yield from self._all_of("", _read_protobuf, message)
         else:
@@ -162,8 +168,8 @@ class _Reader:
         number = 0
         while len(size := file.read(4)) == 4:
             number += 1
-            if int.from_bytes(size, "big") > lines.LONGEST:
-                self._fail(f", message {number}", too_long("it"))
+            if int.from_bytes(size, "big") > LONGEST:
+                self._fail(f", message {number}", _too_long("it"))
                 return
             message = file.read(int.from_bytes(size, "big"))
             if len(message) < int.from_bytes(size, "big"):
@@ -187,7 +193,7 @@ class _Reader:
         for number, line in numbered:
             where = f", line {number}"
             if line is None:
-                self._fail(where, too_long("it"))
+                self._fail(where, _too_long("it"))
                 continue
             if not line.strip():
                 continue
@@ -220,12 +226,12 @@ class _Reader:
         """The spans of an object over several lines; if it is none, those of the lines after it."""
         rest: list[tuple[int, bytes | None]] = []
         length = len(line)
-        while length <= lines.LONGEST and (more := next(numbered, None)) is not None:
+        while length <= LONGEST and (more := next(numbered, None)) is not None:
             rest.append(more)
-            length += lines.LONGEST if more[1] is None else len(more[1])
+            length += LONGEST if more[1] is None else len(more[1])
         try:
-            if length > lines.LONGEST:
-                raise ValueError(too_long("its object"))
+            if length > LONGEST:
+                raise ValueError(_too_long("its object"))
             data = json.loads(line + b"".join(each or b"" for _, each in rest))
         except (ValueError, RecursionError) as error:
             self._fail(where, f"not JSON ({error}); {_EXPECTED}")
@@ -233,6 +239,33 @@ class _Reader:
         else:
             rest.clear()
             yield from self._all_of(where, documents.spans, data)
+
+
+def _bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """`(number, line)` of each line; None for one that is longer than `LONGEST`.
+
+    Half a line at the end is read again: its writer may be writing.
+    """
+    number = 0
+    while line := file.readline(LONGEST + 1):
+        number += 1
+        while not line.endswith(b"\n") and len(line) <= LONGEST:
+            rest = file.readline(LONGEST + 1 - len(line))
+            if not rest:
+                yield number, line
+                return
+            line += rest
+        if len(line) <= LONGEST:
+            yield number, line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_PIECE)
+        yield number, None
+
+
+def _too_long(what: str) -> str:
+    """The sentence about a line or message that is too long to be read."""
+    return f"{what} is longer than {LONGEST} bytes: no sender of spans writes it so"
 
 
 class _Documents:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -52,32 +53,27 @@ class SplittingSpanExporter(SpanExporter):
                 f"SplittingSpanExporter(max_bytes=...): expected a number of bytes, got "
                 f"{max_bytes!r}; None is 3 MiB, and larger spans as the receiver takes them"
             )
-        self._exporter = exporter
-        self._given_bytes = max_bytes
+        self.exporter = exporter
+        """The exporter that sends the requests."""
         self._max_bytes = _MAX_BYTES if max_bytes is None else max_bytes
         self._largest = max_bytes
         """Bytes of the largest span that is sent as it is. None: no span was refused so far."""
-        self._cut_bytes = max_bytes
-        """Bytes to which larger spans are cut. None: no span was refused so far."""
+        self._cut_bytes = self._max_bytes
+        """Bytes to which larger spans are cut."""
         self._cut = 0
         """Spans that were cut."""
-        self._refused = 0
+        self.refused = 0
         """Spans that the receiver did not take in any form, but others that were with them."""
-        self._deadline = 0.0
-        """When no further parts of a refused request are sent."""
-        self._took = 0
-        """Spans of it that were taken."""
-        self._suspects: list[ReadableSpan] = []
-        """Spans of it that were refused each in a request of its own."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send every span. FAILURE if any of them did not arrive."""
-        refused = self._refused
-        away = [span for batch in self._batches(spans) for span in self._send(batch)]
-        failed = away or self._refused > refused
+        refused = self.refused
+        away = [span for batch in self.batches(spans) for span in self.send(batch)]
+        failed = away or self.refused > refused
         return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
 
-    def _batches(self, spans: Iterable[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
+    def batches(self, spans: Iterable[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
+        """The spans in requests that receivers take."""
         batch: list[ReadableSpan] = []
         total = 0
         for span in spans:
@@ -90,14 +86,17 @@ class SplittingSpanExporter(SpanExporter):
         if batch:
             yield batch
 
-    def _send(self, batch: list[ReadableSpan]) -> list[ReadableSpan]:
+    def send(self, batch: list[ReadableSpan]) -> list[ReadableSpan]:
         """Send spans in one request, in parts if it is refused.
 
         The spans that did not arrive since the receiver is away, or takes none at all; they may be
-        sent again. Those that it refuses, and not their neighbours, are counted in `_refused`.
+        sent again. Those that it refuses, and not their neighbours, are counted in `refused`.
         """
         if len(batch) == 1 and self._largest is not None and size_of(batch[0]) > self._largest:
-            batch = [self._shortened(batch[0])]
+            cut = cut_to(batch[0], self._cut_bytes)
+            if cut is not batch[0]:
+                self._say_cut(batch[0], self._cut_bytes)
+                batch = [cut]
         if self._takes(batch):
             return []
         is_small = len(batch) == 1 and size_of(batch[0]) <= _SMALL
@@ -105,53 +104,48 @@ class SplittingSpanExporter(SpanExporter):
             return batch
         if len(batch) == 1:
             return [] if self._send_shortened(batch[0]) else batch
-        self._deadline = time.monotonic() + _SECONDS
-        self._took, self._suspects = 0, []
-        away = self._send_halves(batch)
-        if not self._took:
+        alone, away = self._send_parts(batch)
+        if len(alone) + len(away) == len(batch):
             return batch  # the receiver takes nothing now, whatever is in it
-        for span in self._suspects:
+        for span in alone:
             if not self._takes([]):
                 away.append(span)
             elif not self._send_shortened(span):
-                self._refused += 1
+                self.refused += 1
         return away
 
-    def _send_halves(self, batch: list[ReadableSpan]) -> list[ReadableSpan]:
-        """Send spans of which a request was refused in smaller ones; those that may be sent again.
+    def _send_parts(
+        self, batch: list[ReadableSpan]
+    ) -> tuple[list[ReadableSpan], list[ReadableSpan]]:
+        """Send halves, quarters, ... of a request that was refused, the larger ones first.
 
-        Single spans that are refused become `_suspects`.
+        The spans that were refused alone, and those of parts that were given up.
         """
-        suspects, away = len(self._suspects), list[ReadableSpan]()
-        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
-            if self._takes(half):
-                continue
-            if len(half) == 1:
-                self._suspects += half
-            elif self._is_hopeless() or not self._takes([]):
-                away += half
+        deadline = time.monotonic() + _SECONDS
+        largest, alone, away = 0, list[ReadableSpan](), list[ReadableSpan]()
+        parts = deque([batch[: len(batch) // 2], batch[len(batch) // 2 :]])
+        while parts:
+            part = parts.popleft()
+            if time.monotonic() > deadline or (not largest and len(alone) >= _TRIES):
+                away += part
+            elif self._takes(part):
+                largest = max(largest, sum(map(size_of, part)))
+            elif len(part) == 1:
+                alone += part
             else:
-                away += self._send_halves(half)
-        if not away and len(self._suspects) == suspects:
-            self._max_bytes = min(self._max_bytes, max(sum(map(size_of, batch)) // 2, _SMALL))
-        return away
-
-    def _is_hopeless(self) -> bool:
-        """True if no further parts should be sent now."""
-        takes_none = not self._took and len(self._suspects) >= _TRIES
-        return takes_none or time.monotonic() > self._deadline
+                parts += part[: len(part) // 2], part[len(part) // 2 :]
+        if largest and not alone and not away:
+            self._max_bytes = min(self._max_bytes, max(largest, _SMALL))
+        return alone, away
 
     def _takes(self, spans: list[ReadableSpan]) -> bool:
         try:
-            result = self._exporter.export(spans)
+            result = self.exporter.export(spans)
         except OSError as error:  # SDK 1.38 raises that a connection was refused
             if spans:
                 logger.warning("%s did not export %d spans: %s", self, len(spans), error)
             return False
-        if result is SpanExportResult.FAILURE:
-            return False
-        self._took += len(spans)
-        return True
+        return result is not SpanExportResult.FAILURE
 
     def _send_shortened(self, span: ReadableSpan) -> bool:
         """Send a span that was refused: once more as it is, then cut to one limit after another."""
@@ -168,14 +162,6 @@ class SplittingSpanExporter(SpanExporter):
                 return True
         return False
 
-    def _shortened(self, span: ReadableSpan) -> ReadableSpan:
-        """The span cut to what the receiver takes."""
-        max_bytes = self._cut_bytes or size_of(span)
-        cut = cut_to(span, max_bytes)
-        if cut is not span:
-            self._say_cut(span, max_bytes)
-        return cut
-
     def _say_cut(self, span: ReadableSpan, max_bytes: int) -> None:
         """Count a span that was cut; the first is logged."""
         self._cut += 1
@@ -191,12 +177,15 @@ class SplittingSpanExporter(SpanExporter):
             )
 
     def __str__(self) -> str:
-        return type(self._exporter).__name__
+        return type(self.exporter).__name__
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Flush the wrapped exporter."""
-        return self._exporter.force_flush(timeout_millis)
+        return self.exporter.force_flush(timeout_millis)
 
     def shutdown(self) -> None:
-        """Shut the wrapped exporter down."""
-        self._exporter.shutdown()
+        """Shut the wrapped exporter down, and log how many spans were cut."""
+        if self._cut > 1:
+            logger.warning("%d spans were cut for %s", self._cut, self)
+            self._cut = 0
+        self.exporter.shutdown()

@@ -12,8 +12,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
 from otel_rollout.rebuild.missing_calls import Calls, is_late
 from otel_rollout.rebuild.ownership import doubts_of, own_of, trusted_parts
-from otel_rollout.rebuild.rollout_span import UNREADABLE, claims_of, read_rollout
-from otel_rollout.rebuild.verdicts import verdicts_of
+from otel_rollout.rebuild.rollout_span import UNREADABLE, claims_of, read_rollout, side_calls_of
 from otel_rollout.rebuild.warnings import damage_of, uncertain
 from otel_rollout.spans import (
     Exchange,
@@ -164,7 +163,7 @@ class Assembly:
             self._settle()
             calls = {key: r for key, r in self._exchanges.items() if not is_late(r)}
             doubts = doubts_of(calls, self._rollout, self._trusted_parts())
-            verdicts = verdicts_of(calls, self._rollout, self._trusted_parts())
+            verdicts = side_calls_of(calls, self._rollout, self._trusted_parts())
             if (doubts, verdicts) != (self._doubts, self._verdicts):
                 self._doubts, self._verdicts, self._conversations = doubts, verdicts, None
 
@@ -267,7 +266,8 @@ class Assembly:
     @property
     def is_empty_workflow(self) -> bool:
         """Whether it is a workflow without a reward, and calls but those of its trajectories."""
-        if self._rollout is None or not self._rollout.name.startswith(_WORKFLOW):
+        operation = self._rollout and self._rollout.text(sc.GEN_AI_OPERATION_NAME)
+        if operation != sc.OPERATION_INVOKE_WORKFLOW:
             return False  # before anything is read: nobody may ever ask for it
         self._settle()
         ids = {record.span_id for record in self._exchanges.values()}
@@ -401,9 +401,6 @@ class _Claimed:
 
     def take(self, records: Sequence[SpanRecord]) -> None:
         """Its rollout has ended: nothing is taken."""
-
-
-_WORKFLOW = f"{sc.OPERATION_INVOKE_WORKFLOW} "
 
 
 def _may_change(exchange: Exchange) -> bool:

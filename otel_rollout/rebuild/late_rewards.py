@@ -43,8 +43,7 @@ def _may_replace(record: SpanRecord, name: str | None) -> bool:
     """Whether a reward that cannot be read may have replaced one with this name."""
     label = name or sc.UNNAMED_REWARD
     named = record.text(sc.GEN_AI_EVALUATION_NAME)
-    # Earlier versions had it in the span's name alone.
-    return record.name.endswith(f" {label}") if named is None else named == label
+    return named is None or named == label
 
 
 def _change(record: SpanRecord) -> tuple[RewardKey, Reward | None] | None:

@@ -50,10 +50,7 @@ class Calls:
 
     @property
     def are_none(self) -> bool:
-        """True if the rollout ended without a call, and it is none that only encloses others.
-
-        Spans that do not count the rollouts inside them, as those of earlier versions, say nothing.
-        """
+        """True if the rollout ended without a call, and it is none that only encloses others."""
         if self.rollout is None or self._is_elsewhere:
             return False
         counts = (sc.ROLLOUT_EXCHANGE_COUNT, sc.ROLLOUT_NESTED_COUNT)

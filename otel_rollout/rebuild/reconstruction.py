@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout import semconv as sc
+from otel_rollout.rebuild import dialects
 from otel_rollout.rebuild.assembly import Assembly
-from otel_rollout.rebuild.dialects import error_of, read_trace
 from otel_rollout.rebuild.warnings import damage_of, repeated_ids
 from otel_rollout.spans import Exchange, SpanKey, SpanRecord, as_records, united
 from otel_rollout.trajectory import AllRewards, Contents, Recorded, Trajectory, sentences
@@ -32,7 +32,7 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     SpanFormatError for what is no span.
 
     `infer_rollouts`: a trace without any span of ours, but with model calls that another
-    instrumentation wrote (`otel_rollout.dialects`), is a trajectory too, with the trace's id. It
+    instrumentation wrote (`rebuild/dialects`), is a trajectory too, with the trace's id. It
     is less than what was on the wire: no completion of it is `exact`, `lost` and the warnings say
     what is not known. All spans that are not ours are then held until the last has come.
     """
@@ -94,7 +94,7 @@ def _are_together(around: Assembly, assembly: Assembly) -> bool:
 
 def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
     """The trajectory of a trace that is not ours; [] if there is no model call in it."""
-    exchanges = read_trace(records)
+    exchanges = dialects.read_trace(records)
     if not exchanges:
         return []
     ids = {record.span_id for record in records}
@@ -105,7 +105,7 @@ def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
     ends = [record.end_time_ns for record in records if record.end_time_ns is not None]
     status, error = ("complete" if is_root else "unknown"), None
     if first.status_error is not None:
-        error = error_of(first)
+        error = dialects.error_of(first)
         cancelled = error["type"].rpartition(".")[2] == "CancelledError"
         status = "cancelled" if cancelled else "error"
     return [

@@ -6,18 +6,20 @@ Each attribute is what it should be, or it is None and a warning says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from otel_rollout import semconv as sc
-from otel_rollout.spans import SpanRecord, absent
+from otel_rollout.spans import SpanKey, SpanRecord, absent
 from otel_rollout.trajectory import AllRewards, Reward, Source, Step, Trajectory, sentences
 from otel_rollout.wire import Json, check_depth, loads
 
 T = TypeVar("T")
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """What JSON of another shape than expected may raise."""
+NOT_KNOWN = "not known: the rules of its rollout were its own, and what they said did not come"
+"""Why a call is a side call whose rollout's own rules judged it, where their reasons are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,36 @@ def claims_of(record: SpanRecord) -> frozenset[str]:
     return frozenset(Fields(record, []).read(sc.ROLLOUT_CLAIMS, _texts) or ())
 
 
+def side_calls_of(
+    calls: Mapping[SpanKey, SpanRecord], rollout: SpanRecord | None, parts: Iterable[SpanRecord]
+) -> dict[SpanKey, str]:
+    """Why calls are side calls, "" where one is none; only of those that the user's rules judged.
+
+    Rules are code, and spans are read elsewhere: so the span of a rollout, or of a part of it,
+    names the side calls of its process. parts: the trusted ones.
+    """
+    judged = {key: call for key, call in calls.items() if call.boolean(sc.EXCHANGE_JUDGED)}
+    if not judged:
+        return {}
+    reasons_of = {
+        record.text(sc.ROLLOUT_PROCESS): _side_calls(record)
+        for record in (rollout, *parts)
+        if record is not None
+    }
+    found: dict[SpanKey, str] = {}
+    for key, call in judged.items():
+        reasons = reasons_of.get(call.text(sc.EXCHANGE_PROCESS))
+        found[key] = NOT_KNOWN if reasons is None else reasons.get(call.span_id, "")
+    return found
+
+
+def _side_calls(record: SpanRecord) -> dict[str, str] | None:
+    """The reasons on the span of a rollout or a part, by span id; None where they are not there."""
+    if sc.ROLLOUT_SIDE_CALLS in record.cut:
+        return None
+    return Fields(record, []).read(sc.ROLLOUT_SIDE_CALLS, _reasons)
+
+
 def reward_of(row: Json) -> Reward:
     """A reward from its JSON. One of `UNREADABLE` for what is none."""
     reward = Reward.from_dict(row)
@@ -123,6 +155,13 @@ def _metrics(value: Json) -> dict[str, float]:
 def _object(value: Json) -> dict[str, Json]:
     expected([value], dict)
     found: dict[str, Json] = value
+    return found
+
+
+def _reasons(value: Json) -> dict[str, str]:
+    expected([value], dict)
+    expected(value.values(), str)
+    found: dict[str, str] = value
     return found
 
 

@@ -1,141 +1,81 @@
 """The train lane: a running rollout, its model calls as exchange spans, its trajectory."""
 
-from otel_rollout.record import capture
-from otel_rollout.record.attributes import (
-    end_attributes,
-    identity,
-    message_of,
-    present,
-    reward_numbers,
-)
-from otel_rollout.record.boundary import contained, guarded
-from otel_rollout.record.calls import noting_requests
-from otel_rollout.record.carried import (
-    OUTSIDE,
-    Carried,
-    begin_here,
-    came_back,
-    fields_here,
-    headers_of,
-    record_call,
-    rollout_or_part,
-    with_fields,
-)
-from otel_rollout.record.carrier import SECRET_VARIABLE, rollout_secret
-from otel_rollout.record.content import SWITCHES, Content, of_environment, switched_off
-from otel_rollout.record.current import begin, current_rollout, end, running_rollout
-from otel_rollout.record.delivery import in_time, start_thread
-from otel_rollout.record.encoding import decoded
-from otel_rollout.record.gather import (
-    TooManyExceptionsError,
-    gather_group,
-    gather_trajectories,
-    gather_trajectory,
-    run_bounded,
-)
-from otel_rollout.record.inside import (
-    get_current_trajectory,
-    get_history,
-    is_drawn_around,
-    no_capture,
-    record_reward,
-    request_token_ids,
-)
-from otel_rollout.record.late_rewards import late_reward
-from otel_rollout.record.metrics import Score, rollout_metrics
-from otel_rollout.record.names import stand_before
-from otel_rollout.record.options import Options
-from otel_rollout.record.others import Recent, drawn_calls
-from otel_rollout.record.processes import (
-    continue_environment,
-    continue_rollout,
-    leave_environment,
-    propagate,
-)
-from otel_rollout.record.processor import TrajectorySpanProcessor, check_exporter
-from otel_rollout.record.progress import RolloutProgress
-from otel_rollout.record.provider import rollout_provider
-from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.rollouts import rollout
-from otel_rollout.record.running import ActiveRollout, Enclosing, close
-from otel_rollout.record.secrets import Secrets
-from otel_rollout.record.side_calls import checked_rules
-from otel_rollout.record.state import process_state
-from otel_rollout.record.summary import built_summary
-from otel_rollout.record.to_gateway import KEY_PREFIX, TOKEN, without_token
-from otel_rollout.record.tools import tool
-from otel_rollout.record.uncaptured import note_uncaptured
-
-__all__ = [
-    "KEY_PREFIX",
-    "OUTSIDE",
-    "SECRET_VARIABLE",
-    "SWITCHES",
-    "TOKEN",
-    "ActiveRollout",
-    "Carried",
-    "Content",
-    "Enclosing",
-    "ExchangeRecorder",
-    "Options",
-    "Recent",
-    "RolloutProgress",
-    "Score",
-    "Secrets",
-    "TooManyExceptionsError",
-    "TrajectorySpanProcessor",
-    "begin",
-    "begin_here",
-    "built_summary",
-    "came_back",
-    "capture",
-    "check_exporter",
-    "checked_rules",
-    "close",
-    "contained",
-    "continue_environment",
-    "continue_rollout",
-    "current_rollout",
-    "decoded",
-    "drawn_calls",
-    "end",
-    "end_attributes",
-    "fields_here",
-    "gather_group",
-    "gather_trajectories",
-    "gather_trajectory",
-    "get_current_trajectory",
-    "get_history",
-    "guarded",
-    "headers_of",
-    "identity",
-    "in_time",
-    "is_drawn_around",
-    "late_reward",
-    "leave_environment",
-    "message_of",
-    "no_capture",
-    "note_uncaptured",
-    "noting_requests",
-    "of_environment",
-    "present",
-    "process_state",
-    "propagate",
-    "record_call",
-    "record_reward",
-    "request_token_ids",
-    "reward_numbers",
-    "rollout",
-    "rollout_metrics",
-    "rollout_or_part",
-    "rollout_provider",
-    "rollout_secret",
-    "run_bounded",
-    "running_rollout",
-    "stand_before",
-    "start_thread",
-    "switched_off",
-    "tool",
-    "with_fields",
-    "without_token",
-]
+from otel_rollout.record import capture as capture
+from otel_rollout.record.attributes import end_attributes as end_attributes
+from otel_rollout.record.attributes import identity as identity
+from otel_rollout.record.attributes import message_of as message_of
+from otel_rollout.record.attributes import present as present
+from otel_rollout.record.attributes import reward_numbers as reward_numbers
+from otel_rollout.record.attributes import text_of as text_of
+from otel_rollout.record.boundary import NOT_SHOWN as NOT_SHOWN
+from otel_rollout.record.boundary import contained as contained
+from otel_rollout.record.boundary import guarded as guarded
+from otel_rollout.record.carrier import SECRET_VARIABLE as SECRET_VARIABLE
+from otel_rollout.record.carrier import rollout_secret as rollout_secret
+from otel_rollout.record.content import SWITCHES as SWITCHES
+from otel_rollout.record.content import Content as Content
+from otel_rollout.record.content import ContentWarning as ContentWarning
+from otel_rollout.record.content import content_rule as content_rule
+from otel_rollout.record.content import switch_off as switch_off
+from otel_rollout.record.content import switched_off as switched_off
+from otel_rollout.record.current import begin as begin
+from otel_rollout.record.current import current_rollout as current_rollout
+from otel_rollout.record.current import end as end
+from otel_rollout.record.current import running_rollout as running_rollout
+from otel_rollout.record.delivery import in_time as in_time
+from otel_rollout.record.delivery import start_thread as start_thread
+from otel_rollout.record.encoding import decoded as decoded
+from otel_rollout.record.gather import TooManyExceptionsError as TooManyExceptionsError
+from otel_rollout.record.gather import gather_group as gather_group
+from otel_rollout.record.gather import gather_trajectories as gather_trajectories
+from otel_rollout.record.gather import gather_trajectory as gather_trajectory
+from otel_rollout.record.gather import run_bounded as run_bounded
+from otel_rollout.record.in_rollout import get_current_trajectory as get_current_trajectory
+from otel_rollout.record.in_rollout import get_history as get_history
+from otel_rollout.record.in_rollout import is_drawn_around as is_drawn_around
+from otel_rollout.record.in_rollout import no_capture as no_capture
+from otel_rollout.record.in_rollout import record_reward as record_reward
+from otel_rollout.record.in_rollout import request_token_ids as request_token_ids
+from otel_rollout.record.late_rewards import late_reward as late_reward
+from otel_rollout.record.metrics import Measurements as Measurements
+from otel_rollout.record.metrics import Score as Score
+from otel_rollout.record.metrics import rollout_metrics as rollout_metrics
+from otel_rollout.record.observer import Observer as Observer
+from otel_rollout.record.observer import Observers as Observers
+from otel_rollout.record.observer import RunningCall as RunningCall
+from otel_rollout.record.observer import RunningRollout as RunningRollout
+from otel_rollout.record.options import Options as Options
+from otel_rollout.record.other_spans import is_model_call as is_model_call
+from otel_rollout.record.processes import continue_environment as continue_environment
+from otel_rollout.record.processes import continue_rollout as continue_rollout
+from otel_rollout.record.processes import leave_environment as leave_environment
+from otel_rollout.record.processes import propagate as propagate
+from otel_rollout.record.processor import TrajectorySpanProcessor as TrajectorySpanProcessor
+from otel_rollout.record.processor import check_exporter as check_exporter
+from otel_rollout.record.progress import RolloutProgress as RolloutProgress
+from otel_rollout.record.provider import rollout_provider as rollout_provider
+from otel_rollout.record.recorder import ExchangeRecorder as ExchangeRecorder
+from otel_rollout.record.remote import OUTSIDE as OUTSIDE
+from otel_rollout.record.remote import Carried as Carried
+from otel_rollout.record.remote import begin_here as begin_here
+from otel_rollout.record.remote import came_back as came_back
+from otel_rollout.record.remote import fields_here as fields_here
+from otel_rollout.record.remote import headers_of as headers_of
+from otel_rollout.record.remote import record_call as record_call
+from otel_rollout.record.remote import rollout_or_part as rollout_or_part
+from otel_rollout.record.remote import with_fields as with_fields
+from otel_rollout.record.rollouts import rollout as rollout
+from otel_rollout.record.running import ActiveRollout as ActiveRollout
+from otel_rollout.record.running import Enclosing as Enclosing
+from otel_rollout.record.running import close as close
+from otel_rollout.record.secrets import Secrets as Secrets
+from otel_rollout.record.settings import MAX_BYTES as MAX_BYTES
+from otel_rollout.record.settings import Settings as Settings
+from otel_rollout.record.side_calls import as_rules as as_rules
+from otel_rollout.record.span_names import with_number as with_number
+from otel_rollout.record.state import process_state as process_state
+from otel_rollout.record.to_gateway import KEY_PREFIX as KEY_PREFIX
+from otel_rollout.record.to_gateway import TOKEN as TOKEN
+from otel_rollout.record.to_gateway import without_token as without_token
+from otel_rollout.record.tools import tool as tool
+from otel_rollout.record.uncaptured import note_uncaptured as note_uncaptured

@@ -39,27 +39,36 @@ def place(trajectory: Trajectory) -> dict[str, Any]:
         sc.ROLLOUT_TASK_ID: trajectory.task_id,
         sc.ROLLOUT_GROUP_ID: trajectory.group_id,
         sc.ROLLOUT_SAMPLE_INDEX: trajectory.sample_index,
-        **label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version),
+        **(
+            {}
+            if trajectory.policy_version is None
+            else label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version)
+        ),
     }
 
 
 def end_attributes(trajectory: Trajectory) -> dict[str, Any]:
     """Attributes of how a trajectory went: its ending, rewards, metrics, logs."""
+    rewards = trajectory.all_rewards.all()
+    reward = trajectory.reward if rewards else None
     texts: dict[str, Json] = {
         sc.ROLLOUT_ERROR: trajectory.error,
         sc.ROLLOUT_OUTPUT: trajectory.output,
-        sc.ROLLOUT_REWARDS: [r.to_dict() for r in trajectory.all_rewards.all()] or None,
-        sc.ROLLOUT_METRICS: dict(trajectory.metrics) or None,
-        sc.ROLLOUT_METADATA: dict(trajectory.metadata) or None,
-        sc.ROLLOUT_LOGS: trajectory.logs or None,
-        sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in list(trajectory.appended.items())] or None,
+        sc.ROLLOUT_REWARDS: rewards and [r.to_dict() for r in rewards],
+        sc.ROLLOUT_METRICS: dict(trajectory.metrics),
+        sc.ROLLOUT_METADATA: dict(trajectory.metadata),
+        sc.ROLLOUT_LOGS: trajectory.logs,
+        sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in list(trajectory.appended.items())],
     }
-    return {
+    found = {
         sc.ROLLOUT_STATUS: trajectory.status,
         sc.ROLLOUT_TERMINATION_REASON: trajectory.termination_reason,
-        sc.ROLLOUT_REWARD: None if trajectory.reward is None else float(trajectory.reward),
-        **{key: dumps(value) for key, value in texts.items() if value is not None},
+        sc.ROLLOUT_REWARD: None if reward is None else float(reward),
     }
+    for key, value in texts.items():
+        if value or (value is not None and key == sc.ROLLOUT_OUTPUT):
+            found[key] = dumps(value)
+    return found
 
 
 def reward_numbers(rewards: Iterable[Reward]) -> dict[str, float]:
@@ -111,6 +120,8 @@ def sentence(error: BaseException, message: str) -> str:
 
 def missed(uncaptured: Mapping[tuple[str, str], int], outside: Mapping[str, int]) -> dict[str, str]:
     """Attributes that count the model calls that are in no trajectory; {} if there are none."""
+    if not uncaptured and not outside:
+        return {}
     rows: dict[str, list[Json]] = {
         sc.ROLLOUT_UNCAPTURED: [[*which, count] for which, count in uncaptured.items()],
         sc.ROLLOUT_OUTSIDE: [[place, count] for place, count in outside.items()],
@@ -144,4 +155,20 @@ def exception_event(error: BaseException, scrub: Callable[[str], str]) -> dict[s
 
 def present(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes that are set, as values that a span can have."""
-    return {key: carried(value) for key, value in attributes.items() if value is not None}
+    found = {}
+    for key, value in attributes.items():
+        if value is not None:
+            # Most values are carried as they are, without asking.
+            is_plain = type(value) is bool or (type(value) is str and value.isascii())
+            found[key] = value if is_plain else carried(value)
+    return found
+
+
+def text_of(value: object) -> str:
+    """Text as it is, JSON as JSON, anything else as Python shows it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    try:
+        return dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import ContextDecorator
+from collections.abc import Callable
+from functools import wraps
 from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger("otel_rollout")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 INCOMPLETE = "a model call was not captured completely"
 NOT_SHOWN = "the rollout's span does not show something of its calls"
 
 
-class guarded(ContextDecorator):  # noqa: N801 - used as `with guarded(...)` and `@guarded(...)`
+class guarded:  # noqa: N801 - used as `with guarded(...)` and `@guarded(...)`
     """Log an exception that is raised inside, with this message, and go on after the block.
 
     A decorated function gives None then. What ends a program or a task (CancelledError,
@@ -24,6 +29,20 @@ class guarded(ContextDecorator):  # noqa: N801 - used as `with guarded(...)` and
         self._message = message
         self._arguments = arguments
         self._level = level
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, guarded."""
+
+        @wraps(function)
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
+            try:
+                return function(*arguments, **named)
+            except BaseException as error:
+                if not self.__exit__(type(error), error, error.__traceback__):
+                    raise
+                return None  # type: ignore[return-value]
+
+        return call
 
     def __enter__(self) -> None:
         pass

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +39,6 @@ _current: ContextVar[Callable[[], ExchangeRecorder | None] | None] = ContextVar(
 )
 """The call that is being made here. A weak reference: a connection that the call opens keeps its
 context for as long as it lives. `UNRECORDED` if it is not recorded. None: there is none."""
-_noted: ContextVar[list[Any] | None] = ContextVar("otel-rollout-requests", default=None)
-"""Where the requests that are built here are noted. None: nowhere."""
 
 
 @dataclass(slots=True)
@@ -87,7 +84,8 @@ def is_in_call() -> bool:
 
 def recording_rollout() -> ActiveRollout | None:
     """The rollout that a call made now is recorded in. None: the call is not recorded."""
-    settle()
+    if process_state.waiting:
+        settle()
     active = current_rollout()
     return active if active is not None and active.recording else None
 
@@ -98,24 +96,6 @@ def current_recorder() -> ExchangeRecorder | None:
     return None if current is None else current()
 
 
-@contextmanager
-def noting_requests(requests: list[Any]) -> Iterator[None]:
-    """Add the HTTP requests that clients build inside to `requests`, recorded or not."""
-    token = _noted.set(requests)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # a coroutine that the garbage collector closes
-            _noted.reset(token)
-
-
-def note_request(request: Any) -> None:
-    """A client has built this HTTP request."""
-    noted = _noted.get()
-    if noted is not None:
-        noted.append(request)
-
-
 def added_fields(path: str, body: Json) -> dict[str, Json]:
     """The fields that are added to a request with this body so that it asks for token ids.
 
@@ -124,11 +104,13 @@ def added_fields(path: str, body: Json) -> dict[str, Json]:
     """
     fields = otel_context.get_value(TOKEN_FIELDS)
     if fields is None:
-        fields = process_state.request_fields
+        fields = {} if process_state.settings.request_token_ids else None
+    if not isinstance(fields, Mapping) or not isinstance(body, Mapping):
+        return {}
     path = "/" + path.lstrip("/")
     api = api_of(path)
     own = api.token_id_params(path.partition("?")[0]) if api is not None else None
-    if own is None or not isinstance(fields, Mapping) or not isinstance(body, Mapping):
+    if own is None:
         return {}
     wanted = {"stream_options": {}, **own, **fields}
     added = {name: value for name, value in wanted.items() if name not in body}

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record import children, openai_client
-from otel_rollout.record.content import Content, of_environment
+from otel_rollout.record.content import Content, content_rule
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports import TRANSPORTS
 
@@ -48,7 +49,8 @@ def instrument(content: Content | None = None) -> None:
             f"does not have: use a version that otel-rollout is tested with (1.66 to 3.x)"
         )
     if content is not None or process_state.setup is None:
-        process_state.content = content or of_environment()
+        content = content or content_rule()
+        process_state.use(replace(process_state.settings, content=content))
     hooks = process_state.hooks
     hooks.install(module, openai_client.HOOKS)
     for name, library in _LIBRARIES.items():

@@ -31,7 +31,7 @@ _is_id = re.compile(r"[0-9a-f]{32}").fullmatch
 def within(active: ActiveRollout, context: otel_context.Context) -> otel_context.Context:
     """The context of a rollout's code: where `configure` says so, its baggage names the rollout."""
     context = without_rollout(context)
-    if not process_state.baggage:
+    if not process_state.settings.baggage:
         return context
     version = active.options.policy_version
     # A version that changes while the rollout runs is not that of each call.
@@ -95,18 +95,19 @@ _CARRIED = (
     sc.ROLLOUT_PROOF,
 )
 """Baggage of ours."""
+_CARRIED_NAMES = frozenset(_CARRIED)
 
 
 def without_rollout(context: otel_context.Context) -> otel_context.Context:
     """The context without our baggage: it is for this process, not for those that it calls."""
-    for name in baggage.get_all(context).keys() & set(_CARRIED):
+    for name in baggage.get_all(context).keys() & _CARRIED_NAMES:
         context = baggage.remove_baggage(name, context)
     return context
 
 
 def rollout_secret() -> bytes | None:
     """The secret that the processes of a rollout share. None: there is none."""
-    text = process_state.rollout_secret or os.environ.get(SECRET_VARIABLE)
+    text = process_state.settings.rollout_secret or os.environ.get(SECRET_VARIABLE)
     return text.encode("utf-8", "surrogateescape") if text else None
 
 

@@ -15,11 +15,11 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout.record.boundary import guarded
+from otel_rollout.record.child_reports import new_file
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
-from otel_rollout.record.told import new_file
 
 _ORIGIN = "_otel_rollout"
 """Attribute of the process objects of `multiprocessing`."""

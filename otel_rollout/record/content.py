@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from otel_rollout import semconv as sc
+from otel_rollout.errors import ConfigurationError
 from otel_rollout.record.boundary import guarded
 from otel_rollout.wire import Json, dumps, loads
 
@@ -127,16 +130,44 @@ def _without(value: Json, members: tuple[str, ...]) -> Json:
     return value
 
 
-def of_environment() -> Content:
-    """The rule of the environment's switches; one that turns content off is logged."""
+class ContentWarning(UserWarning):
+    """Prompts and replies are on spans though a switch of the environment says otherwise."""
+
+
+def content_rule(content: str | None = None, redact: Redact | None = None) -> Content:
+    """The rule that these arguments of `configure` and the environment's switches give.
+
+    A switch that turns content off is logged; `ContentWarning` where `configure` overrules it.
+    ConfigurationError for a wrong argument.
+    """
+    if content not in ("new", "full", "none", None):
+        raise ConfigurationError(
+            f"configure(content=...): expected 'new', 'full' or 'none', got {content!r}"
+        )
+    if redact is not None and not callable(redact):
+        raise ConfigurationError(
+            f"configure(redact=...): expected a function of bytes to bytes, got {redact!r}"
+        )
     off = switched_off()
-    if off:
+    if off and content in ("new", "full"):
+        warnings.warn(
+            f"{off} says that spans have no prompts and replies, but configure(content="
+            f"{content!r}) exports them on exchange spans. Leave content out, or the variable "
+            "unset",
+            ContentWarning,
+            stacklevel=3,
+        )
+    elif off and content is None:
         logger.warning(
             "%s: spans are exported without prompts and replies, so trajectories cannot be rebuilt "
             "from them. configure(content='full') exports them",
             off,
         )
-    return Content(exported=not off)
+    return Content(
+        exported=not off if content is None else content != "none",
+        shows="full" if content == "full" else "new",
+        redact=redact,
+    )
 
 
 def switched_off() -> str | None:
@@ -146,3 +177,18 @@ def switched_off() -> str | None:
         if value.strip().lower() not in _ON:
             return f"{name}={value}"
     return None
+
+
+@contextmanager
+def switch_off() -> Iterator[None]:
+    """Set the switches of the environment so that instrumentations leave content out."""
+    before = {name: os.environ.get(name) for name in SWITCHES}
+    os.environ.update(SWITCHES)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -149,7 +149,7 @@ def rollout_of(context: otel_context.Context | None) -> ActiveRollout | None:
     context = otel_context.get_current() if context is None else context
     found = context.get(ROLLOUT, process_state.default)
     if isinstance(found, ActiveRollout):
-        return here(found)
+        return found if found.pid == os.getpid() else here(found)
     return None if ROLLOUT in context else inherited()
 
 

@@ -15,13 +15,13 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout.record.boundary import guarded
+from otel_rollout.record.child_reports import CONTINUED, LOST, tell
 from otel_rollout.record.children import is_pool_worker, origin, parent_span
 from otel_rollout.record.context import ROLLOUT
 from otel_rollout.record.options import Options
 from otel_rollout.record.provider import rollout_provider, rollout_tracer
 from otel_rollout.record.running import ActiveRollout, close, start_span
 from otel_rollout.record.state import process_state
-from otel_rollout.record.told import CONTINUED, LOST, tell
 
 logger = logging.getLogger("otel_rollout")
 

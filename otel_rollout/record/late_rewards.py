@@ -1,4 +1,4 @@
-"""AllRewards that are set after their rollout's end: each is a span of its own."""
+"""Rewards that are set after the rollout has ended: each becomes a span of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.attributes import evaluation, late_numbers, place, present
-from otel_rollout.record.names import evaluation_name
+from otel_rollout.record.span_names import evaluation_name
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import with_lengths
 from otel_rollout.trajectory import Reward, RewardKey, Trajectory

@@ -9,12 +9,14 @@ each model.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 
 from opentelemetry import metrics
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
+from otel_rollout.record.observer import Observer, RunningCall, RunningRollout
 from otel_rollout.record.state import process_state
 
 Labels = Mapping[str, str]
@@ -35,7 +37,7 @@ class Metrics:
         self._ended = meter.create_counter(
             sc.METRIC_ROLLOUTS, "{rollout}", "Rollouts that ended, by status."
         )
-        self._running = meter.create_up_down_counter(
+        self.running = meter.create_up_down_counter(
             sc.METRIC_ROLLOUTS_RUNNING, "{rollout}", "Rollouts that run now."
         )
         self._seconds = meter.create_histogram(
@@ -50,10 +52,10 @@ class Metrics:
             "Reward that a rollout ended with, or the first that it got afterwards.",
             explicit_bucket_boundaries_advisory=_REWARDS,
         )
-        self._calls = meter.create_counter(
+        self.calls = meter.create_counter(
             sc.METRIC_CALLS, "{call}", "Model calls that ended, by status."
         )
-        self._calls_running = meter.create_up_down_counter(
+        self.calls_running = meter.create_up_down_counter(
             sc.METRIC_CALLS_RUNNING, "{call}", "Model calls in flight."
         )
         self._tokens = meter.create_counter(
@@ -75,14 +77,14 @@ class Metrics:
     @guarded(_NOT_COUNTED, level=logging.DEBUG)
     def rollout_began(self, labels: Labels) -> None:
         """Count a rollout that runs."""
-        self._running.add(1, labels)
+        self.running.add(1, labels)
 
     @guarded(_NOT_COUNTED, level=logging.DEBUG)
     def rollout_ended(
         self, labels: Labels, status: str, reason: str | None, seconds: float
     ) -> None:
         """Count a rollout that has ended. reason: why it did not end by returning."""
-        self._running.add(-1, labels)
+        self.running.add(-1, labels)
         ended = {**labels, sc.ROLLOUT_STATUS: status}
         self._seconds.record(seconds, ended)
         if reason is not None:
@@ -93,17 +95,6 @@ class Metrics:
     def scored(self, labels: Labels, reward: float) -> None:
         """Count the reward of a rollout."""
         self._reward.record(float(reward), labels)
-
-    @guarded(_NOT_COUNTED, level=logging.DEBUG)
-    def call_began(self, labels: Labels) -> None:
-        """Count a model call in flight."""
-        self._calls_running.add(1, labels)
-
-    @guarded(_NOT_COUNTED, level=logging.DEBUG)
-    def call_ended(self, labels: Labels, status: str) -> None:
-        """Count a model call that has ended."""
-        self._calls_running.add(-1, labels)
-        self._calls.add(1, {**labels, sc.EXCHANGE_STATUS: status})
 
     @guarded(_NOT_COUNTED, level=logging.DEBUG)
     def tokens(self, labels: Labels, prompt: int, reply: int) -> None:
@@ -126,6 +117,44 @@ class Metrics:
         """Count what an exporter did not get. signal: "trajectory" or "span"."""
         if count:
             self._dropped.add(count, {**_of(exporter), sc.EXPORT_SIGNAL: signal})
+
+
+class Measurements(Observer):
+    """Counts rollouts and their calls."""
+
+    def rollout_began(self, rollout: RunningRollout) -> None:
+        if rollout.is_part:
+            return
+        labels = {
+            sc.GEN_AI_AGENT_NAME: rollout.options.name or "",
+            sc.GEN_AI_OPERATION_NAME: rollout.operation,
+        }
+        found = rollout_metrics()
+        rollout.observed[self] = found, labels, Score(found, labels)
+        found.running.add(1, labels)
+
+    def rollout_ended(self, rollout: RunningRollout) -> None:
+        if self not in rollout.observed:
+            return
+        trajectory, (found, labels, _) = rollout.trajectory, rollout.observed[self]
+        reason = trajectory.termination_reason or rollout.ended_early
+        began = trajectory.start_time_ns
+        seconds = (time.time_ns() - began) / 1e9 if began else 0
+        found.rollout_ended(labels, trajectory.status, reason, seconds)
+
+    def scored(self, rollout: RunningRollout, reward: float) -> None:
+        if self in rollout.observed:
+            rollout.observed[self][2](reward)
+
+    def call_began(self, call: RunningCall) -> None:
+        if (found := call.rollout.observed.get(self)) is not None:
+            found[0].calls_running.add(1, found[1])
+
+    def call_ended(self, call: RunningCall, status: str) -> None:
+        if (found := call.rollout.observed.get(self)) is not None:
+            metrics, labels, _ = found
+            metrics.calls_running.add(-1, labels)
+            metrics.calls.add(1, {**labels, sc.EXCHANGE_STATUS: status})
 
 
 class Score:

@@ -23,7 +23,6 @@ from otel_rollout.record.calls import (
     current_recorder,
     make,
     make_async,
-    note_request,
     received,
     recording_rollout,
 )
@@ -52,8 +51,7 @@ def _begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
     if active is None:
         return None
     options = kwargs["options"] if "options" in kwargs else args[1] if len(args) > 1 else None
-    is_openai = any(kind.__module__ == MODULE for kind in type(client).__mro__)
-    return _begin_in(active, options, is_instrumented=is_openai)
+    return _begin_in(active, options)
 
 
 @guarded("a model call is not captured")
@@ -62,15 +60,15 @@ def _is_gateways(client: Any) -> bool:
 
 
 @guarded("a model call is not captured")
-def _begin_in(active: ActiveRollout, options: Any, *, is_instrumented: bool) -> Call | None:
+def _begin_in(active: ActiveRollout, options: Any) -> Call | None:
     path = str(options.url)
     method = str(options.method).lower()
     # The reply to a request in the background has to be asked for.
     if method != "post" and not (method == "get" and retrieval_of(path)):
         return None
     added = _ask_for_token_ids(options, path)
-    recorder = ExchangeRecorder(active, path, is_instrumented=is_instrumented)
-    recorder.hides_count = asks_for_count(added)
+    recorder = ExchangeRecorder(active, path)
+    recorder.hides_count = bool(added) and asks_for_count(added)
     return Call(recorder, partial(_asked, options))
 
 
@@ -100,7 +98,6 @@ async def _async_request(wrapped: Callable[..., Any], client: Any, args: Any, kw
 
 def _build_request(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
     request = wrapped(*args, **kwargs)
-    note_request(request)
     recorder = current_recorder()
     if recorder is not None:
         _attempt(recorder, args[0] if args else kwargs.get("options"), request)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.wire import Json, checked_json
+
+_EXPECTED: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "task_id": (str, int),
+    "group_id": (str, int),
+    "sample_index": (int,),
+    "policy_version": (str, int),
+    "metadata": (Mapping,),
+}
+"""Types of the options that have several, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +41,11 @@ class Options:
     """False: recorded, but not to be trained on."""
 
     def __post_init__(self) -> None:
-        expected: dict[str, tuple[type, ...]] = {
-            "name": (str,),
-            "task_id": (str, int),
-            "group_id": (str, int),
-            "sample_index": (int,),
-            "policy_version": (str, int),
-            "metadata": (Mapping,),
-        }
-        for option, kinds in expected.items():
+        for option, kinds in _EXPECTED.items():
             value = getattr(self, option)
-            if option == "policy_version" and callable(value):
+            if value is None or (option == "policy_version" and callable(value)):
                 continue
-            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            if not isinstance(value, kinds) or isinstance(value, bool):
                 names = " or ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(f"rollout({option}=...): expected {names}, got {value!r}")
         if not isinstance(self.trainable, bool):
@@ -56,10 +58,9 @@ class Options:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Options:
         """Options by their names. ConfigurationError, which lists the names, for another one."""
-        known = [item.name for item in fields(cls)]
-        if unknown := options.keys() - set(known):
+        if unknown := options.keys() - cls.__dataclass_fields__.keys():
             raise ConfigurationError(
-                f"rollout(): expected the options {', '.join(known)}, "
+                f"rollout(): expected the options {', '.join(cls.__dataclass_fields__)}, "
                 f"got {', '.join(sorted(unknown))}"
             )
         return cls(**options)

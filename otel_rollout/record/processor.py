@@ -30,7 +30,7 @@ from otel_rollout.record.context import CAPTURE_OFF
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.delivery import Delivery, in_time
-from otel_rollout.record.others import note_tool
+from otel_rollout.record.other_spans import note_tool
 from otel_rollout.record.running import ActiveRollout, Key
 from otel_rollout.record.state import process_state
 from otel_rollout.record.uncaptured import note_uncaptured
@@ -128,8 +128,8 @@ class TrajectorySpanProcessor(SpanProcessor):
             self._other_began(active, span, parent_context)
         elif not active.begun:  # its own span
             assembly = Assembly(active.id)
-            assembly.trainable = active.trajectory.trainable
-            assembly.rewards = active.trajectory.all_rewards
+            trajectory = active.trajectory
+            assembly.trainable, assembly.rewards = trajectory.trainable, trajectory.all_rewards
             active.recorder = active.recorder or self
             with self._lock:
                 self._buffers[active.key] = _Buffer(active, span, assembly)
@@ -149,8 +149,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         if active.recorder is self and span.context is not None and not context.get(CAPTURE_OFF):
             active.others.began(span)
             self._others[span.context.span_id] = active
-            if active.tools is not None:
-                note_tool(active.tools, span, has_ended=False)
+            note_tool(active, span, has_ended=False)
 
     def _other_ended(self, span: ReadableSpan, *, is_ours: bool) -> None:
         active = self._others.pop(span.context.span_id, None) if span.context else None
@@ -161,8 +160,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             return
         if missed is not None:
             note_uncaptured(active, *missed, drawn=True)
-        if (tools := active.tools) is not None:
-            note_tool(tools, span, has_ended=True)
+        note_tool(active, span, has_ended=True)
 
     @guarded("a span was not recorded for its trajectory")
     def on_end(self, span: ReadableSpan) -> None:
@@ -178,8 +176,9 @@ class TrajectorySpanProcessor(SpanProcessor):
         if key is not None:
             self._finish(key, as_record(record))
         elif sc.EXCHANGE_VERSION in record.attributes:
-            rollout_id, process = record.text(sc.ROLLOUT_ID), record.text(sc.EXCHANGE_PROCESS)
-            self._keep((rollout_id or "", process or ""), record)
+            written = record.attributes
+            key = str(written.get(sc.ROLLOUT_ID)), str(written.get(sc.EXCHANGE_PROCESS))
+            self._keep(key, record)
 
     def _keep(self, key: Key, record: SpanRecord) -> None:
         size = _size(record)
@@ -243,7 +242,8 @@ class TrajectorySpanProcessor(SpanProcessor):
         if buffer.active.is_part:
             buffer.active.records.append(whole)
         elif not buffer.cut_off:
-            _say_without_calls(buffer.assembly, trajectory)
+            if not process_state.said_without_calls:
+                _say_without_calls(buffer.assembly, trajectory)
             handed = [claiming for claiming, _ in buffer.active.claims]
             if not buffer.assembly.is_empty_workflow:
                 handed.append(trajectory)
@@ -367,9 +367,17 @@ def check_exporter(exporter: object) -> None:
         )
 
 
+_TEXT = sys.getsizeof("")
+"""Bytes of memory that a text takes beside its characters."""
+
+
 def _size(record: SpanRecord) -> int:
     """Bytes of memory that the texts of a span take."""
-    return sum(sys.getsizeof(value) for value in record.attributes.values() if type(value) is str)
+    size = 0
+    for value in record.attributes.values():
+        if type(value) is str:
+            size += _TEXT + (len(value) if value.isascii() else sys.getsizeof(value))
+    return size
 
 
 def _take_in(buffer: _Buffer) -> None:

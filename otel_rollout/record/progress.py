@@ -8,13 +8,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import count
 from types import TracebackType
-from typing import Any
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from otel_rollout.record.state import process_state
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _BAR_SECONDS = 1.0
 """Time between two looks of the bar on a terminal, which also tell what waits."""
@@ -57,7 +59,7 @@ class RolloutProgress:
     def __enter__(self) -> RolloutProgress:
         if self._shown:
             if sys.stderr.isatty():
-                self._bar = tqdm(
+                self._bar = import_module("tqdm").tqdm(
                     total=self._total,
                     desc=self._text,
                     unit=f" {self._counted}",

@@ -23,25 +23,21 @@ from otel_rollout import semconv as sc
 from otel_rollout.record.attributes import message_of, sentence
 from otel_rollout.record.boundary import INCOMPLETE, NOT_SHOWN, guarded
 from otel_rollout.record.deferred import later
-from otel_rollout.record.drawn import DrawnCall, is_to_draw
 from otel_rollout.record.encoding import decoded
-from otel_rollout.record.names import recording_name
-from otel_rollout.record.others import is_model_call
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.secrets import public_path
 from otel_rollout.record.sessions import session_of
+from otel_rollout.record.span_names import recording_name
 from otel_rollout.record.state import process_state
-from otel_rollout.spans import CutReply, label, with_lengths
+from otel_rollout.spans import label, with_lengths
 from otel_rollout.wire import (
     TAIL,
     Framing,
-    Json,
     api_of,
     apis_of,
     as_events,
     dumps,
     error_text,
-    framing_at,
     framing_said,
     is_events,
     is_json_object,
@@ -77,12 +73,10 @@ class ExchangeRecorder:
         call.end()                       # or call.end(error=...), or call.leave()
 
     path: the path that the model is asked at, which names the span.
-    is_instrumented: True if the call is one that instrumentors know; of any other an LLM span is
-        drawn here, around the exchange span.
     Headers are mappings whose names are in lower case, or do not depend on it.
     """
 
-    def __init__(self, rollout: ActiveRollout, path: str, *, is_instrumented: bool = False) -> None:
+    def __init__(self, rollout: ActiveRollout, path: str) -> None:
         self.finished = False
         """True if the span has ended."""
         self.attempts = 0
@@ -92,21 +86,24 @@ class ExchangeRecorder:
         self.hides_count = False
         """True if a stream's count of tokens was asked for on behalf of the recording alone: who
         reads the stream is not to be shown the chunk that has it."""
-        self._rollout = rollout
-        self._path = public_path(path)
-        self._apis = apis_of(self._path)
+        self.rollout = rollout
+        self.path = public_path(path)
+        self.api = api_of(self.path)
+        """The API that is asked. None: none generates at the path."""
+        self._apis = apis_of(self.path)
         """The API that is asked; all of them where the path tells nothing."""
+        self._last_marks = {mark for api in self._apis for mark in api.last_marks}
         self._lock = threading.Lock()
         self._last_status: int | None = None
         self._request: bytes | None = None
         """The request's body, to be read if the reply has to be."""
         self._is_redacted = False
         """True if the request or the response was redacted."""
-        self._status_code: int | None = None
+        self.status_code: int | None = None
         self.framing: Framing | None = None
         """How the chunks of the reply are told apart, if it is a stream. None: it is none, or it
         is not known."""
-        self._is_events = False
+        self.is_events = False
         """True if the reply is a stream: by its content type, and at its end by its bytes."""
         self._encoding: str | None = None
         self._chunks: list[bytes] | None = None
@@ -117,36 +114,43 @@ class ExchangeRecorder:
         """The whole reply, decoded. None: it has not come, or is not recorded."""
         self._last = 0
         """The rollout's logical clock when the last bytes came; 0: nothing has come."""
+        self._checksums: dict[str, int] = {}
         self._left_ns: int | None = None
         """When a stream was read no further, if its end has to wait. None: it has not to."""
         began = rollout.begin_call()
-        api = api_of(self._path)
-        if api is not None:
-            rollout.providers.add(api.provider_of(self._path.partition("?")[0]))
-            rollout.summary.began()
+        if self.api is not None:
+            rollout.providers.add(self.api.provider_of(self.path.partition("?")[0]))
         self._late = not rollout.running
         """True if the rollout had ended before the call began."""
-        self._written = _start_attributes(rollout, self._path, began)
+        self._written = _start_attributes(rollout, self.path, began)
         """Attributes that the span has so far."""
         context = otel_context.get_current()
         if not trace.get_current_span(context).get_span_context().is_valid:
             context = trace.set_span_in_context(rollout.span, context)
-        self._drawn: DrawnCall | None = None
-        """The LLM span that is drawn here. None: none is, or others draw it."""
-        if not is_instrumented and is_to_draw(self._path, context):
-            self._drawn = DrawnCall(rollout, self._path, context)
-            context = trace.set_span_in_context(self._drawn.span, context)
+        self.context = context
+        """Where its span begins; an observer may put another one around it."""
+        self.observed: dict[object, Any] = {}
+        """What each observer keeps of it."""
+        self._observers = process_state.observers
+        self._observers.notify("call_begins", self)
         self.span = rollout.tracer.start_span(
-            recording_name(self._path),
-            context=context,
+            recording_name(self.path),
+            context=self.context,
             attributes=self._written,
         )
-        self._began_ns = time.time_ns()
-        rollout.metrics.call_began(rollout.labels)
-        self._around = trace.get_current_span(context)
-        above = self._around.get_span_context()
+        self.began_ns = time.time_ns()
+        above = trace.get_current_span(self.context).get_span_context()
         is_exported = self.span.get_span_context().trace_flags.sampled
-        self._call = rollout.others.called(above.span_id, self._began_ns, is_exported=is_exported)
+        self._call = rollout.others.called(above.span_id, self.began_ns, is_exported=is_exported)
+        self.added = b""
+        """Those messages of its request that no earlier one of the rollout had, as JSON."""
+        self._recorded: tuple[bytes, slice] = b"", slice(0)
+        """The request's body as it may be recorded, and where its messages are."""
+        self.known: tuple[str, int] = "", 0
+        """Digest and number of those that an earlier one had."""
+        self.error: tuple[str, str] | None = None
+        """The name of the error that it ended with, and a sentence. None: it ended with none."""
+        self._observers.notify("call_began", self)
 
     # --- the request
 
@@ -159,14 +163,12 @@ class ExchangeRecorder:
         an error repeat it.
         """
         self.attempts += 1
-        self._rollout.secrets.of_request(headers, url, self)
+        self.rollout.secrets.of_request(headers, url, self)
         if self.attempts > 1:
             status = {} if self._last_status is None else {"http_status": self._last_status}
             self._last_status = None  # an attempt that fails without a response has none
             self.span.add_event(sc.EVENT_RETRY, status)
             return
-        with guarded(NOT_SHOWN, level=logging.DEBUG):
-            self._name_session(headers)
         if body is not None:
             self._write_request(body)
 
@@ -176,8 +178,8 @@ class ExchangeRecorder:
 
         `request` has what the client sent.
         """
-        with self._rollout.lock:
-            attributes = self._rollout.writer.supplied(held, ids)
+        with self.rollout.lock:
+            attributes = self.rollout.writer.supplied(held, ids)
         self._written |= attributes
         self.span.set_attributes(attributes)
 
@@ -191,28 +193,27 @@ class ExchangeRecorder:
         """Another attempt follows. status: the HTTP status. None: there was no response."""
         self._last_status = status
 
-    def _name_session(self, headers: Mapping[str, str]) -> None:
-        if (session := session_of(headers)) is not None:
-            named = {sc.EXCHANGE_SESSION: process_state.content.recorded(session)}
-            self._written |= named
-            self.span.set_attributes(named)
+    @guarded(NOT_SHOWN, level=logging.DEBUG)
+    def _name_session(self, attributes: dict[str, Any]) -> None:
+        """The id of a session that the last request's headers have; they are read once."""
+        headers = self.rollout.secrets.close(self)
+        if headers and (session := session_of(headers)) is not None:
+            attributes[sc.EXCHANGE_SESSION] = process_state.content.recorded(session)
 
     def _write_request(self, body: bytes) -> None:
         self._request = body
-        body, self._is_redacted = process_state.content.body(body)
-        rollout = self._rollout
+        if process_state.content.redact is not None:
+            body, self._is_redacted = process_state.content.body(body)
+        rollout = self.rollout
+        writer = rollout.writer
         with rollout.lock:
-            attributes = rollout.writer.request(body)
-            with guarded(NOT_SHOWN, level=logging.DEBUG):
-                rollout.summary.asked(self._path, body, attributes)
-            if self._drawn is not None:
-                self._drawn.asked(body, attributes)
-            first, last = rollout.writer.added
-            if first < last and (tools := rollout.tools) is not None:
-                with guarded("the tools that a request has results of were not drawn"):
-                    tools.requested(rollout, body[first:last], self._began_ns)
+            attributes = writer.request(body)
+            added, messages = slice(*writer.added), slice(*writer.conversation)
+            self.known = writer.known_digest, writer.known_count
+        self.added, self._recorded = body[added], (body, messages)
         self._written |= attributes
         self.span.set_attributes(attributes)
+        self._observers.notify("requested", self, body, attributes)
 
     # --- the response
 
@@ -224,12 +225,13 @@ class ExchangeRecorder:
         speech, are not recorded: they are large, and no conversation.
         """
         content_type = headers.get("content-type", "")
-        self._status_code = status
+        self.status_code = status
         said = framing_said(content_type)
-        self.framing = said or framing_at(self._path)
-        self._is_events = said is not None
+        path = self.path.partition("?")[0]
+        self.framing = said or (None if self.api is None else self.api.framing(path))
+        self.is_events = said is not None
         self._encoding = headers.get("content-encoding")
-        self._last = self._rollout.clock
+        self._last = self.rollout.clock
         self._chunks = self._body = self._left_ns = None
         self._tail = b"\n"
         self.responses += 1
@@ -239,8 +241,19 @@ class ExchangeRecorder:
             self._body = body
             return False
         self._chunks = []
-        self._rollout.streams.add(self)
+        self.rollout.streams.add(self)
         return True
+
+    @property
+    def messages(self) -> bytes:
+        """The messages of its request, as JSON without brackets."""
+        body, where = self._recorded
+        return body[where]
+
+    @property
+    def ended_ns(self) -> int:
+        """When the reply was read to its end, or no further; now, if it is read still."""
+        return self._left_ns or time.time_ns()
 
     @property
     def is_streaming(self) -> bool:
@@ -250,7 +263,7 @@ class ExchangeRecorder:
     @property
     def has_events(self) -> bool:
         """True if the content type says that the reply is a stream of text, such as events."""
-        return self._is_events and self.framing != "frames"
+        return self.is_events and self.framing != "frames"
 
     @property
     def is_encoded(self) -> bool:
@@ -261,46 +274,36 @@ class ExchangeRecorder:
         """The bytes of the response come without their `Content-Encoding`."""
         self._encoding = None
 
-    def chunk(self, chunk: bytes) -> None:
-        """Bytes of the response, as they came, with their `Content-Encoding`."""
+    def chunk(self, chunk: bytes, response: int | None = None) -> None:
+        """Bytes of the response, as they came, with their `Content-Encoding`.
+
+        response: the number of the response that is meant (`responses`). None: the last one.
+        """
         chunks = self._chunks
-        if chunks is None:
+        if chunks is None or response not in (None, self.responses):
             return
         chunks.append(chunk)
-        self._last = self._rollout.clock
-        if self._is_events:
+        self._last = self.rollout.clock
+        if self.is_events:
             tail = chunk if len(chunk) > TAIL else self._tail + chunk
             tail = self._tail = tail[-TAIL:]
-            if self._is_last(tail):
-                self.end()  # nothing comes after it
-
-    def hidden(self, count: Mapping[str, Json]) -> None:
-        """The reader is not shown this count of tokens; the LLM span around the call has it."""
-        around = self._around
-        if not is_model_call(getattr(around, "attributes", None) or {}):
-            return
-        names = {
-            sc.GEN_AI_USAGE_INPUT_TOKENS: "prompt_tokens",
-            sc.GEN_AI_USAGE_OUTPUT_TOKENS: "completion_tokens",
-        }
-        counts = {key: count.get(name) for key, name in names.items()}
-        around.set_attributes({key: n for key, n in counts.items() if isinstance(n, int)})
+            for mark in self._last_marks:
+                if mark in tail and self._is_last(tail):
+                    self.end()  # nothing comes after it
+                    break
 
     def _is_last(self, tail: bytes) -> bool:
         """Whether the last event of a whole reply is in its last `TAIL` bytes."""
-        for api in self._apis:  # noqa: SIM110 - asked for each chunk; any() would take twice as long
-            if api.is_last(tail):
-                return True
-        return False
+        return any(api.is_last(tail) for api in self._apis)
 
     @guarded(INCOMPLETE)
     def refused(self, status: int, text: str | None) -> None:
         """The answer is an error that the client raised. text: its body. None: it was not read."""
         if self._body is None:
-            self._status_code = status
+            self.status_code = status
             self._chunks = None
             if text is not None:
-                self._body = self._rollout.scrub(text).encode()
+                self._body = self.rollout.scrub(text).encode()
 
     # --- the end
 
@@ -317,9 +320,9 @@ class ExchangeRecorder:
             body = self._received() if self.is_streaming else self._body
             self._body = None if body is None else self._events_of(body)
             self._finish(status, error)
-        elif error is None and (self._status_code or 0) >= 400:
-            self._end_refused(self._status_code or 0)
-        elif self.is_streaming:
+        elif error is None and (self.status_code or 0) >= 400:
+            self._end_refused(self.status_code or 0)
+        elif self._chunks is not None:
             self._end_stream(error, ended=error is None)
         elif error is None and self._body is not None:
             self._end_reply(self._body, None, ended=True)
@@ -334,8 +337,8 @@ class ExchangeRecorder:
         error: what the last reading of it raised. None: nothing.
         """
         if self.is_streaming and response in (None, self.responses):
-            if error is None and (self._status_code or 0) >= 400:
-                self._end_refused(self._status_code or 0)
+            if error is None and (self.status_code or 0) >= 400:
+                self._end_refused(self.status_code or 0)
             else:
                 self._end_stream(error, ended=False)
 
@@ -375,33 +378,35 @@ class ExchangeRecorder:
         if self.framing in (None, "events"):
             return body
         with guarded("a streamed reply could not be read", level=logging.DEBUG):
-            events = as_events(body, self.framing, said=self._is_events)
+            events = as_events(body, self.framing, said=self.is_events)
             if events is not None:
-                self._is_events = True
+                self.is_events = True
                 return events
         return body
 
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
         """End a reply; of a stream of events, the text tells if it is complete."""
         complete, reported = ended, None
-        body = self._events_of(body.removeprefix(codecs.BOM_UTF8))  # as clients do
-        self._is_events = is_events(body, self._is_events)
-        with guarded("a streamed reply was not understood; it is kept as it came"):
-            # Parse the stream now only if it ended abnormally.
-            tail = body[-TAIL:] if len(body) > TAIL else b"\n" + body
-            said_done = self._is_events and self._is_last(tail)
-            complete = ended or said_done
-            if self._is_events and (not said_done or b'"error"' in body[-_ERROR_TAIL:]):
-                text = body.decode("utf-8", "replace")
-                merged = merge(text, self._choices(), self._path)
-                complete = ended if merged.complete is None else merged.complete
-                reported = merged.error
-                if merged.malformed and (error is None or isinstance(error, Exception)):
-                    error = InvalidResponse("an event of the stream is not JSON")
+        body = body.removeprefix(codecs.BOM_UTF8)  # as clients do
+        if self.framing not in (None, "events"):
+            body = self._events_of(body)
+        self.is_events = is_events(body, self.is_events)
+        if self.is_events:
+            with guarded("a streamed reply was not understood; it is kept as it came"):
+                # Parse the stream now only if it ended abnormally.
+                said_done = self._is_last(body[-TAIL:] if len(body) > TAIL else b"\n" + body)
+                complete = ended or said_done
+                if not said_done or b'"error"' in body[-_ERROR_TAIL:]:
+                    text = body.decode("utf-8", "replace")
+                    merged = merge(text, self._choices(), self.path)
+                    complete = ended if merged.complete is None else merged.complete
+                    reported = merged.error
+                    if merged.malformed and (error is None or isinstance(error, Exception)):
+                        error = InvalidResponse("an event of the stream is not JSON")
         status, error = _ending(error, reported, complete=complete, ended=ended)
         if status == "complete" and self._is_invalid(body):
             # Scrubbed before it is cut: half a secret would not be found.
-            text = self._rollout.scrub(body.decode("utf-8", "replace"))[:200]
+            text = self.rollout.scrub(body.decode("utf-8", "replace"))[:200]
             status = "error"
             error = InvalidResponse(f"the response is not a JSON object: {text!r}")
         self._body = body or None
@@ -409,7 +414,7 @@ class ExchangeRecorder:
 
     def _is_invalid(self, body: bytes) -> bool:
         """Whether it is no reply of a model; only some ways of calling parse it, and raise."""
-        return not (self._is_events or is_json_object(body) or api_of(self._path) is None)
+        return not (self.is_events or is_json_object(body) or self.api is None)
 
     def _choices(self) -> int:
         try:
@@ -426,7 +431,7 @@ class ExchangeRecorder:
             if self.finished:
                 return
             self.finished = True
-        rollout = self._rollout
+        rollout = self.rollout
         attributes: dict[str, Any] = {
             sc.EXCHANGE_STATUS: status,
             sc.EXCHANGE_ATTEMPTS: self.attempts,
@@ -434,75 +439,48 @@ class ExchangeRecorder:
         }
         self._call.ended_ns = self._left_ns or time.time_ns()
         try:
-            with guarded(INCOMPLETE):
-                self._write_reply(attributes, error)
-                if error is not None:
-                    self._write_error(attributes, status, error)
+            self._write_reply(attributes, error)
+            if error is not None:
+                self._write_error(attributes, status, error)
+            self._name_session(attributes)
         finally:
             with rollout.lock:
                 if self._late or not rollout.running:
                     attributes[sc.EXCHANGE_LATE] = True
                 else:
                     rollout.open -= 1
-                self.span.set_attributes(with_lengths(attributes, self._written))
+                self.span.set_attributes(with_lengths(attributes, self._written, self._checksums))
                 self.span.end(self._left_ns)
-            rollout.metrics.call_ended(rollout.labels, status)
-            self._end_drawn(attributes, status, error)
+            self._observers.notify("call_ended", self, status)
             rollout.streams.discard(self)
             self._let_go()
 
-    @guarded(NOT_SHOWN, level=logging.DEBUG)
-    def _end_drawn(
-        self, attributes: Mapping[str, Any], status: str, error: BaseException | None
-    ) -> None:
-        if self._drawn is None:
-            return
-        failed = error is not None and status == "error"
-        message = (
-            sentence(error, self._rollout.scrub(message_of(error))) if error and failed else None
-        )
-        self._drawn.end(attributes, message, self._left_ns)
-
+    @guarded(INCOMPLETE)
     def _write_reply(self, attributes: dict[str, Any], error: BaseException | None) -> None:
-        if self._status_code is not None:
-            attributes[sc.RESPONSE_STATUS_CODE] = self._status_code
-        if self._is_events:
+        if self.status_code is not None:
+            attributes[sc.RESPONSE_STATUS_CODE] = self.status_code
+        if self.is_events:
             attributes[sc.RESPONSE_STREAM] = True
         body = self._body
         if body is None:
             return
-        writer = self._rollout.writer
-        with self._rollout.lock:
-            reply = writer.cut(body)
-        if error is not None or (not self._is_events and _may_be_error(reply)):
-            body = self._rollout.secrets.scrub_reply(body)
+        writer = self.rollout.writer
+        if error is not None or (not self.is_events and _may_be_error(body)):
+            body = self.rollout.secrets.scrub_reply(body)
         found = _response_id(body)
-        body, is_events = self._redacted(body)
-        with self._rollout.lock:
-            if body is not reply.body:
-                reply = writer.cut(body)
-            written = writer.response(reply, events=is_events)
-            with guarded(NOT_SHOWN, level=logging.DEBUG):
-                if (self._status_code or 0) < 400:
-                    counts = self._rollout.summary.replied(self._path, body, events=is_events)
-                    if counts is not None:
-                        metrics, labels = self._rollout.metrics, self._rollout.labels
-                        metrics.tokens(labels, counts.input, counts.output)
-                        # Of two threads at once one may be missed: it is for eyes alone.
-                        process_state.sampled_tokens += counts.output
-                    if self._drawn is not None:
-                        self._drawn.replied(body, events=is_events)
-            self._rollout.tools_begun.restart()
-            if (tools := self._rollout.tools) is not None:
-                text = str(written[sc.RESPONSE_EVENTS if is_events else sc.RESPONSE_BODY])
-                tools.replied(
-                    text, self._path, self._left_ns or time.time_ns(), is_events=is_events
-                )
+        is_events = self.is_events
+        if process_state.content.redact is not None:
+            body, is_events = self._redacted(body)
+        with self.rollout.lock:
+            written = writer.response(body, events=is_events)
+            self._checksums = writer.checksums
+        self.rollout.replies += 1
         attributes |= written
         if self._is_redacted:
             attributes[sc.EXCHANGE_REDACTED] = True
         if found:
             attributes[sc.RESPONSE_ID] = found[1].decode("utf-8", "backslashreplace")
+        self._observers.notify("replied", self, body, attributes)
 
     def _redacted(self, body: bytes) -> tuple[bytes, bool]:
         """The reply to record, and True if it is a stream of events.
@@ -512,41 +490,43 @@ class ExchangeRecorder:
         by its tokens.
         """
         content = process_state.content
-        if content.redact is None:
-            return body, self._is_events
-        whole, is_events = body, self._is_events
+        whole, is_events = body, self.is_events
         if is_events:
-            merged = merge(body.decode("utf-8", "replace"), self._choices(), self._path).body
+            merged = merge(body.decode("utf-8", "replace"), self._choices(), self.path).body
             if merged is None:
                 self._is_redacted = True
                 return b"", False
             whole, is_events = dumps(merged).encode(), False
         redacted, changed = content.body(whole)
         if not changed and not self._is_redacted:
-            return body, self._is_events
+            return body, self.is_events
         self._is_redacted = True
         return without_tokens(redacted), is_events
 
+    @guarded(INCOMPLETE)
     def _write_error(self, attributes: dict[str, Any], status: str, error: BaseException) -> None:
-        code = self._status_code if (self._status_code or 0) >= 400 else None
-        kind, message = type(error).__qualname__, self._rollout.scrub(message_of(error, code))
+        code = self.status_code if (self.status_code or 0) >= 400 else None
+        kind, message = type(error).__qualname__, self.rollout.scrub(message_of(error, code))
         attributes[sc.ERROR_TYPE] = kind
         attributes[sc.EXCHANGE_ERROR] = dumps({"type": kind, "message": message})
+        self.error = kind, sentence(error, message)
         if status == "error":
-            self.span.set_status(trace.StatusCode.ERROR, sentence(error, message))
+            self.span.set_status(trace.StatusCode.ERROR, self.error[1])
 
-    @guarded(INCOMPLETE)
     def _let_go(self) -> None:
         """Release everything: some clients keep a response, and with it this, for long."""
-        self._rollout.secrets.close(self)
         self._chunks = self._body = self._request = None
-        self._around = trace.INVALID_SPAN
+        self.added, self._recorded = b"", (b"", slice(0))
+        self.context = otel_context.Context()
         self._written = {}
 
 
-def _may_be_error(reply: CutReply) -> bool:
+def _may_be_error(body: bytes) -> bool:
     """Whether a reply reports an error, or is none of a model."""
-    return not _is_of_model(reply.body) or any(map(_has_error, reply.kept))
+    if not _is_of_model(body):
+        return True
+    # A search for the plain text costs a fifth of one for the pattern.
+    return b'"error' in body and _has_error(body) is not None
 
 
 def _start_attributes(rollout: ActiveRollout, path: str, began: int) -> dict[str, Any]:
@@ -557,9 +537,10 @@ def _start_attributes(rollout: ActiveRollout, path: str, began: int) -> dict[str
         sc.EXCHANGE_STARTED: began,
         sc.REQUEST_PATH: path,
     }
-    attributes |= label(sc.EXCHANGE_POLICY_VERSION, rollout.policy_version)
-    if process_state.policy_model is not None:
-        attributes[sc.EXCHANGE_POLICY_MODEL] = process_state.policy_model
+    if rollout.options.policy_version is not None:
+        attributes |= label(sc.EXCHANGE_POLICY_VERSION, rollout.policy_version)
+    if (policy_model := process_state.settings.policy_model) is not None:
+        attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model
     if rollout.side_call_rules is not None and rollout.recorder is not None:
         attributes[sc.EXCHANGE_JUDGED] = True
     if not rollout.trajectory.trainable:

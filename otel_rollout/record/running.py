@@ -10,18 +10,17 @@ import asyncio
 import logging
 import os
 import threading
-import time
 import traceback
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.record.answered import AnsweredTools
 from otel_rollout.record.attributes import (
     end_attributes,
     evaluation,
@@ -29,23 +28,19 @@ from otel_rollout.record.attributes import (
     message_of,
     missed,
     present,
-    reward_numbers,
     sentence,
 )
-from otel_rollout.record.boundary import NOT_SHOWN, guarded
+from otel_rollout.record.boundary import guarded
+from otel_rollout.record.child_reports import CONTINUED, LOST, heard
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.deferred import settle
-from otel_rollout.record.drawn import Shown
 from otel_rollout.record.late_rewards import late_reward
-from otel_rollout.record.metrics import Score, rollout_metrics
-from otel_rollout.record.names import PART_NAME, Numbering
 from otel_rollout.record.options import Options
-from otel_rollout.record.others import OtherSpans, here_and_now
+from otel_rollout.record.other_spans import OtherSpans, here_and_now
 from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.side_calls import verdict
+from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
-from otel_rollout.record.summary import Summary
-from otel_rollout.record.told import CONTINUED, LOST, heard
 from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
 from otel_rollout.trajectory import Contents, Conversations, Trajectory, sentences
 from otel_rollout.wire import checked_json
@@ -129,7 +124,7 @@ class ActiveRollout:
         # Two parts that one process has of a rollout have clocks of their own.
         self.process = process_state.name + (f"-{os.urandom(4).hex()}" if self.is_part else "")
         """Name of the process, for the spans."""
-        self.side_call_rules = process_state.side_call_rules
+        self.side_call_rules = process_state.settings.side_calls
         """The user's own rules for side calls, which judge its calls when it ends. None: none."""
         self.handed_on = 0
         """How often it was handed on, less how often it was continued in this very process."""
@@ -141,8 +136,6 @@ class ActiveRollout:
         """Calls that have begun and not ended."""
         self.providers: set[str | None] = set()
         """Whose APIs were asked, by the conventions' names; None: one that has no name there."""
-        self.tools = AnsweredTools() if process_state.tool_spans else None
-        """Draws the tools that its requests have results of. None: nothing is drawn."""
         self.streams: set[OpenStream] = set()
         """Calls whose replies are being read."""
         self.nested_count = 0
@@ -170,7 +163,9 @@ class ActiveRollout:
         """What clients signed requests with, in it and in those around it: an error passes both."""
         self.span: trace.Span = trace.INVALID_SPAN
         self.id = part_of or os.urandom(16).hex()
-        self.others = OtherSpans(self.id)
+        self.key: Key = self.id, self.process
+        """Its name among the rollouts of the process."""
+        self.others = OtherSpans()
         """The spans of other libraries inside it."""
         self._trajectory: Trajectory | None = Trajectory(
             id=self.id,
@@ -188,16 +183,16 @@ class ActiveRollout:
         """Name of its span."""
         self.is_root = parent is None and not self.is_part
         """True if it is in no other rollout."""
-        self.summary = Summary()
-        self.drawn = Shown()
-        """What the LLM spans of our own have shown of its conversations."""
-        """Its calls in short, for its span."""
-        self._summary_around = parent.summary if parent else None
-        """That of the rollout around it. None: there is none."""
+        self.parent = parent
+        """The rollout around it. None: there is none, or it has ended."""
+        self.observed: dict[object, Any] = {}
+        """What each observer keeps of it."""
+        self.replies = 0
+        """Replies that have come."""
         self.inner = Numbering()
         """Tells the rollouts in it apart."""
         self.tools_begun = Numbering()
-        """Tells the tools apart that began since the last reply."""
+        """Tells the tools apart that began after the same reply."""
         self._beside = parent.inner if parent else None
         """Tells it apart from the rollouts beside it. None: it is in none."""
         self._named: tuple[str, str | None] | None = None
@@ -209,22 +204,8 @@ class ActiveRollout:
         if self.inside is not None:
             self.inside.began(self._trajectory)
         self.apply(options)
-        self.metrics = rollout_metrics()
-        """Counts it and its calls."""
-        self.labels = {
-            sc.GEN_AI_AGENT_NAME: options.name or "",
-            sc.GEN_AI_OPERATION_NAME: operation,
-        }
-        """Its attributes in metrics."""
-        self.score = Score(self.metrics, self.labels)
-        """Counts its reward in the metrics."""
         if not self.is_part:
             process_state.rollouts[self.id] = self
-
-    @property
-    def key(self) -> Key:
-        """Its name among the rollouts of the process."""
-        return self.id, self.process
 
     @property
     def policy_version(self) -> str | int | None:
@@ -246,9 +227,9 @@ class ActiveRollout:
         """Release everything once it has ended: a pooled connection keeps its context for long."""
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
-        self.tools = None
-        self.writer = ExchangeWriter()
-        self.summary, self._summary_around = Summary(), None
+        self.parent = None
+        if self.clock:  # else it has written nothing
+            self.writer = ExchangeWriter()
         self.streams.clear()
 
     def apply(self, options: Options) -> None:
@@ -339,19 +320,6 @@ class ActiveRollout:
             }
         return present({sc.ROLLOUT_PROCESS: self.process, **identity(trajectory, self.operation)})
 
-    @guarded(NOT_SHOWN, level=logging.DEBUG)
-    def summarise(self) -> dict[str, Any]:
-        """Attributes that show people what it was about; it has ended."""
-        said = self.summary.said(self.trajectory.output)
-        if self._summary_around is not None:
-            self._summary_around.include(self.summary, said)
-        is_workflow = self.operation == sc.OPERATION_INVOKE_WORKFLOW
-        kind = {sc.OPENINFERENCE_KIND: sc.OPENINFERENCE_CHAIN if is_workflow else None}
-        numbers = reward_numbers(self.trajectory.all_rewards.all())
-        return process_state.content.shown(
-            present({**numbers, **self.summary.attributes(said), **kind})
-        )
-
     def end(self, output: object, error: BaseException | None) -> dict[str, Any]:
         """End the trajectory; the attributes that its span ends with."""
         trajectory = self.trajectory
@@ -382,9 +350,10 @@ class ActiveRollout:
         }
         content = process_state.content
         whole = present(attributes)
-        shown = content.shown(whole)
-        self.kept_back = {key: value for key, value in whole.items() if shown.get(key) != value}
+        shown = whole
         if not content.exported:
+            shown = content.shown(whole)
+            self.kept_back = {key: value for key, value in whole.items() if shown.get(key) != value}
             shown[sc.ROLLOUT_CONTENT] = "none"
         return with_lengths({**self.start_attributes(), **shown})
 
@@ -411,11 +380,11 @@ def start_span(active: ActiveRollout, context: otel_context.Context) -> otel_con
     active.begun = True
     active.recording = active.span.is_recording()
     span_context = active.span.get_span_context()
-    active.trajectory.trace_id = f"{span_context.trace_id:032x}"
-    active.trajectory.span_id = f"{span_context.span_id:016x}"
-    active.trajectory.start_time_ns = getattr(active.span, "start_time", None) or 0
-    if not active.is_part:
-        active.metrics.rollout_began(active.labels)
+    trajectory = active.trajectory
+    trajectory.trace_id = f"{span_context.trace_id:032x}"
+    trajectory.span_id = f"{span_context.span_id:016x}"
+    trajectory.start_time_ns = getattr(active.span, "start_time", None) or 0
+    process_state.observers.notify("rollout_began", active)
     return context
 
 
@@ -429,23 +398,14 @@ def close(active: ActiveRollout, output: object = None, error: BaseException | N
     finally:
         active.running = False
         active.span.end()
-        _count(active)
+        process_state.observers.notify("rollout_ended", active)
         active.let_go()
-
-
-def _count(active: ActiveRollout) -> None:
-    """Count a rollout that has ended in the metrics."""
-    trajectory = active.trajectory
-    if active.is_part or not active.begun:
-        return
-    reason = trajectory.termination_reason or active.ended_early
-    seconds = (time.time_ns() - trajectory.start_time_ns) / 1e9 if trajectory.start_time_ns else 0
-    active.metrics.rollout_ended(active.labels, trajectory.status, reason, seconds)
 
 
 def _close(active: ActiveRollout, output: object, error: BaseException | None) -> None:
     """Seal the trajectory and write its end on the span."""
-    settle()
+    if process_state.waiting:
+        settle()
     for stream in tuple(active.streams):
         stream.leave()
     span = active.span
@@ -454,21 +414,27 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         active.trajectory.rewrite(content.value)
     # Another thread may set a reward just now: from here on it gets a span of its own.
     trajectory = active.trajectory
-    trajectory.seal(late_reward(active.tracer, trajectory, span.get_span_context(), active.score))
-    active.hear()
-    active.judge()
+    observers = process_state.observers
+    score = partial(observers.notify, "scored", active)
+    trajectory.seal(late_reward(active.tracer, trajectory, span.get_span_context(), score))
+    if active.told is not None:
+        active.hear()
+    if active.side_call_rules is not None:
+        active.judge()
     with active.lock:
         attributes = active.end(output, error)
         active.running = False
     # First what may be lost: a limit on the number of attributes drops the oldest.
-    span.set_attributes(active.summarise() or {})
-    span.set_attributes(attributes)
-    for each in trajectory.all_rewards.all():
+    shown: dict[str, Any] = {}
+    observers.notify("rollout_ends", active, shown)
+    span.set_attributes(shown | attributes)
+    rewards = trajectory.all_rewards.all()
+    for each in rewards:
         span.add_event(sc.GEN_AI_EVALUATION_RESULT, content.shown(evaluation(each)))
-    reward = trajectory.reward
+    reward = trajectory.reward if rewards else None
     if reward is not None and not active.is_part:
-        active.score(reward)
-    if process_state.reward_in_name and active.is_root and reward is not None:
+        score(reward)
+    if process_state.settings.reward_in_name and active.is_root and reward is not None:
         span.update_name(f"{active.span_name} [{reward:.2f}]")
     if error is not None:
         span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)

@@ -79,11 +79,14 @@ class Secrets:
         self.close(call)
         self._open[call] = headers, url
 
-    def close(self, call: object = None) -> None:
-        """A call has ended: learn the values of its headers and address as they are now."""
-        if (request := self._open.get(call)) is not None:
-            self.learn(*request)
-            self._open.pop(call, None)  # only now: whoever asks meanwhile finds it here or learned
+    def close(self, call: object = None) -> dict[str, Any]:
+        """A call has ended: learn the values of its headers and address, and return the headers."""
+        if (request := self._open.get(call)) is None:
+            return {}
+        headers = dict(request[0].items())
+        self.learn(headers, request[1])
+        self._open.pop(call, None)  # only now: whoever asks meanwhile finds it here or learned
+        return headers
 
     def learn(self, headers: Mapping[str, Any], url: str = "") -> None:
         """Add the values of headers and of an address."""
@@ -190,6 +193,9 @@ def public_path(url: str) -> str:
     A field without a `=` is left out: it may be a key. An address without a scheme is a path, with
     or without the first `/`. The token of a gateway in it is left out.
     """
+    if url.startswith("/") and url.replace("_", "").replace("/", "").isalnum():
+        url = "/" + url.lstrip("/")  # as nearly always
+        return without_token(url) if "/r/" in url else url
     address, _, query = url.partition("#")[0].partition("?")
     scheme, separator, rest = address.partition("//")
     if separator and not scheme.rstrip(":").strip(_SCHEME):

@@ -39,6 +39,7 @@ def session_of(headers: Mapping[str, str]) -> str | None:
     found = {low: headers[name] for name in headers if (low := name.lower()) in _NAMES}
     if not found:  # of nearly all calls
         return None
+    headers = {name.lower(): value for name, value in headers.items()}
     for name in HEADERS:
         if (session := _plain(found.get(name), headers)) is not None:
             return session

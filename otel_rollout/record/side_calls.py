@@ -18,22 +18,15 @@ _LONGEST = 200
 """Characters of a reason that are kept."""
 
 
-def checked_rules(rules: object) -> tuple[Rule, ...] | None:
-    """The argument `side_calls` of `configure`. ConfigurationError for what are no rules."""
+def as_rules(rules: Iterable[Rule] | None) -> tuple[Rule, ...] | None:
+    """The argument `side_calls` of `configure`. ConfigurationError for what is no list."""
     if rules is None:
         return None
     if isinstance(rules, str) or not isinstance(rules, Iterable):
         raise ConfigurationError(
             f"configure(side_calls=...): expected a list of functions, got {rules!r}; write [rule]"
         )
-    found = tuple(rules)
-    for rule in found:
-        if not callable(rule):
-            raise ConfigurationError(
-                f"configure(side_calls=...): expected functions of a completion and the calls "
-                f"beside it, got {rule!r}"
-            )
-    return found
+    return tuple(rules)
 
 
 def verdict(rules: Sequence[Rule], completions: Iterable[Completion]) -> dict[str, str]:

@@ -11,14 +11,13 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from opentelemetry import trace
 
-from otel_rollout.record.content import Content
 from otel_rollout.record.hooks import Hooks
-from otel_rollout.trajectory import Rule
+from otel_rollout.record.observer import Observers
+from otel_rollout.record.settings import Settings
 
 
 class ProcessState:
@@ -37,28 +36,14 @@ class ProcessState:
         """The work of `configure`, for `shutdown` to undo. None: not configured."""
         self.provider: trace.TracerProvider | None = None
         """The provider of rollout spans. None: OpenTelemetry's global one."""
-        self.request_fields: Mapping[str, Any] | None = None
-        """Request fields added beside those that ask for token ids. None: nothing is added."""
-        self.tool_spans = True
-        """True if tools are drawn from the requests that have their results."""
-        self.llm_spans = "outer"
-        """"outer": a call that a framework has drawn is not drawn again; "both": it is."""
-        self.draws_calls = False
-        """True if calls that no instrumentor draws get LLM spans of our own."""
-        self.content = Content()
+        self.settings = Settings()
+        """The options of `configure`; set them by `use`."""
+        self.content = self.settings.content
         """What of prompts and replies is recorded, and may be on spans that are exported."""
-        self.side_call_rules: tuple[Rule, ...] | None = None
-        """The user's own rules for side calls. None: the default ones."""
-        self.policy_model: str | None = None
-        """The model that is trained: calls of other ones are side calls. None: not known."""
-        self.rollout_secret: str | None = None
-        """The secret that the processes of a rollout share. None: that of the environment."""
-        self.baggage = False
-        """True if the OpenTelemetry baggage names the rollout while its code runs."""
+        self.observers = Observers()
+        """Those that look at what is recorded."""
         self.tasks_in_names: set[str] = set()
         """Tasks that are in names of spans: they are few, since backends list the names."""
-        self.reward_in_name = False
-        """True if the name of the span of a rollout that is in no other has its reward."""
         self.hooks = Hooks()
         self.tracers: weakref.WeakKeyDictionary[trace.TracerProvider, trace.Tracer] = (
             weakref.WeakKeyDictionary()
@@ -92,6 +77,10 @@ class ProcessState:
         """Addresses of the gateways that this process serves."""
         self.waiting: deque[Callable[[], None]] = deque()
         """Work put off by `later`."""
+
+    def use(self, settings: Settings) -> None:
+        """Record with these options from now on."""
+        self.settings, self.content = settings, settings.content
 
     def renew_after_fork(self) -> None:
         """Forget, in a forked child, what was the parent's."""

@@ -12,11 +12,12 @@ import functools
 import importlib
 import sys
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.wire import Cutter, EventCutter, count_of, cutter_of, is_count
+from otel_rollout.wire import Cutter, EventCutter, cutter_of, is_count
 
 _LIBRARIES = ("httpx", "httpx2")
 
@@ -56,6 +57,10 @@ class Reading:
         if framing is not None and not is_encoded:
             self._cutter = cutter_of(framing)
         self._hides_count = recorder.hides_count
+        self.cut: Callable[[bytes], Iterable[bytes]] = self._cut
+        """The pieces that the reader may take of these bytes."""
+        if self._cutter is not None and decoder is None:
+            self.cut = self._cutter.cut
 
     @property
     def cuts(self) -> bool:
@@ -66,36 +71,27 @@ class Reading:
     def _is_current(self) -> bool:
         return self._response == self._recorder.responses
 
+    def _cut(self, chunk: bytes) -> Iterable[bytes]:
+        if self._cutter is None or self._decoder is None:
+            return (chunk,)
+        return chain.from_iterable(map(self._cutter.cut, self._decoder.decode(chunk)))
+
+    def take(self, piece: bytes) -> bool:
+        """Record a piece that is taken now; True if the reader is to get it."""
+        self._recorder.chunk(piece, self._response)
+        return not (self._hides_count and is_count(piece))
+
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
         """What the reader gets for these bytes; each piece is recorded when it is taken."""
-        if self._cutter is None:
-            self._record(chunk)
-            yield chunk
-            return
-        for part in (chunk,) if self._decoder is None else self._decoder.decode(chunk):
-            for event in self._cutter.cut(part):
-                yield from self._shown(event)
+        return filter(self.take, self.cut(chunk))
 
     def rest(self) -> Iterator[bytes]:
         """What is left of a stream that came to its end, or broke."""
         if self._cutter is not None:
             for part in () if self._decoder is None else self._decoder.flush():
-                for event in self._cutter.cut(part):
-                    yield from self._shown(event)
-            yield from self._shown(self._cutter.rest())
-
-    def _shown(self, event: bytes) -> Iterator[bytes]:
-        if event:
-            self._record(event)
-            count = count_of(event) if self._hides_count else None
-            if count is None:
-                yield event
-            elif self._is_current:
-                self._recorder.hidden(count)
-
-    def _record(self, chunk: bytes) -> None:
-        if self._is_current:
-            self._recorder.chunk(chunk)
+                yield from filter(self.take, self._cutter.cut(part))
+            if (piece := self._cutter.rest()) and self.take(piece):
+                yield piece
 
     def end(self, error: BaseException | None = None) -> None:
         """The bytes came to their end, or reading them raised."""
@@ -123,8 +119,9 @@ def shown(stream: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
     """The bytes of a stream, shown as they are taken."""
     try:
         for chunk in stream:
-            for piece in reading.pieces(chunk):
-                yield piece
+            for piece in reading.cut(chunk):
+                if reading.take(piece):
+                    yield piece
     except GeneratorExit:
         raise  # the reader stopped: `close` follows, or the garbage collector
     except Exception as error:
@@ -144,8 +141,9 @@ async def shown_async(stream: AsyncIterable[bytes], reading: Reading) -> AsyncIt
     """The bytes of an async stream, shown as they are taken."""
     try:
         async for chunk in stream:
-            for piece in reading.pieces(chunk):
-                yield piece
+            for piece in reading.cut(chunk):
+                if reading.take(piece):
+                    yield piece
     except GeneratorExit:
         raise
     except Exception as error:

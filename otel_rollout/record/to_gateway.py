@@ -32,17 +32,17 @@ def is_for_gateway(address: str, headers: Mapping[str, Any] | None = None) -> bo
     """True if a request to this path or address, with these headers, is for a gateway."""
     if "/r/" in address and _in_path.search(address) is not None:
         return True
-    if any(address.startswith(f"{url}/") for url in process_state.gateways):
+    if process_state.gateways and address.startswith(
+        tuple(f"{url}/" for url in process_state.gateways)
+    ):
         return True
-    return any(
-        isinstance(value, str) and KEY_PREFIX in value and _is_key(value.strip()) is not None
-        for name, value in (headers or {}).items()
-        if name.lower() in _KEYS
-    )
+    for name, value in (headers or {}).items():
+        if isinstance(value, str) and KEY_PREFIX in value and name.lower() in _KEYS:
+            return _is_key(value.strip()) is not None
+    return False
 
 
 def is_gateways_client(client: Any) -> bool:
     """True if an OpenAI client, or one that is made alike, sends its requests to a gateway."""
-    keys = (getattr(client, "api_key", None), getattr(client, "auth_token", None))
-    headers = {"authorization": next((key for key in keys if isinstance(key, str)), None)}
-    return is_for_gateway(str(getattr(client, "base_url", "")), headers)
+    key = getattr(client, "api_key", None) or getattr(client, "auth_token", None)
+    return is_for_gateway(str(getattr(client, "base_url", "")), {"authorization": key})

@@ -14,15 +14,14 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NotARolloutError
-from otel_rollout.record.answered import text_of
-from otel_rollout.record.attributes import exception_event, sentence
+from otel_rollout.record.attributes import exception_event, sentence, text_of
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import detach
 from otel_rollout.record.current import rollout_of
+from otel_rollout.record.observer import RunningRollout
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
-from otel_rollout.record.summary import Summary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +71,7 @@ class tool:  # noqa: N801 - used as a decorator
         recorded._call_id = call_id
         recorded._arguments = arguments
         recorded._span = trace.INVALID_SPAN
-        recorded._token = recorded._summary = None
+        recorded._token = recorded._active = None
         recorded.result = _NOTHING
         return recorded
 
@@ -81,7 +80,7 @@ class tool:  # noqa: N801 - used as a decorator
     _arguments: object
     _span: trace.Span
     _token: Any
-    _summary: Summary | None
+    _active: RunningRollout | None
 
     def __call__(self, function: F) -> F:
         if isinstance(function, staticmethod | classmethod):
@@ -138,11 +137,11 @@ class tool:  # noqa: N801 - used as a decorator
             sc.GEN_AI_TOOL_TYPE: "function",
         }
         active = rollout_of(None)
-        self._summary = None if active is None else active.summary
+        self._active = active
         if active is not None:
             attributes[sc.ROLLOUT_ID] = active.id
-            if active.tools is not None:
-                active.tools.drew(self._call_id, name, time.time_ns())
+            now = time.time_ns()
+            process_state.observers.notify("tool_began", active, self._call_id, name, now)
         if self._call_id is not None:
             attributes[sc.GEN_AI_TOOL_CALL_ID] = str(self._call_id)
         content = process_state.content
@@ -150,7 +149,7 @@ class tool:  # noqa: N801 - used as a decorator
             attributes[sc.GEN_AI_TOOL_CALL_ARGUMENTS] = content.recorded(text_of(self._arguments))
         span_name = f"{sc.OPERATION_EXECUTE_TOOL} {name}"
         if active is not None:
-            span_name = active.tools_begun.numbered(span_name)
+            span_name = active.tools_begun.numbered(span_name, active.replies)
         self._span = rollout_tracer().start_span(span_name, attributes=content.shown(attributes))
         self._token = otel_context.attach(trace.set_span_in_context(self._span))
 
@@ -170,8 +169,9 @@ class tool:  # noqa: N801 - used as a decorator
         if self._token is not None:
             detach(self._token)
             self._token = None
-        if self._summary is not None:
-            self._summary.tool_ended(failed=error is not None)
+        if self._active is not None:
+            failed = error is not None
+            process_state.observers.notify("tool_ended", self._active, failed=failed)
         content = process_state.content
         if self.result is not _NOTHING:
             result = {sc.GEN_AI_TOOL_CALL_RESULT: content.recorded(text_of(self.result))}

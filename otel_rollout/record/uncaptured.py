@@ -8,7 +8,7 @@ import re
 import threading
 
 from otel_rollout.record.forks import say_lost
-from otel_rollout.record.others import here_and_now
+from otel_rollout.record.other_spans import here_and_now
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.secrets import public_path
 from otel_rollout.record.state import process_state

@@ -1,62 +1,28 @@
 """What is on a span: any span as plain data, and the exchange span, written and read. Pure."""
 
-from otel_rollout.spans.as_line import from_line, to_line
-from otel_rollout.spans.copies import united
-from otel_rollout.spans.exchange import (
-    EXACT_SOURCE,
-    LARGE,
-    Exchange,
-    Supplied,
-    TokenPath,
-    context_key,
-    digest_of,
-    extend_tokens,
-    unread,
-)
-from otel_rollout.spans.reader import DIFFERS, WAS_CUT, ExchangeReader, absent
-from otel_rollout.spans.record import (
-    AttributeValue,
-    SpanEvent,
-    SpanKey,
-    SpanRecord,
-    as_record,
-    as_records,
-    carried,
-    label,
-    unchecked_record,
-)
-from otel_rollout.spans.seals import numbers_of, with_lengths
-from otel_rollout.spans.writer import COPIES, CutReply, ExchangeWriter
-
-__all__ = [
-    "COPIES",
-    "DIFFERS",
-    "EXACT_SOURCE",
-    "LARGE",
-    "WAS_CUT",
-    "AttributeValue",
-    "CutReply",
-    "Exchange",
-    "ExchangeReader",
-    "ExchangeWriter",
-    "SpanEvent",
-    "SpanKey",
-    "SpanRecord",
-    "Supplied",
-    "TokenPath",
-    "absent",
-    "as_record",
-    "as_records",
-    "carried",
-    "context_key",
-    "digest_of",
-    "extend_tokens",
-    "from_line",
-    "label",
-    "numbers_of",
-    "to_line",
-    "unchecked_record",
-    "united",
-    "unread",
-    "with_lengths",
-]
+from otel_rollout.spans.copies import united as united
+from otel_rollout.spans.exchange import EXACT_SOURCE as EXACT_SOURCE
+from otel_rollout.spans.exchange import LARGE as LARGE
+from otel_rollout.spans.exchange import Exchange as Exchange
+from otel_rollout.spans.exchange import Supplied as Supplied
+from otel_rollout.spans.exchange import TokenPath as TokenPath
+from otel_rollout.spans.exchange import digest_of as digest_of
+from otel_rollout.spans.exchange import extend_tokens as extend_tokens
+from otel_rollout.spans.exchange import unread as unread
+from otel_rollout.spans.reader import DIFFERS as DIFFERS
+from otel_rollout.spans.reader import WAS_CUT as WAS_CUT
+from otel_rollout.spans.reader import ExchangeReader as ExchangeReader
+from otel_rollout.spans.reader import absent as absent
+from otel_rollout.spans.record import AttributeValue as AttributeValue
+from otel_rollout.spans.record import SpanEvent as SpanEvent
+from otel_rollout.spans.record import SpanKey as SpanKey
+from otel_rollout.spans.record import SpanRecord as SpanRecord
+from otel_rollout.spans.record import as_record as as_record
+from otel_rollout.spans.record import as_records as as_records
+from otel_rollout.spans.record import carried as carried
+from otel_rollout.spans.record import label as label
+from otel_rollout.spans.record import unchecked_record as unchecked_record
+from otel_rollout.spans.seals import numbers_of as numbers_of
+from otel_rollout.spans.seals import with_lengths as with_lengths
+from otel_rollout.spans.writer import COPIES as COPIES
+from otel_rollout.spans.writer import ExchangeWriter as ExchangeWriter

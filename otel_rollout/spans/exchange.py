@@ -7,23 +7,18 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
 
 from otel_rollout.wire import (
     Json,
     MessagePath,
-    Params,
     api_of,
     check_depth,
-    context_of,
     copy_json,
     dumps,
     loads,
     merge,
     path_messages,
     unpack_events,
-    visible_content,
-    visible_key,
 )
 
 EXACT_SOURCE = "exchange"
@@ -39,8 +34,8 @@ Such as the screenshots that an agent keeps while it shortens what is before the
 
 def digest_of(*parts: bytes | memoryview) -> bytes:
     """The 16-byte digest that names a content; `spans.writer` defines what is digested."""
-    digest = blake2b(digest_size=16)
-    for part in parts:
+    digest = blake2b(parts[0], digest_size=16)
+    for part in parts[1:]:
         digest.update(part)
     return digest.digest()
 
@@ -159,14 +154,6 @@ class Exchange:
     _is_read: bool = False
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
 
-    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
-        """Also of pickles of earlier versions, where `...` was a reply that was not parsed yet."""
-        later = dict.fromkeys(("supplied", "session", "policy_model", "side_call"))
-        fields = {**later, "_is_read": state[1]["_reply"] is not ..., **state[1]}
-        fields["_reply"] = fields["_reply"] if fields["_is_read"] else None
-        for name, value in fields.items():
-            setattr(self, name, value)
-
     @property
     def reply(self) -> Json:
         """The response as JSON, a stream in unstreamed shape; None where it is no JSON.
@@ -273,12 +260,6 @@ def unread(exchange: Exchange, error: Exception) -> Exchange:
         _reply=None,
         _is_read=True,
     )
-
-
-def context_key(params: Params) -> bytes:
-    """Bytes that are equal for requests that may continue one another."""
-    relevant = list(map(visible_content, context_of(params)))
-    return visible_key(relevant) if any(relevant) else b""
 
 
 PLACEHOLDER = '{"packed":'

@@ -16,7 +16,6 @@ from otel_rollout.spans.exchange import (
     Exchange,
     Supplied,
     TokenPath,
-    context_key,
     digest_of,
     extend_tokens,
     token_array,
@@ -26,6 +25,7 @@ from otel_rollout.wire import (
     Json,
     MessagePath,
     check_depth,
+    context_key,
     context_members,
     dumps,
     elements,
@@ -102,6 +102,8 @@ class ExchangeReader:
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, Json] = _Chains(extend)
         self._tokens: _Chains[TokenPath, array[int]] = _Chains(extend_tokens)
+        self._blocks: dict[bytes, array[int]] = {}
+        """Token ids by the digest of their text, which is on several spans."""
         self._shared: dict[str, Json] = {}
         self._large: dict[str, Json] = {}
         """Large messages by digest: however often one came, it is one value."""
@@ -192,10 +194,12 @@ class ExchangeReader:
     def _add_ids(self, entry: dict[str, Any]) -> None:
         if not isinstance(entry["digest"], str):
             raise TypeError(f"expected a digest, got {entry['digest']!r:.40}")
-        links = [
-            (digest_of(block.encode()), token_array(loads(f"[{block}]")))
-            for block in entry["blocks"]
-        ]
+        links = []
+        for block in entry["blocks"]:
+            digest = digest_of(block.encode())
+            if (ids := self._blocks.get(digest)) is None:
+                ids = self._blocks[digest] = token_array(loads(f"[{block}]"))
+            links.append((digest, ids))
         self._tokens.add(entry["base"], links)
 
     def read(self, span_id: str, trace_id: str | None = None) -> Exchange:

@@ -1,8 +1,7 @@
 """Lengths and checksums of a span's attributes, which show what was cut or changed on the way.
 
 They are written as `name:number,name:number;`: some stores parse texts that are JSON and give back
-objects. Earlier versions wrote JSON objects, which are still read, as text or as such an object. An
-object in the place of a text that was written is that text again if it is as long.
+objects. An object in the place of a text that was written is that text again if it is as long.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from typing import Any
 from zlib import crc32
 
 from otel_rollout import semconv as sc
-from otel_rollout.wire import dumps, loads
+from otel_rollout.wire import dumps
 
+_ENCODING = "utf-8", "surrogatepass"
 _END = ";"
 """Last character, which no JSON ends with: a text that was cut lacks it."""
 _ESCAPES = {"%": "%25", ",": "%2C", ":": "%3A", _END: "%3B"}
@@ -33,15 +33,18 @@ _SUMMED = frozenset(
 
 
 def with_lengths(
-    attributes: Mapping[str, Any], before: Mapping[str, Any] | None = None
+    attributes: Mapping[str, Any],
+    before: Mapping[str, Any] | None = None,
+    checksums: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The last attributes of a span of ours, with the lengths of all and checksums of some.
 
-    `before`: those that were set earlier.
+    before: those that were set earlier. checksums: those that are known.
     """
     every = {**before, **attributes} if before else attributes
+    known = checksums or {}
     sums = [
-        f"{_short(key)}:{_checksum(value)}"
+        f"{_short(key)}:{known[key] if key in known else crc32(value.encode(*_ENCODING))}"
         for key, value in every.items()
         if key in _SUMMED and isinstance(value, str)
     ]
@@ -63,18 +66,24 @@ def numbers_of(written: object) -> dict[str, int]:
         if not len(entries) == written.count(":") == written.count(",") + 1:
             raise ValueError(f"expected name:number,name:number{_END} got {written!r:.80}")
         return {_name(name): int(number) for name, number in entries}
-    try:
-        found = loads(written) if isinstance(written, str) else written
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
-    if not isinstance(found, Mapping) or not all(map(_is_number, found.values())):
-        raise ValueError(f"expected lengths or checksums of attributes, got {written!r:.80}")
-    return {_whole(name): number for name, number in found.items()}
+    raise ValueError(f"expected lengths or checksums of attributes, got {written!r:.80}")
 
 
 def of_other_lengths(attributes: Mapping[str, Any], lengths: Mapping[str, int]) -> set[str]:
     """Names of attributes that are not as long as they were."""
-    return {name for name, length in lengths.items() if _length(attributes.get(name)) != length}
+    get = attributes.get
+    return {
+        name
+        for name, length in lengths.items()
+        if (
+            len(value)
+            if type(value := get(name)) is str
+            else len(str(value))
+            if type(value) is int
+            else _length(value)
+        )
+        != length
+    }
 
 
 def of_other_checksums(attributes: Mapping[str, Any], written: object) -> set[str]:
@@ -102,7 +111,7 @@ def as_written(attributes: Mapping[str, Any], lengths: Mapping[str, int]) -> dic
 
 
 def _checksum(text: str) -> int:
-    return crc32(text.encode("utf-8", "surrogatepass"))
+    return crc32(text.encode(*_ENCODING))
 
 
 @cache
@@ -124,10 +133,6 @@ def _name(short: str) -> str:
 
 def _whole(name: str) -> str:
     return sc.PREFIX + name if name.startswith(".") else name
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int)
 
 
 def _length(value: object) -> int | None:

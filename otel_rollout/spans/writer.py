@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
+from zlib import crc32
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans.exchange import LARGE, PLACEHOLDER, digest_of
@@ -59,8 +60,10 @@ class _Prefix:
 
     end: int
     """Bytes from after `[` to the end of the prefix's last element."""
-    raw: bytes
-    """Digest of those bytes, which a new body is compared with."""
+    first: int
+    """Bytes from after `[` to the beginning of that element."""
+    checksum: int
+    """CRC-32 of the bytes up to `end`: the prefix may be that of another body with the same one."""
     digest: bytes
     """Digest of the elements, which is written on spans."""
     count: int
@@ -78,11 +81,10 @@ class _Arrays:
     """
 
     def __init__(self) -> None:
-        self._root = _Prefix(0, b"", _ROOT, 0, copies=COPIES)
+        self._root = _Prefix(0, 0, 0, _ROOT, 0, copies=COPIES)
         self._text = b""
         """The last array from after `[` to the end of its last element; b"" if it is too long."""
         self._chain = [self._root]
-        self._hasher = blake2b(digest_size=16)
 
     def continues_last(self, body: bytes, start: int) -> int:
         """How many bytes from `start` on are the last array, which what stands there continues."""
@@ -90,39 +92,33 @@ class _Arrays:
         # A number that goes on after the prefix would be another element.
         return len(self._text) if body.startswith(self._text, start) and _ends(body, end) else 0
 
-    def known(self, body: bytes, start: int) -> tuple[list[_Prefix], blake2b]:
-        """The prefixes of the array at `start` that are in the tree, shortest first.
-
-        With them, the hasher of the last one.
-        """
-        if self.continues_last(body, start):
-            chain, hasher = self._chain.copy(), self._hasher.copy()
-        else:
-            chain, hasher = [self._root], blake2b(digest_size=16)
+    def known(self, body: bytes, start: int) -> list[_Prefix]:
+        """The prefixes of the array at `start` that are in the tree, shortest first."""
+        chain = self._chain.copy() if self.continues_last(body, start) else [self._root]
         view = memoryview(body)
-        position = start + chain[-1].end
-        known = hasher.copy()
+        position, checksum = start + chain[-1].end, chain[-1].checksum
         while True:
             for child in chain[-1].children:
                 end = start + child.end
                 if end >= len(view):
-                    return chain, known
-                hasher.update(view[position:end])
+                    return chain
+                checksum = crc32(view[position:end], checksum)
                 position = end
-                if hasher.digest() == child.raw and _ends(body, end):
+                if (
+                    checksum == child.checksum
+                    and _ends(body, end)
+                    and digest_of(view[start + child.first : end]) == child.own
+                ):
                     chain.append(child)
-                    known = hasher.copy()
                     break
             else:
-                return chain, known
+                return chain
 
-    def add(
-        self, chain: list[_Prefix], new: list[_Prefix], hasher: blake2b, body: bytes, start: int
-    ) -> None:
+    def add(self, chain: list[_Prefix], new: list[_Prefix], body: bytes, start: int) -> None:
         """Add an array's new prefixes, which follow the known ones in `chain`."""
         for parent, child in zip([chain[-1], *new], new, strict=False):
             insort(parent.children, child, key=attrgetter("end"))
-        self._chain, self._hasher = [*chain, *new], hasher
+        self._chain = [*chain, *new]
         end = self._chain[-1].end
         self._text = body[start : start + end] if end <= _LONGEST_TEXT else b""
 
@@ -141,20 +137,6 @@ class _Messages:
     end: int
     chain: list[_Prefix]
     new: list[_Prefix]
-    hasher: blake2b
-    """Of all bytes up to the end of the last message."""
-
-
-@dataclass(frozen=True, slots=True)
-class CutReply:
-    """A reply with the arrays of the prompt's token ids cut out, which may be most of it."""
-
-    body: bytes
-    """The whole reply."""
-    kept: list[bytes]
-    """What is not in those arrays: the pieces before, between and after them."""
-    arrays: list[tuple[int, int]]
-    """Where the texts inside the arrays' brackets begin and end."""
 
 
 class ExchangeWriter:
@@ -170,6 +152,8 @@ class ExchangeWriter:
         self._shared: dict[str, list[tuple[int, bytes]]] = {}
         self._carried: dict[bytes, int] = {}
         self._large: dict[bytes, int] = {}
+        self.checksums: dict[str, int] = {}
+        """Those of texts of the last reply that are known, for `with_lengths`."""
         self._begin()
 
     def _begin(self) -> None:
@@ -239,19 +223,14 @@ class ExchangeWriter:
         return attributes
 
     def _find_messages(self, key: str, text: str, body: bytes, start: int) -> _Messages:
-        chain, hasher = self._messages.known(body, start)
-        view = memoryview(body)
+        chain, view = self._messages.known(body, start), memoryview(body)
         last = chain[-1]
         position = end = start + last.end
         new: list[_Prefix] = []
         for _, first, end in elements(text, position):
-            hasher.update(view[position:end])
-            own = digest_of(view[first:end])
-            digest = digest_of(last.digest, own)
-            last = _Prefix(end - start, hasher.digest(), digest, last.count + 1, own=own)
-            new.append(last)
-            position = end
-        return _Messages(key, start, expect(text, end, "]"), chain, new, hasher)
+            new.append(_next(last, view, start, first, end))
+            last = new[-1]
+        return _Messages(key, start, expect(text, end, "]"), chain, new)
 
     def _write_messages(self, messages: _Messages, body: bytes) -> _Attributes:
         chain, new, view = messages.chain, messages.new, memoryview(body)
@@ -259,9 +238,9 @@ class ExchangeWriter:
         self.conversation = messages.start, messages.start + (new or chain)[-1].end
         if new:
             self.added = messages.start + chain[-1].end, messages.start + new[-1].end
-        base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)
+        base = _last_copied(chain)
         last = new[-1] if new else chain[-1]
-        self._messages.add(chain, new, messages.hasher, body, messages.start)
+        self._messages.add(chain, new, body, messages.start)
         written = [*chain[chain.index(base) + 1 :], *new]
         pieces: list[bytes | memoryview] = []
         repeated: dict[int, str] = {}
@@ -300,33 +279,26 @@ class ExchangeWriter:
         prompt = self._prompt(body, 1, len(body) - 1)
         return {sc.REQUEST_SUPPLIED: f'{{"held":{held},"prompt":{prompt}}}'}
 
-    def cut(self, body: bytes) -> CutReply:
-        """A response body, or the events of a streamed one, with the prompt's ids apart."""
-        arrays = self._prompt_arrays(body)
-        if not arrays:
-            return CutReply(body, [body], [])
-        kept = []
-        position = 0
-        for start, end in arrays:
-            kept.append(body[position : start - 1])
-            position = end + 1
-        kept.append(body[position:])
-        return CutReply(body, kept, arrays)
-
-    def response(self, reply: bytes | CutReply, *, events: bool = False) -> _Attributes:
+    def response(self, body: bytes, *, events: bool = False) -> _Attributes:
         """Attributes of a response body, or of the events of a streamed one; any text is kept."""
-        reply = self.cut(reply) if isinstance(reply, bytes) else reply
         attributes: _Attributes = {}
-        body, kept, arrays = reply.body, reply.kept, reply.arrays
-        if arrays and not any(_PLACEHOLDER in piece for piece in kept):
+        self.checksums = {}
+        arrays = self._prompt_arrays(body)
+        if arrays and _PLACEHOLDER not in body:
             prompts = [self._prompt(body, start, end) for start, end in arrays]
             attributes[sc.RESPONSE_PROMPT_IDS] = f"[{','.join(prompts)}]"
-            placed = [piece + b"%b%d}" % (_PLACEHOLDER, n) for n, piece in enumerate(kept[:-1])]
-            body = b"".join([*placed, kept[-1]])
+            view, pieces, position = memoryview(body), list[bytes | memoryview](), 0
+            for number, (start, end) in enumerate(arrays):
+                pieces += (view[position : start - 1], b"%b%d}" % (_PLACEHOLDER, number))
+                position = end + 1
+            body = b"".join((*pieces, view[position:]))
         text = _text(body)
         if events:
-            text = pack_events(text)
-        attributes[sc.RESPONSE_EVENTS if events else sc.RESPONSE_BODY] = text
+            attributes[sc.RESPONSE_EVENTS] = pack_events(text)
+        else:
+            attributes[sc.RESPONSE_BODY] = text
+            if text.isascii() and len(text) == len(body):  # then its bytes are these
+                self.checksums[sc.RESPONSE_BODY] = crc32(body)
         return attributes
 
     def _prompt_arrays(self, body: bytes) -> list[tuple[int, int]]:
@@ -354,15 +326,14 @@ class ExchangeWriter:
         return not new.translate(None, b"0123456789, ")
 
     def _prompt(self, body: bytes, start: int, end: int) -> str:
-        chain, hasher = self._prompts.known(body, start)
+        chain, view = self._prompts.known(body, start), memoryview(body)
         new: list[_Prefix] = []
-        base = next(prefix for prefix in reversed(chain) if prefix.copies >= COPIES)
+        base = _last_copied(chain)
         known = chain[-1]
         if end > start + known.end:
-            digest = digest_of(known.digest, digest_of(_block(body, start + known.end, end)))
-            hasher.update(memoryview(body)[start + known.end : end])
-            new.append(_Prefix(end - start, hasher.digest(), digest, known.count + 1))
-        self._prompts.add(chain, new, hasher, body, start)
+            first = end - len(_block(body, start + known.end, end))
+            new.append(_next(known, view, start, first, end))
+        self._prompts.add(chain, new, body, start)
         blocks: list[str] = []
         position = base.end
         for prefix in [*chain, *new][chain.index(base) + 1 :]:
@@ -372,6 +343,22 @@ class ExchangeWriter:
         last = new[-1] if new else known
         digests = f'"base":"{base.digest.hex()}","digest":"{last.digest.hex()}"'
         return f'{{{digests},"blocks":[{",".join(blocks)}]}}'
+
+
+def _last_copied(chain: list[_Prefix]) -> _Prefix:
+    """The longest of these prefixes that enough exchanges carry."""
+    for prefix in reversed(chain):
+        if prefix.copies >= COPIES:
+            return prefix
+    return chain[0]
+
+
+def _next(last: _Prefix, view: memoryview, start: int, first: int, end: int) -> _Prefix:
+    """The prefix that is one element longer, which is at `first` in the body."""
+    own = blake2b(view[first:end], digest_size=16).digest()  # what `digest_of` gives
+    checksum = crc32(view[start + last.end : end], last.checksum)
+    digest = blake2b(last.digest + own, digest_size=16).digest()
+    return _Prefix(end - start, first - start, checksum, digest, last.count + 1, own=own)
 
 
 def _block(body: bytes, start: int, end: int) -> bytes:

@@ -11,17 +11,11 @@ on a vLLM server whose client replays messages verbatim.
 `python -m otel_rollout.testing` runs the default server in the foreground.
 """
 
-from otel_rollout.testing.bodies import ByteTokenizer, Reply, ToolCall, token_logprob
-from otel_rollout.testing.ids import SequentialIdGenerator
-from otel_rollout.testing.server import ModelServer, Raw, WireExchange
-
-__all__ = [
-    "ByteTokenizer",
-    "ModelServer",
-    "Raw",
-    "Reply",
-    "SequentialIdGenerator",
-    "ToolCall",
-    "WireExchange",
-    "token_logprob",
-]
+from otel_rollout.testing.bodies import ByteTokenizer as ByteTokenizer
+from otel_rollout.testing.bodies import Reply as Reply
+from otel_rollout.testing.bodies import ToolCall as ToolCall
+from otel_rollout.testing.bodies import token_logprob as token_logprob
+from otel_rollout.testing.ids import SequentialIdGenerator as SequentialIdGenerator
+from otel_rollout.testing.server import ModelServer as ModelServer
+from otel_rollout.testing.server import Raw as Raw
+from otel_rollout.testing.server import WireExchange as WireExchange

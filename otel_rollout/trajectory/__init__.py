@@ -1,96 +1,53 @@
 """What users hold: trajectories, their completions, histories, rewards, token sequences. Pure."""
 
-from otel_rollout.trajectory import sentences
-from otel_rollout.trajectory.completion import (
-    Completion,
-    completions_of,
-    is_in_background,
-    is_unread,
-    with_retrieved,
-)
-from otel_rollout.trajectory.conversations import Conversations
-from otel_rollout.trajectory.drift import Drift, TokenFork
-from otel_rollout.trajectory.episode import (
-    Episode,
-    TerminationEvent,
-    TerminationReason,
-    task_of,
-)
-from otel_rollout.trajectory.findings import Finding, findings_of
-from otel_rollout.trajectory.groups import TrajectoryGroup, advantages_of, group_in_workflow
-from otel_rollout.trajectory.histories import in_order, names_previous
-from otel_rollout.trajectory.history import History, HistoryItem
-from otel_rollout.trajectory.overview import Overview
-from otel_rollout.trajectory.reward import AllRewards, Reward, RewardKey, Rewards
-from otel_rollout.trajectory.sentences import Kind
-from otel_rollout.trajectory.side_calls import (
-    Rule,
-    SideCalls,
-    known_side_call,
-    reasons_by,
-    without_tools,
-)
-from otel_rollout.trajectory.source import Contents, Recorded, Source
-from otel_rollout.trajectory.steps import Action, Step, call_key, json_of, tie
-from otel_rollout.trajectory.tokens import (
-    Dropped,
-    NotExact,
-    TokenSequence,
-    TokenSequences,
-    exact_ids,
-    token_sequences,
-    untrained_sequences,
-)
-from otel_rollout.trajectory.trajectory import Trajectory
-
-__all__ = [
-    "Action",
-    "AllRewards",
-    "Completion",
-    "Contents",
-    "Conversations",
-    "Drift",
-    "Dropped",
-    "Episode",
-    "Finding",
-    "History",
-    "HistoryItem",
-    "Kind",
-    "NotExact",
-    "Overview",
-    "Recorded",
-    "Reward",
-    "RewardKey",
-    "Rewards",
-    "Rule",
-    "SideCalls",
-    "Source",
-    "Step",
-    "TerminationEvent",
-    "TerminationReason",
-    "TokenFork",
-    "TokenSequence",
-    "TokenSequences",
-    "Trajectory",
-    "TrajectoryGroup",
-    "advantages_of",
-    "call_key",
-    "completions_of",
-    "exact_ids",
-    "findings_of",
-    "group_in_workflow",
-    "in_order",
-    "is_in_background",
-    "is_unread",
-    "json_of",
-    "known_side_call",
-    "names_previous",
-    "reasons_by",
-    "sentences",
-    "task_of",
-    "tie",
-    "token_sequences",
-    "untrained_sequences",
-    "with_retrieved",
-    "without_tools",
-]
+from otel_rollout.trajectory import sentences as sentences
+from otel_rollout.trajectory.completion import Completion as Completion
+from otel_rollout.trajectory.completion import completions_of as completions_of
+from otel_rollout.trajectory.completion import is_in_background as is_in_background
+from otel_rollout.trajectory.completion import is_unread as is_unread
+from otel_rollout.trajectory.completion import with_retrieved as with_retrieved
+from otel_rollout.trajectory.conversations import Conversations as Conversations
+from otel_rollout.trajectory.drift import Drift as Drift
+from otel_rollout.trajectory.drift import TokenFork as TokenFork
+from otel_rollout.trajectory.episode import Episode as Episode
+from otel_rollout.trajectory.episode import TerminationEvent as TerminationEvent
+from otel_rollout.trajectory.episode import TerminationReason as TerminationReason
+from otel_rollout.trajectory.episode import task_of as task_of
+from otel_rollout.trajectory.findings import Finding as Finding
+from otel_rollout.trajectory.findings import findings_of as findings_of
+from otel_rollout.trajectory.findings import plain as plain
+from otel_rollout.trajectory.findings import without_ids as without_ids
+from otel_rollout.trajectory.groups import TrajectoryGroup as TrajectoryGroup
+from otel_rollout.trajectory.groups import advantages_of as advantages_of
+from otel_rollout.trajectory.groups import group_in_workflow as group_in_workflow
+from otel_rollout.trajectory.histories import in_order as in_order
+from otel_rollout.trajectory.histories import names_previous as names_previous
+from otel_rollout.trajectory.history import History as History
+from otel_rollout.trajectory.history import HistoryItem as HistoryItem
+from otel_rollout.trajectory.overview import Overview as Overview
+from otel_rollout.trajectory.reward import AllRewards as AllRewards
+from otel_rollout.trajectory.reward import Reward as Reward
+from otel_rollout.trajectory.reward import RewardKey as RewardKey
+from otel_rollout.trajectory.reward import Rewards as Rewards
+from otel_rollout.trajectory.sentences import Kind as Kind
+from otel_rollout.trajectory.side_calls import Rule as Rule
+from otel_rollout.trajectory.side_calls import SideCalls as SideCalls
+from otel_rollout.trajectory.side_calls import known_side_call as known_side_call
+from otel_rollout.trajectory.side_calls import reasons_by as reasons_by
+from otel_rollout.trajectory.side_calls import without_tools as without_tools
+from otel_rollout.trajectory.source import Contents as Contents
+from otel_rollout.trajectory.source import Recorded as Recorded
+from otel_rollout.trajectory.source import Source as Source
+from otel_rollout.trajectory.steps import Action as Action
+from otel_rollout.trajectory.steps import Step as Step
+from otel_rollout.trajectory.steps import call_key as call_key
+from otel_rollout.trajectory.steps import json_of as json_of
+from otel_rollout.trajectory.steps import tie as tie
+from otel_rollout.trajectory.tokens import Dropped as Dropped
+from otel_rollout.trajectory.tokens import NotExact as NotExact
+from otel_rollout.trajectory.tokens import TokenSequence as TokenSequence
+from otel_rollout.trajectory.tokens import TokenSequences as TokenSequences
+from otel_rollout.trajectory.tokens import exact_ids as exact_ids
+from otel_rollout.trajectory.tokens import token_sequences as token_sequences
+from otel_rollout.trajectory.tokens import untrained_sequences as untrained_sequences
+from otel_rollout.trajectory.trajectory import Trajectory as Trajectory

@@ -8,20 +8,22 @@ values are null, since earlier rows have them, is [params, {name: row that has i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
+from otel_rollout.errors import SpanFormatError
 from otel_rollout.spans import (
     EXACT_SOURCE,
     LARGE,
     Exchange,
     Supplied,
     TokenPath,
-    context_key,
     digest_of,
     extend_tokens,
 )
-from otel_rollout.wire import Json, MessagePath, Params, copy_json, dumps, extend
+from otel_rollout.trajectory.reward import AllRewards, Reward
+from otel_rollout.trajectory.steps import Step
+from otel_rollout.wire import Json, MessagePath, Params, context_key, copy_json, dumps, extend
 
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
@@ -46,6 +48,8 @@ FIELDS = (
     "end_time_ns",
     "warnings",
 )
+FACTS = tuple(name for name in FIELDS if name not in ("id", "logs", "warnings"))
+"""Those that a trajectory keeps as they were given."""
 _EXCHANGE_FIELDS = (
     "span_id",
     "start_time_ns",
@@ -69,6 +73,84 @@ _EXCHANGE_FIELDS = (
 _MARKS = ("session", "policy_model", "side_call")
 """Fields of an exchange that few have: they are written where they are set."""
 _Node = TypeVar("_Node", MessagePath, TokenPath)
+
+
+class _Trajectory(Protocol):
+    """The parts of a trajectory that its JSON has, beside `FIELDS`."""
+
+    metrics: MutableMapping[str, float]
+    metadata: MutableMapping[str, Json]
+    appended: dict[tuple[str, int], list[Json]]
+    all_rewards: AllRewards
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Its calls."""
+
+    @property
+    def reward(self) -> float | None:
+        """Its reward."""
+
+    @property
+    def missing_calls(self) -> list[str]:
+        """Warnings about calls that are not in it."""
+
+    @property
+    def built_by_hand(self) -> bool:
+        """True if its steps are recorded with it."""
+
+    @property
+    def steps(self) -> list[Step]:
+        """Its steps."""
+
+
+def as_json(trajectory: _Trajectory) -> dict[str, Json]:
+    """A trajectory as plain JSON."""
+    exchanges, reward = exchanges_to_dict(trajectory.exchanges), trajectory.reward
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        **{name: getattr(trajectory, name) for name in FIELDS},
+        "metrics": dict(trajectory.metrics),
+        "metadata": dict(trajectory.metadata),
+        "reward": None if reward is None else float(reward),
+        "rewards": [each.to_dict() for each in trajectory.all_rewards.all()],
+        "appended": [[*key, messages] for key, messages in list(trajectory.appended.items())],
+        **exchanges,
+    }
+    if missing := trajectory.missing_calls:
+        data["missing_calls"] = missing
+    if trajectory.built_by_hand:
+        data["steps"] = [step.to_dict() for step in trajectory.steps]
+    return {key: copy_json(value) for key, value in data.items()}
+
+
+def parameters_of(data: Mapping[str, Json]) -> dict[str, Any]:
+    """The parameters of `Trajectory` that make the one this is the JSON of, but `sealed`.
+
+    SpanFormatError for another version; whatever else may be wrong with it raises as it comes.
+    """
+    version = data.get("schema_version") if isinstance(data, Mapping) else None
+    if version != SCHEMA_VERSION:
+        raise SpanFormatError(
+            f"Trajectory.from_dict: expected an object with schema_version {SCHEMA_VERSION}, "
+            f"got {version!r}: is it a line that JsonlTrajectoryExporter wrote?"
+        )
+    steps = data.get("steps")
+    return {
+        **{name: data[name] for name in (*FIELDS, "metrics", "metadata")},
+        "exchanges": exchanges_from_dict(data),
+        "appended": {(id_, choice): messages for id_, choice, messages in data["appended"]},
+        "rewards": {reward.key: reward for reward in map(Reward.from_dict, data["rewards"])},
+        "missing_calls": data.get("missing_calls", ()),
+        "steps": None if steps is None else [Step.from_dict(step) for step in steps],
+    }
+
+
+def damaged(data: Mapping[str, Json], error: Exception) -> SpanFormatError:
+    """The error for the JSON of a trajectory that something is wrong with."""
+    return SpanFormatError(
+        f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
+    )
 
 
 def exchanges_to_dict(exchanges: Sequence[Exchange]) -> dict[str, Json]:

@@ -96,8 +96,7 @@ class Completion:
         written = self.exchange.side_call
         if written is not None:
             return written or None
-        judge = getattr(self, "judge", None)  # pickles of earlier versions have none
-        return None if judge is None else judge.reason(self)
+        return None if self.judge is None else self.judge.reason(self)
 
     @property
     def session(self) -> str | None:
@@ -255,9 +254,7 @@ class Completion:
     @property
     def reward(self) -> Reward | None:
         """The step reward that was recorded last for this completion."""
-        # Pickles of earlier versions have a dict.
-        rewards = self.rewards if isinstance(self.rewards, AllRewards) else AllRewards(self.rewards)
-        return rewards.of_completion(self.id, self.choice_index)
+        return self.rewards.of_completion(self.id, self.choice_index)
 
     @property
     def policy_version(self) -> str | int | None:

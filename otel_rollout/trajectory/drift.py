@@ -16,9 +16,9 @@ from functools import cache, cached_property
 from typing import Literal
 
 from otel_rollout.spans import TokenPath
-from otel_rollout.trajectory.causes import Cause, Difference, Texts, cause_of, known_texts
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
+from otel_rollout.trajectory.drift_causes import Cause, Difference, Texts, cause_of, known_texts
 from otel_rollout.trajectory.histories import ended_before, path_key
 from otel_rollout.trajectory.tokens import ExactIds, NotExact, exact_ids, model_of
 from otel_rollout.wire import Json

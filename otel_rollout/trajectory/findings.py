@@ -32,12 +32,8 @@ class Finding:
 
     @property
     def plain(self) -> str:
-        """The text without what differs between equal findings: ids and numbers.
-
-        What an error says stays as it is, but for ids.
-        """
-        text = _id.sub("…", self.text)
-        return text if self.kind == "failed" else _number.sub("N", text)
+        """The text without ids and numbers; what an error says keeps its numbers."""
+        return without_ids(self.text) if self.kind == "failed" else plain(self.text)
 
     def to_dict(self) -> dict[str, Json]:
         """The finding as JSON."""
@@ -107,6 +103,16 @@ def _of_the_ending(trajectory: Trajectory) -> Iterator[Finding]:
         if named:
             text += f", though it has {', '.join(repr(name) for name in named)}"
         yield Finding("unscored", text, _WEIGHT if named else _REWARD)
+
+
+def plain(sentence: str) -> str:
+    """A sentence without what differs between equal ones, ids and numbers, to count them."""
+    return _number.sub("N", without_ids(sentence))
+
+
+def without_ids(sentence: str) -> str:
+    """The same with its numbers."""
+    return _id.sub("…", sentence)
 
 
 _id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b|'[^'\s/]*\d[^'\s/]*'")

@@ -25,12 +25,6 @@ class Fixed:
                 raise
             raise AttributeError(_unknown(type(self), name), name=name, obj=self) from None
 
-    def __setstate__(self, state: Any) -> None:
-        """Restore a pickle, also of earlier versions, whose instances had a `__dict__`."""
-        for part in state if isinstance(state, tuple) else (state,):
-            for name, value in (part or {}).items():
-                setattr(self, name, value)
-
 
 def frozen(hint: str) -> Any:
     """A decorator for a frozen dataclass: whoever sets an attribute is told the way.

@@ -1,10 +1,7 @@
 """Histories: completions linked into conversations by what was sent.
 
-A request continues the completion whose path (its prompt, then what it sampled) is the longest
-prefix of the request's messages, normalised and with the same tools, among those that had
-ended before the request began. Everything else is a fork. So completions form a forest, each leaf
-is one history, and each sampled completion is trainable in exactly one of them. The result depends
-on the set of completions alone, not on the order in which they are given.
+What continues what is decided in `conversations.py`; here each leaf of its forest becomes a
+history.
 """
 
 from __future__ import annotations
@@ -18,11 +15,11 @@ from otel_rollout.trajectory.history import History, HistoryItem
 from otel_rollout.wire import (
     Json,
     MessagePath,
+    author_of,
     copy_json,
     extend,
     is_reasoning,
-    joined_contents,
-    name_of,
+    joined_pieces,
     path_messages,
     reasoning_of,
 )
@@ -153,7 +150,7 @@ def _replayed(completion: Completion, end: MessagePath | None) -> list[MessagePa
 
 
 def reasoning_in(messages: Iterable[Json]) -> list[Json]:
-    found = map(reasoning_of, joined_contents(messages))
+    found = map(reasoning_of, joined_pieces(messages))
     return [reasoning for reasoning in found if reasoning is not None]
 
 
@@ -168,7 +165,7 @@ def _is_break(completion: Completion, replayed: Sequence[Json], follower: Comple
 
 
 def _names(messages: Iterable[Json]) -> list[Json]:
-    return list(filter(None, map(name_of, messages)))
+    return list(filter(None, map(author_of, messages)))
 
 
 def _extends(follower: Completion, completion: Completion) -> bool:

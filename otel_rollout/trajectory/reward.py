@@ -1,4 +1,4 @@
-"""AllRewards: how well something went, kept in one place for each trajectory.
+"""Rewards: how well something went, kept in one place for each trajectory.
 
 Every reward of a trajectory, those of single completions included, is in its `AllRewards`.
 Completions, steps and the named view read and write there; nobody keeps a copy.
@@ -228,12 +228,6 @@ class Rewards(MutableMapping[str, Reward]):
 
     def __init__(self, rewards: AllRewards) -> None:
         self._rewards = rewards
-
-    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
-        """Also of pickles of earlier versions, which hold the trajectory."""
-        fields = state[1]
-        held = fields.get("_trajectory")
-        self._rewards = fields["_rewards"] if held is None else held.all_rewards
 
     def __getitem__(self, name: str) -> Reward:
         return self._rewards[name, None, 0]

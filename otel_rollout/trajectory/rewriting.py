@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.histories import ended_before, names_previous
-from otel_rollout.wire import MessagePath, is_said
+from otel_rollout.wire import MessagePath, is_of_model
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ def _replaced(
     places: dict[tuple[bytes, bytes], _Place], request: Completion, node: MessagePath
 ) -> list[Completion]:
     """The completions in whose place this message of a request is."""
-    if node.parent is None or not is_said(node.message):
+    if node.parent is None or not is_of_model(node.message):
         return []
     place = places.get(_key(request, node.parent))
     if place is None or node.key in place.begins:
@@ -74,6 +74,6 @@ def _beginning(completion: Completion) -> bytes:
     node, key = completion.path, b""
     prompt = completion.prompt.length if completion.prompt else 0
     while node is not None and node.length > prompt:
-        key = node.key if is_said(node.message) else key
+        key = node.key if is_of_model(node.message) else key
         node = node.parent
     return key

@@ -11,12 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from otel_rollout.trajectory.completion import Completion
-from otel_rollout.wire import Json, MessagePath, length_limit, path_messages
+from otel_rollout.wire import MessagePath, length_limit, path_messages, texts_of
 
 _LONGEST = 8
 """Messages that the request of a side call has at most."""
-_INSTRUCTIONS = ("system", "instructions", "systemInstruction", "system_instruction")
-"""Members of a request that are instructions, beside messages."""
 _PROMPTS = {
     "a title": (
         r"You are a title generator\b",  # opencode
@@ -195,24 +193,8 @@ def _is_beside(completion: Completion, calls: SideCalls) -> bool:
 
 def _texts(completion: Completion) -> Iterator[str]:
     """The texts that a short request begins with: its instructions, then its messages."""
-    params = completion.exchange.params
-    for name in _INSTRUCTIONS:
-        yield from _texts_in(params.get(name))
-    yield from _texts_in(path_messages(completion.prompt))
-
-
-def _texts_in(value: Json, depth: int = 5) -> Iterator[str]:
-    """The texts in a message, in its parts, or in a list of them, without spaces around.
-
-    depth: the levels that are looked at, of a list of messages down to the texts of their parts.
-    """
-    if isinstance(value, str):
-        yield value.strip()
-    elif depth == 0:
-        return
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts_in(item, depth - 1)
-    elif isinstance(value, Mapping) and value.get("role") not in ("assistant", "model", "tool"):
-        for name in ("text", "content", "parts"):
-            yield from _texts_in(value.get(name), depth - 1)
+    instructions = completion.api.instructions_of(completion.exchange.params)
+    for message in (*instructions, *path_messages(completion.prompt)):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role not in ("assistant", "model", "tool"):
+            yield from map(str.strip, texts_of(message))

@@ -16,7 +16,7 @@ from typing import Any
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.reward import AllRewards, Reward
-from otel_rollout.wire import Json, MessagePath, dumps, extend, is_reasoning, loads
+from otel_rollout.wire import Json, MessagePath, dumps, extend, loads, texts_of
 
 
 @dataclass
@@ -180,13 +180,6 @@ class Step(Fixed):
         step.missing = (named[0], named[1]) if named else None
         return step
 
-    def __setstate__(self, state: Any) -> None:
-        """Restore a pickle, also of earlier versions, whose steps kept their rewards themselves."""
-        own = {"reward": "_reward", "scored": "_scored"}
-        found = (state[1] if isinstance(state, tuple) else state).items()
-        known = {own.get(name, name): value for name, value in found}
-        super().__setstate__({"_rewards": None, "missing": None, **known})
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Step):
             return NotImplemented
@@ -342,9 +335,4 @@ def _until_reply(messages: Sequence[Json]) -> Sequence[Json]:
 
 def text_of(completion: Completion) -> str:
     """The text of a sampled message, without its reasoning; empty where it has none."""
-    message = completion.message or {}
-    content = message.get("parts", message.get("content"))
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else ""
-    parts = [part for part in content if isinstance(part, Mapping) and not is_reasoning(part)]
-    return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+    return "".join(texts_of(completion.message))

@@ -19,14 +19,9 @@ from otel_rollout.errors import (
     TrajectorySealedError,
     UnknownCompletionError,
 )
-from otel_rollout.notebook import ShownInNotebooks
+from otel_rollout.notebook import Printed, ShownInNotebooks
 from otel_rollout.spans import Exchange, SpanRecord, as_records
-from otel_rollout.trajectory.as_json import (
-    FIELDS,
-    SCHEMA_VERSION,
-    exchanges_from_dict,
-    exchanges_to_dict,
-)
+from otel_rollout.trajectory.as_json import FACTS, as_json, damaged, parameters_of
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift, drift_of
@@ -45,10 +40,10 @@ from otel_rollout.trajectory.source import Built, Contents, Recorded, Source
 from otel_rollout.trajectory.steps import CallKey, Step, call_key
 from otel_rollout.trajectory.tokens import Cause, Dropped, TokenSequences, token_sequences
 from otel_rollout.trajectory.values import Values
-from otel_rollout.wire import Json, copy_json
+from otel_rollout.wire import Json
 
 
-class Trajectory(Fixed, ShownInNotebooks):
+class Trajectory(Fixed, ShownInNotebooks, Printed):
     """The record of one rollout."""
 
     __slots__ = (
@@ -86,6 +81,65 @@ class Trajectory(Fixed, ShownInNotebooks):
         "trainable",
     )
 
+    id: str
+    """Final from the start, and unique."""
+    name: str
+    """Name of the rollout; of a decorated function its name, unless another was given."""
+    trace_id: str
+    """Trace id of the rollout span, hex; "" where the rollout was on no trace."""
+    span_id: str
+    """Span id of the rollout span, hex; "" where the rollout was on no trace."""
+    parent_id: str | None
+    """Id of the rollout that this one ran inside, or None."""
+    task_id: str | None
+    """The task that was worked on; None: not set."""
+    group_id: str | None
+    """Trajectories with one group id are compared with each other by the trainer."""
+    sample_index: int | None
+    """Number of this sample within its group, from 0; None: not set."""
+    policy_version: str | int | None
+    """Version of the policy when the rollout began; None: not set."""
+    trainable: bool
+    """Whether a trainer should learn from any of it."""
+    appended: dict[tuple[str, int], list[Json]]
+    """Messages that the agent appended after a completion (id, choice index)."""
+    all_rewards: AllRewards
+    """Every reward by key, those of single completions included, in the order they were set."""
+    _built: list[Step] | None
+    """Steps that were built by hand; None for a captured trajectory."""
+    _views: dict[CallKey, Step]
+    """Steps of a captured trajectory, by the completions that they show."""
+    _steps: list[Step]
+    """The same, in order."""
+    claimed: set[CallKey]
+    """Calls of this rollout that are steps of trajectories inside it."""
+    _bound: Contents | None
+    """The contents that the steps have their completions from, once it is sealed."""
+    _sealed: bool
+    metrics: MutableMapping[str, float]
+    """Numbers to watch, by name."""
+    metadata: MutableMapping[str, Json]
+    """JSON values to keep with the trajectory, by name."""
+    _logs: list[str]
+    status: str
+    """`running`, `complete`, `error` or `cancelled`; `unknown` where nothing tells."""
+    termination_reason: str | None
+    """Why it did not end by returning: `error`, `timeout` or `cancelled`; else None."""
+    error: dict[str, str] | None
+    """`type`, `message` and `traceback` of the exception that ended it, or None."""
+    output: Json
+    """Return value of the function, if that is JSON; else None."""
+    start_time_ns: int
+    """Nanoseconds since 1970; 0 where it is not known."""
+    end_time_ns: int | None
+    """Nanoseconds since 1970; None while the rollout runs, or where it is not known."""
+    _warnings: list[str]
+    _missing_calls: list[str]
+    _lock: threading.RLock
+    _source: Source
+    _contents: Contents | None
+    """What the source gave, once the rollout has ended."""
+
     def __init__(
         self,
         *,
@@ -118,68 +172,39 @@ class Trajectory(Fixed, ShownInNotebooks):
         reward: float | None = None,
         sealed: bool | None = None,
     ) -> None:
+        given = locals()
         by_hand = steps is not None or not (id or source or exchanges)
-        self.id = id or uuid.uuid4().hex
-        """Final from the start, and unique."""
-        self.name = name
-        """Name of the rollout; of a decorated function its name, unless another was given."""
-        self.trace_id = trace_id
-        """Trace id of the rollout span, hex; "" where the rollout was on no trace."""
-        self.span_id = span_id
-        """Span id of the rollout span, hex; "" where the rollout was on no trace."""
-        self.parent_id = parent_id
-        """Id of the rollout that this one ran inside, or None."""
-        self.task_id = task_id
-        """The task that was worked on; None: not set."""
-        self.group_id = group_id
-        """Trajectories with one group id are compared with each other by the trainer."""
-        self.sample_index = sample_index
-        """Number of this sample within its group, from 0; None: not set."""
-        self.policy_version = policy_version
-        """Version of the policy when the rollout began; None: not set."""
-        self.trainable = trainable
-        """Whether a trainer should learn from any of it."""
-        self.appended = {key: list(messages) for key, messages in (appended or {}).items()}
-        """Messages that the agent appended after a completion (id, choice index)."""
-        self.all_rewards = rewards if isinstance(rewards, AllRewards) else AllRewards(rewards)
-        """Every reward by key, those of single completions included, in the order they were set."""
-        self._built = list(steps or ()) if by_hand else None
-        """Steps that were built by hand; None for a captured trajectory."""
-        self._views: dict[CallKey, Step] = {}
-        """Steps of a captured trajectory, by the completions that they show."""
-        self._steps: list[Step] = []
-        """The same, in order."""
-        self.claimed: set[CallKey] = set()
-        """Calls of this rollout that are steps of trajectories inside it."""
-        self._bound: Contents | None = None
-        """The contents that the steps have their completions from, once it is sealed."""
-        self._sealed = not by_hand if sealed is None else sealed
-        closed = self.id if self._sealed else None
-        self.metrics: MutableMapping[str, float] = Values("metrics", metrics or {}, closed)
-        """Numbers to watch, by name."""
-        self.metadata: MutableMapping[str, Json] = Values("metadata", metadata or {}, closed)
-        """JSON values to keep with the trajectory, by name."""
-        self._logs = list(logs)
-        self.status = status
-        """`running`, `complete`, `error` or `cancelled`; `unknown` where nothing tells."""
-        self.termination_reason = termination_reason
-        """Why it did not end by returning: `error`, `timeout` or `cancelled`; else None."""
-        self.error = error
-        """`type`, `message` and `traceback` of the exception that ended it, or None."""
-        self.output = output
-        """Return value of the function, if that is JSON; else None."""
-        self.start_time_ns = start_time_ns
-        """Nanoseconds since 1970; 0 where it is not known."""
-        self.end_time_ns = end_time_ns
-        """Nanoseconds since 1970; None while the rollout runs, or where it is not known."""
-        self._warnings = list(warnings)
-        self._missing_calls = list(missing_calls)
-        self._lock = threading.RLock()
-        self._source = source or Recorded(exchanges, self.all_rewards, trainable=trainable)
-        if not self._sealed and source is None:
-            self._source = Built(lambda: self._built or ())
-        self._contents: Contents | None = None
-        """What the source gave, once the rollout has ended."""
+        is_sealed = not by_hand if sealed is None else sealed
+        own = id or uuid.uuid4().hex
+        closed = own if is_sealed else None
+        if not isinstance(rewards, AllRewards):
+            rewards = AllRewards(rewards)
+        if source is None:
+            source = Recorded(exchanges, rewards, trainable=trainable)
+            if not is_sealed:
+                source = Built(lambda: self._built or ())
+        put = object.__setattr__  # each name is right: what `Fixed` checks costs thrice as much
+        for name_, value in (
+            *((field, given[field]) for field in FACTS),
+            ("id", own),
+            ("appended", {key: list(rows) for key, rows in appended.items()} if appended else {}),
+            ("all_rewards", rewards),
+            ("_built", list(steps or ()) if by_hand else None),
+            ("_views", {}),
+            ("_steps", []),
+            ("claimed", set()),
+            ("_bound", None),
+            ("_sealed", is_sealed),
+            ("metrics", Values("metrics", metrics or {}, closed)),
+            ("metadata", Values("metadata", metadata or {}, closed)),
+            ("_logs", list(logs)),
+            ("_warnings", list(warnings)),
+            ("_missing_calls", list(missing_calls)),
+            ("_lock", threading.RLock()),
+            ("_source", source),
+            ("_contents", None),
+        ):
+            put(self, name_, value)
         if reward is not None:
             self.all_rewards.put(Reward(reward))
 
@@ -571,23 +596,7 @@ class Trajectory(Fixed, ShownInNotebooks):
 
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON from which `from_dict` makes an equal trajectory; size linear in content."""
-        exchanges = exchanges_to_dict(self._read().exchanges)
-        reward = self.reward
-        data = {
-            "schema_version": SCHEMA_VERSION,
-            **{name: getattr(self, name) for name in FIELDS},
-            "metrics": dict(self.metrics),
-            "metadata": dict(self.metadata),
-            "reward": None if reward is None else float(reward),
-            "rewards": [reward.to_dict() for reward in self.all_rewards.all()],
-            "appended": [[*key, messages] for key, messages in list(self.appended.items())],
-            **exchanges,
-        }
-        if missing := self.missing_calls:
-            data["missing_calls"] = missing
-        if self._built is not None:
-            data["steps"] = [step.to_dict() for step in self.steps]
-        return {key: copy_json(value) for key, value in data.items()}
+        return as_json(self)
 
     def with_side_calls(self, rules: Sequence[Rule] = (known_side_call,)) -> Trajectory:
         """A copy of it, ended, whose side calls are those that these rules find; () finds none.
@@ -602,27 +611,12 @@ class Trajectory(Fixed, ShownInNotebooks):
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> Trajectory:
         """The trajectory that `to_dict` described. SpanFormatError if it is not one."""
-        version = data.get("schema_version") if isinstance(data, Mapping) else None
-        if version != SCHEMA_VERSION:
-            raise SpanFormatError(
-                f"Trajectory.from_dict: expected an object with schema_version {SCHEMA_VERSION}, "
-                f"got {version!r}: is it a line that JsonlTrajectoryExporter wrote?"
-            )
         try:
-            steps = data.get("steps")
-            return cls(
-                **{name: data[name] for name in (*FIELDS, "metrics", "metadata")},
-                exchanges=exchanges_from_dict(data),
-                appended={(id_, choice): messages for id_, choice, messages in data["appended"]},
-                rewards={reward.key: reward for reward in map(Reward.from_dict, data["rewards"])},
-                missing_calls=data.get("missing_calls", ()),
-                steps=None if steps is None else [Step.from_dict(step) for step in steps],
-                sealed=True,
-            )
+            return cls(**parameters_of(data), sealed=True)
+        except SpanFormatError:
+            raise
         except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-            raise SpanFormatError(
-                f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
-            ) from error
+            raise damaged(data, error) from error
 
     def __eq__(self, other: object) -> bool:
         """Equal in everything: `to_dict()` of both is the same."""

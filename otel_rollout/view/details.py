@@ -18,7 +18,8 @@ from otel_rollout.trajectory import (
     findings_of,
     untrained_sequences,
 )
-from otel_rollout.view.messages import Said, said
+from otel_rollout.view.messages import MessageRow, message_row
+from otel_rollout.view.page_types import HistoryView, MessageAnswer, Node, RewardView, RowView
 from otel_rollout.view.tree import Tree, Way
 from otel_rollout.view.values import browser_value
 from otel_rollout.wire import Json, dumps, tool_name
@@ -85,7 +86,7 @@ class Opened:
             "trace": None,
         }
 
-    def message(self, node: int) -> dict[str, Json]:
+    def message(self, node: int) -> MessageAnswer:
         """The wire form of a node's message, in full. LookupError where there is no such node."""
         if not 0 <= node < len(self.tree.nodes):
             raise LookupError(f"node: expected 0 to {len(self.tree.nodes) - 1}, got {node}")
@@ -97,13 +98,13 @@ class Opened:
         return [
             number
             for number, node in enumerate(self.tree.nodes)
-            if wanted in searched(said(node.message)).casefold()
+            if wanted in searched(message_row(node.message)).casefold()
         ]
 
-    def node(self, number: int, room: int = MOST_CHARACTERS) -> dict[str, Json]:
+    def node(self, number: int, room: int = MOST_CHARACTERS) -> Node:
         """A message as JSON; `room`: how many characters of each of its texts."""
         node = self.tree.nodes[number]
-        message = said(node.message)
+        message = message_row(node.message)
         size = len(searched(message))
         return {
             "id": number,
@@ -124,8 +125,8 @@ class Opened:
             "parts": None if message.parts is None else list(message.parts),
         }
 
-    def _nodes(self) -> list[dict[str, Json]]:
-        found, left, images = [], _MOST_IN_ALL, _MOST_OF_IMAGES
+    def _nodes(self) -> list[Node]:
+        found, left, images = list[Node](), _MOST_IN_ALL, _MOST_OF_IMAGES
         for number in range(len(self.tree.nodes)):
             node = self.node(number, MOST_CHARACTERS if left > 0 else _LEAST)
             left -= min(node["size"], MOST_CHARACTERS)
@@ -136,7 +137,7 @@ class Opened:
             found.append(node)
         return found
 
-    def _rewards(self) -> list[dict[str, Json]]:
+    def _rewards(self) -> list[RewardView]:
         return [
             {
                 "name": reward.name,
@@ -150,7 +151,7 @@ class Opened:
             for reward in list(self.trajectory.all_rewards.all())[:_MOST_LINES]
         ]
 
-    def _history(self, number: int, way: Way) -> dict[str, Json]:
+    def _history(self, number: int, way: Way) -> HistoryView:
         completions = [self.tree.completions[n] for n in way.completions]
         own = [n for n in way.completions if self._depth(n) > way.common] or way.completions
         ends = [c.end_time_ns for c in completions if c.end_time_ns is not None]
@@ -211,7 +212,7 @@ class Opened:
                 found.setdefault(completion, number)
         return found
 
-    def _row(self, number: int, row: TokenSequence) -> dict[str, Json]:
+    def _row(self, number: int, row: TokenSequence) -> RowView:
         numbers = [self.tree.number[completion] for completion in row.completions]
         return {
             "row": number,
@@ -230,7 +231,7 @@ class Opened:
         }
 
 
-def searched(message: Said) -> str:
+def searched(message: MessageRow) -> str:
     """All texts of a message."""
     calls = (f"{call.name} {call.arguments}" for call in message.calls)
     return "\n".join(filter(None, (message.text, message.reasoning, *calls)))

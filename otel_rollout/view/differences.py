@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from otel_rollout.view.details import Opened
+from otel_rollout.view.page_types import Difference, Node
 from otel_rollout.view.tokens import Tokens
 from otel_rollout.wire import Json, visible_key
 
@@ -13,7 +14,7 @@ _MOST_MESSAGES = 200
 _MOST_CHARACTERS = 2_000
 
 
-def first_difference(a: Opened, b: Opened) -> dict[str, Json]:
+def first_difference(a: Opened, b: Opened) -> Difference:
     """The place of the first message that differs; where none does, of the first token."""
     common, one, other = _messages(a, b)
     if common < len(one) or common < len(other):
@@ -54,7 +55,7 @@ def _is_same(a: Opened, one: int, b: Opened, other: int) -> bool:
     return first == second or visible_key(first) == visible_key(second)
 
 
-def _shown(opened: Opened, nodes: list[int]) -> list[dict[str, Json]]:
+def _shown(opened: Opened, nodes: list[int]) -> list[Node]:
     return [opened.node(node, _MOST_CHARACTERS) for node in nodes[:_MOST_MESSAGES]]
 
 

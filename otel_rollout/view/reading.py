@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
+from otel_rollout.compressed import begun
 from otel_rollout.errors import ConfigurationError, RolloutError, SpanFormatError
 from otel_rollout.export import (
     HEAD,
@@ -25,11 +26,9 @@ from otel_rollout.export import (
     Layout,
     layout_of,
     parsed_lines,
-    parts_for,
-    reconstruct_apart,
+    reconstruct_by_rollout,
 )
 from otel_rollout.otlp import files_of, read, rotated_beside
-from otel_rollout.packed import begun
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import Overview, Trajectory, findings_of
 from otel_rollout.view.table import FileState, WritableTable
@@ -224,13 +223,9 @@ class Reader:
             yield from self._of_spans(spans)
 
     def _of_spans(self, sources: Sequence[str]) -> Iterator[Trajectory]:
-        files = [file for source in sources for file in _with_rotated(source)]
-        size = None if any(map(is_address, files)) else sum(os.path.getsize(file) for file in files)
-        folder = self._rebuilt.with_name(self._rebuilt.name + ".spans")
+        path = self._rebuilt.with_name(self._rebuilt.name + ".spans")
         records = itertools.chain.from_iterable(map(self._records, sources))
-        return reconstruct_apart(
-            records, folder, parts_for(size), infer_rollouts=self._infer_rollouts
-        )
+        return reconstruct_by_rollout(records, path, infer_rollouts=self._infer_rollouts)
 
     def _records(self, source: str) -> Iterator[SpanRecord]:
         try:

@@ -1,32 +1,58 @@
-"""What a list of trajectories is like: histograms, endings, groups, versions, findings; by SQL."""
+"""What a list of trajectories is like: histograms, endings, groups, versions, findings."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections import Counter
 
+from otel_rollout.view.page_types import Bin, Count, GroupPage, Summary, VersionCount
+from otel_rollout.view.sums import Rewards, RewardsByValue
 from otel_rollout.view.table import Filter, Table
-from otel_rollout.wire import Json
+from otel_rollout.wire import Json, loads
 
 _BINS = 20
 _MOST_GROUPS = 200
 _MOST_VALUES = 100
 
 
-def summary_of(table: Table, which: Filter) -> dict[str, Json]:
+def summary_of(table: Table, which: Filter) -> Summary:
     """All of it, of the trajectories that are asked for."""
-    groups = groups_of(table, which, 0, _MOST_GROUPS)
+    rewards, groups, by_version = Rewards(), RewardsByValue(), RewardsByValue()
+    statuses, reasons = Counter[str](), Counter[str]()
+    versions: dict[str, list[Rewards]] = {}
+    """The rewards of each version in a list of them, by its text: most lists are the same."""
+    for reward, group, status, reason, text in table.connection.execute(
+        'SELECT "reward", "group_id", "status", "termination_reason", "versions" '
+        f"FROM trajectories WHERE {which.sql}",
+        which.parameters,
+    ):
+        rewards.add(reward)
+        statuses[status] += 1
+        if reason is not None:
+            reasons[reason] += 1
+        if group is not None:
+            groups.of(group).add(reward)
+        if text not in versions:
+            versions[text] = [by_version.of(version) for version in loads(text)]
+        for each in versions[text]:
+            each.add(reward)
+    found = rewards.to_dict()
     return {
-        "total": table.count(which),
-        "rewards": _rewards(table, which),
-        "statuses": _values(table, which, "status"),
-        "terminationReasons": _values(table, which, "termination_reason"),
-        "groups": [
-            {name: group[name] for name in ("value", "count", "scored", "mean", "std")}
-            for group in groups["rows"]
-        ],
-        "groupsTotal": groups["total"],
-        "versions": _versions(table, which),
+        "total": rewards.count,
+        "rewards": {
+            "count": rewards.scored,
+            "missing": rewards.count - rewards.scored,
+            "mean": found["mean"],
+            "std": found["std"],
+            "min": found["min"],
+            "max": found["max"],
+            "bins": _bins(table, which, "reward"),
+        },
+        "statuses": _counts(statuses),
+        "terminationReasons": _counts(reasons),
+        "groups": groups.to_list(0, _MOST_GROUPS),
+        "groupsTotal": len(groups),
+        "versions": sorted(by_version.to_list(0, _MOST_VALUES), key=_version),
         "findings": _findings(table, which),
         "seconds": {"bins": _bins(table, which, "seconds")},
         "turns": {"bins": _bins(table, which, "turns")},
@@ -34,90 +60,29 @@ def summary_of(table: Table, which: Filter) -> dict[str, Json]:
     }
 
 
-def groups_of(table: Table, which: Filter, offset: int, limit: int) -> dict[str, Json]:
+def groups_of(table: Table, which: Filter, offset: int, limit: int) -> GroupPage:
     """The groups, the largest first, with the rewards of those of their trajectories."""
-    sql = f'SELECT "group_id" AS value, "reward" AS reward FROM trajectories WHERE {which.sql}'
-    found = _by_value(table, f"SELECT * FROM ({sql}) WHERE value IS NOT NULL", which, limit, offset)
-    (total,) = table.connection.execute(
-        f'SELECT COUNT(DISTINCT "group_id") FROM trajectories WHERE {which.sql}', which.parameters
-    ).fetchone()
-    return {"total": total, "rows": found}
-
-
-def _versions(table: Table, which: Filter) -> list[dict[str, Json]]:
-    """Policy versions, the newest last as far as they have an order."""
-    sql = (
-        'SELECT json_each.value AS value, "reward" AS reward FROM trajectories, '
-        f'json_each(trajectories."versions") WHERE number IN '
-        f"(SELECT number FROM trajectories WHERE {which.sql})"
-    )
-    found = _by_value(table, sql, which, _MOST_VALUES, 0)
-    kept = [{k: row[k] for k in ("value", "count", "scored", "mean", "std")} for row in found]
-    return sorted(kept, key=lambda row: (isinstance(row["value"], str), row["value"]))
-
-
-def _by_value(
-    table: Table, pairs: str, which: Filter, limit: int, offset: int
-) -> list[dict[str, Json]]:
-    """Count and rewards of each value, of SQL that gives columns `value` and `reward`."""
-    # The deviation in a second pass: sums of squares lose it where rewards are large.
-    sql = f"""
-        WITH pairs AS ({pairs}),
-        means AS (SELECT value, COUNT(*) AS n, COUNT(reward) AS scored, AVG(reward) AS mean,
-                  MIN(reward) AS low, MAX(reward) AS high FROM pairs GROUP BY value),
-        some AS (SELECT * FROM means ORDER BY n DESC, value LIMIT ? OFFSET ?)
-        SELECT some.value, n, scored, mean, low, high,
-               AVG((reward - mean) * (reward - mean))
-        FROM some JOIN pairs ON pairs.value = some.value GROUP BY some.value
-        ORDER BY n DESC, some.value"""
-    return [
-        {
-            "value": value,
-            "count": count,
-            "scored": scored,
-            "mean": mean,
-            "std": None if variance is None else math.sqrt(variance),
-            "min": low,
-            "max": high,
-        }
-        for value, count, scored, mean, low, high, variance in table.connection.execute(
-            sql, (*which.parameters, limit, offset)
-        )
-    ]
-
-
-def _rewards(table: Table, which: Filter) -> dict[str, Json]:
-    where = f"FROM trajectories WHERE {which.sql}"
-    total, count, mean, low, high = table.connection.execute(
-        f'SELECT COUNT(*), COUNT("reward"), AVG("reward"), MIN("reward"), MAX("reward") {where}',
+    groups = RewardsByValue()
+    for group, reward in table.connection.execute(
+        'SELECT "group_id", "reward" FROM trajectories '
+        f'WHERE "group_id" IS NOT NULL AND {which.sql}',
         which.parameters,
-    ).fetchone()
-    (variance,) = table.connection.execute(
-        f'SELECT AVG(("reward" - ?) * ("reward" - ?)) {where}', (mean, mean, *which.parameters)
-    ).fetchone()
-    return {
-        "count": count,
-        "missing": total - count,
-        "mean": mean,
-        "std": None if variance is None else math.sqrt(variance),
-        "min": low,
-        "max": high,
-        "bins": _bins(table, which, "reward"),
-    }
+    ):
+        groups.of(group).add(reward)
+    return {"total": len(groups), "rows": groups.to_list(offset, offset + limit)}
 
 
-def _values(
-    table: Table, which: Filter, column: Literal["status", "termination_reason"]
-) -> list[dict[str, Json]]:
-    found = table.connection.execute(
-        f'SELECT "{column}", COUNT(*) FROM trajectories WHERE {which.sql} '
-        "GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?",
-        (*which.parameters, _MOST_VALUES),
-    )
-    return [{"value": value, "count": count} for value, count in found if value is not None]
+def _version(counted: VersionCount) -> tuple[bool, Json]:
+    """Versions are in their order, the newest last, as far as they have one."""
+    return isinstance(counted["value"], str), counted["value"]
 
 
-def _findings(table: Table, which: Filter) -> list[dict[str, Json]]:
+def _counts(found: Counter[str]) -> list[Count]:
+    counts = sorted(found.items(), key=lambda each: (-each[1], each[0]))[:_MOST_VALUES]
+    return [{"value": value, "count": count} for value, count in counts]
+
+
+def _findings(table: Table, which: Filter) -> list[Json]:
     found = table.connection.execute(
         "SELECT kind, text, advice, SUM(count) FROM found JOIN sentences USING (sentence) "
         f"WHERE number IN (SELECT number FROM trajectories WHERE {which.sql}) "
@@ -127,7 +92,7 @@ def _findings(table: Table, which: Filter) -> list[dict[str, Json]]:
     return [dict(zip(("kind", "text", "advice", "count"), row, strict=True)) for row in found]
 
 
-def _bins(table: Table, which: Filter, column: str) -> list[dict[str, Json]]:
+def _bins(table: Table, which: Filter, column: str) -> list[Bin]:
     """A histogram of a column; whole numbers have bins of whole numbers."""
     # Text, which a file may hold there, and infinity are in no bin.
     known = f"typeof(\"{column}\") IN ('integer', 'real') AND abs(\"{column}\") < 1e300"

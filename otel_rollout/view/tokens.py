@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Completion, TokenSequence, Trajectory
+from otel_rollout.view.page_types import Alternative as ShownAlternative
+from otel_rollout.view.page_types import TokenWindow
 from otel_rollout.wire import (
     Alternative,
-    Json,
     alternatives,
     prompt_texts,
     sampled_texts,
@@ -92,7 +93,7 @@ class Tokens:
         self._vocabulary = vocabulary
         self._alternatives: dict[Completion, list[list[Alternative]]] = {}
 
-    def window(self, row: int, start: int, count: int) -> dict[str, Json]:
+    def window(self, row: int, start: int, count: int) -> TokenWindow:
         """What is known of `count` tokens of a row from `start` on.
 
         LookupError where there is no such row.
@@ -151,7 +152,7 @@ class Tokens:
         found, at = self._alternatives[completion], place - tokens.spans[span][1]
         return found[at] if at < len(found) else []
 
-    def _shown(self, listed: list[Alternative]) -> list[dict[str, Json]]:
+    def _shown(self, listed: list[Alternative]) -> list[ShownAlternative]:
         return [
             {"text": self._named(each), "id": each.id, "logprob": each.logprob}
             for each in listed[:_MOST_ALTERNATIVES]

@@ -12,8 +12,8 @@ import re
 import sqlite3
 import warnings
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 from otel_rollout.errors import ConfigurationError
@@ -52,14 +52,18 @@ class Where:
 
     def matches(self, overview: Overview) -> bool:
         """True if the filter keeps it: the SQL is true of its row."""
-        row = row_of(overview)
-        with closing(sqlite3.connect(":memory:")) as connection:
-            found = connection.execute(f"{_ONE_ROW} WHERE {self._sql}", [*row, *self._parameters])
-            return found.fetchone() is not None
+        values = [*row_of(overview), *self._parameters]
+        return _sqlite().execute(f"{_ONE_ROW} WHERE {self._sql}", values).fetchone() is not None
 
 
 _NAMES = ", ".join(f'? AS "{name}"' for name in COLUMNS)
 _ONE_ROW = f"SELECT 1 FROM (SELECT {_NAMES})"  # noqa: S608 - our own names
+
+
+@cache
+def _sqlite() -> sqlite3.Connection:
+    """A database of nothing, in which the SQL of filters is run; it keeps what it has compiled."""
+    return sqlite3.connect(":memory:", check_same_thread=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,190 +3,97 @@
 `ModelApi` is the contract of an API. Each API has a module of its own; `wire.apis` lists them.
 """
 
-from otel_rollout.wire.api import TAIL, Framing, ModelApi, Sampled
-from otel_rollout.wire.apis import (
-    api_of,
-    apis_of,
-    asks_a_model,
-    context_members,
-    context_of,
-    conversation_members,
-    endpoint_of,
-    merge,
-    retrieval_of,
-    shown_calls,
-    shown_part,
-    tool_name,
-)
-from otel_rollout.wire.contents import joined_contents
-from otel_rollout.wire.depth import check_depth
-from otel_rollout.wire.events import EventCutter, FrameCutter, count_of, is_count
-from otel_rollout.wire.framing import (
-    Cutter,
-    as_events,
-    cutter_of,
-    events_of_frames,
-    framing_at,
-    framing_said,
-)
-from otel_rollout.wire.glance import TokenCounts, said_in, shown_replies, token_counts
-from otel_rollout.wire.hidden import Hiding, HidingReader, hidden_reply, hiding_of
-from otel_rollout.wire.json import (
-    Choice,
-    Json,
-    Message,
-    Params,
-    Reply,
-    checked_json,
-    copy_json,
-    dumps,
-    elements,
-    expect,
-    finite,
-    is_list_of_objects,
-    loads,
-    members,
-)
-from otel_rollout.wire.messages import (
-    MessagePath,
-    extend,
-    is_reasoning,
-    is_said,
-    media_of,
-    name_of,
-    path_messages,
-    reasoning_of,
-    visible_content,
-    visible_key,
-)
-from otel_rollout.wire.params import (
-    allows_no_token,
-    asks_for_reasoning,
-    length_limit,
-    sampling_params,
-)
-from otel_rollout.wire.reported import error_text
-from otel_rollout.wire.servers import (
-    Alternative,
-    alternatives,
-    asked_ids,
-    empty_ids,
-    logprobs_mode,
-    prompt_ids,
-    prompt_texts,
-    sampled_count,
-    sampled_ids,
-    sampled_logprobs,
-    sampled_texts,
-    usage,
-    weight_version,
-    without_tokens,
-)
-from otel_rollout.wire.shown import shown_message
-from otel_rollout.wire.sse import (
-    expands_too_far,
-    is_events,
-    is_json_object,
-    pack_events,
-    unpack_events,
-)
-from otel_rollout.wire.tools import (
-    RESULT_MARKS,
-    ToolCall,
-    ToolResult,
-    tool_calls,
-    tool_results,
-)
-
-__all__ = [
-    "RESULT_MARKS",
-    "TAIL",
-    "Alternative",
-    "Choice",
-    "Cutter",
-    "EventCutter",
-    "FrameCutter",
-    "Framing",
-    "Hiding",
-    "HidingReader",
-    "Json",
-    "Message",
-    "MessagePath",
-    "ModelApi",
-    "Params",
-    "Reply",
-    "Sampled",
-    "TokenCounts",
-    "ToolCall",
-    "ToolResult",
-    "allows_no_token",
-    "alternatives",
-    "api_of",
-    "apis_of",
-    "as_events",
-    "asked_ids",
-    "asks_a_model",
-    "asks_for_reasoning",
-    "check_depth",
-    "checked_json",
-    "context_members",
-    "context_of",
-    "conversation_members",
-    "copy_json",
-    "count_of",
-    "cutter_of",
-    "dumps",
-    "elements",
-    "empty_ids",
-    "endpoint_of",
-    "error_text",
-    "events_of_frames",
-    "expands_too_far",
-    "expect",
-    "extend",
-    "finite",
-    "framing_at",
-    "framing_said",
-    "hidden_reply",
-    "hiding_of",
-    "is_count",
-    "is_events",
-    "is_json_object",
-    "is_list_of_objects",
-    "is_reasoning",
-    "is_said",
-    "joined_contents",
-    "length_limit",
-    "loads",
-    "logprobs_mode",
-    "media_of",
-    "members",
-    "merge",
-    "name_of",
-    "pack_events",
-    "path_messages",
-    "prompt_ids",
-    "prompt_texts",
-    "reasoning_of",
-    "retrieval_of",
-    "said_in",
-    "sampled_count",
-    "sampled_ids",
-    "sampled_logprobs",
-    "sampled_texts",
-    "sampling_params",
-    "shown_calls",
-    "shown_message",
-    "shown_part",
-    "shown_replies",
-    "token_counts",
-    "tool_calls",
-    "tool_name",
-    "tool_results",
-    "unpack_events",
-    "usage",
-    "visible_content",
-    "visible_key",
-    "weight_version",
-    "without_tokens",
-]
+from otel_rollout.wire.api import TAIL as TAIL
+from otel_rollout.wire.api import Framing as Framing
+from otel_rollout.wire.api import ModelApi as ModelApi
+from otel_rollout.wire.api import Sampled as Sampled
+from otel_rollout.wire.apis import api_of as api_of
+from otel_rollout.wire.apis import apis_of as apis_of
+from otel_rollout.wire.apis import asks_a_model as asks_a_model
+from otel_rollout.wire.apis import context_key as context_key
+from otel_rollout.wire.apis import context_members as context_members
+from otel_rollout.wire.apis import conversation_members as conversation_members
+from otel_rollout.wire.apis import endpoint_of as endpoint_of
+from otel_rollout.wire.apis import merge as merge
+from otel_rollout.wire.apis import retrieval_of as retrieval_of
+from otel_rollout.wire.apis import tool_name as tool_name
+from otel_rollout.wire.conversation import MessagePath as MessagePath
+from otel_rollout.wire.conversation import extend as extend
+from otel_rollout.wire.conversation import joined_pieces as joined_pieces
+from otel_rollout.wire.conversation import path_messages as path_messages
+from otel_rollout.wire.conversation import visible_key as visible_key
+from otel_rollout.wire.events import EventCutter as EventCutter
+from otel_rollout.wire.events import count_of as count_of
+from otel_rollout.wire.events import is_count as is_count
+from otel_rollout.wire.framing import Cutter as Cutter
+from otel_rollout.wire.framing import as_events as as_events
+from otel_rollout.wire.framing import cutter_of as cutter_of
+from otel_rollout.wire.framing import framing_at as framing_at
+from otel_rollout.wire.framing import framing_said as framing_said
+from otel_rollout.wire.json import Choice as Choice
+from otel_rollout.wire.json import Json as Json
+from otel_rollout.wire.json import Message as Message
+from otel_rollout.wire.json import Params as Params
+from otel_rollout.wire.json import Reply as Reply
+from otel_rollout.wire.json import check_depth as check_depth
+from otel_rollout.wire.json import checked_json as checked_json
+from otel_rollout.wire.json import copy_json as copy_json
+from otel_rollout.wire.json import dumps as dumps
+from otel_rollout.wire.json import elements as elements
+from otel_rollout.wire.json import expect as expect
+from otel_rollout.wire.json import finite as finite
+from otel_rollout.wire.json import is_list_of_objects as is_list_of_objects
+from otel_rollout.wire.json import loads as loads
+from otel_rollout.wire.json import members as members
+from otel_rollout.wire.message import author_of as author_of
+from otel_rollout.wire.message import is_of_model as is_of_model
+from otel_rollout.wire.message import is_reasoning as is_reasoning
+from otel_rollout.wire.message import may_have_results as may_have_results
+from otel_rollout.wire.message import media_in as media_in
+from otel_rollout.wire.message import media_of as media_of
+from otel_rollout.wire.message import message_parts as message_parts
+from otel_rollout.wire.message import reasoning_of as reasoning_of
+from otel_rollout.wire.message import shown_message as shown_message
+from otel_rollout.wire.message import texts_of as texts_of
+from otel_rollout.wire.message import tool_calls as tool_calls
+from otel_rollout.wire.message import tool_results as tool_results
+from otel_rollout.wire.message import visible_content as visible_content
+from otel_rollout.wire.message import without_reasoning as without_reasoning
+from otel_rollout.wire.params import allows_no_token as allows_no_token
+from otel_rollout.wire.params import asks_for_reasoning as asks_for_reasoning
+from otel_rollout.wire.params import length_limit as length_limit
+from otel_rollout.wire.parts import Media as Media
+from otel_rollout.wire.parts import Other as Other
+from otel_rollout.wire.parts import Part as Part
+from otel_rollout.wire.parts import Reasoning as Reasoning
+from otel_rollout.wire.parts import Text as Text
+from otel_rollout.wire.parts import ToolCall as ToolCall
+from otel_rollout.wire.parts import ToolResult as ToolResult
+from otel_rollout.wire.reply_excerpts import TokenCounts as TokenCounts
+from otel_rollout.wire.reply_excerpts import said_in as said_in
+from otel_rollout.wire.reply_excerpts import shown_replies as shown_replies
+from otel_rollout.wire.reply_excerpts import token_counts as token_counts
+from otel_rollout.wire.reported import error_text as error_text
+from otel_rollout.wire.requested_fields import Hiding as Hiding
+from otel_rollout.wire.requested_fields import HidingReader as HidingReader
+from otel_rollout.wire.requested_fields import hidden_reply as hidden_reply
+from otel_rollout.wire.requested_fields import hiding_of as hiding_of
+from otel_rollout.wire.servers import Alternative as Alternative
+from otel_rollout.wire.servers import alternatives as alternatives
+from otel_rollout.wire.servers import asked_ids as asked_ids
+from otel_rollout.wire.servers import empty_ids as empty_ids
+from otel_rollout.wire.servers import logprobs_mode as logprobs_mode
+from otel_rollout.wire.servers import prompt_ids as prompt_ids
+from otel_rollout.wire.servers import prompt_texts as prompt_texts
+from otel_rollout.wire.servers import sampled_count as sampled_count
+from otel_rollout.wire.servers import sampled_ids as sampled_ids
+from otel_rollout.wire.servers import sampled_logprobs as sampled_logprobs
+from otel_rollout.wire.servers import sampled_texts as sampled_texts
+from otel_rollout.wire.servers import usage as usage
+from otel_rollout.wire.servers import weight_version as weight_version
+from otel_rollout.wire.servers import without_tokens as without_tokens
+from otel_rollout.wire.sse import expands_too_far as expands_too_far
+from otel_rollout.wire.sse import is_events as is_events
+from otel_rollout.wire.sse import is_json_object as is_json_object
+from otel_rollout.wire.sse import pack_events as pack_events
+from otel_rollout.wire.sse import unpack_events as unpack_events

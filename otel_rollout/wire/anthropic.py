@@ -11,11 +11,54 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.api import Events, ModelApi, Sampled
-from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps
-from otel_rollout.wire.messages import MessagePath
+from otel_rollout.wire.conversation import MessagePath
+from otel_rollout.wire.json import Chunk, Json, Params, Reply
+from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
+from otel_rollout.wire.parts import Media, Members, Part, Text, ToolCall, ToolResult
 from otel_rollout.wire.sse import try_loads
 
 _ends_with_stop = re.compile(rb'\ndata: ?\{\s*"type":\s*"message_stop"\s*\}').search
+
+
+def _thinking(part: Members) -> Part:
+    said = part.get("thinking")
+    if isinstance(said, list):  # Mistral's, in pieces
+        said = "".join(part.text for part in content_parts(said) if isinstance(part, Text))
+    return reasoning_block(part, said)
+
+
+def _tool_use(part: Members) -> Part:
+    others = ["tool_use", part.get("id")]
+    return ToolCall(text_of(part.get("id")), str(part.get("name")), part.get("input"), others)
+
+
+def _tool_result(part: Members) -> Part:
+    failed = part.get("is_error") is True
+    content = part.get("content")
+    return ToolResult(text_of(part.get("tool_use_id")), content, content_parts(content), failed)
+
+
+def _media(part: Members) -> Part:
+    kind, source = str(part["type"]), part.get("source")
+    if not isinstance(source, Mapping):
+        return Media(kind, part)
+    url, data = text_of(source.get("url")), source.get("data")
+    if not isinstance(data, str):
+        return Media(kind, part, url)
+    return Media(kind, part, data=data, media_type=source.get("media_type"))
+
+
+_SHAPES = Shapes(
+    types={
+        "thinking": _thinking,
+        "redacted_thinking": _thinking,
+        "tool_use": _tool_use,
+        "tool_result": _tool_result,
+        "image": _media,
+        "document": _media,
+    },
+    result_marks=(b'"tool_result"',),
+)
 
 
 class Messages(ModelApi):
@@ -23,11 +66,14 @@ class Messages(ModelApi):
 
     provider = "anthropic"
     paths = ("/v1/messages",)  # with the version: OpenAI's `/threads/{id}/messages` is no call
+    shapes = _SHAPES
+    instructions = ("system",)
     context = ("tools", "system")
     delta_name = "text"
     finish_names = ("stop_reason",)
     stop_names = ("stop_sequence", "stopping_word")
     keeps_tools = True
+    last_marks = (b"message_stop", b"[DONE]")
 
     def choices_asked(self, params: Params) -> int:
         return 1
@@ -37,9 +83,8 @@ class Messages(ModelApi):
         return thread.get("previous_message_id") if isinstance(thread, Mapping) else None
 
     def is_last(self, tail: bytes) -> bool:
-        if b"message_stop" in tail and _ends_with_stop(tail):
-            return True
-        return super().is_last(tail)  # proxies send OpenAI's last event
+        # Proxies send OpenAI's last event.
+        return _ends_with_stop(tail) is not None or super().is_last(tail)
 
     def recognises(self, chunks: Sequence[Chunk]) -> bool:
         return any(chunk.get("type") == "message_start" for chunk in chunks)
@@ -57,13 +102,6 @@ class Messages(ModelApi):
         if isinstance(content, list):
             message = {"role": reply.get("role") or "assistant", "content": content}
             yield Sampled(0, reply, (message,), prompt)
-
-    def shown_part(self, part: Message) -> str | Message | None:
-        if part.get("type") == "tool_result":
-            return {"content": part.get("content")}
-        if part.get("type") == "tool_use":
-            return f"→ {part.get('name')}({dumps(part.get('input'))})"
-        return f"({part['thinking']})" if "thinking" in part else None
 
 
 def _ends_message(chunk: Chunk) -> bool:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from otel_rollout.wire.choices import samples_per_prompt
+from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply
-from otel_rollout.wire.messages import MessagePath, extend
+from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.params import sampling_params
 from otel_rollout.wire.servers import usage
 
@@ -36,21 +37,9 @@ TRUNCATED = (
 """Finish reasons of replies that a length limit ended, in lower case; proxies pass on those of
 other APIs."""
 
-_WHOLE = frozenset(
-    (
-        "stop",
-        "stop_sequence",
-        "eos",
-        "eos_token",
-        "word",
-        "end_turn",
-        "complete",
-        "completed",
-        "tool_call",
-        "tool_calls",
-        "tool_use",
-        "function_call",
-    )
+_WHOLE = (
+    *("stop", "stop_sequence", "eos", "eos_token", "word", "end_turn", "complete", "completed"),
+    *("tool_call", "tool_calls", "tool_use", "function_call"),
 )
 """Finish reasons of replies that the model ended itself, or a stop string did."""
 _ABORTED = ("abort", "aborted")
@@ -97,6 +86,10 @@ class ModelApi:
     """The member of a request that holds the conversation as a list of messages."""
     text: str = "prompt"
     """The member of a request that may hold a text or token ids instead."""
+    shapes: Shapes = Shapes()
+    """The shapes of parts that messages of this API may have beside plain text."""
+    instructions: tuple[str, ...] = ()
+    """Members of a request that are instructions, beside messages."""
     context: tuple[str, ...] = ("tools",)
     """Members of a request that the model sees before the conversation; `a.b` is `b` in `a`."""
     finish_names: tuple[str, ...] = ("finish_reason",)
@@ -111,9 +104,13 @@ class ModelApi:
     """The member of a reply that names the model which answered."""
     usage_name: str = "usage"
     """The member of a reply that counts its tokens."""
+    count_names: tuple[str, ...] = ()
+    """Members of a reply that count its tokens without standing in `usage_name`."""
     delta_name: str | None = None
     """The member of a stream's chunks that is the next text of the model, and is nothing else in
     them. None: there is no such member."""
+    last_marks: tuple[bytes, ...] = (b"[DONE]",)
+    """Texts of which one is in the last event of a whole stream: only then `is_last` is asked."""
     shapes_vary: bool = False
     """True if its paths may be asked in several shapes, some of which are not read."""
     keeps_tools: bool = False
@@ -146,6 +143,14 @@ class ModelApi:
         """The tool definitions of a request; None where it has none."""
         tools = params.get("tools")
         return tools if isinstance(tools, list) else None
+
+    def instructions_of(self, params: Params) -> list[Message]:
+        """The instructions beside the messages of a request, as messages."""
+        found = [params[name] for name in self.instructions if params.get(name)]
+        return [
+            {**(value if isinstance(value, dict) else {"content": value}), "role": "system"}
+            for value in found
+        ]
 
     def sampling(self, params: Params) -> dict[str, Json]:
         """The sampling parameters that a request sets, those of its `settings` among them."""
@@ -181,11 +186,11 @@ class ModelApi:
     def is_last(self, tail: bytes) -> bool:
         """True if the last event of a whole stream is in its last `TAIL` bytes.
 
-        Asked for every chunk that the agent reads, so look for a mark with `in` first. An event
-        follows a line break, also the first one: a stream shorter than `TAIL` is given with one
-        before it. An API whose last event is too long for that is known by `is_whole` alone.
+        An event follows a line break, also the first one: a stream shorter than `TAIL` is given
+        with one before it. An API whose last event is too long for that is known by `is_whole`
+        alone.
         """
-        return b"[DONE]" in tail and _ends_with_done(tail) is not None
+        return _ends_with_done(tail) is not None
 
     def recognises(self, chunks: Sequence[Chunk]) -> bool:
         """True if these are events of this API. Exclusive among the APIs, as far as possible."""
@@ -272,17 +277,6 @@ class ModelApi:
         return False
 
     # --- people
-
-    def shown_part(self, part: Message) -> str | Message | None:
-        """A part of a message's content as text, or as a message where it has content of its own.
-
-        None for a part of another API, and for one that is plain text.
-        """
-        return None
-
-    def shown_calls(self, message: Message) -> list[str]:
-        """A text for each refusal and tool call that a message has outside of its content."""
-        return []
 
     def tool_name(self, tool: Message) -> str | None:
         """The name inside a tool definition; None where it is simply the member `name`."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events, ModelApi
 from otel_rollout.wire.bedrock import Converse, PassedOn
 from otel_rollout.wire.chat import ChatCompletions
 from otel_rollout.wire.cohere import CohereChat
+from otel_rollout.wire.conversation import contents_key
 from otel_rollout.wire.gemini import GenerateContent
 from otel_rollout.wire.json import Json, Message, Params
+from otel_rollout.wire.message import add_shapes
 from otel_rollout.wire.mistral import Mistral
 from otel_rollout.wire.ollama import Ollama
 from otel_rollout.wire.responses import Responses
@@ -32,6 +35,8 @@ APIS: tuple[ModelApi, ...] = (
     PassedOn(),
 )
 """All APIs. Where several would take a path or a stream, the first of them does."""
+for _api in APIS:
+    add_shapes(_api.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,41 +98,48 @@ def endpoint_of(path: str) -> str | None:
     return _EMBEDDINGS if path.endswith(_EMBEDDINGS) else None
 
 
+@lru_cache(maxsize=256)
 def apis_of(path: str) -> tuple[ModelApi, ...]:
     """The API at a path, alone; all of them where the path tells nothing."""
     api = api_of(path)
     return APIS if api is None else (api,)
 
 
-def conversation_members() -> frozenset[str]:
-    """The members of requests that may hold the conversation."""
-    return _conversation_members(APIS)
+class _RequestMembers(NamedTuple):
+    """Members of requests, of all APIs together."""
+
+    conversation: frozenset[str]
+    context: tuple[tuple[str, str], ...]
+    """Each with its inner member, or none."""
+    context_names: tuple[str, ...]
 
 
 @lru_cache
-def _conversation_members(apis: tuple[ModelApi, ...]) -> frozenset[str]:
-    return frozenset(api.conversation for api in apis)
+def _request_members(apis: tuple[ModelApi, ...]) -> _RequestMembers:
+    context = dict.fromkeys(name.partition(".")[::2] for api in apis for name in api.context)
+    names = dict.fromkeys(name for name, _ in context)
+    conversation = frozenset(api.conversation for api in apis)
+    return _RequestMembers(conversation, tuple(context), tuple(names))
+
+
+def conversation_members() -> frozenset[str]:
+    """The members of requests that may hold the conversation."""
+    return _request_members(APIS).conversation
 
 
 def context_members() -> tuple[str, ...]:
     """The members of requests that the model sees before the conversation, each once."""
-    return _context_members(APIS)
-
-
-@lru_cache
-def _context_members(apis: tuple[ModelApi, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.partition(".")[0] for api in apis for name in api.context))
+    return _request_members(APIS).context_names
 
 
 def context_of(params: Params) -> list[Json]:
     """What the model sees of a request before the conversation, in a fixed order."""
-    return [_context_value(params, *names) for names in _context_names(APIS)]
+    return [_context_value(params, *names) for names in _request_members(APIS).context]
 
 
-@lru_cache
-def _context_names(apis: tuple[ModelApi, ...]) -> tuple[tuple[str, str], ...]:
-    names = dict.fromkeys(name for api in apis for name in api.context)
-    return tuple((name.partition(".")[0], name.partition(".")[2]) for name in names)
+def context_key(params: Params) -> bytes:
+    """Bytes that are equal for requests that may continue one another."""
+    return contents_key(context_of(params))
 
 
 def _context_value(params: Params, name: str, inner: str) -> Json:
@@ -174,17 +186,6 @@ def _error_of(chunk: dict[str, Json]) -> Json:
     delta = chunk.get("delta")  # Cohere reports it at the end of a message
     ended = delta.get("error") if isinstance(delta, dict) else None
     return chunk.get("error") or ended or (chunk if chunk.get("type") == "error" else None)
-
-
-def shown_part(part: Message) -> str | Message | None:
-    """A part of a message's content as some API shows it: see `ModelApi.shown_part`."""
-    shown = (api.shown_part(part) for api in APIS)
-    return next((text for text in shown if text is not None), None)
-
-
-def shown_calls(message: Message) -> list[str]:
-    """A text for each refusal and tool call that a message has outside of its content."""
-    return [text for api in APIS for text in api.shown_calls(message)]
 
 
 def tool_name(tool: Message) -> str:

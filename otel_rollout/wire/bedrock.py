@@ -15,12 +15,21 @@ from urllib.parse import unquote
 from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events, ModelApi, Sampled
 from otel_rollout.wire.chat import ChatCompletions
+from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps
-from otel_rollout.wire.messages import MessagePath
+from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
+from otel_rollout.wire.parts import (
+    Media,
+    Members,
+    Other,
+    Part,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from otel_rollout.wire.sse import try_loads
 
 _EVENTS = ("messageStart", "contentBlockStart", "contentBlockDelta", "messageStop")
-_SHOWN = ("image", "document", "video", "audio")
 
 _converse = re.compile(r"/model/(.+)/converse(?:-stream)?$").search
 _passed_on = re.compile(
@@ -29,10 +38,52 @@ _passed_on = re.compile(
 ).search
 
 
+_MEDIA = ("image", "document", "video", "audio")
+_OBJECTS = ("toolUse", "toolResult", "reasoningContent", "citationsContent", *_MEDIA)
+
+
+def _block(part: Members) -> Part | None:
+    """A block whose one member is an object that says what it is."""
+    name = next(name for name in _OBJECTS if name in part)
+    value = part[name]
+    if not isinstance(value, Mapping):
+        return None
+    content = value.get("content")
+    call_id = value.get("toolUseId")
+    match name:
+        case "toolUse":
+            called = str(value.get("name"))
+            return ToolCall(text_of(call_id), called, value.get("input"), [name, call_id])
+        case "toolResult":
+            failed = value.get("status") == "error"
+            return ToolResult(text_of(call_id), content, content_parts(content), failed)
+        case "reasoningContent":
+            text = value.get("reasoningText")
+            said = text.get("text") if isinstance(text, Mapping) else "redacted"
+            return reasoning_block(part, said)
+        case "citationsContent":
+            return Other(name, part, " ".join(one.shown for one in content_parts(content)))
+    source = value.get("source")
+    data = text_of(source.get("bytes")) if isinstance(source, Mapping) else None
+    return Media(name, part, None, data, data and f"{name}/{value.get('format')}")
+
+
+_SHAPES = Shapes(
+    blocks={
+        **dict.fromkeys(_OBJECTS, _block),
+        "cachePoint": lambda part: Text(str(part.get("text") or "")),
+        "json": lambda part: Other("json", part, dumps(part["json"])),
+    },
+    result_marks=(b'"toolResult"',),
+)
+
+
 class Converse(ModelApi):
     """`/model/{model}/converse` and `/converse-stream`."""
 
     provider = "aws.bedrock"
+    shapes = _SHAPES
+    instructions = ("system",)
     context = ("toolConfig.tools", "system")
     finish_names = ("stopReason",)
     stop_names = ()
@@ -82,25 +133,6 @@ class Converse(ModelApi):
             "completion_tokens": said.get("outputTokens"),
             "total_tokens": said.get("totalTokens"),
         }
-
-    def shown_part(self, part: Message) -> str | Message | None:
-        if "type" in part:
-            return None
-        for name, value in part.items():
-            if not isinstance(value, Mapping):
-                continue
-            if name == "toolUse":
-                return f"→ {value.get('name')}({dumps(value.get('input'))})"
-            if name == "toolResult":
-                return {"content": value.get("content")}
-            if name == "reasoningContent":
-                text = value.get("reasoningText")
-                return f"({text.get('text')})" if isinstance(text, Mapping) else "(redacted)"
-            if name == "citationsContent":
-                return {"content": value.get("content")}
-            if name in _SHOWN:
-                return f"<{name}>"
-        return dumps(part["json"]) if part.keys() == {"json"} else None
 
     def tool_name(self, tool: Message) -> str | None:
         spec = tool.get("toolSpec")
@@ -178,12 +210,14 @@ class PassedOn(ModelApi):
     """
 
     provider = "aws.bedrock"
+    instructions = ("system",)
     context = ("tools", "system", "toolConfig.tools")
     finish_names = ("stop_reason", "stopReason", "finish_reason")
     stop_names = ("stop_sequence",)
     shapes_vary = True
     settings = ("inferenceConfig",)
     apis: tuple[ModelApi, ...] = (Messages(), Converse(), ChatCompletions())
+    last_marks = Messages.last_marks
     """Those that a reply may be of."""
 
     def path_of(self, path: str) -> str | None:

@@ -14,10 +14,81 @@ from otel_rollout.wire.choices import (
     indexed_choices,
     merge_choices,
 )
-from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps
-from otel_rollout.wire.messages import MessagePath, extend, visible_content
+from otel_rollout.wire.conversation import MessagePath, extend
+from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply
+from otel_rollout.wire.message import Shapes, content_parts, media_reader, text_of, visible_content
+from otel_rollout.wire.parts import Media, Members, Other, Part, Text, ToolCall, ToolResult
 
 _BATCH = "/chat/completions/batch"
+
+
+def _tool_calls(calls: Json) -> Iterator[Part]:
+    for call in calls if isinstance(calls, list) else [calls]:
+        kind = call.get("type") or "function" if isinstance(call, Mapping) else None
+        body = call.get(kind) if isinstance(kind, str) else None
+        if not isinstance(body, Mapping):
+            yield Other("tool_calls", call, f"→ {call}")
+            continue
+        name, arguments = str(body.get("name") or ""), body.get("arguments", body.get("input"))
+        others = [kind, call.get("id")]
+        if kind != "function":
+            others.append(body)
+        elif isinstance(arguments, Mapping) and not call.get("type"):
+            others = [kind, None]  # Ollama's: its clients drop the id
+        yield ToolCall(text_of(call.get("id")), name, arguments, others)
+
+
+def _function_call(call: Json) -> Iterator[Part]:
+    if isinstance(call, Mapping):
+        yield ToolCall(None, str(call.get("name") or ""), call.get("arguments"), "function_call")
+    else:
+        yield Other("function_call", call)
+
+
+def _refusal(refusal: Json) -> Iterator[Part]:
+    yield Text(str(refusal), "refusal")
+
+
+def _audio(audio: Json) -> Iterator[Part]:
+    yield Media("audio", {"id": audio.get("id")} if isinstance(audio, Mapping) else audio)
+
+
+def _result(message: Members) -> Part | None:
+    if "tool_call_id" not in message:
+        return None
+    failed = message.get("is_error") is True
+    content = message.get("content")
+    return ToolResult(text_of(message["tool_call_id"]), content, content_parts(content), failed)
+
+
+_SHAPES = Shapes(
+    types={
+        "refusal": lambda part: Text(str(part.get("refusal")), "refusal"),
+        **{
+            kind: media_reader(kind, kind)
+            for kind in (
+                *("image_url", "input_audio", "file"),
+                *(
+                    "audio_url",
+                    "video_url",
+                    "audio",
+                    "video",
+                    "image_pil",
+                    "image_embeds",
+                ),  # vLLM's
+            )
+        },
+    },
+    members={
+        "refusal": _refusal,
+        "tool_calls": _tool_calls,
+        "function_call": _function_call,
+        "audio": _audio,
+    },
+    reasoning=("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
+    roles={"tool": _result},
+    result_marks=(b'"tool_call_id"',),
+)
 
 
 class ChatCompletions(ModelApi):
@@ -25,6 +96,7 @@ class ChatCompletions(ModelApi):
 
     provider = "openai"
     paths = ("/chat/completions", _BATCH)
+    shapes = _SHAPES
     delta_name = "content"
 
     def choices_asked(self, params: Params) -> int:
@@ -57,20 +129,6 @@ class ChatCompletions(ModelApi):
                 message = _without_echo(message, prompt.message)
                 choice = {**choice, "message": message}
             yield Sampled(index, choice, (message,) if isinstance(message, dict) else (), prompt)
-
-    def shown_calls(self, message: Message) -> list[str]:
-        shown = [f"refusal: {message['refusal']}"] if message.get("refusal") else []
-        calls = message.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            kind = call.get("type") or "function" if isinstance(call, Mapping) else None
-            body = call.get(kind) if isinstance(kind, str) else None
-            if not isinstance(body, Mapping):
-                shown.append(f"→ {call}")
-                continue
-            given = body.get("arguments", body.get("input", ""))
-            text = given if isinstance(given, str) else dumps(given)
-            shown.append(f"→ {body.get('name')}({text})")
-        return shown
 
     def tool_name(self, tool: Message) -> str | None:
         kind = tool.get("type", "function")

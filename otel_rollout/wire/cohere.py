@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.api import Events, ModelApi, Sampled
+from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Chunk, Json, Params, Reply
 from otel_rollout.wire.merging import finish, merge_field
-from otel_rollout.wire.messages import MessagePath
+from otel_rollout.wire.message import Shapes
 
 _LISTS = {"content": "content", "tool": "tool_calls", "citation": "citations"}
 """Members of a message that are lists, by the first word of the events about their elements."""
@@ -23,6 +24,7 @@ class CohereChat(ModelApi):
 
     provider = "cohere"
     paths = ("/v2/chat",)
+    shapes = Shapes(reasoning=("tool_plan",))
     context = ("tools", "documents")
 
     def choices_asked(self, params: Params) -> int:

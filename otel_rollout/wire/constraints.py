@@ -12,20 +12,9 @@ from collections.abc import Mapping
 from otel_rollout.wire.json import Json, Params
 
 _MASKS = (
-    "guided_json",
-    "guided_json_object",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structural_tag",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "grammar",
-    "format",
-    "responseSchema",
-    "responseJsonSchema",
-    "strict_tools",
+    *("guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar"),
+    *("structural_tag", "json_schema", "regex", "ebnf", "grammar", "format", "strict_tools"),
+    *("responseSchema", "responseJsonSchema"),
 )
 """Members whose value is a constraint, by the names that servers give them."""
 _COLLECTIONS = ("structured_outputs", "guided_decoding")

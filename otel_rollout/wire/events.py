@@ -7,7 +7,7 @@ a reader that takes one piece at a time has the same pieces whatever the network
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from otel_rollout.wire.json import Json
 from otel_rollout.wire.sse import data_of, try_loads
@@ -21,20 +21,36 @@ _inside_text = re.compile(rb'["\\]').search
 _has_no_choices = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
 
 
-class EventCutter:
-    """Cuts the bytes of one stream at the ends of its events; every byte comes out once."""
+class _Cutter:
+    """Cuts the bytes of one stream; every byte comes out once."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
+        """What has not ended."""
+
+    def rest(self) -> bytes:
+        """The bytes of what has not ended."""
+        rest = bytes(self._bytes)
+        self._bytes.clear()
+        return rest
+
+
+class EventCutter(_Cutter):
+    """Cuts a stream at the ends of its events."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._searched = 0
         """How far the end of the unfinished event has been looked for."""
 
-    def cut(self, chunk: bytes) -> Iterator[bytes]:
+    def cut(self, chunk: bytes) -> Iterable[bytes]:
         """The events that these bytes end, each with the empty line after it."""
+        if not self._bytes and 0 <= chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
+            return (chunk,)  # one whole event, as nearly always
+        return self._cut(chunk)
+
+    def _cut(self, chunk: bytes) -> Iterator[bytes]:
         buffer = self._bytes
-        if not buffer and 0 <= chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
-            yield chunk  # one whole event, as nearly always
-            return
         buffer += chunk
         while end := self._find_end():
             event = bytes(buffer[:end])
@@ -54,18 +70,9 @@ class EventCutter:
             return 0  # a line break at the end may go on
         return found.end()
 
-    def rest(self) -> bytes:
-        """The bytes of the event that has not ended."""
-        rest = bytes(self._bytes)
-        self._bytes.clear()
-        return rest
 
-
-class FrameCutter:
-    """Cuts the bytes of one stream at the ends of AWS's frames; every byte comes out once."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
+class FrameCutter(_Cutter):
+    """Cuts a stream at the ends of AWS's frames."""
 
     def cut(self, chunk: bytes) -> Iterator[bytes]:
         """The frames that these bytes end; bytes that are no frame are left as they are."""
@@ -78,12 +85,6 @@ class FrameCutter:
             frame = bytes(buffer[:length])
             del buffer[:length]
             yield frame
-
-    def rest(self) -> bytes:
-        """The bytes of the frame that has not ended."""
-        rest = bytes(self._bytes)
-        self._bytes.clear()
-        return rest
 
 
 class LineCutter:
@@ -109,14 +110,14 @@ class LineCutter:
         return rest
 
 
-class ArrayCutter:
-    """Cuts the bytes of one JSON array at the ends of its elements; every byte comes out once.
+class ArrayCutter(_Cutter):
+    """Cuts a JSON array at the ends of its elements, objects or lists.
 
-    Elements are objects or lists. What is before an element, such as the comma, comes with it.
+    What is before an element, such as the comma, comes with it.
     """
 
     def __init__(self) -> None:
-        self._bytes = bytearray()
+        super().__init__()
         self._searched = 0
         """How far brackets have been looked for."""
         self._depth = 0
@@ -148,12 +149,6 @@ class ArrayCutter:
                     return self._searched
         self._searched = max(self._searched, len(buffer))
         return 0
-
-    def rest(self) -> bytes:
-        """The bytes of the element that has not ended."""
-        rest = bytes(self._bytes)
-        self._bytes.clear()
-        return rest
 
 
 def is_count(event: bytes) -> bool:

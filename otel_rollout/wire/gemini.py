@@ -8,14 +8,24 @@ as one JSON array.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
-from otel_rollout.wire.contents import camel_case, joined_parts
-from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply, dumps
-from otel_rollout.wire.messages import MessagePath
+from otel_rollout.wire.conversation import MessagePath
+from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply
+from otel_rollout.wire.message import Shapes, content_parts, part_of, text_of
+from otel_rollout.wire.parts import (
+    Media,
+    Members,
+    Other,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 
 _STREAMED = ":streamGenerateContent"
 _CHAINED = ("chosenCandidates", "topCandidates")
@@ -24,13 +34,115 @@ _CHAINED = ("chosenCandidates", "topCandidates")
 _path = re.compile(r"((?:/publishers/[^/]+)?/[^/]+/[^/:]+):(?:g|streamG)enerateContent$").search
 
 
+_UNSEEN = ("thoughtSignature", "partMetadata", "videoMetadata")
+"""Members of a part that are no content."""
+_camel = re.compile(r"_([a-z])").sub
+
+
+def _camel_case(members: Members) -> dict[str, Any]:
+    """The members, with their names in camel case, but those that are null."""
+    return {
+        _camel(lambda match: match[1].upper(), name): value
+        for name, value in members.items()
+        if value is not None
+    }
+
+
+def _is_thought(part: Json) -> bool:
+    return isinstance(part, Mapping) and part.get("thought") is True
+
+
+def _joined(parts: Iterable[Json]) -> list[Json]:
+    """The parts with texts that follow each other in one; a text and a thought are two."""
+    joined: list[Json] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(part, dict)
+            and isinstance(last, dict)
+            and isinstance(part.get("text"), str)
+            and isinstance(last.get("text"), str)
+            and _is_thought(part) == _is_thought(last)
+        ):
+            joined[-1] = {**last, **part, "text": last["text"] + part["text"]}
+        else:
+            joined.append(part)
+    return joined
+
+
+def _parts(parts: Json) -> Iterator[Part]:
+    """The parts of a content; members may be written in camel case or in snake case."""
+    for part in _joined(parts if isinstance(parts, list) else [parts]):
+        if not isinstance(part, Mapping):
+            yield part_of(part)
+            continue
+        present = _camel_case(part)
+        signature = present.get("thoughtSignature")
+        for name in _UNSEEN:
+            present.pop(name, None)
+        if present.get("thought") is False:
+            del present["thought"]
+        if present and (present.keys() != {"text", "thought"} or present["text"]):
+            yield part_of(present)
+        if signature:  # of reasoning that is hidden
+            yield Reasoning({"thoughtSignature": signature}, None)
+
+
+def _thought(part: Members) -> Part | None:
+    text = text_of(part.get("text"))
+    if part["thought"] is True:
+        return Reasoning({"text": text or "", "thought": True}, text)
+    return None if text is None else Text(text)
+
+
+_NAMES = (
+    *("functionCall", "functionResponse", "inlineData", "fileData"),
+    *("executableCode", "codeExecutionResult"),
+)
+_snake = re.compile(r"([A-Z])").sub
+
+
+def _part(part: Members) -> Part | None:
+    """A part that is no text."""
+    present = _camel_case(part)
+    name = next((name for name in _NAMES if name in present), None)
+    if name is None or not isinstance(present[name], Mapping):
+        return None
+    present[name] = value = _camel_case(present[name])
+    named = str(value.get("name") or "")
+    match name:
+        case "functionCall":  # ids are added and dropped by clients
+            return ToolCall(None, named, value.get("args") or {}, name)
+        case "functionResponse":
+            answer = value.get("response") or {}
+            parts = [*content_parts(answer), *content_parts(value.get("parts"))]
+            return ToolResult(None, answer, parts, name=named, others=name)
+        case "inlineData" | "fileData":
+            url, data, kind = (value.get(key) for key in ("fileUri", "data", "mimeType"))
+            return Media(name, present, text_of(url), text_of(data), kind)
+    return Other("code", present, str(value.get("code", value.get("output"))))
+
+
+_SHAPES = Shapes(
+    blocks={
+        **dict.fromkeys(_NAMES, _part),
+        **{_snake(lambda match: f"_{match[1].lower()}", name): _part for name in _NAMES},
+        "thought": _thought,
+    },
+    members={"parts": _parts},
+    pieces=("parts",),
+)
+
+
 class GenerateContent(ModelApi):
     """`models/{model}:generateContent` and `:streamGenerateContent`."""
 
     provider = "gcp.gemini"
     conversation = "contents"
     text = "contents"
-    context = ("tools", "systemInstruction", "system_instruction", "cachedContent")
+    shapes = _SHAPES
+    instructions = ("systemInstruction", "system_instruction")
+    context = ("tools", *instructions, "cachedContent")
     finish_names = ("finishReason",)
     stop_names = ()
     settings = ("generationConfig", "generation_config")
@@ -102,25 +214,8 @@ class GenerateContent(ModelApi):
             "total_tokens": said.get("totalTokenCount"),
         }
 
-    def shown_part(self, part: Message) -> str | Message | None:
-        seen = camel_case(part)
-        if "type" in seen:
-            return None
-        for name, value in seen.items():
-            if not isinstance(value, Mapping):
-                continue
-            if name == "functionCall":
-                return f"→ {value.get('name')}({dumps(value.get('args') or {})})"
-            if name == "functionResponse":
-                return f"{value.get('name')}: {dumps(value.get('response'))}"
-            if name in ("inlineData", "fileData"):
-                return f"<{name} {camel_case(value).get('mimeType')}>"
-            if name in ("executableCode", "codeExecutionResult"):
-                return str(value.get("code", value.get("output")))
-        return f"({seen.get('text')})" if seen.get("thought") is True else None
-
     def tool_name(self, tool: Message) -> str | None:
-        declared = camel_case(tool).get("functionDeclarations")
+        declared = _camel_case(tool).get("functionDeclarations")
         if not isinstance(declared, list):
             return None
         return ", ".join(str(one.get("name")) for one in declared if isinstance(one, Mapping))
@@ -153,7 +248,7 @@ def _merge_replies(chunks: Sequence[Chunk]) -> dict[str, Any]:
     for candidate in candidates.values():
         content = candidate.get("content")
         if isinstance(content, dict) and isinstance(content.get("parts"), list):
-            content["parts"] = joined_parts(content["parts"])
+            content["parts"] = _joined(content["parts"])
     if candidates:
         body["candidates"] = [candidates[index] for index in sorted(candidates)]
     return body

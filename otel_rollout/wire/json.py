@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from otel_rollout.wire.depth import check_depth
-
 Json = Any
 """A JSON value: None, bool, int, float, str, list or dict with string keys."""
 Params: TypeAlias = Mapping[str, Json]
@@ -49,6 +47,35 @@ def dumps(value: Json) -> str:
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":"))
     return text
+
+
+# --- depth: what is nested too deep could be parsed, and not be written again
+
+DEEPEST = 850
+"""Levels of lists and objects; no request or reply of a model has nearly as many."""
+_USUAL = 32
+"""Levels that are looked at together; deeper texts are read bracket by bracket."""
+
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_quoted = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+
+
+def check_depth(text: str) -> None:
+    """ValueError for a JSON text that is nested deeper than `DEEPEST`; linear, and fast."""
+    data = text.encode("utf-8", "surrogatepass")
+    brackets = data.translate(None, _NOT_BRACKETS)
+    for _ in range(_USUAL):
+        if len(brackets) <= DEEPEST:
+            return
+        fewer = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(fewer) == len(brackets):
+            break  # there are brackets in texts
+        brackets = fewer
+    depth = 0
+    for bracket in _quoted.sub(b"", data).translate(None, _NOT_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
 def finite(value: Json) -> Json:
@@ -98,13 +125,15 @@ def checked_json(value: Json, what: str) -> Json:
 # --- byte of a multi-byte character can be mistaken for JSON syntax.
 
 
-def _skip(text: str, position: int) -> int:
-    match = _space(text, position)
-    return match.end() if match else position
+# --- It is scanned on the agent's thread: `_space` is C code, and stands without a function.
+
+_space: Callable[[str, int], re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
+"""The white space at a position: it matches everywhere."""
 
 
 def expect(text: str, position: int, wanted: str) -> int:
-    position = _skip(text, position)
+    """Where this character ends, which has to come next. ValueError if it does not."""
+    position = _space(text, position).end()
     if not text.startswith(wanted, position):
         raise ValueError(f"not JSON at character {position}: expected {wanted!r}")
     return position + len(wanted)
@@ -115,20 +144,20 @@ def elements(text: str, position: int) -> Iterator[tuple[Json, int, int]]:
 
     `position` is just after `[` or after an earlier element.
     """
-    position = _skip(text, position)
+    position = _space(text, position).end()
     while not text.startswith("]", position):
         if text.startswith(",", position):
-            position = _skip(text, position + 1)
+            position = _space(text, position + 1).end()
         value, end = scan(text, position)
         yield value, position, end
-        position = _skip(text, end)
+        position = _space(text, end).end()
         if not text.startswith((",", "]"), position):
             raise ValueError(f"not JSON at character {position}: expected ',' or ']'")
 
 
 def is_list_of_objects(text: str, start: int) -> bool:
     """True if the JSON value at `start` is a list whose first element is an object."""
-    return text.startswith("[", start) and text.startswith("{", _skip(text, start + 1))
+    return text.startswith("[", start) and text.startswith("{", _space(text, start + 1).end())
 
 
 def members(text: str, ends: Callable[[str, int], int | None]) -> Iterator[tuple[str, int, int]]:
@@ -136,21 +165,22 @@ def members(text: str, ends: Callable[[str, int], int | None]) -> Iterator[tuple
 
     `ends(key, start)` gives the end of a value where that is known; None has it scanned.
     """
-    position = _skip(text, expect(text, 0, "{"))
+    position = _space(text, expect(text, 0, "{")).end()
     while not text.startswith("}", position):
         key, position = scan(text, position)
         if not isinstance(key, str):
             raise ValueError("not JSON: an object's key is a string")
-        start = _skip(text, expect(text, position, ":"))
+        if not text.startswith(":", position):
+            position = expect(text, position, ":") - 1
+        start = _space(text, position + 1).end()
         end = ends(key, start)
         if end is None:
             _, end = scan(text, start)
         yield key, start, end
-        position = _skip(text, end)
-        if not text.startswith("}", position):
-            position = _skip(text, expect(text, position, ","))
-    if _skip(text, position + 1) != len(text):
+        position = _space(text, end).end()
+        if text.startswith(",", position):
+            position = _space(text, position + 1).end()
+        elif not text.startswith("}", position):
+            raise ValueError(f"not JSON at character {position}: expected ',' or '}}'")
+    if _space(text, position + 1).end() != len(text):
         raise ValueError("not JSON: text after the object")
-
-
-_space = re.compile(r"[ \t\n\r]*").match

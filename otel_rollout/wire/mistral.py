@@ -6,12 +6,12 @@ by `wire.chat`; the content of a reply may be a list there, with its reasoning a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from otel_rollout.wire.api import Sampled
 from otel_rollout.wire.chat import ChatCompletions
+from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Message, Params, Reply
-from otel_rollout.wire.messages import MessagePath
 
 
 class Mistral(ChatCompletions):
@@ -28,16 +28,6 @@ class Mistral(ChatCompletions):
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:
         return super().sampled(params, self.asked(params, prompt), reply)
-
-    def shown_part(self, part: Message) -> str | Message | None:
-        thinking = part.get("thinking")
-        if part.get("type") != "thinking" or not isinstance(thinking, list):
-            return None
-        texts = [str(one.get("text", "")) for one in thinking if isinstance(one, Mapping)]
-        return f"({''.join(texts)})"
-
-    def shown_calls(self, message: Message) -> list[str]:
-        return []  # as of any chat completion
 
     def tool_name(self, tool: Message) -> str | None:
         return None

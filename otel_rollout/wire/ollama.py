@@ -10,23 +10,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
+from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Chunk, Json, Params, Reply
 from otel_rollout.wire.merging import finish, merge_field
-from otel_rollout.wire.messages import MessagePath
+from otel_rollout.wire.message import Shapes
+from otel_rollout.wire.parts import Media, Part
 
 _PIECEWISE = ("response", "thinking", "logprobs")
 """Members of a chunk of which each has its own piece."""
+
+
+def _images(images: Json) -> Iterator[Part]:
+    for image in images if isinstance(images, list) else [images]:
+        is_data = isinstance(image, str)
+        yield Media("image", image, data=image if is_data else None, media_type="image/png")
 
 
 class Ollama(ModelApi):
     """`/api/chat` and `/api/generate`."""
 
     paths = ("/api/chat", "/api/generate")
+    shapes = Shapes(members={"images": _images}, reasoning=("thinking",))
+    instructions = ("system",)
     context = ("tools", "system", "context")
     delta_name = "content"
     finish_names = ("done_reason",)
     settings = ("options",)
     id_name = None
+    count_names = ("prompt_eval_count", "eval_count")
 
     def framing(self, path: str) -> Framing | None:
         return "lines"
@@ -54,7 +65,7 @@ class Ollama(ModelApi):
             yield Sampled(0, reply, (message,), self.asked(params, prompt))
 
     def usage(self, reply: Reply) -> dict[str, Json] | None:
-        counts = [reply.get(name) for name in ("prompt_eval_count", "eval_count")]
+        counts = [reply.get(name) for name in self.count_names]
         if not any(isinstance(count, int) for count in counts):
             return None
         return {"prompt_tokens": counts[0], "completion_tokens": counts[1]}

@@ -12,9 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.api import TRUNCATED, Events, ModelApi, Sampled
+from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
 from otel_rollout.wire.merging import Text, finish, merge_field
-from otel_rollout.wire.messages import MessagePath
+from otel_rollout.wire.message import (
+    Shapes,
+    content_parts,
+    media_reader,
+    reasoning_block,
+    text_of,
+    text_part,
+)
+from otel_rollout.wire.parts import Media, Members, Part, ToolCall, ToolResult
 
 _LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
@@ -45,6 +54,51 @@ _DELTAS = {
 _retrieval = re.compile(r"(?:.*/)?responses/([^/?]+)(?:/cancel)?(?:\?.*)?$").match
 
 
+def _reasoning(item: Members) -> Part:
+    return reasoning_block(item, [item.get("summary"), item.get("content")])
+
+
+def _call(item: Members) -> Part:
+    """function_call, custom_tool_call, and tools of the API's own, such as computer_call."""
+    name = item.get("name") or str(item["type"]).removesuffix("_call")
+    given = (item.get(key) for key in ("arguments", "input", "action"))
+    arguments = next((value for value in given if value is not None), None)
+    others = {key: value for key, value in item.items() if key not in ("name", "arguments")}
+    return ToolCall(text_of(item.get("call_id")), str(name), arguments, others)
+
+
+def _output(item: Members) -> Part:
+    others = {key: value for key, value in item.items() if key != "output"}
+    content = item.get("output")
+    return ToolResult(text_of(item.get("call_id")), content, content_parts(content), others=others)
+
+
+def _made_image(item: Members) -> Part:
+    data = item.get("result")
+    is_data = isinstance(data, str)
+    return Media(
+        "image_generation_call", item, data=data if is_data else None, media_type="image/png"
+    )
+
+
+_SHAPES = Shapes(
+    types={
+        "reasoning": _reasoning,
+        "input_text": text_part,
+        "output_text": text_part,
+        "input_image": media_reader("input_image", "image_url"),
+        "input_file": media_reader("input_file", "file_url", "file_data"),
+        "input_audio": media_reader("input_audio"),
+        "input_video": media_reader("input_video", "video_url"),
+        "computer_screenshot": media_reader("computer_screenshot", "image_url"),
+        "image_generation_call": _made_image,
+        "_call": _call,
+        "_output": _output,
+    },
+    result_marks=(b'_output"',),
+)
+
+
 class Responses(ModelApi):
     """`/responses`, as OpenAI and vLLM serve it."""
 
@@ -52,6 +106,8 @@ class Responses(ModelApi):
     paths = ("/responses",)
     conversation = "input"
     text = "input"  # its `prompt` is the name of a template
+    shapes = _SHAPES
+    instructions = ("instructions",)
     context = ("tools", "instructions")
     finish_names = ("status",)
 

@@ -17,9 +17,9 @@ from otel_rollout.wire.choices import (
     merge_choices,
     samples_per_prompt,
 )
+from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
 from otel_rollout.wire.merging import finish, merge_field
-from otel_rollout.wire.messages import MessagePath, extend
 from otel_rollout.wire.params import allows_no_token
 from otel_rollout.wire.servers import ID_PREFIX, sampled_count
 
@@ -34,6 +34,7 @@ class TextCompletions(ModelApi):
     paths = ("/completions", "/completion")
     conversation = "prompt"
     delta_name = "text"
+    count_names = ("tokens_evaluated", "tokens_predicted")  # llama.cpp's
     finish_names = ("finish_reason", "stop_type")
     stop_names = ("stop_reason", "matched_stop", "stopping_word")
 

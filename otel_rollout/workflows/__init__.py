@@ -1,7 +1,8 @@
-"""Workflows: run tasks with one or more agents and get an episode for each run."""
+"""Workflows: run tasks with one or more agents and get an episode for each run; rLLM's words.
 
-from otel_rollout.workflows.rllm import RllmTrajectory, rollout_idx
-from otel_rollout.workflows.runs import run_workflows
-from otel_rollout.workflows.workflow import Workflow
+Reading episodes loads no SDK: names load their module when they are first used.
+"""
 
-__all__ = ["RllmTrajectory", "Workflow", "rollout_idx", "run_workflows"]
+from otel_rollout.first_use import load_on_first_use
+
+__all__, __getattr__, __dir__ = load_on_first_use(__name__, __file__)

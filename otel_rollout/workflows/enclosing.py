@@ -6,16 +6,17 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
+from otel_rollout.look import built_summary
 from otel_rollout.record import (
     ActiveRollout,
     Score,
-    built_summary,
     end_attributes,
     identity,
     late_reward,
     present,
     process_state,
     reward_numbers,
+    rollout_metrics,
 )
 from otel_rollout.spans import with_lengths
 from otel_rollout.trajectory import Trajectory, group_in_workflow
@@ -103,23 +104,22 @@ def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[st
     trajectory.start_time_ns = getattr(span, "start_time", None) or 0
     span.end()
     trajectory.end_time_ns = getattr(span, "end_time", None)
-    score = _count(active, trajectory)
+    score = _count(trajectory)
     trajectory.seal(late_reward(active.tracer, trajectory, span_context, score))
     return claims
 
 
-def _count(active: ActiveRollout, trajectory: Trajectory) -> Score:
+def _count(trajectory: Trajectory) -> Score:
     """Count a trajectory that was built by hand in the metrics; what counts its later reward."""
     labels = {
         sc.GEN_AI_AGENT_NAME: trajectory.name,
         sc.GEN_AI_OPERATION_NAME: sc.OPERATION_INVOKE_AGENT,
     }
     seconds = ((trajectory.end_time_ns or 0) - trajectory.start_time_ns) / 1e9
-    active.metrics.rollout_began(labels)
-    active.metrics.rollout_ended(
-        labels, trajectory.status, trajectory.termination_reason, max(0.0, seconds)
-    )
-    score = Score(active.metrics, labels)
+    found = rollout_metrics()
+    found.rollout_began(labels)
+    found.rollout_ended(labels, trajectory.status, trajectory.termination_reason, max(0.0, seconds))
+    score = Score(found, labels)
     if trajectory.reward is not None:
         score(trajectory.reward)
     return score

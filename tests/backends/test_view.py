@@ -16,7 +16,8 @@ from otel_rollout import record_reward, rollout
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp import read_jaeger
 from otel_rollout.testing import ModelServer
-from otel_rollout.view import Answers, Index
+from otel_rollout.view.answers import Answers
+from otel_rollout.view.index import Index
 
 if TYPE_CHECKING:
     from tests.backends.programs import Jaeger

@@ -14,7 +14,6 @@ import pytest
 
 from otel_rollout import Trajectory, rollout
 from otel_rollout.command.cli import main
-from otel_rollout.export import partitions as partitions_module
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.testing import Raw
 from tests.command.exports import (
@@ -51,12 +50,8 @@ def test_spans_and_trajectories_are_sources(recorded: Recording, tmp_path: Path,
     ]
 
 
-def test_a_group_is_one_wherever_it_stands(
-    recorded: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    """Its trajectories come from several sources, in any order, some twice, in many files."""
-    monkeypatch.setattr(partitions_module, "PART", 2000)
-    monkeypatch.setattr(partitions_module, "_BUFFER", 100)
+def test_a_group_is_one_wherever_it_stands(recorded: Recording, tmp_path: Path, capsys: Any):
+    """Its trajectories come from several sources, in any order, some twice."""
     shuffled = list(recorded.trajectories)
     random.Random(5).shuffle(shuffled)
     one = trajectories_of(shuffled[:4], tmp_path / "one")
@@ -164,7 +159,7 @@ def test_an_exporter_says_what_it_drops(
 
 REFUSING = """
 from otel_rollout import ExportError
-from otel_rollout.rows import JsonRows
+from otel_rollout.export import JsonRows
 
 class OtherRows(JsonRows):
     \"\"\"Rows of names.\"\"\"
@@ -206,7 +201,7 @@ def test_what_cannot_be_carried_is_counted(recorded: Recording, tmp_path: Path, 
     said = capsys.readouterr().err
     for trajectory in bad:
         assert f"trajectory {trajectory.id}: it has an image; leave it out\n" in said
-    assert "2 trajectories refused:\n       2 x trajectory ...: it has an image" in said
+    assert "2 trajectories refused:\n       2 x trajectory …: it has an image" in said
 
 
 @pytest.mark.usefixtures("refusing")

@@ -11,12 +11,10 @@ import pytest
 from otel_rollout import JsonlTrajectoryExporter, reconstruct, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.command.cli import main
-from otel_rollout.command.tree import format_trajectory
-from otel_rollout.errors import ConfigurationError
-from otel_rollout.export.partitions import Partitions
 from otel_rollout.otlp.writing import to_json_line
-from otel_rollout.spans import SpanRecord, as_record, from_line, to_line, with_lengths
+from otel_rollout.spans import SpanRecord, as_record, with_lengths
 from otel_rollout.testing import Raw
+from otel_rollout.view import format_trajectory
 from otel_rollout.wire import dumps
 from tests.kit.fuzzing import changed
 from tests.kit.recording import Clients, Recording
@@ -220,43 +218,3 @@ def test_hostile_files_end_with_a_sentence(recording: Recording, tmp_path: Path,
             if found.id in whole and not {found.id, found.trace_id} & change.touched:
                 assert found == whole[found.id], (number, change.what)
     assert "Traceback" not in "".join(capsys.readouterr())
-
-
-# --- temporary files
-
-
-def test_a_record_as_a_line():
-    """Every value that a source may give; there is no code in it."""
-    attributes: dict[str, Any] = {
-        "a": "\ud800é",
-        "b": [1, 2.5, None, ["x"]],
-        "c": b"\xff\x00",
-        "d": 2**80,
-        "e": {"\0bytes": 1},
-        "f": {"\0bytes": "!"},
-        "g": True,
-        "h": -0.0,
-    }
-    span = SpanRecord("n", "t", "s", None, 1, None, attributes, cut=frozenset("xy"), scope="z")
-    assert from_line(to_line(span)) == SpanRecord(**{**_fields(span), "events": []})
-    assert b"pickle" not in to_line(span)
-
-
-def _fields(span: SpanRecord) -> dict[str, Any]:
-    return {name: getattr(span, name) for name in span.__dataclass_fields__}
-
-
-def test_temporary_folders_are_private_and_no_links(tmp_path: Path):
-    """A link that somebody put in the place is not followed."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    made = Partitions(tmp_path / "made", 1)
-    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
-    (tmp_path / "made" / "0000").symlink_to(elsewhere / "stolen")
-    made.add("k", b"v")
-    with pytest.raises(OSError):
-        made.flush()
-    assert list(elsewhere.iterdir()) == []
-    (tmp_path / "link").symlink_to(elsewhere)
-    with pytest.raises(ConfigurationError, match="got a link"):
-        Partitions(tmp_path / "link", 1)

@@ -16,7 +16,8 @@ from otel_rollout import JsonlTrajectoryExporter
 from otel_rollout.command.cli import main
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp.writing import to_json_line
-from otel_rollout.view import Answers, Index
+from otel_rollout.view.answers import Answers
+from otel_rollout.view.index import Index
 from tests.kit.recording import Recording
 
 Output = pytest.CaptureFixture[str]

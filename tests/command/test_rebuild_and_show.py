@@ -22,7 +22,11 @@ from otel_rollout.otlp.writing import to_json_line
 from tests.kit.recording import Clients, Recording
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "import sys; from otel_rollout.cli import main; sys.exit(main())"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from otel_rollout.command import main; sys.exit(main())",
+]
 
 
 @pytest.fixture

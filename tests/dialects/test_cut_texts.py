@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout.rebuild.dialects import Fact
-from otel_rollout.rebuild.dialects.call import Call, check_not_cut
+from otel_rollout.rebuild.dialects.call import ForeignCall, check_not_cut
 from otel_rollout.spans.record import SpanRecord
 from tests.dialects.compare import ALL, NAMES, spans_of
 
@@ -86,10 +86,10 @@ def test_whole_texts_are_not_damage():
 def test_a_limit_of_bytes_is_recognised_too():
     """Backends count bytes: a text of fewer characters may be as long as it may be."""
     text = "ü" * 2048
-    call = Call("/chat/completions", {})
+    call = ForeignCall("/chat/completions", {})
     check_not_cut({"a": text[:-1] + "xy"}, call, [_span(text[:-1] + "xy")])
     assert "4096 bytes" in call.damage[0]
-    call = Call("/chat/completions", {})
+    call = ForeignCall("/chat/completions", {})
     check_not_cut({"a": "ü" * 2050 + "x"}, call, [_span("ü" * 2050 + "x")])
     assert call.damage == []
     assert call.also_loses == {Fact.TEXT_END}

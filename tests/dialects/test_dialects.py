@@ -14,7 +14,7 @@ import pytest
 from otel_rollout import Trajectory, gather_trajectory, reconstruct, rollout
 from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact, dialect_of
 from otel_rollout.spans.record import SpanRecord
-from otel_rollout.wire.messages import visible_key
+from otel_rollout.wire import visible_key
 from tests.dialects.compare import (
     ALL,
     NAMES,

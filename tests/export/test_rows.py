@@ -23,16 +23,15 @@ from otel_rollout import (
     gather_group,
     gather_trajectory,
     reconstruct,
-    reconstruct_episodes,
     record_reward,
     rollout,
-    run_workflows,
     to_token_rows,
 )
 from otel_rollout.command import main
 from otel_rollout.export import TokenRows, row_exporter
 from otel_rollout.export.row_exporter import OURS
 from otel_rollout.otlp.writing import to_json_line
+from otel_rollout.workflows import reconstruct_episodes, run_workflows
 from tests.kit.programs import ROOT
 from tests.kit.recording import Clients, Recording
 

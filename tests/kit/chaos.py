@@ -167,7 +167,7 @@ class Run:
         note = {
             "ended": self.ended,
             "dropped": self.processor._delivery_of[id(self.jsonl)].dropped,
-            "spans": self.queue._out.taken,
+            "spans": self.queue.taken,
             "lost": self.queue.lost,
         }
         (self.folder / f"{self.who}.json").write_text(json.dumps(note))

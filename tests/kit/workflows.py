@@ -8,16 +8,8 @@ from typing import Any
 
 import openai
 
-from otel_rollout import (
-    Action,
-    Episode,
-    Step,
-    TerminationEvent,
-    TerminationReason,
-    Workflow,
-    reconstruct_episodes,
-)
-from otel_rollout.workflows import RllmTrajectory
+from otel_rollout import Episode, Step, TerminationEvent, TerminationReason, Workflow
+from otel_rollout.workflows import Action, RllmTrajectory, reconstruct_episodes
 from tests.kit.recording import Recording
 
 ERROR, TIMEOUT = TerminationReason.ERROR, TerminationReason.TIMEOUT

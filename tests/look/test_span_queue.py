@@ -196,8 +196,7 @@ def test_the_variables_hold(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     made: Any = SpanQueue(InMemorySpanExporter())
-    inner = made._batch_processor
-    assert (inner._max_queue_size, inner._max_export_batch_size) == (queue, batch)
+    assert (made._max_queue_size, made._batch_size) == (queue, batch)
     made.shutdown()
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from otel_rollout import packed
+from otel_rollout import compressed
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.otlp import http, jaeger, lines, read, read_json, read_json_lines
+from otel_rollout.otlp import http, jaeger, read, read_json, read_json_lines, source
 
 
 def span(number: int) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def test_what_is_compressed_twice_is_not_unpacked_twice():
 
 
 def test_a_compressed_file_has_a_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packed, "UNPACKED", 100_000)
+    monkeypatch.setattr(compressed, "UNPACKED", 100_000)
     line = json.dumps(message(span(1))).encode() + b"\n"
     assert len(list(read(io.BytesIO(gzip.compress(line * 100))))) == 100
     with pytest.raises(SpanFormatError, match="longer than 100000 bytes"):
@@ -83,7 +83,7 @@ def test_a_compressed_file_has_a_size(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_line_has_a_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A longer one is passed over without being held."""
-    monkeypatch.setattr(lines, "LONGEST", 10_000)
+    monkeypatch.setattr(source, "LONGEST", 10_000)
     line = json.dumps(message(span(1))).encode() + b"\n"
     long = json.dumps(message({**span(2), "name": "n" * 20_000})).encode() + b"\n"
     errors: list[SpanFormatError] = []

@@ -9,18 +9,12 @@ from typing import Any
 
 import pytest
 
-from otel_rollout import (
-    Trajectory,
-    continue_rollout,
-    propagate,
-    reconstruct,
-    reconstruct_episodes,
-    rollout,
-)
+from otel_rollout import Trajectory, continue_rollout, propagate, reconstruct, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.wire import dumps
+from otel_rollout.workflows import reconstruct_episodes
 from tests.kit.fuzzing import changed, changed_others, read_all, sealed
 from tests.kit.recording import Clients, Recording
 from tests.kit.scenarios import SCENARIOS, client, play, user

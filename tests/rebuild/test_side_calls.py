@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout import SideCalls, reconstruct
+from otel_rollout import reconstruct
+from otel_rollout.side_calls import SideCalls
 from tests.kit.conversations import TASK, TITLE, TOOLS, said, user
 from tests.rebuild.random_agents import Rollout, operations, turn
 

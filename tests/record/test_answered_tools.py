@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_rollout
 from otel_rollout import reconstruct, rollout, tool
 from otel_rollout.testing import Reply, ToolCall
-from otel_rollout.wire import tool_calls, tool_results
+from otel_rollout.wire import tool_calls, tool_results, visible_content
 from tests.kit.recording import Clients, Recording
 from tests.record.rollouts import user
 
@@ -257,7 +257,7 @@ def test_every_shape_is_read(call_id: str, name: str, text: str):
         {"content": [{"toolUse": {"toolUseId": call_id, "name": name, "input": arguments}}]},
     ]
     for message in calls:
-        (call,) = tool_calls(message)
+        (call,) = tool_calls(message).values()
         assert (call.id, call.name, call.arguments) == (call_id, name, arguments)
         assert list(tool_results(message)) == []
     part = [{"type": "text", "text": text}]
@@ -268,9 +268,9 @@ def test_every_shape_is_read(call_id: str, name: str, text: str):
         {"content": [{"type": "tool_result", "tool_use_id": call_id, "content": part}]},
     ]
     for message in results:
-        (result,) = tool_results(message)
-        assert (result.id, result.content, result.failed) == (call_id, text, False)
-        assert list(tool_calls(message)) == []
+        ((name, result),) = tool_results(message)
+        assert (name, visible_content(result.content), result.failed) == (call_id, text, False)
+        assert tool_calls(message) == {}
 
 
 JSON = st.recursive(
@@ -293,8 +293,8 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_shape_is_survived(message: Any):
     """What a client or server sends may be anything."""
-    assert all(call.id and call.name for call in tool_calls(message))
-    assert all(result.id for result in tool_results(message))
+    assert all(call.name for call in tool_calls(message).values())
+    assert all(call_id for call_id, _ in tool_results(message))
 
 
 @pytest.mark.parametrize("failed", [False, True])

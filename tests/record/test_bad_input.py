@@ -20,7 +20,7 @@ from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.slow
 
-DEEP = "[" * 10_000
+DEEP = "[" * 2_000
 BIG = "x" * 5_000_000
 
 

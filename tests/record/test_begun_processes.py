@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 import otel_rollout
 from otel_rollout import no_capture, reconstruct, rollout
-from otel_rollout.record import children, told
+from otel_rollout.record import child_reports, children
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording
@@ -40,7 +40,7 @@ def no_file_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     paths: list[str] = []
 
     def noted() -> str:
-        paths.append(told.new_file())
+        paths.append(child_reports.new_file())
         return paths[-1]
 
     monkeypatch.setattr(children, "new_file", noted)
@@ -72,16 +72,18 @@ def ask(base_url: str, text: str) -> None:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
 
 
-def work(base_url: str, path: str, texts: list[str]) -> None:
+def work(
+    base_url: str, path: str, texts: list[str], instrumentor: Literal["openai"] | None = None
+) -> None:
     """What a process does: it records, and makes its calls."""
-    provider = otel_rollout.configure()
+    provider = otel_rollout.configure(instrumentor=instrumentor)
     provider.add_span_processor(Saved(path))
     for text in texts:
         ask(base_url, text)
 
 
 def pool_work(base_url: str, texts: list[str]) -> None:
-    otel_rollout.configure()
+    otel_rollout.configure(instrumentor=None)
     for text in texts:
         ask(base_url, text)
 
@@ -132,12 +134,13 @@ def test_a_process_outside_is_in_no_rollout(
 ):
     """Neither is one that is begun under `no_capture()`."""
     server = clients.serve("hello")
-    begin(way, work, server.base_url, str(tmp_path / "before"), ["before"])
+    begin(way, work, server.base_url, str(tmp_path / "before"), ["before"], "openai")
     with rollout("agent"), no_capture():
-        begin(way, work, server.base_url, str(tmp_path / "judge"), ["judge"])
+        begin(way, work, server.base_url, str(tmp_path / "judge"), ["judge"], "openai")
     assert recording.trajectory.warnings == [NO_CALL.words]
     for name in ("before", "judge"):
         spans = saved(tmp_path / name)
+        assert spans
         assert not [span for span in spans if span.name.startswith(("recording", "continue"))]
 
 

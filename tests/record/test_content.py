@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import otel_rollout
 from otel_rollout import (
+    ContentWarning,
     Episode,
     InMemoryTrajectoryExporter,
     Reward,
@@ -37,7 +38,6 @@ from otel_rollout.record import capture, process_state
 from otel_rollout.record.content import Content
 from otel_rollout.testing import Raw
 from otel_rollout.wire.servers import without_tokens
-from otel_rollout.wiring import ContentWarning
 from tests.kit.recording import Clients, Recording
 
 MARK = "xyzzy"

@@ -10,8 +10,9 @@ import anthropic
 import openai
 import pytest
 
-from otel_rollout import Reward, Workflow, reconstruct, record_reward, rollout, run_workflows
+from otel_rollout import Reward, Workflow, reconstruct, record_reward, rollout
 from otel_rollout.testing import Reply
+from otel_rollout.workflows import run_workflows
 from tests.kit.recording import Clients, Recording
 
 PROVIDER = "gen_ai.provider.name"

@@ -207,7 +207,8 @@ class Stuck(InMemoryTrajectoryExporter):
 
 stuck = Stuck()
 stuck.blocking = True
-provider = otel_rollout.configure("x", [stuck, JsonlTrajectoryExporter(sys.argv[1])])
+exporters = [stuck, JsonlTrajectoryExporter(sys.argv[1])]
+provider = otel_rollout.configure("x", exporters, instrumentor=None)
 with rollout("x"):
     pass
 otel_rollout.record.processor._LAST_SECONDS = 0.5

@@ -22,10 +22,10 @@ from otel_rollout import (
     get_current_trajectory,
     record_reward,
     rollout,
-    run_workflows,
     semconv,
 )
 from otel_rollout.testing import Raw
+from otel_rollout.workflows import run_workflows
 from tests.kit.metering import Meter, prometheus_names
 from tests.kit.recording import Clients, Recording
 
@@ -230,7 +230,7 @@ def test_a_meter_that_fails_costs_the_user_nothing(
     def fails(*_: object) -> None:
         raise RuntimeError("no")
 
-    for instrument in ("_running", "_ended", "_calls", "_calls_running", "_tokens", "_lag"):
+    for instrument in ("running", "_ended", "calls", "calls_running", "_tokens", "_lag"):
         monkeypatch.setattr(getattr(found, instrument), "add", fails, raising=False)
         monkeypatch.setattr(getattr(found, instrument), "record", fails, raising=False)
     trajectory = solve(clients.sync(clients.serve()), 1.0)

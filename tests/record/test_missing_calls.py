@@ -32,11 +32,9 @@ from otel_rollout import (
     rollout,
     to_token_rows,
 )
-from otel_rollout import semconv as sc
 from otel_rollout.export import (
     JsonRows,
     TokenRows,
-    dumps,
     row_exporter,
     row_exporter_from_texts,
     row_exporters,
@@ -44,7 +42,6 @@ from otel_rollout.export import (
 from otel_rollout.export.group_rows import Tally, item_of_trajectory, rows_of
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.uncaptured import note_outside, note_uncaptured
-from otel_rollout.spans import numbers_of
 from otel_rollout.testing import Reply
 from tests.kit.recording import Clients, Recording
 from tests.record.rollouts import ask, user
@@ -215,21 +212,6 @@ def test_without_the_rollouts_span_nothing_is_known(recording: Recording, client
     (trajectory,) = reconstruct(recording.spans_named("recording"))
     assert not empty(trajectory)
     assert trajectory.missing_calls == trajectory.warnings[:1]
-
-
-@pytest.mark.not_replayed("the attribute is taken off")
-def test_spans_of_earlier_versions_say_nothing(recording: Recording):
-    """They do not count the rollouts inside: what they were read as stays."""
-    with rollout("agent"):
-        pass
-    (span,) = recording.spans
-    attributes = dict(span.attributes or {})
-    del attributes[sc.ROLLOUT_NESTED_COUNT]
-    lengths = numbers_of(attributes[sc.LENGTHS])
-    kept = {key: length for key, length in lengths.items() if "nested_count" not in key}
-    span._attributes = {**attributes, sc.LENGTHS: dumps(kept)}
-    (trajectory,) = reconstruct([span])
-    assert trajectory.warnings == []
 
 
 def test_the_log_says_it_once(recording: Recording, caplog: pytest.LogCaptureFixture):

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from otel_rollout import Trajectory, rollout
-from otel_rollout.command.tree import format_trajectory
 from otel_rollout.testing import ModelServer, Raw
+from otel_rollout.view import format_trajectory
 from tests.kit.comparing import exchange_spans, replayed
 from tests.kit.conversations import table
 from tests.kit.model_apis import CONVERSE, GEMINI, GEMINI_ARRAY, OLLAMA, TALKS

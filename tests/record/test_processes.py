@@ -60,7 +60,7 @@ CHILD = """
         def on_end(self, span): self.records.append(as_record(span))
 
     keep = Keep()
-    provider = otel_rollout.configure()
+    provider = otel_rollout.configure(instrumentor=None)
     provider.add_span_processor(keep)
     client = openai.OpenAI(base_url=sys.argv[1], api_key="k", max_retries=0)
 
@@ -536,7 +536,7 @@ def test_a_forked_pool_worker_is_in_no_rollout_by_itself(recording: Recording, c
 
 
 def _spawned(base_url: str, carrier: dict[str, str]) -> list[SpanRecord]:
-    otel_rollout.configure()
+    otel_rollout.configure(instrumentor=None)
     return _pool_task(base_url, "spawned", carrier)
 
 

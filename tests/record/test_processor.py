@@ -483,7 +483,7 @@ import os, sys, threading, time
 import otel_rollout
 from otel_rollout import JsonlTrajectoryExporter, rollout
 
-otel_rollout.configure("x", [JsonlTrajectoryExporter(sys.argv[1])])
+otel_rollout.configure("x", [JsonlTrajectoryExporter(sys.argv[1])], instrumentor=None)
 with rollout("parent-before"):
     pass
 with rollout("parent-open"):

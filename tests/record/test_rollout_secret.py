@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,9 +26,14 @@ def ask(clients: Clients, server: ModelServer) -> None:
     clients.sync(server).chat.completions.create(model="m", messages=messages)
 
 
+def use_secret(secret: str | None) -> None:
+    """What `configure` does with it; None takes it away, which `configure` cannot."""
+    process_state.use(replace(process_state.settings, rollout_secret=secret))
+
+
 def handed_on(secret: str | None) -> dict[str, str]:
     """The headers of a rollout that runs in another process, which has this secret."""
-    process_state.rollout_secret = secret
+    use_secret(secret)
     with rollout("agent", policy_version="v é") as trajectory:
         carrier = propagate()
         del process_state.rollouts[trajectory.id]
@@ -103,7 +109,7 @@ def test_a_process_with_another_secret_is_no_part(
 ):
     """Nor is one without a secret, for one that has one."""
     carrier = handed_on(secret)
-    process_state.rollout_secret = "s3cret"
+    use_secret("s3cret")
     with continue_rollout(carrier) as part:
         pass
     assert part.spans == []
@@ -114,7 +120,7 @@ def test_a_header_cannot_name_a_rollout_of_this_very_process(
     recording: Recording, caplog: pytest.LogCaptureFixture
 ):
     """Somebody who learned an id does not get into the rollout that runs here."""
-    process_state.rollout_secret = "s3cret"
+    use_secret("s3cret")
     with rollout("agent"):
         carrier = without_proof(propagate())
         token = otel_rollout.no_capture()
@@ -138,7 +144,7 @@ def test_configure_sets_it_and_shutdown_forgets_it():
     with rollout("agent"):
         assert "rollout.proof" in propagate()["baggage"]
     otel_rollout.shutdown()
-    assert process_state.rollout_secret is None
+    assert process_state.settings.rollout_secret is None
 
 
 def test_a_part_is_in_the_rollouts_trace_whatever_trace_is_current(recording: Recording):

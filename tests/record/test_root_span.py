@@ -11,10 +11,11 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 import otel_rollout
-from otel_rollout import Workflow, reconstruct, rollout, run_workflows, tool
-from otel_rollout.record.summary import SHOWN
+from otel_rollout import Workflow, reconstruct, rollout, tool
+from otel_rollout.look.sums import SHOWN
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.testing import Raw, Reply, ToolCall
+from otel_rollout.workflows import run_workflows
 from tests.kit.recording import Clients, Recording
 from tests.record.rollouts import user
 

@@ -28,11 +28,11 @@ from otel_rollout import (
     reconstruct,
     record_reward,
     rollout,
-    run_workflows,
     tool,
 )
 from otel_rollout.record.attributes import reward_numbers
 from otel_rollout.testing import Raw, Reply, ToolCall
+from otel_rollout.workflows import run_workflows
 from tests.kit.recording import Clients, Recording
 from tests.record.rollouts import user
 

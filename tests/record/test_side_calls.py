@@ -16,18 +16,16 @@ from otel_rollout import (
     Completion,
     ConfigurationError,
     InMemoryTrajectoryExporter,
-    SideCalls,
     Trajectory,
     continue_rollout,
     gather_trajectory,
-    known_side_call,
     propagate,
     reconstruct,
     rollout,
-    without_tools,
 )
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.verdicts import NOT_KNOWN
+from otel_rollout.rebuild.rollout_span import NOT_KNOWN
+from otel_rollout.side_calls import SideCalls, known_side_call, without_tools
 from otel_rollout.spans import as_record
 from otel_rollout.testing import Raw
 from tests.kit.conversations import TASK, TITLE, TOOLS, ask, system, user

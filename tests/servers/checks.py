@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from exporters.kit.recomputed import Model, Row
 from otel_rollout import Completion, TokenSequence, Trajectory
-from tests.kit.recomputed import Model, Row
 
 FIGURES: list[tuple[str, int, float]] = []
 """(what was checked, trained tokens, largest gap of a log-probability) of each check so far."""

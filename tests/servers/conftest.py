@@ -17,7 +17,7 @@ import pytest
 from otel_rollout import JsonlTrajectoryExporter, Trajectory
 
 if TYPE_CHECKING:
-    from tests.kit.recomputed import Model
+    from exporters.kit.recomputed import Model
 
 pytest.register_assert_rewrite("tests.servers.checks")
 
@@ -48,7 +48,7 @@ def model_folder(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def model(model_folder: Path) -> Model:
     """The same weights here, to compute anew what the servers say."""
-    from tests.kit.recomputed import Model
+    from exporters.kit.recomputed import Model
 
     return Model(model_folder)
 

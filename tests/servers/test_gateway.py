@@ -13,10 +13,10 @@ import openai
 import pytest
 
 import otel_rollout
+from exporters.kit.recomputed import Model
 from otel_rollout import Trajectory, gather_trajectory, rollout
 from otel_rollout.gateway import Gateway, serve
 from tests.kit.calling import STREAMED
-from tests.kit.recomputed import Model
 from tests.kit.recording import Recording
 from tests.servers.agents import AGENTS, CALL_SECONDS, Agent, Chat
 from tests.servers.checks import check

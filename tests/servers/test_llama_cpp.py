@@ -15,9 +15,9 @@ import openai
 import pytest
 from transformers import Qwen2Tokenizer
 
+from exporters.kit.recomputed import Model
 from otel_rollout import Completion, Trajectory, gather_trajectory, request_token_ids, rollout
 from tests.kit.calling import STREAMED
-from tests.kit.recomputed import Model
 from tests.kit.recording import Recording
 from tests.servers.agents import Chat, serving
 from tests.servers.checks import check

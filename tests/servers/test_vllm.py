@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from exporters.kit.recomputed import Model
 from otel_rollout import Trajectory, gather_trajectory, record_reward, request_token_ids, rollout
 from tests.kit.calling import STREAMED
-from tests.kit.recomputed import Model
 from tests.kit.recording import Recording
 from tests.servers.agents import AGENTS, Agent, Chat, serving, thinking, tools
 from tests.servers.checks import check, rows_of, sampled

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from exporters.kit.recomputed import Model, Row
 from otel_rollout import (
     gather_trajectory,
     no_capture,
@@ -15,7 +16,6 @@ from otel_rollout import (
     rollout,
 )
 from tests.kit.calling import STREAMED
-from tests.kit.recomputed import Model, Row
 from tests.kit.recording import Recording
 from tests.servers.agents import serving
 from tests.servers.checks import rows_of, sampled

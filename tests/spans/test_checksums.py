@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.spans import SpanRecord, as_record, as_records, numbers_of, with_lengths
+from otel_rollout.spans import SpanRecord, as_record, as_records, with_lengths
 
 ID = "a" * 32
 ATTRIBUTES: dict[str, Any] = with_lengths(
@@ -25,15 +24,6 @@ def test_a_text_of_the_same_length_is_seen():
     changed = as_record(replace(SPAN, attributes={**ATTRIBUTES, sc.RESPONSE_BODY: '{"id": 2}'}))
     assert changed.cut == {sc.RESPONSE_BODY}
     assert changed.text(sc.RESPONSE_BODY) is None
-
-
-def test_a_span_without_checksums_is_read():
-    """Spans that were written before have lengths alone."""
-    lengths = numbers_of(ATTRIBUTES[sc.LENGTHS])
-    del lengths[sc.CHECKSUMS]
-    before = {**ATTRIBUTES, sc.LENGTHS: json.dumps(lengths)}
-    del before[sc.CHECKSUMS]
-    assert as_record(replace(SPAN, attributes=before)).cut == frozenset()
 
 
 @pytest.mark.parametrize("end", [2, None])

@@ -18,7 +18,7 @@ from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
-from otel_rollout.wire.messages import path_messages
+from otel_rollout.wire import path_messages
 
 texts = st.text(max_size=12) | st.sampled_from(
     ['"', "\\", '\\"token_ids":[1]', "é", "🙂", "\ud800"]

@@ -28,21 +28,6 @@ def record(attributes: dict[str, Any]) -> SpanRecord:
     return SpanRecord("exchange", "1" * 32, "2" * 16, None, 1, 2, attributes)
 
 
-def as_json(seal: str) -> str:
-    """A seal as earlier versions wrote it."""
-    short = {name.removeprefix(sc.PREFIX): number for name, number in numbers_of(seal).items()}
-    return json.dumps(short, separators=(",", ":"))
-
-
-def written_before(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A sealed span as earlier versions wrote it."""
-    sealed = with_lengths(attributes)
-    sealed[sc.CHECKSUMS] = as_json(sealed[sc.CHECKSUMS])
-    lengths = numbers_of(sealed[sc.LENGTHS]) | {sc.CHECKSUMS: len(sealed[sc.CHECKSUMS])}
-    short = {name.removeprefix(sc.PREFIX): number for name, number in lengths.items()}
-    return {**sealed, sc.LENGTHS: json.dumps(short, separators=(",", ":"))}
-
-
 def parsed_by_a_store(attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes as a store gives them back that parses texts which are JSON."""
 
@@ -64,7 +49,9 @@ def test_any_names_and_values_are_sealed(attributes: dict[str, Any]):
         f"{sc.PREFIX}{name}" if name.startswith(".") else name: len(str(value))
         for name, value in attributes.items()
     }
-    assert numbers_of(seal) == expected
+    read = numbers_of(seal)
+    read.pop(sc.CHECKSUMS, None)  # of some names
+    assert read == expected
     with pytest.raises(ValueError):
         json.loads(seal)
     for end in range(len(seal)):
@@ -72,9 +59,9 @@ def test_any_names_and_values_are_sealed(attributes: dict[str, Any]):
             numbers_of(seal[:end])
 
 
-@pytest.mark.parametrize("sealed", [with_lengths(ATTRIBUTES), written_before(ATTRIBUTES)])
-def test_a_store_that_parses_json_loses_nothing(sealed: dict[str, Any]):
-    """Objects are the texts again that they were made of, also in what was written before."""
+def test_a_store_that_parses_json_loses_nothing():
+    """Objects are the texts again that they were made of."""
+    sealed = with_lengths(ATTRIBUTES)
     assert as_record(record(sealed)).cut == frozenset()
     found = as_record(record(parsed_by_a_store(sealed)))
     assert found.cut == frozenset()
@@ -93,11 +80,10 @@ def test_a_seal_stays_as_it_was_written():
 
 
 @pytest.mark.parametrize("text", ['{"id": "r1"}', '{"n":1.50}', '{"n":1e5}'])
-@pytest.mark.parametrize("seal", [with_lengths, written_before])
-def test_a_text_that_cannot_be_made_again_is_missing(seal: Any, text: str):
+def test_a_text_that_cannot_be_made_again_is_missing(text: str):
     """Spaces and numbers may have been written in other ways; what else is there, stands."""
     attributes = {**ATTRIBUTES, sc.RESPONSE_BODY: text}
-    found = as_record(record(parsed_by_a_store(seal(attributes))))
+    found = as_record(record(parsed_by_a_store(with_lengths(attributes))))
     assert found.cut == {sc.RESPONSE_BODY}
     assert found.text(sc.ROLLOUT_ID) == ID
 

@@ -12,8 +12,8 @@ import pytest
 
 from otel_rollout import Completion, Trajectory, reconstruct, rollout
 from otel_rollout import semconv as sc
+from otel_rollout.look.sums import Summary
 from otel_rollout.record.attributes import place
-from otel_rollout.record.summary import Summary
 from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.spans.seals import with_lengths
@@ -62,7 +62,7 @@ def cuts(span: SpanRecord) -> Iterator[tuple[str, SpanRecord]]:
         if isinstance(value, float):
             continue  # no store cuts them, and none is read
         text = str(value)
-        lengths = {*range(min(len(text), 12)), 31, len(text) // 3, len(text) // 2, len(text) - 1}
+        lengths = {*range(len(text) if len(text) < 12 else 3), 7, 31, len(text) // 2, len(text) - 1}
         for length in sorted(lengths):
             if 0 <= length < len(text):
                 yield key, replace(span, attributes={**attributes, key: text[:length]})

@@ -83,18 +83,3 @@ def test_copies_pickles_and_weak_references_are_as_ever() -> None:
     for one in (Trajectory(name="a"), step, Episode(id="e"), TrajectoryGroup([])):
         assert pickle.loads(pickle.dumps(one)) == one == copy.copy(one) == copy.deepcopy(one)
         assert weakref.ref(one)() is one
-
-
-def test_a_pickle_of_an_instance_with_a_dict_is_read() -> None:
-    """Earlier versions pickled the `__dict__` of a group and of a step."""
-    group = TrajectoryGroup.__new__(TrajectoryGroup)
-    group.__setstate__({"trajectories": [], "failures": [], "id": "g", "children": []})
-    assert group == TrajectoryGroup([], id="g")
-    step = Step.__new__(Step)
-    step.__setstate__(
-        {**{name: getattr(Step(), name) for name in STEP}, "reward": 2.0, "scored": True}
-    )
-    assert step.reward == 2.0
-
-
-STEP = ("completion", "thought", "action", "observation", "model_response", "model_output", "info")

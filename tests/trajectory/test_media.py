@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import rollout
-from otel_rollout.wire.messages import media_of
+from otel_rollout.wire import media_of
 from tests.kit.recording import Clients, Recording
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

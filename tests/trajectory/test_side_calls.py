@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 
 import otel_rollout
-from otel_rollout import (
-    Completion,
-    Trajectory,
-    known_side_call,
-    reconstruct,
-    rollout,
-    without_tools,
-)
-from otel_rollout.command.tree import format_trajectory
+from otel_rollout import Completion, Trajectory, reconstruct, rollout
+from otel_rollout.side_calls import known_side_call, without_tools
 from otel_rollout.testing import Reply
 from otel_rollout.trajectory import SideCalls
+from otel_rollout.view import format_trajectory
 from tests.kit.comparing import replayed
 from tests.kit.conversations import TASK, TITLE, TOOLS, ask, said, system, user
 from tests.kit.recording import Clients, Recording

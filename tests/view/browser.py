@@ -14,7 +14,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Request, sync_
 from playwright.sync_api import Page as Tab
 
 from otel_rollout import JsonlTrajectoryExporter
-from otel_rollout.view import Answers, Index, Page, Server
+from otel_rollout.view.answers import Answers
+from otel_rollout.view.built import Page
+from otel_rollout.view.index import Index
+from otel_rollout.view.server import Server
 from otel_rollout.view.tokens import Vocabulary
 
 _REFUSED = "Failed to load resource"

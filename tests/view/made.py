@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from otel_rollout import Trajectory
-from otel_rollout.view import Answers, Page
+from otel_rollout.view.answers import Answers
+from otel_rollout.view.built import Page
 
 Json = dict[str, Any]
 PAGE = Page(

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, get_current_trajectory, rollout
 from otel_rollout.testing import Reply, ToolCall
 from otel_rollout.trajectory import Overview
-from otel_rollout.view import COLUMNS, row_of
 from otel_rollout.view.built import as_json
 from otel_rollout.view.details import MOST_CHARACTERS, Opened
+from otel_rollout.view.fields import COLUMNS, row_of
 from otel_rollout.view.tree import MOST_HISTORIES, MOST_MESSAGES, Tree
 from otel_rollout.wire import visible_key
-from otel_rollout.wire.depth import DEEPEST
+from otel_rollout.wire.json import DEEPEST
 from tests.kit.conversations import ASK, chat, said, system, user
 from tests.kit.recording import Clients, Recording
 from tests.view.made import Call, made

@@ -10,10 +10,11 @@ import pytest
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout.spans import SpanRecord, as_record
-from otel_rollout.view import Answers, Index
+from otel_rollout.view.answers import Answers
 from otel_rollout.view.built import as_json
 from otel_rollout.view.details import Opened
 from otel_rollout.view.html import Held
+from otel_rollout.view.index import Index
 from otel_rollout.view.tokens import Tokens
 from tests.kit.fuzzing import changed, mutated_json
 from tests.kit.recording import Clients, Recording

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from otel_rollout import Episode, Trajectory, TrajectoryGroup, rollout, to_token_rows
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.view import Answers, Page, notebook_cell, whole_page
-from otel_rollout.view.built import FOLDER, as_json
-from otel_rollout.view.html import Held
+from otel_rollout.view import notebook_cell
+from otel_rollout.view.answers import Answers
+from otel_rollout.view.built import FOLDER, Page, as_json
+from otel_rollout.view.html import Held, whole_page
 from tests.kit.conversations import said, user
 from tests.kit.recording import Clients, Recording
 from tests.view.made import PAGE, Call, made

@@ -18,8 +18,9 @@ import pytest
 from otel_rollout import JsonlTrajectoryExporter, rollout
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.otlp import JsonLinesSpanExporter
-from otel_rollout.view import Answers, Index
+from otel_rollout.view.answers import Answers
 from otel_rollout.view.files import cached_file, open_table
+from otel_rollout.view.index import Index
 from otel_rollout.view.table import WritableTable
 from tests.kit.recording import Clients, Recording
 from tests.view.made import Call, ask, line, scored, write

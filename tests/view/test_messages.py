@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from otel_rollout.view.messages import Call, said
+from otel_rollout.view.messages import CallRow, message_row
 from otel_rollout.wire import dumps
 from tests.kit.model_apis import TALKS
 
@@ -20,7 +20,7 @@ ADDRESS = f"data:image/png;base64,{PIXEL}"
 def test_every_api_has_calls_and_results(talk: Any):
     """The names of tools, and texts, are found."""
     _, second = talk.requests()
-    messages = [said(each) for each in second[talk.conversation]]
+    messages = [message_row(each) for each in second[talk.conversation]]
     calls = [call for message in messages for call in message.calls]
     assert calls
     assert all(call.name for call in calls)
@@ -40,7 +40,7 @@ def test_every_api_has_calls_and_results(talk: Any):
 def test_images_of_every_api_are_addresses(part: dict[str, Any]):
     """With the bytes in them; the part is named beside the text."""
     name = "parts" if "inlineData" in part else "content"
-    found = said({"role": "user", name: [{"text": "look", "type": "text"}, part]})
+    found = message_row({"role": "user", name: [{"text": "look", "type": "text"}, part]})
     assert found.images == (ADDRESS,)
     assert found.text == "look"
     assert found.parts
@@ -59,7 +59,7 @@ def test_images_of_every_api_are_addresses(part: dict[str, Any]):
 def test_other_addresses_are_no_images(address: str):
     """They are named, cut, and nothing is fetched for them."""
     part = {"type": "image_url", "image_url": {"url": address}}
-    found = said({"role": "user", "content": [part]})
+    found = message_row({"role": "user", "content": [part]})
     assert found.images == ()
     assert len(found.links[0]) <= 2_000
 
@@ -67,18 +67,19 @@ def test_other_addresses_are_no_images(address: str):
 def test_calls_without_an_id_are_shown():
     """Those of older APIs, of Ollama and of Gemini."""
     function = {"name": "add", "arguments": '{"a": 1}'}
-    assert said({"role": "assistant", "function_call": function}).calls == (
-        Call(None, "add", '{"a": 1}'),
+    assert message_row({"role": "assistant", "function_call": function}).calls == (
+        CallRow(None, "add", '{"a": 1}'),
     )
     parts = [{"functionCall": {"name": "add", "args": {"a": 1}}}]
-    assert said({"role": "model", "parts": parts}).calls == (Call(None, "add", '{"a":1}'),)
+    call = CallRow(None, "add", '{"a":1}')
+    assert message_row({"role": "model", "parts": parts}).calls == (call,)
 
 
 def test_what_is_no_message_is_its_json():
     """A text, a list, an item of a kind that nobody knows."""
-    assert said("hi").text == "hi"
-    assert said([1]).text == "[1]"
-    assert said({"type": "novelty", "x": 1}).text == '{"type":"novelty","x":1}'
+    assert message_row("hi").text == "hi"
+    assert message_row([1]).text == "[1]"
+    assert message_row({"type": "novelty", "x": 1}).text == '{"type":"novelty","x":1}'
 
 
 def test_reasoning_is_apart_from_the_text():
@@ -88,10 +89,15 @@ def test_reasoning_is_apart_from_the_text():
         {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
         {"role": "assistant", "content": block},
     ):
-        found = said(message)
+        found = message_row(message)
         assert (found.text, found.reasoning) == ("yes", "hm")
     item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
-    assert (said(item).text, said(item).reasoning, said(item).role) == ("", "hm", "assistant")
+    row = message_row(item)
+    assert (row.text, row.reasoning, row.role) == (
+        "",
+        "hm",
+        "assistant",
+    )
 
 
 KEYS = st.sampled_from(
@@ -121,7 +127,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(KEYS, VALUES, max_size=5) | VALUES)
 def test_any_json_can_be_shown(message: Any):
     """Whatever a client has sent is shown somehow, as JSON of plain texts."""
-    found = said(message)
+    found = message_row(message)
     assert isinstance(found.role, str)
     assert isinstance(found.text, str)
     assert all(isinstance(call.name + call.arguments, str) for call in found.calls)

@@ -12,7 +12,10 @@ import pytest
 from playwright.sync_api import Browser
 
 from otel_rollout import JsonlTrajectoryExporter
-from otel_rollout.view import Answers, Index, Page, whole_page
+from otel_rollout.view.answers import Answers
+from otel_rollout.view.built import Page
+from otel_rollout.view.html import whole_page
+from otel_rollout.view.index import Index
 from tests.kit.conversations import user
 from tests.kit.to_look_at import IMAGE_WIDTH, record_groups, record_hard, record_long
 from tests.view.browser import Reader, Served, chromium, reading, serving

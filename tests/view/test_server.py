@@ -14,7 +14,9 @@ import pytest
 import requests
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.view import Answers, Index, Page
+from otel_rollout.view.answers import Answers
+from otel_rollout.view.built import Page
+from otel_rollout.view.index import Index
 from otel_rollout.view.server import Server
 from tests.kit.conversations import user
 from tests.view.made import PAGE, Call, line, write

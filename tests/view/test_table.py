@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from otel_rollout import TrajectoryGroup
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.view import Answers
+from otel_rollout.view.answers import Answers
 from otel_rollout.view.html import Held
 from otel_rollout.view.table import Filter, WritableTable
 from tests.kit.conversations import user

@@ -21,12 +21,12 @@ from tests.view.made import Call, made
 HI = user("hi")
 
 
-def entries(*texts: str, **more: Any) -> dict[str, Any]:
+def entries(*texts: str, **more: Any) -> Any:
     """Log-probabilities of a chat, one entry for each text."""
     return {"logprobs": {"content": [{"token": t, "logprob": -0.5, **more} for t in texts]}}
 
 
-def window(trajectory: Trajectory, row: int = 0, vocabulary: Any = None) -> dict[str, Any]:
+def window(trajectory: Trajectory, row: int = 0, vocabulary: Any = None) -> Any:
     """All tokens of a row."""
     tokens = Tokens(trajectory, trajectory.token_sequences(), vocabulary)
     return tokens.window(row, 0, 1000)

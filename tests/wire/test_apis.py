@@ -10,31 +10,34 @@ import openai
 import pytest
 
 from otel_rollout import Trajectory, reconstruct, rollout
-from otel_rollout.command.tree import format_trajectory
 from otel_rollout.testing import Raw
+from otel_rollout.view import format_trajectory
 from otel_rollout.wire import (
     ModelApi,
     Sampled,
+    Text,
     api_of,
     apis,
     apis_of,
     context_members,
-    context_of,
     conversation_members,
     extend,
     merge,
+    message,
     path_messages,
     retrieval_of,
-    shown_calls,
-    shown_part,
+    shown_message,
     tool_name,
 )
 from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events
+from otel_rollout.wire.apis import context_of
 from otel_rollout.wire.chat import ChatCompletions
+from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.responses import Responses
 from otel_rollout.wire.text import TextCompletions
 from tests.kit.recording import Clients, Recording
+from tests.wire.shape_tables import TABLES
 
 Json = dict[str, Any]
 CHAT, TEXT, RESPONSES, MESSAGES = ChatCompletions(), TextCompletions(), Responses(), Messages()
@@ -51,6 +54,7 @@ class MadeUp(ModelApi):
     conversation = "dialogue"
     context = ("stage",)
     finish_names = ("why",)
+    shapes = Shapes(members={"words": lambda words: [Text(f"“{words}”")]})
 
     def is_last(self, tail: bytes) -> bool:
         return b'\ndata: {"why":' in tail
@@ -73,9 +77,6 @@ class MadeUp(ModelApi):
 
     def sampled(self, params: Any, prompt: Any, reply: Any) -> Iterator[Sampled]:
         yield Sampled(0, reply, (reply["said"],), prompt)
-
-    def shown_calls(self, message: Json) -> list[str]:
-        return [f"“{message['words']}”"] if "words" in message else []
 
 
 def line(speaker: str, words: str) -> Json:
@@ -116,6 +117,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """The API, added to those that are known."""
     api = MadeUp()
     monkeypatch.setattr(apis, "APIS", (*apis.APIS, api))
+    for name in TABLES:
+        monkeypatch.setattr(message, name, dict(getattr(message, name)))
+    message.add_shapes(api.shapes)
     return api
 
 
@@ -526,12 +530,10 @@ def test_the_path_that_retrieves_a_reply(path: str, reply_id: str | None) -> Non
 def test_what_people_see() -> None:
     """Calls, refusals, blocks and names of tools, as lines of text."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
-    assert shown_calls({"refusal": "no", "tool_calls": [call]}) == ["refusal: no", '→ f({"a":1})']
-    assert shown_calls({"content": "a"}) == []
-    assert shown_part({"type": "tool_use", "name": "f", "input": {"a": 1}}) == '→ f({"a":1})'
-    assert shown_part({"type": "thinking", "thinking": "hm"}) == "(hm)"
-    assert shown_part({"type": "tool_result", "content": "4"}) == {"content": "4"}
-    assert shown_part({"type": "text", "text": "a"}) is None
+    assert shown_message({"tool_calls": [call], "refusal": "no"}) == 'refusal: no → f({"a":1})'
+    use = {"type": "tool_use", "name": "f", "input": {"a": 1}}
+    assert shown_message({"content": [use]}) == '→ f({"a":1})'
+    assert shown_message({"content": [{"type": "tool_result", "content": "4"}]}) == "4"
     assert tool_name({"type": "function", "function": {"name": "f"}}) == "f"
     assert tool_name({"type": "function", "name": "f"}) == "f"
     assert tool_name({"type": "web_search"}) == "web_search"

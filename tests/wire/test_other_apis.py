@@ -21,11 +21,11 @@ from otel_rollout.wire import (
     merge,
     path_messages,
     reasoning_of,
-    shown_part,
     tool_name,
     visible_key,
 )
-from otel_rollout.wire.messages import MessagePath, extend
+from otel_rollout.wire.conversation import MessagePath, extend
+from otel_rollout.wire.message import content_parts
 from tests.kit.model_apis import GEMINI, OLLAMA, TALKS
 from tests.kit.talk import Talk, array, lines, sse
 
@@ -344,7 +344,7 @@ def test_what_is_no_array(body: bytes) -> None:
     ("message", "kinds"),
     [
         (content({"inlineData": {"mimeType": "image/png", "data": ""}}), ["inlineData"]),
-        (content({"file_data": {"file_uri": "gs://x"}}, {"text": "a"}), ["file_data"]),
+        (content({"file_data": {"file_uri": "gs://x"}}, {"text": "a"}), ["fileData"]),
         ({"content": [{"image": {"format": "png"}}, {"document": {"name": "d"}}]}, ["document"]),
         ({"content": [{"toolResult": {"content": [{"image": {"format": "png"}}]}}]}, ["image"]),
         ({"role": "user", "content": "a", "images": ["aGk="]}, ["image"]),
@@ -367,12 +367,14 @@ def test_what_is_not_text(message: Json, kinds: list[str]) -> None:
         ({"image": {"format": "png"}}, "<image>"),
         ({"json": {"a": 1}}, '{"a":1}'),
         ({"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, "(hm)"),
-        ({"text": "a"}, None),
+        ({"type": "redacted_thinking", "data": "x"}, ""),
+        ({"text": "a"}, "a"),
     ],
 )
-def test_what_people_see_of_a_part(part: Json, text: str | None) -> None:
+def test_what_people_see_of_a_part(part: Json, text: str) -> None:
     """One line; plain text is shown as it is."""
-    assert shown_part(part) == text
+    (read,) = content_parts([part])
+    assert read.shown == text
 
 
 def test_names_of_tools() -> None:

@@ -15,18 +15,10 @@ import openai
 import pytest
 
 import otel_rollout
-from otel_rollout import (
-    Action,
-    Episode,
-    Step,
-    TerminationEvent,
-    TerminationReason,
-    Workflow,
-    reconstruct_episodes,
-)
+from otel_rollout import Episode, Step, TerminationEvent, TerminationReason, Workflow
 from otel_rollout.testing import Reply, ToolCall
+from otel_rollout.workflows import Action, reconstruct_episodes, rollout_idx
 from otel_rollout.workflows import RllmTrajectory as Trajectory
-from otel_rollout.workflows import rollout_idx
 from tests.kit.recording import Clients, Recording
 from tests.kit.workflows import Agent, Environment, rebuilt
 

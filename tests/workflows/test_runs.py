@@ -33,12 +33,11 @@ from otel_rollout import (
     Workflow,
     get_current_trajectory,
     reconstruct,
-    reconstruct_episodes,
     record_reward,
     rollout,
-    run_workflows,
 )
 from otel_rollout.testing import Raw
+from otel_rollout.workflows import reconstruct_episodes, run_workflows
 from tests.kit.recording import Clients, Recording
 from tests.kit.workflows import ask, rebuilt
 
@@ -318,7 +317,8 @@ INTERRUPTED = """
 import asyncio, sys
 import otel_rollout
 from openai import AsyncOpenAI
-from otel_rollout import JsonlTrajectoryExporter, Workflow, run_workflows
+from otel_rollout import JsonlTrajectoryExporter, Workflow
+from otel_rollout.workflows import run_workflows
 
 class Slow(Workflow):
     async def run(self, task, uid, **kwargs):
@@ -368,7 +368,8 @@ SHOWN = """
 import asyncio
 import logging
 import otel_rollout
-from otel_rollout import TerminationEvent, Workflow, get_current_trajectory, run_workflows
+from otel_rollout import TerminationEvent, Workflow, get_current_trajectory
+from otel_rollout.workflows import run_workflows
 
 class Scored(Workflow):
     async def run(self, task, uid, **kwargs):

@@ -11,7 +11,6 @@ import pytest
 
 import otel_rollout
 from otel_rollout import (
-    Action,
     ConfigurationError,
     Episode,
     SpanFormatError,
@@ -23,12 +22,11 @@ from otel_rollout import (
     Workflow,
     get_current_trajectory,
     reconstruct,
-    reconstruct_episodes,
     record_reward,
     rollout,
-    run_workflows,
 )
 from otel_rollout.testing import Reply
+from otel_rollout.workflows import Action, reconstruct_episodes, run_workflows
 from tests.kit.recording import Clients, Recording
 from tests.kit.workflows import ERROR, Agent, Environment, MultiTurn, ask, ending, rebuilt
 

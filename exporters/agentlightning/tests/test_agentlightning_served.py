@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from otel_rollout_agentlightning import to_triplets
 
+from exporters.kit.recomputed import Row
 from exporters.kit.served import check, groups, needs_servers
-from tests.kit.recomputed import Row
 
 pytestmark = [pytest.mark.trainer, needs_servers]
 

@@ -9,8 +9,8 @@ import tinker
 from otel_rollout_tinker import to_tinker_data, to_tinker_trajectory
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 
+from exporters.kit.recomputed import Row
 from exporters.kit.served import check, groups, needs_servers
-from tests.kit.recomputed import Row
 
 pytestmark = [pytest.mark.trainer, needs_servers]
 

@@ -8,12 +8,9 @@ its own.
 from __future__ import annotations
 
 from otel_rollout.command.checks.clients import clients
-from otel_rollout.command.checks.content import content
-from otel_rollout.command.checks.exporters import span_exporters
+from otel_rollout.command.checks.exporters import content, span_exporters
 from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.hooks import capture_hooks, instrumentors
-from otel_rollout.command.checks.model_server import model_server
-from otel_rollout.command.checks.one_rollout import one_rollout
 from otel_rollout.command.checks.provider import (
     limits,
     processors,
@@ -21,6 +18,7 @@ from otel_rollout.command.checks.provider import (
     sdk_provider,
     tracer_provider,
 )
+from otel_rollout.command.checks.trials import model_server, one_rollout
 from otel_rollout.command.checks.versions import environment, versions
 from otel_rollout.record import rollout_provider
 

@@ -1,4 +1,4 @@
-"""The exporters of spans: their queues, the size of their batches, and their addresses."""
+"""The exporters of spans: their queues, batches and addresses, and the content that they get."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.provider import flat
 from otel_rollout.otlp import SplittingSpanExporter
+from otel_rollout.record import process_state, switched_off
 
 _SMALL_QUEUE = 16_384
 """A rollout of 1,000 calls ends two or three thousand spans, and several may end at once."""
@@ -34,7 +35,7 @@ def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
             "OTEL_EXPORTER_OTLP_ENDPOINT, or pass configure(span_exporters=[...])",
         )
     for processor, exporter in found:
-        inner = getattr(exporter, "_exporter", exporter)
+        inner = exporter.exporter if isinstance(exporter, SplittingSpanExporter) else exporter
         name, address = type(inner).__name__, getattr(inner, "_endpoint", None)
         if not isinstance(address, str):
             address = None
@@ -113,3 +114,43 @@ def _unreachable(address: str) -> str | None:
             return None
     except (OSError, ValueError) as error:
         return str(error)
+
+
+def content() -> Iterator[Finding]:
+    """Where prompts and replies go."""
+    rule, off = process_state.content, switched_off()
+    if not rule.exported:
+        yield Finding(
+            "ok",
+            "content",
+            "prompts and replies are in the trajectories of this process and on no span that is "
+            "exported: trajectories cannot be rebuilt from the spans",
+        )
+    elif off is not None and rule.is_whole:
+        yield Finding(
+            "warning",
+            "content",
+            f"{off} keeps prompts and replies off LLM spans, but exchange spans have them. "
+            f"configure(content='none') keeps them off all spans that are exported",
+        )
+    elif rule.redact is not None:
+        yield Finding(
+            "ok",
+            "content",
+            "exchange spans have prompts and replies, redacted; LLM spans have none. Calls that "
+            "are changed do not train",
+        )
+    else:
+        yield Finding(
+            "ok",
+            "content",
+            "prompts and replies are on LLM spans and on exchange spans, which go to every span "
+            "exporter, and in trajectories" + _SHOWS[rule.shows],
+        )
+
+
+_SHOWS = {
+    "new": ". In a rollout each LLM span shows what is new in its call; configure(content='full') "
+    "shows whole conversations",
+    "full": ". Each LLM span shows a whole conversation",
+}

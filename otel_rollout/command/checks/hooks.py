@@ -39,7 +39,7 @@ def instrumentors() -> Iterator[Finding]:
     elif drawing:
         again = (
             "not drawn again: the framework's span stays (configure(llm_spans='both') has both)"
-            if process_state.llm_spans == "outer"
+            if process_state.settings.llm_spans == "outer"
             else "drawn again inside that span (configure(llm_spans='outer') has that alone)"
         )
         text = f"{drawing[0]}; in a rollout a call that a framework draws itself is {again}"

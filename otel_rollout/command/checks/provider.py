@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
 
 from otel_rollout.command.checks.finding import Finding
+from otel_rollout.providers import cutting_limits
 from otel_rollout.record import TrajectorySpanProcessor
-from otel_rollout.wiring import cutting_limits
 
 
 def sdk_provider(provider: trace.TracerProvider) -> TracerProvider | None:

@@ -7,9 +7,9 @@ Roles, rewards and the order of calls are never inferred from names.
 
 To add a dialect: a module with a `DIALECT`, its entry in `DIALECTS`, and a recording of the real
 instrumentation in `tests/dialects` (README there), which shows what it keeps.
+They are imported for the first foreign span.
 """
 
-from otel_rollout.rebuild.dialects.call import Call, Dialect, Fact
-from otel_rollout.rebuild.dialects.reader import DIALECTS, dialect_of, error_of, read_trace
+from otel_rollout.first_use import load_on_first_use
 
-__all__ = ["DIALECTS", "Call", "Dialect", "Fact", "dialect_of", "error_of", "read_trace"]
+__all__, __getattr__, __dir__ = load_on_first_use(__name__, __file__)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
-    Call,
     Dialect,
     Fact,
+    ForeignCall,
     check_tool_call,
     check_whole,
     is_true,
@@ -42,9 +42,9 @@ def recognises(span: SpanRecord) -> bool:
     )
 
 
-def read(span: SpanRecord, _: Sequence[SpanRecord]) -> Call:
+def read(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
     stream = is_true(span, sc.GEN_AI_REQUEST_STREAM)
-    call = Call("/v1/messages", _parameters(span), stream=stream)
+    call = ForeignCall("/v1/messages", _parameters(span), stream=stream)
     check_whole(span, call)
     rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
     if rows is None and call.prompt_is_known:
@@ -71,7 +71,7 @@ def _parameters(span: SpanRecord) -> dict[str, Json]:
     return found
 
 
-def _reply(span: SpanRecord, call: Call) -> dict[str, Json] | None:
+def _reply(span: SpanRecord, call: ForeignCall) -> dict[str, Json] | None:
     """The message. None: the span has no content of it, so there is nothing to train on."""
     rows = object_rows(span, sc.GEN_AI_OUTPUT_MESSAGES, call)
     if not rows:
@@ -93,7 +93,7 @@ def _reply(span: SpanRecord, call: Call) -> dict[str, Json] | None:
     )
 
 
-def _reported(span: SpanRecord, call: Call) -> str | None:
+def _reported(span: SpanRecord, call: ForeignCall) -> str | None:
     reasons = structure(span, sc.GEN_AI_RESPONSE_FINISH_REASONS, call)
     reason = reasons[0] if isinstance(reasons, list) and reasons else None
     return reason if isinstance(reason, str) else None
@@ -116,7 +116,7 @@ def _usage(span: SpanRecord) -> dict[str, Json] | None:
 # --- blocks
 
 
-def _content(parts: Json, call: Call, *, prompt: bool) -> Json:
+def _content(parts: Json, call: ForeignCall, *, prompt: bool) -> Json:
     """Content blocks of parts; a single part of text as its text."""
     if not isinstance(parts, list) or len(objects(parts)) < len(parts):
         call.miss("a message has parts that are no list of JSON objects", prompt=prompt)
@@ -126,7 +126,7 @@ def _content(parts: Json, call: Call, *, prompt: bool) -> Json:
     return blocks
 
 
-def _block(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str, Json]:
+def _block(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> dict[str, Json]:
     kind = str(part.get("type"))
     if kind in _TEXTS:
         if not isinstance(part.get("content"), str):
@@ -141,7 +141,7 @@ def _block(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str, J
     return {"type": kind}
 
 
-def _tool_use(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str, Json]:
+def _tool_use(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> dict[str, Json]:
     named = {"id": part.get("id"), "name": part.get("name"), "input": part.get("arguments")}
     check_tool_call(named["name"], named["input"], call, prompt=prompt)
     if _SERVER_NAME in part:
@@ -150,7 +150,7 @@ def _tool_use(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str
     return {"type": "server_tool_use" if is_servers else "tool_use", **named}
 
 
-def _tool_result(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str, Json]:
+def _tool_result(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> dict[str, Json]:
     """A tool's result; of a result that a server made the kind is not written down."""
     content = part.get("response")
     blocks = objects(content)

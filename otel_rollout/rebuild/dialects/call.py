@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from otel_rollout.spans import SpanRecord
-from otel_rollout.wire import Json, check_depth, dumps, loads
+from otel_rollout.wire import Json, ToolCall, check_depth, dumps, loads, media_of, message_parts
 
 
 class Fact(Enum):
@@ -57,7 +57,7 @@ class Fact(Enum):
 
 
 @dataclass(slots=True)
-class Call:
+class ForeignCall:
     """One model call in wire form, as far as its dialect kept it."""
 
     path: str
@@ -97,7 +97,7 @@ class Dialect:
     """The instrumentation and its versions, for people."""
     recognises: Callable[[SpanRecord], bool]
     """True if the span is a model call in this dialect. At most one dialect recognises a span."""
-    read: Callable[[SpanRecord, Sequence[SpanRecord]], Call]
+    read: Callable[[SpanRecord, Sequence[SpanRecord]], ForeignCall]
     """Reads the call of a span that is recognised, given all spans of its trace.
 
     An exception, raised for attributes of another shape, becomes the call's damage.
@@ -107,54 +107,53 @@ class Dialect:
     loses_in_streams: frozenset[Fact] = frozenset()
     """Further facts that it does not record of a streamed call."""
 
-    def losses(self, call: Call) -> list[str]:
+    def losses(self, call: ForeignCall) -> list[str]:
         """A sentence for each fact that is lost, or may be, in this call."""
         declared = self.loses | (self.loses_in_streams if call.stream else set())
         lost = {fact for fact in declared if _applies(fact, call)} | call.also_loses
         return [fact.value for fact in Fact if fact in lost]
 
 
-def _applies(fact: Fact, call: Call) -> bool:
+def _applies(fact: Fact, call: ForeignCall) -> bool:
     """True if this call can have lost the fact at all."""
     if fact is Fact.ARGUMENTS:
-        return bool(_with(call, "tool_calls"))
+        return _has_tool_calls(call)
     if fact is Fact.CALL_IDS:
-        return call.is_responses and bool(_with(call, "tool_calls"))
-    if fact in _PARTS:
-        return not call.prompt_is_known or not _PARTS[fact].isdisjoint(_part_types(call))
+        return call.is_responses and _has_tool_calls(call)
+    if fact in _MEDIA:
+        kinds = {kind for message in _messages(call) for kind in media_of(message)}
+        return not call.prompt_is_known or not _MEDIA[fact].isdisjoint(kinds)
     if fact is Fact.PARTS:
-        return any(isinstance(message["content"], list) for message in _with(call, "content"))
+        return any(isinstance(message.get("content"), list) for message in _messages(call))
     if fact in (Fact.ITEMS, Fact.PREVIOUS):
         return call.is_responses
     return True
 
 
-_PARTS = {
+_MEDIA = {
     Fact.IMAGES: {"image_url", "image"},
     Fact.DETAIL: {"image_url"},
     Fact.FILES: {"file", "input_audio"},
 }
-"""Facts of parts, with the types of the parts that have them."""
+"""Facts of media, with the kinds that have them."""
 
 
-def _part_types(call: Call) -> set[Json]:
-    contents = [message["content"] for message in _with(call, "content")]
-    return {str(part.get("type")) for content in contents for part in objects(content)}
+def _has_tool_calls(call: ForeignCall) -> bool:
+    parts = (part for message in _messages(call) for part in message_parts(message))
+    return any(isinstance(part, ToolCall) for part in parts)
 
 
-def _with(call: Call, key: str) -> list[Mapping[str, Json]]:
-    """The messages of request and reply that have a value under this key."""
-    messages = objects(call.request.get("messages"))
-    if isinstance(call.reply, Mapping):
-        choices = objects(call.reply.get("choices"))
-        messages += objects([choice.get("message") for choice in choices])
-    return [message for message in messages if message.get(key)]
+def _messages(call: ForeignCall) -> list[Mapping[str, Json]]:
+    """The messages of request and reply."""
+    choices = objects(call.reply.get("choices") if isinstance(call.reply, Mapping) else None)
+    replies = objects([choice.get("message") for choice in choices])
+    return [*objects(call.request.get("messages")), *replies]
 
 
 # --- shared by the dialects
 
 
-def structure(span: SpanRecord, key: str, call: Call, *, prompt: bool = False) -> Json:
+def structure(span: SpanRecord, key: str, call: ForeignCall, *, prompt: bool = False) -> Json:
     """The JSON value of an attribute. None: it is absent, or damaged, which is noted."""
     value: Any = span.attributes.get(key)
     if not isinstance(value, str):
@@ -173,7 +172,7 @@ def objects(value: Json) -> list[dict[str, Json]]:
 
 
 def object_rows(
-    span: SpanRecord, key: str, call: Call, *, prompt: bool = False
+    span: SpanRecord, key: str, call: ForeignCall, *, prompt: bool = False
 ) -> list[dict[str, Json]] | None:
     """An attribute that is a list of JSON objects. None: it is absent, or no such list."""
     value = structure(span, key, call, prompt=prompt)
@@ -198,7 +197,7 @@ def numbered(attributes: Mapping[str, Any], prefix: str) -> dict[int, dict[str, 
     return dict(sorted(rows.items()))
 
 
-def check_flags(span: SpanRecord, call: Call) -> None:
+def check_flags(span: SpanRecord, call: ForeignCall) -> None:
     """Note flags of the span that say that something was left out, whoever set them."""
     for key, value in span.attributes.items():
         if key.endswith(_TRUNCATED) and value not in _NOT_TRUNCATED:
@@ -209,7 +208,7 @@ _TRUNCATED = (".truncated", "_truncated")
 _NOT_TRUNCATED: tuple[Any, ...] = (False, 0, None, "", "0", "false", "False", "null", "[]", [])
 
 
-def check_whole(span: SpanRecord, call: Call) -> None:
+def check_whole(span: SpanRecord, call: ForeignCall) -> None:
     """Note that attributes of the span were dropped, where no other attribute has the same."""
     check_flags(span, call)
     if span.dropped_attributes:
@@ -218,7 +217,7 @@ def check_whole(span: SpanRecord, call: Call) -> None:
         )
 
 
-def check_not_empty(call: Call) -> None:
+def check_not_empty(call: ForeignCall) -> None:
     """Note empty messages: their dialect could not record their content."""
     for number, message in enumerate(objects(call.request.get("messages"))):
         if message.get("role") != "tool" and _is_empty(message):
@@ -236,7 +235,7 @@ def check_not_empty(call: Call) -> None:
             call.miss("its reply has nothing in it: what it held was not written down")
 
 
-def check_roles(call: Call) -> None:
+def check_roles(call: ForeignCall) -> None:
     """Note a request without messages or roles, and replies that are not what a model sampled."""
     messages = call.request.get("messages")
     if call.path != "/embeddings" and messages == [] and call.prompt_is_known:
@@ -279,7 +278,9 @@ class Trace(list[SpanRecord]):
         return found
 
 
-def check_not_cut(texts: Mapping[str, Json], call: Call, trace: Sequence[SpanRecord]) -> None:
+def check_not_cut(
+    texts: Mapping[str, Json], call: ForeignCall, trace: Sequence[SpanRecord]
+) -> None:
     """Note texts, by attribute, that a length limit may have cut.
 
     A text that is no JSON does not show where it was cut. But a limit that cuts leaves nothing
@@ -314,7 +315,7 @@ def _is_usual_limit(length: int) -> bool:
     return any(n % 100 == 0 or n & (n - 1) == 0 for n in (length, length + 1))
 
 
-def _is_short_of_tokens(call: Call) -> bool:
+def _is_short_of_tokens(call: ForeignCall) -> bool:
     """True if the reply's usage counts more tokens than its choices have bytes."""
     if not isinstance(call.reply, Mapping):
         return False
@@ -324,7 +325,7 @@ def _is_short_of_tokens(call: Call) -> bool:
     return tokens > len(dumps(call.reply.get("choices")).encode())
 
 
-def check_tool_call(name: Json, arguments: Json, call: Call, *, prompt: bool) -> None:
+def check_tool_call(name: Json, arguments: Json, call: ForeignCall, *, prompt: bool) -> None:
     """Note what a tool call lacks: each has a name and arguments, if only an empty object."""
     if not name:
         call.miss("a tool call has no name: it was not written down", prompt=prompt)

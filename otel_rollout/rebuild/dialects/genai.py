@@ -12,7 +12,7 @@ from otel_rollout.rebuild.dialects import (
     openllmetry,
     openllmetry_flat,
 )
-from otel_rollout.rebuild.dialects.call import Call, Dialect, Fact, is_true
+from otel_rollout.rebuild.dialects.call import Dialect, Fact, ForeignCall, is_true
 from otel_rollout.rebuild.dialects.parts import read_call
 from otel_rollout.spans import SpanRecord
 
@@ -42,7 +42,7 @@ def recognises_v2(span: SpanRecord) -> bool:
     )
 
 
-def read(span: SpanRecord, _: Sequence[SpanRecord]) -> Call:
+def read(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
     call = read_call(span, span, stream=is_true(span, sc.GEN_AI_REQUEST_STREAM))
     if not span.scope.startswith(_RECORDED):
         call.also_loses |= _LOST_BY_OTHERS

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
-    Call,
     Dialect,
     Fact,
+    ForeignCall,
     check_whole,
     completion_reply,
     object_rows,
@@ -65,7 +65,7 @@ def _is_v1(span: SpanRecord) -> bool:
     )
 
 
-def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
+def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
     output = _output_of(span, trace)
     call = read_call(
         span,
@@ -82,7 +82,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     return call
 
 
-def _usage(span: SpanRecord, call: Call) -> dict[str, Json] | None:
+def _usage(span: SpanRecord, call: ForeignCall) -> dict[str, Json] | None:
     """Usage as the server sent it, with the chat API's names. None: it was not recorded."""
     raw = structure(span, sc.GEN_AI_USAGE_RAW, call)
     if not isinstance(raw, Mapping):
@@ -98,9 +98,9 @@ _USAGE_NAMES = {
 }
 
 
-def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
+def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
     output = _output_of(span, trace)
-    call = Call("/chat/completions", {})
+    call = ForeignCall("/chat/completions", {})
     call.also_loses |= lost_of_other_api(span)
     check_whole(span, call)
     check_whole(output or span, call)
@@ -139,7 +139,7 @@ def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     return call
 
 
-def _read_events(call: Call, span: SpanRecord, output: SpanRecord) -> None:
+def _read_events(call: ForeignCall, span: SpanRecord, output: SpanRecord) -> None:
     """The Responses API in version 1: request and reply are one list of events."""
     call.is_responses = True
     call.request = {**parameters(span), **call.request}
@@ -170,7 +170,7 @@ def _read_events(call: Call, span: SpanRecord, output: SpanRecord) -> None:
     )
 
 
-def _event_message(row: dict[str, Json], call: Call) -> dict[str, Json] | None:
+def _event_message(row: dict[str, Json], call: ForeignCall) -> dict[str, Json] | None:
     """The chat message of an event. None: it is an item that chat has no message for."""
     item = row.get("data")
     if not isinstance(item, dict):
@@ -192,7 +192,7 @@ def _event_message(row: dict[str, Json], call: Call) -> dict[str, Json] | None:
     return None
 
 
-def _settle(call: Call, span: SpanRecord, output: SpanRecord | None) -> None:
+def _settle(call: ForeignCall, span: SpanRecord, output: SpanRecord | None) -> None:
     if output is not None:
         call.stream = True
         call.ended_ns = output.end_time_ns or output.start_time_ns

@@ -11,9 +11,9 @@ from typing import Any
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
-    Call,
     Dialect,
     Fact,
+    ForeignCall,
     check_not_cut,
     check_not_empty,
     check_tool_call,
@@ -45,8 +45,8 @@ def recognises(span: SpanRecord) -> bool:
     return span.text(_KIND) in ("LLM", "EMBEDDING")
 
 
-def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
-    call = Call("/chat/completions", {})
+def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
+    call = ForeignCall("/chat/completions", {})
     call.also_loses |= lost_of_other_api(span)
     if span.text(_KIND) == "EMBEDDING":
         call.path = "/embeddings"
@@ -89,7 +89,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     return call
 
 
-def _whole(span: SpanRecord, key: str, call: Call) -> dict[str, Json] | None:
+def _whole(span: SpanRecord, key: str, call: ForeignCall) -> dict[str, Json] | None:
     text = span.text(key) or ""
     if not text.startswith("{"):
         return None
@@ -101,7 +101,7 @@ def _is_messages(value: Json) -> bool:
     return isinstance(value, list) and all(isinstance(m, dict) and "role" in m for m in value)
 
 
-def _read_request_fields(span: SpanRecord, call: Call) -> None:
+def _read_request_fields(span: SpanRecord, call: ForeignCall) -> None:
     parameters = structure(span, _PARAMETERS, call)
     call.request = dict(parameters) if isinstance(parameters, dict) else {}
     if model := span.text(_MODEL):
@@ -120,7 +120,7 @@ def _read_request_fields(span: SpanRecord, call: Call) -> None:
     check_not_empty(call)
 
 
-def _read_reply_fields(span: SpanRecord, call: Call) -> None:
+def _read_reply_fields(span: SpanRecord, call: ForeignCall) -> None:
     rows = numbered(span.attributes, _OUTPUT_MESSAGES)
     reason = span.text(_FINISH_REASON)
     call.reply = completion_reply(
@@ -145,7 +145,7 @@ def _read_reply_fields(span: SpanRecord, call: Call) -> None:
     check_not_empty(call)
 
 
-def _message(row: Mapping[str, Any], call: Call, *, prompt: bool) -> dict[str, Json]:
+def _message(row: Mapping[str, Any], call: ForeignCall, *, prompt: bool) -> dict[str, Json]:
     fields = {key.removeprefix("message."): value for key, value in row.items()}
     role = fields.get("role") or (None if prompt else "assistant")
     message: dict[str, Json] = {"role": role, "content": fields.get("content")}
@@ -164,7 +164,7 @@ def _message(row: Mapping[str, Any], call: Call, *, prompt: bool) -> dict[str, J
     return {**message, **without_none(named)}
 
 
-def _part(row: Mapping[str, Any], call: Call, *, prompt: bool) -> dict[str, Json]:
+def _part(row: Mapping[str, Any], call: ForeignCall, *, prompt: bool) -> dict[str, Json]:
     fields = {key.removeprefix("message_content."): value for key, value in row.items()}
     url = fields.get("image.image.url")
     if url is not None:
@@ -174,7 +174,7 @@ def _part(row: Mapping[str, Any], call: Call, *, prompt: bool) -> dict[str, Json
     return {key: value for key, value in fields.items() if key in ("type", "text")}
 
 
-def _verify_token_ids(call: Call) -> None:
+def _verify_token_ids(call: ForeignCall) -> None:
     """Remove token ids if their number differs from the usage or the log-probabilities.
 
     Some servers leave tokens out of streams, and the instrumentation merged the chunks.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects.call import Call, Dialect, Fact, is_true
+from otel_rollout.rebuild.dialects.call import Dialect, Fact, ForeignCall, is_true
 from otel_rollout.rebuild.dialects.parts import read_call
 from otel_rollout.spans import SpanRecord
 
@@ -21,7 +21,7 @@ def recognises(span: SpanRecord) -> bool:
     )
 
 
-def read(span: SpanRecord, _: Sequence[SpanRecord]) -> Call:
+def read(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
     return read_call(span, span, stream=is_true(span, sc.GEN_AI_IS_STREAMING))
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
-    Call,
     Dialect,
     Fact,
+    ForeignCall,
     check_not_cut,
     check_not_empty,
     check_tool_call,
@@ -41,12 +41,12 @@ def recognises(span: SpanRecord) -> bool:
     )
 
 
-def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
+def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
     kind = span.text(_KIND)
     if kind is None and span.name.endswith(".completion"):
         kind = "completion"  # it is the first attribute to be dropped
     request = parameters(span)
-    call = Call("/chat/completions", request, stream=is_true(span, _STREAMING))
+    call = ForeignCall("/chat/completions", request, stream=is_true(span, _STREAMING))
     call.also_loses |= lost_of_other_api(span)
     prompts = numbered(span.attributes, sc.GEN_AI_PROMPT)
     if kind == "embedding":
@@ -113,7 +113,9 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> Call:
     return call
 
 
-def _message(row: Mapping[str, Any], call: Call, *, is_reply: bool = False) -> dict[str, Json]:
+def _message(
+    row: Mapping[str, Any], call: ForeignCall, *, is_reply: bool = False
+) -> dict[str, Json]:
     message = {key: row[key] for key in _PROMPTS_KEPT if key in row}
     if "role" not in message:
         call.miss("the role of a message of its request is missing", prompt=True)
@@ -146,7 +148,7 @@ def _message(row: Mapping[str, Any], call: Call, *, is_reply: bool = False) -> d
     return message
 
 
-def _tool(row: Mapping[str, Any], call: Call) -> Json:
+def _tool(row: Mapping[str, Any], call: ForeignCall) -> Json:
     function = {key: row.get(key) for key in ("name", "description")}
     try:
         function["parameters"] = loads(row["parameters"]) if "parameters" in row else None

@@ -12,8 +12,8 @@ from itertools import groupby
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
-    Call,
     Fact,
+    ForeignCall,
     check_not_empty,
     check_tool_call,
     check_whole,
@@ -61,12 +61,12 @@ def parameters(span: SpanRecord) -> dict[str, Json]:
 
 def read_call(
     span: SpanRecord, output: SpanRecord, *, stream: bool, is_responses: bool = False
-) -> Call:
+) -> ForeignCall:
     """The call of a span that follows the conventions; `output` is the span with its reply.
 
     is_responses: it is of the Responses API; else that is seen by the span, if it shows at all.
     """
-    call = Call("/chat/completions", parameters(span), stream=stream)
+    call = ForeignCall("/chat/completions", parameters(span), stream=stream)
     if span.text(sc.GEN_AI_OPERATION_NAME) == sc.OPERATION_EMBEDDINGS:
         call.path = "/embeddings"
         return call
@@ -88,7 +88,7 @@ def read_call(
     return call
 
 
-def _read_request(span: SpanRecord, call: Call) -> None:
+def _read_request(span: SpanRecord, call: ForeignCall) -> None:
     rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
     if rows is None and call.prompt_is_known:
         call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
@@ -103,7 +103,7 @@ def _read_request(span: SpanRecord, call: Call) -> None:
         call.request["messages"] = messages
 
 
-def _read_reply(span: SpanRecord, output: SpanRecord, call: Call) -> None:
+def _read_reply(span: SpanRecord, output: SpanRecord, call: ForeignCall) -> None:
     rows = object_rows(output, sc.GEN_AI_OUTPUT_MESSAGES, call) or []
     reasons = structure(output, sc.GEN_AI_RESPONSE_FINISH_REASONS, call)
     told = reasons if isinstance(reasons, list) and len(reasons) == len(rows) else []
@@ -127,7 +127,9 @@ def _read_reply(span: SpanRecord, output: SpanRecord, call: Call) -> None:
         call.stream = True  # only a stream can break off with part of its reply
 
 
-def _lost_of_reply(span: SpanRecord, call: Call, ends: Sequence[Json], reasons: Json) -> set[Fact]:
+def _lost_of_reply(
+    span: SpanRecord, call: ForeignCall, ends: Sequence[Json], reasons: Json
+) -> set[Fact]:
     """What this span does not say of the reply that it has."""
     is_short = isinstance(reasons, list) and len(ends) < len(reasons) and not call.is_responses
     lost = {
@@ -180,7 +182,7 @@ def _tool(tool: dict[str, Json]) -> Json:
 
 
 def to_messages(
-    rows: Sequence[dict[str, Json]], call: Call, *, prompt: bool
+    rows: Sequence[dict[str, Json]], call: ForeignCall, *, prompt: bool
 ) -> list[dict[str, Json]]:
     """Chat messages of the conventions' messages; several tool results in one become several.
 
@@ -210,7 +212,7 @@ def as_turns(messages: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
     return turns
 
 
-def _parts_of(row: Mapping[str, Json], call: Call, *, prompt: bool) -> list[dict[str, Json]]:
+def _parts_of(row: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> list[dict[str, Json]]:
     """The parts of a message; a text for a part, or for all of them, is a part of text."""
     parts = row.get("parts")
     if parts is None:
@@ -223,7 +225,7 @@ def _parts_of(row: Mapping[str, Json], call: Call, *, prompt: bool) -> list[dict
 
 
 def _tool_result(
-    row: Mapping[str, Json], part: Mapping[str, Json], call: Call, *, prompt: bool
+    row: Mapping[str, Json], part: Mapping[str, Json], call: ForeignCall, *, prompt: bool
 ) -> dict[str, Json]:
     """The message of a tool's result: a text, or a list of parts; anything else is JSON text."""
     if not prompt:
@@ -265,7 +267,7 @@ def _as_list(content: Json) -> list[Json]:
 
 
 def _message(
-    row: Mapping[str, Json], parts: list[dict[str, Json]], call: Call, *, prompt: bool
+    row: Mapping[str, Json], parts: list[dict[str, Json]], call: ForeignCall, *, prompt: bool
 ) -> dict[str, Json]:
     role = row.get("role") or (None if prompt else "assistant")
     message: dict[str, Json] = {"role": role, "content": None}
@@ -292,7 +294,7 @@ def _message(
     return message
 
 
-def _tool_call(part: Mapping[str, Json], call: Call, *, prompt: bool) -> Json:
+def _tool_call(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> Json:
     name, arguments = part.get("name"), part.get("arguments")
     check_tool_call(name, arguments, call, prompt=prompt)
     if isinstance(arguments, str) and name in _custom_tools(call):
@@ -304,13 +306,13 @@ def _tool_call(part: Mapping[str, Json], call: Call, *, prompt: bool) -> Json:
     return {"id": part.get("id"), "type": "function", "function": function}
 
 
-def _custom_tools(call: Call) -> list[Json]:
+def _custom_tools(call: ForeignCall) -> list[Json]:
     """Names of the custom tools that the request defines, where that was written down."""
     tools = [tool for tool in objects(call.request.get("tools")) if tool.get("type") == "custom"]
     return [(tool.get("custom") or tool).get("name") for tool in tools]
 
 
-def _content_part(part: Mapping[str, Json], call: Call, *, prompt: bool) -> dict[str, Json]:
+def _content_part(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> dict[str, Json]:
     kind, modality = part.get("type"), part.get("modality") or "image"
     mime, content = part.get("mime_type") or "", part.get("content")
     if kind == "text":

@@ -15,9 +15,9 @@ from otel_rollout.rebuild.dialects import (
     openllmetry,
     openllmetry_flat,
 )
-from otel_rollout.rebuild.dialects.call import Call, Dialect, Trace, check_flags, check_roles
-from otel_rollout.spans import Exchange, SpanRecord, absent, context_key
-from otel_rollout.wire import Json, MessagePath, dumps, extend
+from otel_rollout.rebuild.dialects.call import Dialect, ForeignCall, Trace, check_flags, check_roles
+from otel_rollout.spans import Exchange, SpanRecord, absent
+from otel_rollout.wire import Json, MessagePath, context_key, dumps, extend
 
 DIALECTS = (
     openinference.DIALECT,
@@ -81,12 +81,12 @@ _READ = (sc.GEN_AI, "llm.", "input.", "output.", "request_data", "response_data"
 _TIMES = ("start_time_ns", "end_time_ns")
 
 
-def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Call:
+def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> ForeignCall:
     """The call of a span, whose attributes may hold anything."""
     try:
         call = dialect.read(span, trace)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        call = Call("/chat/completions", {})
+        call = ForeignCall("/chat/completions", {})
         call.miss(f"it is not as {dialect.name} writes it ({error!r})", prompt=True)
     check_flags(span, call)
     _check_elided(span, call)
@@ -102,7 +102,7 @@ def _read(span: SpanRecord, dialect: Dialect, trace: Sequence[SpanRecord]) -> Ca
     return call
 
 
-def _check_elided(span: SpanRecord, call: Call) -> None:
+def _check_elided(span: SpanRecord, call: ForeignCall) -> None:
     """Note what we left out of the span because earlier ones show it; the rest is no request."""
     for name, what in ((sc.ELIDED_MESSAGES, "messages"), (sc.ELIDED_TOOLS, "tool definitions")):
         count = span.integer(name)
@@ -150,7 +150,7 @@ class _Paths:
         return path
 
 
-def _exchange(span: SpanRecord, dialect: Dialect, call: Call, paths: _Paths) -> Exchange:
+def _exchange(span: SpanRecord, dialect: Dialect, call: ForeignCall, paths: _Paths) -> Exchange:
     key = next(
         (
             key
@@ -194,7 +194,7 @@ def _exchange(span: SpanRecord, dialect: Dialect, call: Call, paths: _Paths) -> 
     )
 
 
-def _status(span: SpanRecord, call: Call) -> tuple[str, dict[str, str] | None]:
+def _status(span: SpanRecord, call: ForeignCall) -> tuple[str, dict[str, str] | None]:
     """Status and error of the call; an unknown ending is noted as damage."""
     if span.status_error is not None:
         error = error_of(span)

@@ -5,6 +5,4 @@ its rollout. What a captured client sends belongs to its call. All else passes: 
 rollouts, and under other paths, nothing is read.
 """
 
-from otel_rollout.record.transports.libraries import TRANSPORTS
-
-__all__ = ["TRANSPORTS"]
+from otel_rollout.record.transports.libraries import TRANSPORTS as TRANSPORTS

@@ -14,7 +14,7 @@ import pytest
 
 from otel_rollout import rollout
 from otel_rollout.testing import ModelServer, Raw
-from otel_rollout.wire import events_of_frames
+from otel_rollout.wire.framing import events_of_frames
 from tests.kit.calling import entered, read
 from tests.kit.comparing import replayed, sent
 from tests.kit.recording import Clients, Recording

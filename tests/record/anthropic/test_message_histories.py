@@ -10,7 +10,7 @@ import pytest
 
 from otel_rollout import rollout
 from otel_rollout.testing import Reply, ToolCall
-from otel_rollout.wire.messages import visible_key
+from otel_rollout.wire import visible_key
 from tests.kit.calling import STREAMED, Caller, done, entered
 from tests.kit.comparing import exchange_spans, replayed, sent
 from tests.kit.recording import Clients, Recording

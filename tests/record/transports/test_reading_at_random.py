@@ -40,7 +40,7 @@ class Chunks:
         self.shown = b""
         monkeypatch.setattr(recorder, "chunk", self.chunk)
 
-    def chunk(self, piece: bytes) -> None:
+    def chunk(self, piece: bytes, _: int | None = None) -> None:
         self.shown += piece
 
 

@@ -54,9 +54,8 @@ export function embeddedAnswers(page: Embedded): Source {
     return found(name === undefined ? undefined : page.details[name], `trajectory ${id}`);
   };
   const group = (id: string): Group => {
-    const groups = Array.isArray(page.groups) ? page.groups : Object.values(page.groups);
     const members = rows.filter((row) => row.group_id === id);
-    const known = groups.find((one) => one.id === id);
+    const known = page.groups.find((one) => one.id === id);
     return known ?? found(members.length ? { id, members, first: null } : undefined, `group ${id}`);
   };
   const window = (id: string, row: number) =>

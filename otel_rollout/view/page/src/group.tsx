@@ -8,9 +8,9 @@ import { Compact } from "./compact";
 import { pathTo } from "./embedded";
 import { messageOf, useKeys, useLoaded } from "./hooks";
 import { Status } from "./overview";
-import { source } from "./source";
+import { revision, source } from "./source";
 import { Name, count, many, seconds, short, signed } from "./text";
-import { type Detail, type Group, type Node, type Overview, type State, revision } from "./types";
+import type { Detail, Group, Node, Overview, State } from "./types";
 
 /** So many samples stand side by side at once, with so many messages. */
 const COLUMNS = 8;

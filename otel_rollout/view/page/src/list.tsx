@@ -8,9 +8,9 @@ import { COLUMNS, type Column, UNSORTED } from "./columns";
 import { Filters, type Moving } from "./filters";
 import { useKeys, useLoaded, usePages } from "./hooks";
 import { Overviews } from "./overview";
-import { source } from "./source";
+import { revision, source } from "./source";
 import { count } from "./text";
-import { type Overview, type State, revision } from "./types";
+import type { Overview, State } from "./types";
 import { type ListHandle, VirtualList } from "./virtual";
 
 export function ListView({ address, state }: { address: Address; state: State }): JSX.Element {

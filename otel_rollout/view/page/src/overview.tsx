@@ -9,7 +9,7 @@ import { Bar, Histogram } from "./charts";
 import { messageOf } from "./hooks";
 import { source } from "./source";
 import { Name, count, seconds, short } from "./text";
-import type { Scored, Summary } from "./types";
+import type { GroupCount, Scored, Summary } from "./types";
 import { binClause, hasClause, quote, toggled } from "./where";
 
 const MORE_GROUPS = 200;
@@ -143,7 +143,7 @@ function Panel(props: {
 }
 
 interface ScoredBarProps {
-  one: Scored<unknown>;
+  one: Scored;
   name: string;
   most: number;
   chosen: boolean;
@@ -163,7 +163,7 @@ function ScoredBar({ one, name, most, chosen, choose }: ScoredBarProps): JSX.Ele
   );
 }
 
-function Mean({ one }: { one: Scored<unknown> }): JSX.Element {
+function Mean({ one }: { one: Scored }): JSX.Element {
   const title = `${one.scored} of ${one.count} have a reward`;
   return (
     <span title={title}>{one.mean === null ? "no reward" : `${short(one.mean)} ± ${short(one.std)}`}</span>
@@ -178,7 +178,7 @@ interface GroupsProps {
 
 /** The largest groups, and more of them at each click. */
 function Groups({ first, total, address }: GroupsProps): JSX.Element {
-  const [more, setMore] = useState<Scored<string>[]>([]);
+  const [more, setMore] = useState<GroupCount[]>([]);
   const [error, setError] = useState<string | null>(null);
   useEffect(() => setMore([]), [first]);
   const groups = [...first.filter((one) => one.value !== null), ...more];

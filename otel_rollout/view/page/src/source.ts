@@ -6,14 +6,18 @@ import type {
   Diff,
   Embedded,
   Group,
+  GroupPage,
   MessageAnswer,
-  Overview,
-  Page,
-  Scored,
+  OverviewPage,
   State,
   Summary,
   TokenWindow,
 } from "./types";
+
+/** Changes when more was read: lists are asked for anew. */
+export function revision({ version, indexed, changes, complete }: State): string {
+  return `${version} ${indexed} ${changes} ${complete}`;
+}
 
 export interface Filter {
   where: string;
@@ -27,8 +31,8 @@ export interface Source {
   /** `id`: a trajectory that is open, if one is. */
   state(id: string): Promise<State>;
   summary(filter: Filter): Promise<Summary>;
-  trajectories(filter: Filter, sort: string, offset: number, limit: number): Promise<Page<Overview>>;
-  groups(filter: Filter, offset: number, limit: number): Promise<Page<Scored<string>>>;
+  trajectories(filter: Filter, sort: string, offset: number, limit: number): Promise<OverviewPage>;
+  groups(filter: Filter, offset: number, limit: number): Promise<GroupPage>;
   group(id: string): Promise<Group>;
   diff(a: string, b: string): Promise<Diff>;
   trajectory(id: string): Promise<Detail>;

@@ -1,4 +1,71 @@
 // What the server answers. Times are nanoseconds since 1970; null is unknown, never zero.
+// Written by tools/page_types.py from otel_rollout/view/page_types.py: `make page`.
+
+/** One trajectory in numbers and names; None is unknown, never zero. */
+export interface Overview {
+  id: string;
+  name: string;
+  task_id: string | null;
+  group_id: string | null;
+  sample_index: number | null;
+  /** The trajectory that it ran inside. */
+  parent_id: string | null;
+  trace_id: string;
+  status: string;
+  termination_reason: string | null;
+  reward: number | null;
+  /** Replies of the model, side calls aside; several choices of one call count once. */
+  turns: number;
+  /** Calls that were asked to generate, also those that failed and side calls. */
+  calls: number;
+  histories: number;
+  /** Token sequences that train. */
+  rows: number;
+  /** Tokens that the model sampled, by their ids, else by the server's count; None: one call has neither. */
+  sampled_tokens: number | null;
+  /** Tokens that a trainer learns from: the sum of the loss masks. */
+  trained_tokens: number;
+  /** Completions that no row trains. */
+  dropped: number;
+  /** From its start to its end. */
+  seconds: number | null;
+  start_time_ns: number;
+  /** Policy versions that its completions were sampled with, in order of their start. */
+  versions: (string | number)[];
+  /** Models that answered, in order of their first reply. */
+  models: string[];
+  warnings: number;
+  /** The kinds of its findings (`Finding.kind`), each once, in alphabetical order. */
+  findings: string[];
+  metrics: Record<string, number>;
+  /** Named rewards of the trajectory. */
+  rewards: Record<string, number>;
+  metadata: Record<string, unknown>;
+  advantage: number | null;
+}
+
+/** One thing to know before training on a trajectory. */
+export interface Finding {
+  kind:
+    | "incomplete"
+    | "inexact"
+    | "damaged"
+    | "drift"
+    | "unscored"
+    | "side_call"
+    | "duplicate"
+    | "failed"
+    | "truncated"
+    | "dropped"
+    | "uncertain";
+  /** What is the matter, a sentence without a full stop; it may have ids. */
+  text: string;
+  /** What to do about it, one or two sentences with full stops. */
+  advice: string;
+  /** The completion that it is about; None: the trajectory. */
+  completion_id: string | null;
+  choice_index: number;
+}
 
 export interface State {
   version: number | string;
@@ -20,46 +87,6 @@ export interface State {
   rowsLimit: number;
 }
 
-/** Changes when more was read: lists are asked for anew. */
-export function revision({ version, indexed, changes, complete }: State): string {
-  return `${version} ${indexed} ${changes} ${complete}`;
-}
-
-export interface Overview {
-  id: string;
-  name: string;
-  task_id: string | null;
-  group_id: string | null;
-  sample_index: number | null;
-  parent_id: string | null;
-  trace_id: string;
-  status: string;
-  termination_reason: string | null;
-  reward: number | null;
-  turns: number;
-  calls: number;
-  histories: number;
-  rows: number;
-  sampled_tokens: number | null;
-  trained_tokens: number;
-  dropped: number;
-  seconds: number | null;
-  start_time_ns: number;
-  versions: (string | number)[];
-  models: string[];
-  warnings: number;
-  findings: string[];
-  metrics: Record<string, number>;
-  rewards: Record<string, number>;
-  metadata: Record<string, unknown>;
-  advantage: number | null;
-}
-
-export interface Page<T> {
-  total: number;
-  rows: T[];
-}
-
 /** `from <= x < to`; the last one includes `to`. */
 export interface Bin {
   from: number;
@@ -67,15 +94,42 @@ export interface Bin {
   count: number;
 }
 
-export interface Count<T> {
-  value: T;
+export interface Bins {
+  bins: Bin[];
+}
+
+export interface Count {
+  value: string;
   count: number;
 }
 
-export interface Scored<T> extends Count<T> {
+export interface Scored {
+  count: number;
   scored: number;
   mean: number | null;
   std: number | null;
+  min: number | null;
+  max: number | null;
+}
+
+export interface GroupCount {
+  count: number;
+  scored: number;
+  mean: number | null;
+  std: number | null;
+  min: number | null;
+  max: number | null;
+  value: string;
+}
+
+export interface VersionCount {
+  count: number;
+  scored: number;
+  mean: number | null;
+  std: number | null;
+  min: number | null;
+  max: number | null;
+  value: string | number;
 }
 
 export interface FindingCount {
@@ -85,34 +139,28 @@ export interface FindingCount {
   count: number;
 }
 
-export interface Summary {
-  total: number;
-  rewards: {
-    count: number;
-    missing: number;
-    mean: number | null;
-    std: number | null;
-    min: number | null;
-    max: number | null;
-    bins: Bin[];
-  };
-  statuses: Count<string>[];
-  terminationReasons: Count<string | null>[];
-  groups: Scored<string | null>[];
-  groupsTotal: number;
-  versions: Scored<string | number | null>[];
-  findings: FindingCount[];
-  seconds: { bins: Bin[] };
-  turns: { bins: Bin[] };
-  sampledTokens: { bins: Bin[] };
+export interface RewardCount {
+  bins: Bin[];
+  count: number;
+  missing: number;
+  mean: number | null;
+  std: number | null;
+  min: number | null;
+  max: number | null;
 }
 
-export interface Finding {
-  kind: string;
-  text: string;
-  advice: string;
-  completion_id: string | null;
-  choice_index: number;
+export interface Summary {
+  total: number;
+  rewards: RewardCount;
+  statuses: Count[];
+  terminationReasons: Count[];
+  groups: GroupCount[];
+  groupsTotal: number;
+  versions: VersionCount[];
+  findings: FindingCount[];
+  seconds: Bins;
+  turns: Bins;
+  sampledTokens: Bins;
 }
 
 export interface Difference {
@@ -120,10 +168,16 @@ export interface Difference {
   position: number;
 }
 
+export interface FirstDifference {
+  a: string;
+  b: string;
+  place: Difference;
+}
+
 export interface Group {
   id: string;
   members: Overview[];
-  first: { a: string; b: string; place: Difference } | null;
+  first: FirstDifference | null;
 }
 
 export interface ToolCall {
@@ -152,7 +206,9 @@ export interface Node {
   parts: string[] | null;
 }
 
+/** It shares `common` messages with the history `from`. */
 export interface HistoryView {
+  from: number | null;
   number: number;
   leaf: number;
   length: number;
@@ -163,11 +219,20 @@ export interface HistoryView {
   start: number;
   end: number | null;
   relation: "main" | "fork" | "resample" | "restart" | "separate";
-  /** The history that it shares `common` messages with. */
-  from: number | null;
   common: number;
   /** Nodes whose reasoning was dropped on replay. */
   breaks: number[];
+}
+
+export interface Failure {
+  type: string;
+  message: string;
+}
+
+export interface TracedFailure {
+  type: string;
+  message: string;
+  traceback?: string;
 }
 
 export interface CompletionView {
@@ -175,7 +240,7 @@ export interface CompletionView {
   choice: number;
   span: string;
   status: string;
-  error: { type: string; message: string } | null;
+  error: Failure | null;
   model: string | null;
   requestModel: string | null;
   policyVersion: string | number | null;
@@ -201,6 +266,12 @@ export interface CompletionView {
   path: string;
 }
 
+export interface Span {
+  completion: number;
+  start: number;
+  end: number;
+}
+
 export interface RowView {
   row: number;
   length: number;
@@ -211,7 +282,7 @@ export interface RowView {
   history: number | null;
   advantage: number | null;
   reward: number | null;
-  spans: { completion: number; start: number; end: number }[];
+  spans: Span[];
 }
 
 export interface RewardView {
@@ -229,7 +300,7 @@ export interface Detail {
   /** `State.changed` of it. */
   changed: number;
   output: unknown;
-  error: { type: string; message: string; traceback?: string } | null;
+  error: TracedFailure | null;
   logs: string[];
   warnings: string[];
   rewards: RewardView[];
@@ -272,19 +343,27 @@ export interface TokenWindow {
   textsFrom: string;
 }
 
+export interface Messages {
+  common: number;
+  a: Node[];
+  b: Node[];
+}
+
+export interface TokenDifference {
+  row_a: number;
+  row_b: number;
+  position: number;
+  a_id: number | null;
+  b_id: number | null;
+  a_text: string | null;
+  b_text: string | null;
+}
+
 export interface Diff {
   a: Overview;
   b: Overview;
-  messages: { common: number; a: Node[]; b: Node[] };
-  tokens: {
-    row_a: number;
-    row_b: number;
-    position: number;
-    a_id: number | null;
-    b_id: number | null;
-    a_text: string | null;
-    b_text: string | null;
-  } | null;
+  messages: Messages;
+  tokens: TokenDifference | null;
 }
 
 export interface MessageAnswer {
@@ -292,13 +371,23 @@ export interface MessageAnswer {
   whole: boolean;
 }
 
+export interface OverviewPage {
+  total: number;
+  rows: Overview[];
+}
+
+export interface GroupPage {
+  total: number;
+  rows: GroupCount[];
+}
+
 /** What a self-contained page carries in place of a server. */
 export interface Embedded {
   state: State;
   summary: Summary;
-  trajectories: Page<Overview>;
+  trajectories: OverviewPage;
   details: Record<string, Detail>;
   /** By trajectory id and number of the row: "id row". */
   tokens: Record<string, TokenWindow>;
-  groups: Record<string, Group> | Group[];
+  groups: Group[];
 }

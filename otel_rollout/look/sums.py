@@ -1,0 +1,326 @@
+"""A rollout in short, for people who open its span: its task, its answer, what it used.
+
+Backends show these attributes in their lists and search by them. Nothing is rebuilt from them, and
+losing them loses nothing. They cost little: a request is read for its first message and whenever
+its parameters change, a reply only for its count of tokens, and the last reply once, at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from otel_rollout import semconv as sc
+from otel_rollout.record import (
+    NOT_SHOWN,
+    Observer,
+    RunningCall,
+    RunningRollout,
+    guarded,
+    present,
+    process_state,
+    reward_numbers,
+    rollout_metrics,
+)
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.wire import (
+    Json,
+    ModelApi,
+    TokenCounts,
+    dumps,
+    loads,
+    path_messages,
+    said_in,
+    shown_message,
+    token_counts,
+)
+
+SHOWN = 4000
+"""Bytes of text that each of the attributes with messages shows."""
+_MODELS = 8
+"""Models that are named."""
+_SYSTEM_ROLES = ("system", "developer")
+"""Roles of messages that are instructions."""
+_LEAST = 200
+"""Bytes of which nothing is shown of a message that would be cut to fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a rollout was asked first."""
+
+    at_ns: int
+    messages: list[Json]
+    """As the conventions have messages."""
+    system: str
+    """The instructions; empty without any."""
+
+
+class Summary:
+    """What one rollout's calls asked, said and used, with those of the rollouts inside it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """Calls of models that were asked to generate."""
+        self.tools = 0
+        """Tools that were drawn."""
+        self.tool_errors = 0
+        """Tools of these that failed."""
+        self._lock = threading.Lock()
+        self._models: dict[str, None] = {}
+        self._asked_as: tuple[str, object] | None = None
+        """Path and parameters of the last request."""
+        self._counted = 0
+        """Calls whose tokens are in the sums."""
+        self._tokens = [0, 0, 0]
+        """Tokens of prompts and replies, and those that were read from a cache."""
+        self._cached = False
+        """True if a server told of its cache."""
+        self._task: _Task | None = None
+        self._own_task = False
+        """True if `_task` is of a call of its own, not of a rollout inside it."""
+        self._last: tuple[bytes, str, bool] | None = None
+        """The last reply, the path that was asked, and True if it has events."""
+        self._said_inside: tuple[int, str] | None = None
+        """When and what the rollout inside it that ended last said."""
+
+    # --- calls
+
+    def began(self) -> None:
+        """A call of a model begins."""
+        with self._lock:
+            self.calls += 1
+
+    def asked(self, api: ModelApi, path: str, body: bytes, written: Mapping[str, Any]) -> None:
+        """A request was sent. body: as it may be recorded. written: its attributes."""
+        params = written.get(sc.REQUEST_PARAMS)
+        if self._asked_as != (path, params):
+            self._asked_as = path, params
+            named: Json = loads(params) if isinstance(params, str) else {}
+            model = api.request_model(path.partition("?")[0], named)
+            if model is not None and len(self._models) < _MODELS:
+                self._models[model] = None
+        if not self._own_task and process_state.content.exported:
+            self._own_task = True
+            self._task = _task_of(api, loads(body))
+
+    def replied(self, api: ModelApi, path: str, body: bytes, *, events: bool) -> TokenCounts | None:
+        """A reply has come; its tokens, where it counts them. body: as it may be recorded."""
+        counts = token_counts(body, api, events=events)
+        with self._lock:
+            if counts is not None:
+                self._counted += 1
+                self._cached = self._cached or counts.cached is not None
+                self._tokens[0] += counts.input
+                self._tokens[1] += counts.output
+                self._tokens[2] += counts.cached or 0
+        if process_state.content.exported:
+            self._last = body, path, events
+        return counts
+
+    def show(self, first: list[Json], last: list[Json]) -> None:
+        """Take in the conversations of the first and the last step of a trajectory."""
+        said = [number for number, m in enumerate(first) if _role(m) == "assistant"]
+        asked = first[: said[0]] if said else first
+        system = [shown_message(m) for m in asked if _role(m) in _SYSTEM_ROLES]
+        task = _shown([m for m in asked if _role(m) not in _SYSTEM_ROLES])
+        self._task = _Task(time.time_ns(), task, "\n".join(system))
+        if last and _role(last[-1]) == "assistant":
+            self._said_inside = time.time_ns(), shown_message(last[-1], reasoning=False)
+
+    def tool_ended(self, *, failed: bool) -> None:
+        """A tool that was drawn has ended."""
+        with self._lock:
+            self.tools += 1
+            self.tool_errors += failed
+
+    def include(self, inner: Summary, said: str | None) -> None:
+        """Take in a rollout inside it that has ended. said: what came of that."""
+        with self._lock:
+            self.calls += inner.calls
+            self.tools += inner.tools
+            self.tool_errors += inner.tool_errors
+            self._counted += inner._counted
+            self._tokens = [sum(pair) for pair in zip(self._tokens, inner._tokens, strict=True)]
+            self._cached = self._cached or inner._cached
+            for model in list(inner._models)[: _MODELS - len(self._models)]:
+                self._models[model] = None
+            task = inner._task
+            if not self._own_task and task is not None:
+                earlier = self._task is None or task.at_ns < self._task.at_ns
+                self._task = task if earlier else self._task
+            if said is not None:
+                self._said_inside = time.time_ns(), said
+
+    # --- the end
+
+    def said(self, output: Json) -> str | None:
+        """What came of the rollout: the last reply, or its output where that says more."""
+        reply = None
+        if self._last is not None:
+            body, path, events = self._last
+            reply = said_in(body, path, events=events, limit=SHOWN)
+        elif self._said_inside is not None:
+            reply = self._said_inside[1]
+        if not process_state.content.exported or _is_empty(output):
+            return reply
+        text = output if isinstance(output, str) else dumps(output)
+        if reply is not None and (isinstance(output, bool | int | float) or text in reply):
+            return reply
+        return text
+
+    def attributes(self, said: str | None) -> dict[str, Any]:
+        """The attributes that show it. None: not known."""
+        task, counted = self._task, self._counted > 0
+        return {
+            sc.GEN_AI_REQUEST_MODEL: ", ".join(self._models) or None,
+            sc.GEN_AI_SYSTEM_INSTRUCTIONS: _system(task.system) if task else None,
+            sc.GEN_AI_INPUT_MESSAGES: dumps(task.messages) if task and task.messages else None,
+            sc.GEN_AI_OUTPUT_MESSAGES: None if said is None else dumps([_message(said)]),
+            sc.INPUT_VALUE: _last_text(task.messages) if task else None,
+            sc.OUTPUT_VALUE: None if said is None else _cut(said),
+            sc.GEN_AI_USAGE_INPUT_TOKENS: self._tokens[0] if counted else None,
+            sc.GEN_AI_USAGE_OUTPUT_TOKENS: self._tokens[1] if counted else None,
+            sc.GEN_AI_USAGE_CACHE_READ[0]: self._tokens[2] if self._cached else None,
+            sc.ROLLOUT_CALL_COUNT: self.calls,
+            sc.ROLLOUT_USAGE_COUNT: self._counted if counted else None,
+            sc.ROLLOUT_TOOL_COUNT: self.tools or None,
+            sc.ROLLOUT_TOOL_ERROR_COUNT: self.tool_errors if self.tools else None,
+        }
+
+
+class Sums(Observer):
+    """Puts the summary of each rollout on its span, and counts its tokens."""
+
+    def rollout_began(self, rollout: RunningRollout) -> None:
+        rollout.observed[self] = Summary()
+
+    def call_began(self, call: RunningCall) -> None:
+        summary: Summary | None = call.rollout.observed.get(self)
+        if summary is not None and call.api is not None:
+            summary.began()
+
+    def requested(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
+        summary: Summary | None = call.rollout.observed.get(self)
+        if summary is not None and call.api is not None:
+            summary.asked(call.api, call.path, body, written)
+
+    def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
+        summary: Summary | None = call.rollout.observed.get(self)
+        if summary is None or call.api is None or (call.status_code or 0) >= 400:
+            return
+        counts = summary.replied(call.api, call.path, body, events=sc.RESPONSE_EVENTS in written)
+        if counts is not None:
+            rollout = call.rollout
+            labels = {
+                sc.GEN_AI_AGENT_NAME: rollout.options.name or "",
+                sc.GEN_AI_OPERATION_NAME: rollout.operation,
+            }
+            rollout_metrics().tokens(labels, counts.input, counts.output)
+            # Of two threads at once one may be missed: it is for eyes alone.
+            process_state.sampled_tokens += counts.output
+
+    def tool_ended(self, rollout: RunningRollout, *, failed: bool) -> None:
+        summary: Summary | None = rollout.observed.get(self)
+        if summary is not None:
+            summary.tool_ended(failed=failed)
+
+    def rollout_ends(self, rollout: RunningRollout, attributes: dict[str, Any]) -> None:
+        summary: Summary | None = rollout.observed.get(self)
+        if summary is None:
+            return
+        trajectory = rollout.trajectory
+        said = summary.said(trajectory.output)
+        around = rollout.parent.observed.get(self) if rollout.parent is not None else None
+        if around is not None:
+            around.include(summary, said)
+        is_workflow = rollout.operation == sc.OPERATION_INVOKE_WORKFLOW
+        kind = {sc.OPENINFERENCE_KIND: sc.OPENINFERENCE_CHAIN if is_workflow else None}
+        numbers = reward_numbers(trajectory.all_rewards.all())
+        shown = present({**numbers, **summary.attributes(said), **kind})
+        attributes |= process_state.content.shown(shown)
+
+    def rollout_ended(self, rollout: RunningRollout) -> None:
+        rollout.observed.pop(self, None)
+
+
+@guarded(NOT_SHOWN, level=logging.DEBUG)
+def built_summary(trajectory: Trajectory) -> dict[str, Any]:
+    """The attributes that show a trajectory which an agent built by hand, from its steps."""
+    summary = Summary()
+    steps = trajectory.steps
+    content = process_state.content
+    if steps and content.exported:
+        first, last = (content.value(steps[n].chat_completions) or [] for n in (0, -1))
+        summary.show(first, last)
+    attributes = summary.attributes(summary.said(trajectory.output))
+    del attributes[sc.ROLLOUT_CALL_COUNT]  # its calls are those of the run around it
+    return attributes
+
+
+def _is_empty(output: Json) -> bool:
+    return output is None or (isinstance(output, str | list | dict) and not output)
+
+
+def _task_of(api: ModelApi, params: Json) -> _Task | None:
+    """What a request asks: its conversation, its instructions apart."""
+    if not isinstance(params, dict):
+        return None
+    messages = params.get(api.conversation)
+    if not isinstance(messages, list):
+        messages = path_messages(api.asked(params, None))
+    instructed = [m for m in messages if _role(m) in _SYSTEM_ROLES]
+    system = list(map(shown_message, [*api.instructions_of(params), *instructed]))
+    asked = [message for message in messages if _role(message) not in _SYSTEM_ROLES]
+    return _Task(time.time_ns(), _shown(asked), "\n".join(system))
+
+
+def _role(message: Json) -> str:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str):
+        return "user"
+    return "assistant" if role == "model" else role
+
+
+def _shown(messages: list[Json]) -> list[Json]:
+    """The last messages, as many as there is room for: the task stands at the end."""
+    shown: list[Json] = []
+    room = SHOWN
+    for message in reversed(messages):
+        if shown and room < _LEAST:
+            break
+        text = _cut(shown_message(message, reasoning=False), room)
+        room -= len(text.encode("utf-8", "replace"))
+        shown.append(_message(text, _role(message)))
+    if len(shown) < len(messages):
+        shown.append(_message(f"({len(messages) - len(shown)} messages before are not shown)"))
+        shown[-1]["role"] = "user"
+    shown.reverse()
+    return shown
+
+
+def _message(text: str, role: str = "assistant") -> dict[str, Json]:
+    """A message as the conventions have it."""
+    return {"role": role, "parts": [{"type": "text", "content": _cut(text)}]}
+
+
+def _last_text(messages: list[Json]) -> str | None:
+    return str(messages[-1]["parts"][0]["content"]) if messages else None
+
+
+def _system(text: str) -> str | None:
+    return dumps([{"type": "text", "content": _cut(text)}]) if text else None
+
+
+def _cut(text: str, size: int = SHOWN) -> str:
+    """The text, or as much of it as has room, with a mark that says so."""
+    if len(text) <= size and (text.isascii() or 4 * len(text) <= size):
+        return text
+    data = text.encode("utf-8", "replace")
+    if len(data) <= size:
+        return text
+    return f"{data[:size].decode('utf-8', 'ignore')}… (cut: {len(text)} characters in all)"

@@ -1,0 +1,16 @@
+from otel_rollout.otlp.clickhouse import read_clickhouse as read_clickhouse
+from otel_rollout.otlp.jaeger import find_jaeger as find_jaeger
+from otel_rollout.otlp.jaeger import read_jaeger as read_jaeger
+from otel_rollout.otlp.json import read_json as read_json
+from otel_rollout.otlp.mlflow import read_mlflow as read_mlflow
+from otel_rollout.otlp.phoenix import read_phoenix as read_phoenix
+from otel_rollout.otlp.protobuf import read_protobuf as read_protobuf
+from otel_rollout.otlp.rotation import files_of as files_of
+from otel_rollout.otlp.rotation import inode_of as inode_of
+from otel_rollout.otlp.rotation import parts_of as parts_of
+from otel_rollout.otlp.rotation import rotated_beside as rotated_beside
+from otel_rollout.otlp.sizes import size_of as size_of
+from otel_rollout.otlp.source import read as read
+from otel_rollout.otlp.source import read_json_lines as read_json_lines
+from otel_rollout.otlp.splitting import SplittingSpanExporter as SplittingSpanExporter
+from otel_rollout.otlp.writing import JsonLinesSpanExporter as JsonLinesSpanExporter

@@ -1,0 +1,107 @@
+"""The options of `configure`: each one is declared, typed and checked here, and nowhere else.
+
+`configure` makes them, recording reads `process_state.settings`, a second `configure` compares, and
+`shutdown` puts the defaults back. What an option means to its user is said at `configure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.record.content import Content
+from otel_rollout.trajectory import Rule
+
+MAX_BYTES = 4 << 30
+WHOLE = Content()
+"""Everything is recorded and exported."""
+
+
+def _is_text(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value != "")
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_functions(value: object) -> bool:
+    return value is None or (isinstance(value, tuple) and all(map(callable, value)))
+
+
+def _one_of(*values: object) -> Callable[[object], bool]:
+    return lambda value: any(value is each or value == each for each in values)
+
+
+def _option(
+    default: Any,
+    expected: str,
+    is_valid: Callable[[object], bool],
+    *,
+    later: bool = False,
+    secret: bool = False,
+    unasked: Any = None,
+) -> Any:
+    """A field that is an option of `configure`.
+
+    later: a second `configure` may change it.
+    secret: an error shows the type of what was got, and not what it was.
+    unasked: what `configure` has where its user gives nothing. None: the default.
+    """
+    unasked = default if unasked is None else unasked
+    metadata = {"expected": expected, "is_valid": is_valid, "later": later, "secret": secret}
+    return field(default=default, metadata={**metadata, "unasked": unasked})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What recording does in this process; the defaults hold where nothing is configured.
+
+    ConfigurationError for an option of the wrong type.
+    """
+
+    service_name: str | None = _option(None, "a name", _is_text)
+    instrumentor: Literal["openai", "genai"] | None = _option(
+        None, "'openai', 'genai' or None", _one_of("openai", "genai", None), unasked="openai"
+    )
+    request_token_ids: bool = _option(False, "True or False", _is_switch, later=True)
+    content: Content = _option(  # noqa: RUF009
+        WHOLE, "a rule for content", lambda value: isinstance(value, Content)
+    )
+    """What of prompts and replies is recorded, and may be on spans that are exported."""
+    rollout_secret: str | None = _option(
+        None, "a text that is not empty", _is_text, later=True, secret=True
+    )
+    llm_spans: Literal["outer", "both"] = _option(
+        "outer", "'outer' or 'both'", _one_of("outer", "both")
+    )
+    tool_spans: bool = _option(True, "True or False", _is_switch)
+    baggage: bool = _option(False, "True or False", _is_switch, later=True)
+    reward_in_name: bool = _option(False, "True or False", _is_switch, later=True)
+    policy_model: str | None = _option(None, "the name of a model", _is_text, later=True)
+    side_calls: tuple[Rule, ...] | None = _option(
+        None, "functions of a completion and the calls beside it", _is_functions, later=True
+    )
+    """The user's own rules for side calls. None: the default ones."""
+    max_bytes: int = _option(MAX_BYTES, "a number from 1 on", _is_count)
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value, rule = getattr(self, option.name), option.metadata
+            if not rule["is_valid"](value):
+                shown = type(value) if rule["secret"] and value != "" else repr(value)
+                raise ConfigurationError(
+                    f"configure({option.name}=...): expected {rule['expected']}, got {shown}"
+                )
+
+    def asked(self) -> Iterator[tuple[str, bool]]:
+        """The options with a value of the user's, and whether a second `configure` may set them."""
+        for option in fields(self):
+            if getattr(self, option.name) != option.metadata["unasked"]:
+                yield option.name, option.metadata["later"]

@@ -1,0 +1,45 @@
+"""Text for people: sentences to stderr, numbers with their nouns, colours on terminals."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+_unsafe = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def escaped(text: str) -> str:
+    """The text with escapes for what could steer a terminal or turn what is read on it around.
+
+    Control characters but tab and line feed, marks of direction, invisible ones, lone surrogates.
+    """
+    return _unsafe.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def say(text: str) -> None:
+    """Print to stderr: stdout is for what was asked for."""
+    print(escaped(text), file=sys.stderr)
+
+
+def sentence_about(error: BaseException) -> str:
+    """What ended the command, in one line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"otel-rollout: {error.filename}: {error.strerror}"
+    return f"otel-rollout: {error}"
+
+
+def number_of(number: int, what: str) -> str:
+    """The number with its noun, which is in the plural where it has to be."""
+    many = what.removesuffix("y") + "ies" if what.endswith("y") else what + "s"
+    return f"{number} {what if number == 1 else many}"
+
+
+def has_colours() -> bool:
+    """True if stdout is a terminal that shows colours, and nobody has asked for none."""
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )

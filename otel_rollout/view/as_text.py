@@ -1,0 +1,251 @@
+"""A trajectory as text that a person reads: who said what, what of it trains, how it went."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from otel_rollout.terminal import escaped, number_of
+from otel_rollout.trajectory import (
+    Completion,
+    Finding,
+    History,
+    HistoryItem,
+    TokenSequences,
+    Trajectory,
+    findings_of,
+)
+from otel_rollout.wire import Json, shown_message, tool_name
+
+T = TypeVar("T")
+_MESSAGES = (4, 6)
+"""Messages of a history that are shown from its beginning and from its end."""
+_LOGS = (5, 15)
+"""The same of lines that were logged."""
+_SHORTEST = 20
+_LONGEST_NOTE = 200
+"""Characters of ids and notes at the end of a line that is truncated."""
+
+
+def format_trajectory(trajectory: Trajectory, *, width: int | None = 80) -> str:
+    """The trajectory as a tree of its histories; messages that several begin with stand once.
+
+    `●` is a completion that trains here, `○` one that does not (it trains in another history, or
+    is not whole). Lines are truncated to `width` characters, and of a long history, and of many
+    logs, the first and the last are shown; None: no limit, all of them, and line breaks are kept.
+    Control characters are shown as escapes.
+    """
+    return "\n".join(trajectory_lines(trajectory, width=width))
+
+
+def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Iterator[str]:
+    """The lines of `format_trajectory`, one at a time; without a width one may have line breaks."""
+    yield _line("", f"{trajectory.name or 'rollout'}  {trajectory.id}", width)
+    about = (
+        ("task", trajectory.task_id),
+        ("group", trajectory.group_id),
+        ("inside", trajectory.parent_id),
+        ("sample", trajectory.sample_index),
+        ("versions", ", ".join(map(str, trajectory.policy_versions)) or None),
+    )
+    ids = "".join(f"  {name} {value}" for name, value in about if value is not None)
+    yield _line("├─ ", _status(trajectory), width, ids)
+    rows = trajectory.token_sequences()
+    shown = _Shown(width, rows)
+    for history in trajectory.each_history():
+        yield from shown.lines(history)
+    for completion in trajectory.completions:
+        if not completion.items:
+            error = completion.error or {}
+            text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
+            yield _line(f"├─ call {completion.id}  ", text, width)
+    for reward in list(trajectory.all_rewards.values()):
+        about_one = f" of {reward.completion_id}" if reward.completion_id else ""
+        why = f"  ({reward.explanation})" if reward.explanation else ""
+        name = " ".join(filter(None, ("reward", reward.name)))
+        yield _line("├─ ", f"{name}{about_one}: {float(reward):g}{why}", width)
+    for metric, value in trajectory.metrics.items():
+        yield _line("├─ ", f"{metric}: {value}", width)
+    for line in _folded(trajectory.logs, "line", width, _LOGS):
+        yield _line("├─ log: ", line, width) if isinstance(line, str) else line.text
+    yield from _finding_lines(trajectory, rows, width)
+    trained = shown.trained
+    tokens = [completion.token_ids for completion in trained]
+    known = tokens and None not in tokens
+    count = f", {sum(len(ids or ()) for ids in tokens)} sampled tokens" if known else ""
+    alone = sum(drop.completion in trained for drop in rows.dropped)
+    aside = sum(completion.side_call is not None for completion in trajectory.completions)
+    alone_too = f" ({alone} as messages alone)" if alone else ""
+    aside_too = f", {number_of(aside, 'side call')}" if aside else ""
+    yield (
+        f"└─ {len(trained)} of {len(trajectory.completions)} completions train"
+        f"{alone_too}{aside_too}{count}{_seconds(trajectory)}"
+    )
+
+
+def _seconds(trajectory: Trajectory) -> str:
+    start, end = trajectory.start_time_ns, trajectory.end_time_ns
+    return f", {(end - start) / 1e9:.1f} s" if start and end is not None else ""
+
+
+def _finding_lines(
+    trajectory: Trajectory, rows: TokenSequences, width: int | None
+) -> Iterator[str]:
+    """What is wrong with it, with what to do; equal findings of several completions once."""
+    found: dict[tuple[str, str], list[Finding]] = {}
+    warnings = trajectory.warnings
+    for one in findings_of(trajectory, rows=rows):
+        # Each warning is a line of its own, with the ids that it has.
+        found.setdefault((one.kind, one.text if one.text in warnings else one.plain), []).append(
+            one
+        )
+    for (kind, _), several in found.items():
+        first, many = several[0], len(several) > 1
+        text = f"{len(several)} completions: {first.plain}" if many else first.text
+        yield _line("├─ warning: " if first.text in warnings else f"├─ {kind}: ", text, width)
+        yield from _advice_lines(first.advice, width)
+
+
+def _advice_lines(advice: str, width: int | None) -> list[str]:
+    if width is None:
+        return [_line("│      → ", advice, width)]
+    room = max(width - len("│      → "), 2 * _SHORTEST)
+    first, *others = textwrap.wrap(advice, room)
+    return [_line("│      → ", first, None), *(_line("│        ", each, None) for each in others)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """What stands in the place of those in the middle of a long list."""
+
+    text: str
+
+
+def _folded(
+    items: Sequence[T], what: str, width: int | None, most: tuple[int, int]
+) -> Iterator[T | _Fold]:
+    """The items; of more than the first and last of `most` a line in the place of the others."""
+    first, last = most
+    left_out = len(items) - first - last
+    if width is None or left_out < 2:
+        yield from items
+        return
+    yield from items[:first]
+    yield _Fold(f"│      … {number_of(left_out, what)} (--full)")
+    yield from items[-last:]
+
+
+class _Shown:
+    """The histories that were shown so far: what the next one has in common is folded."""
+
+    def __init__(self, width: int | None, rows: TokenSequences) -> None:
+        self._untrained = {d.completion for d in rows.dropped if not d.lacks_only_ids}
+        self.trained: dict[Completion, int] = {}
+        """The history that each completion trains in."""
+        self._width = width
+        self._count = 0
+        self._places: dict[tuple[int, int, int], tuple[int, int]] = {}
+        """Number of each place in the tree of messages, and of the history that it was shown in,
+        by the place before it, its message and its completion."""
+        self._messages: list[Json] = []
+        """The messages of these places, so that no other one gets the identity of one."""
+
+    def lines(self, history: History) -> Iterator[str]:
+        """The lines of the next history."""
+        self._count += 1
+        tools = ", ".join(_tool_name(tool) for tool in history.tools or ())
+        side = history.side_call
+        head = f"history {self._count}" + (f"  (side call: {side})" if side else "")
+        head += f"  (tools: {tools})" if tools else ""
+        yield _line("├─ ", head, self._width)
+        folded, first = self._known(history)
+        if folded:
+            many = number_of(folded, "message")
+            yield _line("│      ", f"… {many} as in history {first}", self._width)
+        for item in history.items[folded:]:
+            if self._trains(item) and item.completion is not None:
+                self.trained[item.completion] = self._count
+        for shown in _folded(history.items[folded:], "message", self._width, _MESSAGES):
+            if isinstance(shown, _Fold):
+                yield shown.text
+                continue
+            completion, trains = shown.completion, self._trains(shown)
+            elsewhere = self.trained.get(completion) if completion and not trains else None
+            yield _item(shown, trains, elsewhere, self._width)
+
+    def _trains(self, item: HistoryItem) -> bool:
+        return item.trainable and item.completion not in self._untrained
+
+    def _known(self, history: History) -> tuple[int, int]:
+        """How many messages an earlier history begins with too, and which; its places are kept."""
+        place, known, first = 0, 0, 0
+        for number, item in enumerate(history.items):
+            key = place, id(item.message), id(item.completion)
+            found = self._places.get(key)
+            if found is not None and known == number:
+                place, first = found
+                known += 1
+                continue
+            self._messages.append(item.message)
+            place = len(self._messages)
+            self._places[key] = place, self._count
+        if known == len(history.items):
+            known -= 1  # something of each history stands there
+        return (known, first) if known > 1 else (0, 0)
+
+
+def _line(before: str, text: str, width: int | None, after: str = "") -> str:
+    """One line, truncated to the width; without a width further lines are indented below it.
+
+    Every line of a server's or an agent's text is made here, and here it is escaped.
+    """
+    before, text, after = (escaped(part) for part in (_one_line(before), text, _one_line(after)))
+    if width is None:
+        below = "\n│".ljust(len(before) + 1)
+        return before + below.join(text.splitlines() or [""]) + after
+    before, after = _truncated(before, _LONGEST_NOTE), _truncated(after, _LONGEST_NOTE)
+    room = max(width - len(before) - len(after), _SHORTEST)
+    return before + _truncated(" ".join(text[: 100 * room].split()), room) + after
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()) if "\n" in text or "\t" in text else text
+
+
+def _truncated(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _status(trajectory: Trajectory) -> str:
+    if trajectory.error:
+        error = trajectory.error
+        return f"{trajectory.status} ({error.get('type')}: {error.get('message')})"
+    return trajectory.status
+
+
+def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | None) -> str:
+    """A message. elsewhere: the other history that its completion trains in; None: none so far."""
+    message = item.message
+    role = message.get("role", message.get("type", "")) if isinstance(message, Mapping) else "text"
+    note = ""
+    if item.completion is not None:
+        note = f"  [{item.completion.id}"
+        if item.completion.choice_index:
+            note += f" choice {item.completion.choice_index}"
+        if item.completion.is_whole and item.completion.side_call:
+            note += ", side call"
+        elif not item.completion.trainable:
+            note += f", {item.completion.status}"
+        elif not item.trainable:
+            note += f", trains in history {elsewhere}" if elsewhere else ", does not train"
+        note += ", replayed without its reasoning, or renamed]" if item.is_break else "]"
+    mark = " " if item.completion is None else "●" if trains else "○"
+    return _line(
+        f"│    {mark} {_truncated(str(role), 40):<10} ", shown_message(message), width, note
+    )
+
+
+def _tool_name(tool: Json) -> str:
+    return tool_name(tool) if isinstance(tool, dict) else str(tool)

@@ -1,0 +1,90 @@
+"""Sums over trajectories, which are not kept: those of the page and of the verb `list`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from otel_rollout.wire import Json, finite
+
+
+@dataclass(slots=True)
+class Rewards:
+    """Count, mean and spread of rewards."""
+
+    count: int = 0
+    """Trajectories."""
+    scored: int = 0
+    """Those of them that have a reward."""
+    mean: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
+    _squares: float = 0.0
+    """Sum of the squared distances from the mean (Welford)."""
+
+    def add(self, reward: float | None) -> None:
+        """Count a trajectory; None: it has no reward."""
+        self.count += 1
+        if reward is None:
+            return
+        self.scored += 1
+        before = reward - self.mean
+        self.mean += before / self.scored
+        self._squares += before * (reward - self.mean)
+        if reward < self.least:
+            self.least = reward
+        if reward > self.most:
+            self.most = reward
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of those that are there (of the population)."""
+        return math.sqrt(max(self._squares, 0.0) / self.scored) if self.scored else 0.0
+
+    def to_dict(self) -> dict[str, Json]:
+        """The numbers as JSON; None where no trajectory has a reward."""
+        known = self.scored > 0
+        return {
+            "count": self.count,
+            "scored": self.scored,
+            "mean": finite(self.mean) if known else None,
+            "std": finite(self.std) if known else None,
+            "min": finite(self.least) if known else None,
+            "max": finite(self.most) if known else None,
+        }
+
+
+@dataclass(slots=True)
+class RewardsByValue:
+    """The rewards of the trajectories that have the same value of a field."""
+
+    _of: dict[str, tuple[Json, Rewards]] = field(default_factory=dict)
+    """Value and rewards, by the value as a text."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def of(self, value: Json) -> Rewards:
+        """The rewards of a value, to add to."""
+        name = label(value)
+        if name not in self._of:
+            self._of[name] = value, Rewards()
+        return self._of[name][1]
+
+    def most_common(self) -> Iterator[tuple[Json, Rewards]]:
+        """Each value with its rewards, the most frequent first."""
+        named = sorted(self._of.items(), key=lambda each: (-each[1][1].count, each[0]))
+        return (found for _, found in named)
+
+    def to_list(self, start: int = 0, end: int | None = None) -> list[Json]:
+        """The most frequent ones as JSON."""
+        found = list(self.most_common())[start:end]
+        return [{"value": value, **rewards.to_dict()} for value, rewards in found]
+
+
+def label(value: Json) -> str:
+    """A value in a table."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,202 @@
+"""The verb `check`: are these trajectories what a trainer needs? Its exit status says so.
+
+0: they are. 1: a trajectory lacks something that is required, or there is none. 2: a source could
+not be read, in whole or in part, or the command line is wrong. Memory: 16 bytes for each id.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.terminal import escaped, number_of, say, sentence_about
+from otel_rollout.trajectory import Dropped, Finding, Overview, Trajectory, findings_of
+from otel_rollout.view.verbs.choosing import Choice
+from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON
+from otel_rollout.view.verbs.sources import Sources, say_unreadable
+from otel_rollout.wire import Json, dumps
+
+_SHOWN = 20
+"""Trajectories that are printed with what they lack; the others are counted."""
+
+
+def check(options: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    choice, required = Choice(options), _required(options)
+    try:
+        sources = Sources(options.sources, prints_lines=True)
+        report = _Report(required)
+        for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
+            checked = report.check(trajectory, choice)
+            if checked is not None:
+                _print(checked, report, options)
+    except (OSError, SpanFormatError) as error:
+        say(sentence_about(error))
+        return 2
+    unreadable = 2 * say_unreadable(sources.errors)
+    if options.json:
+        print(dumps({"summary": report.to_dict(unreadable=sources.errors)}))
+    else:
+        for line in report.lines():
+            print(escaped(line))
+    if not report.trajectories:
+        kept = "none that --where keeps" if choice.where else "none in the sources"
+        say(f"no trajectory to train on: there is {kept}")
+    return unreadable or int(not report.is_fine)
+
+
+def _required(options: argparse.Namespace) -> tuple[str, ...]:
+    names = [name.strip() for name in options.require.split(",") if name.strip()]
+    unknown = [name for name in names if name not in REQUIREMENTS]
+    if unknown or not names:
+        options.wrong(
+            f"--require: expected some of {', '.join(REQUIREMENTS)}, with commas between them, "
+            f"got {options.require!r}"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A trajectory and what was found in it."""
+
+    overview: Overview
+    findings: list[tuple[Finding, str | None]]
+    """Each with the requirement that it fails; None: with none of those that were asked for."""
+
+    @property
+    def fails(self) -> list[str]:
+        """The requirements that it fails, each once."""
+        return list(dict.fromkeys(name for _, name in self.findings if name is not None))
+
+    def to_dict(self) -> dict[str, Json]:
+        """The same as JSON."""
+        names = ("id", "name", "task_id", "group_id", "sample_index", "trace_id")
+        return {
+            **{name: getattr(self.overview, name) for name in names},
+            "ok": not self.fails,
+            "fails": self.fails,
+            "findings": [{**one.to_dict(), "fails": name} for one, name in self.findings],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people: what fails. Advice is at the end, once for all."""
+        about = (self.overview.name, self.overview.task_id)
+        yield "  ".join([self.overview.id[:8], *(each for each in about if each)])
+        for one, name in self.findings:
+            if name is not None:
+                at = f"{one.completion_id}: " if one.completion_id else ""
+                yield f"    {name}: {at}{' '.join(one.text.split())}"
+
+
+@dataclass(slots=True)
+class _Report:
+    """The sums over trajectories, and the ids that came."""
+
+    required: tuple[str, ...]
+    trajectories: int = 0
+    failing: Counter[str] = field(default_factory=Counter)
+    """Trajectories by the requirement that they fail."""
+    failed: int = 0
+    """Trajectories that fail any."""
+    _advice: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Findings that fail, by requirement and advice."""
+    _ids: set[bytes] = field(default_factory=set)
+
+    @property
+    def is_fine(self) -> bool:
+        """True if there are trajectories and none fails."""
+        return self.trajectories > 0 and not self.failed
+
+    def check(self, trajectory: Trajectory, choice: Choice) -> Checked | None:
+        """What is found in a trajectory; None for one that is not asked about."""
+        rows = trajectory.token_sequences()
+        findings = findings_of(trajectory, rows=rows)
+        overview = Overview.of(trajectory, rows=rows, findings=findings)
+        if not choice.keeps(overview):
+            return None
+        digest = blake2b(trajectory.id.encode(errors="replace"), digest_size=16).digest()
+        if digest in self._ids:
+            findings.append(_CAME_BEFORE)
+        self._ids.add(digest)
+        fails = self._failed_by_kind(trainable=trajectory.trainable)
+        found = [(one, fails.get(one.kind)) for one in findings]
+        if not overview.trained_tokens:
+            found.append((_no_tokens(rows.dropped), fails.get(None)))
+        checked = Checked(overview, found)
+        self._count(checked)
+        return checked
+
+    def _failed_by_kind(self, *, trainable: bool) -> dict[str | None, str]:
+        """The requirement that each kind of finding fails; None is that no token trains.
+
+        trainable: False for a trajectory that is recorded and not to be trained on.
+        """
+        return {
+            REQUIREMENTS[name][0]: name
+            for name in self.required
+            if trainable or name not in TO_TRAIN_ON
+        }
+
+    def _count(self, checked: Checked) -> None:
+        self.trajectories += 1
+        self.failed += bool(checked.fails)
+        self.failing.update(checked.fails)
+        for one, name in checked.findings:
+            if name is not None:
+                self._advice[name, one.advice] += 1
+
+    def lines(self) -> Iterator[str]:
+        """The end of what is printed for people."""
+        if self.failed > _SHOWN:
+            yield f"and {self.failed - _SHOWN} more (--json has all)"
+        if self.failed:
+            yield ""
+        for (name, advice), often in self._advice.most_common():
+            yield f"{often:>6} x {name}: {advice}"
+        count = number_of(self.trajectories, "trajectory")
+        if self.is_fine:
+            yield f"{count}: {', '.join(self.required)}"
+        elif self.failed:
+            by = ", ".join(f"{many} {name}" for name, many in self.failing.most_common())
+            yield f"{count}, {self.failed} fail: {by}"
+
+    def to_dict(self, *, unreadable: int) -> dict[str, Json]:
+        """The sums as JSON."""
+        return {
+            "ok": self.is_fine and not unreadable,
+            "required": list(self.required),
+            "trajectories": self.trajectories,
+            "failed": self.failed,
+            "fails": dict(self.failing.most_common()),
+            "unreadable": unreadable,
+        }
+
+
+def _print(checked: Checked, report: _Report, options: argparse.Namespace) -> None:
+    if options.json:
+        print(dumps(checked.to_dict()), flush=True)
+    elif checked.fails and report.failed <= _SHOWN:
+        for line in checked.lines():
+            print(escaped(line), flush=True)
+
+
+_CAME_BEFORE = Finding(
+    "duplicate",
+    "its id came before in the sources",
+    "Give each source once; of two that are equal `export` takes the last.",
+)
+
+
+def _no_tokens(dropped: Sequence[Dropped]) -> Finding:
+    """That no token trains, with the first reason."""
+    because = f": {dropped[0].reason}" if dropped else ""
+    return Finding(
+        "dropped",
+        f"no token of it trains{because}",
+        "See its other findings (--json): they say why no row trains its replies.",
+    )

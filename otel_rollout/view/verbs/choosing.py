@@ -1,0 +1,118 @@
+"""Which trajectories a verb is about (`--where`), and in which order they come (`--sort`)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.export import Store
+from otel_rollout.trajectory import Overview, Trajectory
+from otel_rollout.view.fields import Field
+from otel_rollout.view.where import Where
+from otel_rollout.wire import dumps, loads
+
+
+class Choice:
+    """The filter and the order that a command line asks for; a wrong one ends the command."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.where: Where | None = None
+        """None: every trajectory."""
+        self.sorts: str | None = getattr(options, "sort", None)
+        """A field, `-` before it for descending; None: as they come."""
+        self._by: Field | None = None
+        try:
+            if options.where is not None:
+                self.where = Where.parse(options.where)
+            if self.sorts is not None:
+                self._by = field_of("--sort", self.sorts.removeprefix("-"), not_of=("list",))
+        except ConfigurationError as error:
+            options.wrong(str(error))
+
+    def keeps(self, overview: Overview) -> bool:
+        """True for a trajectory that the filter keeps."""
+        return self.where is None or self.where.matches(overview)
+
+    def keeps_trajectory(self, trajectory: Trajectory) -> bool:
+        """The same, for who needs no overview."""
+        return self.where is None or self.where.matches(Overview.of(trajectory))
+
+    def trajectories(self, found: Iterable[Trajectory]) -> Iterator[Trajectory]:
+        """Those that are kept, in order; they are sorted in a temporary file."""
+        kept = filter(self.keeps_trajectory, found)
+        if self.sorts is None:
+            yield from kept
+            return
+        for line in lines_in_order(kept, self.key, descending=self.descending):
+            yield Trajectory.from_dict(loads(line))
+
+    @property
+    def descending(self) -> bool:
+        """True if the greatest comes first."""
+        return self.sorts is not None and self.sorts.startswith("-")
+
+    def key(self, trajectory: Trajectory) -> Any:
+        """What trajectories are sorted by; without `--sort` their start and id."""
+        if self._by is None:
+            return trajectory.start_time_ns, trajectory.id
+        return self._by.of(Overview.of(trajectory))
+
+    def in_order(self, overviews: Iterable[Overview]) -> Iterable[Overview]:
+        """The overviews, as they come unless they are to be sorted."""
+        if self._by is None:
+            return overviews
+        return ordered(overviews, self._by.of, descending=self.descending)
+
+
+def ordered(items: Iterable[Any], key: Callable[[Any], Any], *, descending: bool) -> list[Any]:
+    """The items in order of a key; those whose key is None, or no number, are last."""
+    known: list[Any] = []
+    unknown: list[Any] = []
+    for item in items:
+        value = key(item)
+        (unknown if value is None or value != value else known).append(item)
+
+    def by(item: Any) -> tuple[bool, Any]:
+        value = key(item)  # a file may have a text for a number, and metadata anything
+        value = dumps(value) if isinstance(value, list | dict) else value
+        return isinstance(value, str), value
+
+    return [*sorted(known, key=by, reverse=descending), *unknown]
+
+
+def field_of(option: str, text: str, *, not_of: tuple[str, ...] = ()) -> Field:
+    """The field of an overview that a text names.
+
+    ConfigurationError for what is none, for all values by name, and for one of these kinds.
+    """
+    try:
+        field = Field.parse(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from None
+    if field.kind in (*not_of, "object"):
+        one = f', such as {text}["..."]' if field.kind == "object" else ""
+        raise ConfigurationError(f"{option}: expected a single value{one}, got {text!r}")
+    return field
+
+
+def lines_in_order(
+    trajectories: Iterable[Trajectory],
+    key: Callable[[Trajectory], Any],
+    *,
+    descending: bool = False,
+    folder: Path | None = None,
+) -> Iterator[bytes]:
+    """Trajectories as lines in order of a key; those whose key is None are last.
+
+    They are in a temporary file, in the folder if one is given; memory holds the keys.
+    """
+    with Store(folder / "trajectories" if folder else None) as store:
+        places: list[tuple[Any, int]] = []
+        for trajectory in trajectories:
+            line = dumps(trajectory.to_dict()).encode() + b"\n"
+            places.append((key(trajectory), store.add("", line)))
+        for _, number in ordered(places, lambda place: place[0], descending=descending):
+            yield store.item(number)

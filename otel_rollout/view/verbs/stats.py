@@ -1,0 +1,142 @@
+"""The verb `stats`: how the token ids of conversations went on, and where they did not.
+
+A trajectory is printed as it is read, and forgotten: memory holds one, as in `show`, and for
+`--json` the numbers of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from otel_rollout.terminal import escaped, number_of, say
+from otel_rollout.trajectory import Drift, TokenFork, Trajectory
+from otel_rollout.view.verbs.sources import Sources, say_unreadable
+from otel_rollout.wire import Json, dumps
+
+_FORKS_SHOWN = 5
+_HEAD = ("calls", "continued", "merged", "forked", "unknown", "ratio", "read again")
+_NAMES = 26
+"""Characters of the column that names a trajectory."""
+
+
+def stats(options: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    sources = Sources(options.sources)
+    total = _Total()
+    each: list[Json] = []
+    for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
+        drift, calls = trajectory.drift(), _calls(trajectory)
+        if options.json:
+            each.append({**_named(trajectory), "calls": calls, **drift.to_dict()})
+        else:
+            if not total.trajectories:
+                print(_line("trajectory", _HEAD))
+            for line in _lines(trajectory, calls, drift, None if options.full else _FORKS_SHOWN):
+                print(escaped(line))
+        total.add(calls, drift)
+    if options.json:
+        print(dumps({"trajectories": each, "total": total.to_dict()}))
+    elif total.trajectories:
+        print("\n".join(total.lines()))
+    else:
+        say("no trajectories")
+    return say_unreadable(sources.errors)
+
+
+@dataclass
+class _Total:
+    """The sums over all trajectories, which are not kept."""
+
+    trajectories: int = 0
+    calls: int = 0
+    continued: int = 0
+    merged: int = 0
+    unknown: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    """Forks by class."""
+    again: Counter[str] = field(default_factory=Counter)
+    """Tokens that were read again by class."""
+
+    def add(self, calls: int, drift: Drift) -> None:
+        """Count the calls of a trajectory."""
+        self.trajectories += 1
+        self.calls += calls
+        self.continued += drift.continued
+        self.merged += drift.merged
+        self.unknown += drift.unknown
+        for fork in drift.forks:
+            self.causes[fork.cause] += 1
+            self.again[fork.cause] += fork.prefilled_again
+
+    @property
+    def merge_ratio(self) -> float | None:
+        """As that of one trajectory."""
+        known = self.merged + self.causes.total()
+        return self.merged / known if known else None
+
+    def lines(self) -> Iterator[str]:
+        """The last lines of the table: the sums, and a line for each class."""
+        numbers = (self.calls, self.continued, self.merged, self.causes.total(), self.unknown)
+        name = number_of(self.trajectories, "trajectory")
+        yield _line(name, (*numbers, _ratio(self.merge_ratio), self.again.total()))
+        for cause, count in self.causes.most_common():
+            yield f"  {count:>6} x {_words(cause)}, {self.again[cause]} tokens read again"
+
+    def to_dict(self) -> dict[str, Json]:
+        """The sums as JSON."""
+        return {
+            "trajectories": self.trajectories,
+            "calls": self.calls,
+            "continued": self.continued,
+            "merged": self.merged,
+            "unknown": self.unknown,
+            "merge_ratio": self.merge_ratio,
+            "prefilled_again": self.again.total(),
+            "causes": dict(self.causes.most_common()),
+        }
+
+
+def _named(trajectory: Trajectory) -> dict[str, Json]:
+    return {"id": trajectory.id, "name": trajectory.name, "task_id": trajectory.task_id}
+
+
+def _calls(trajectory: Trajectory) -> int:
+    """Number of calls that generate; several choices are of one call."""
+    return len({completion.span_id for completion in trajectory.completions})
+
+
+def _lines(trajectory: Trajectory, calls: int, drift: Drift, most: int | None) -> Iterator[str]:
+    """The line of a trajectory, and one for each of its first forks."""
+    numbers = (calls, drift.continued, drift.merged, len(drift.forks), drift.unknown)
+    name = f"{trajectory.id[:8]}  {' '.join(trajectory.name.split())}"
+    yield _line(name, (*numbers, _ratio(drift.merge_ratio), drift.prefilled_again))
+    for fork in drift.forks[:most]:
+        yield _fork_line(fork)
+    if most is not None and len(drift.forks) > most:
+        yield f"    and {len(drift.forks) - most} more (--full)"
+
+
+def _fork_line(fork: TokenFork) -> str:
+    found = "its end" if fork.prompt_id is None else str(fork.prompt_id)
+    return (
+        f"    {fork.before_id} -> {fork.after_id}: {_words(fork.cause)}; token {fork.position} "
+        f"of {fork.held} was {fork.held_id}, is {found}; {fork.prefilled_again} read again"
+    )
+
+
+def _line(name: str, cells: tuple[object, ...]) -> str:
+    name = name if len(name) <= _NAMES else name[: _NAMES - 1] + "…"
+    return f"{name:<{_NAMES}}" + "".join(
+        f"  {cell!s:>{len(head)}}" for head, cell in zip(_HEAD, cells, strict=True)
+    )
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def _words(cause: str) -> str:
+    return cause.replace("_", " ")

@@ -1,0 +1,78 @@
+"""The verb `view`: a page on this machine that shows trajectories, until it is told to stop.
+
+The first line of its output is its address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+import webbrowser
+from pathlib import Path
+
+from otel_rollout.terminal import say
+from otel_rollout.view.answers import Answers
+from otel_rollout.view.built import Page
+from otel_rollout.view.html import whole_page
+from otel_rollout.view.index import Index
+from otel_rollout.view.tokens import Tokenizer
+from otel_rollout.view.verbs.sources import ERRORS_SHOWN
+
+
+def view(options: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    page = Page.read()
+    vocabulary = None if options.tokenizer is None else Tokenizer(options.tokenizer)
+    index = Index(
+        options.sources,
+        path=None if options.index is None else Path(options.index),
+        cached=not options.no_cache,
+        infer_rollouts=options.infer_rollouts,
+        follow=options.html is None,
+    )
+    with index:
+        answers = Answers(
+            index, jaeger=options.jaeger, vocabulary=vocabulary, where=options.where or ""
+        )
+        if options.html is not None:
+            return _write(index, answers, page, options.html)
+        _serve(answers, page, options)
+    return 0
+
+
+def _serve(answers: Answers, page: Page, options: argparse.Namespace) -> None:
+    from otel_rollout.view.server import Server  # needs the extra, which --html does not
+
+    server = Server(
+        answers, page, host=options.host, port=options.port, reachable=options.reachable
+    )
+    print(server.url, flush=True)
+    if not options.no_browser:
+        # Beside the server: a browser of the terminal stays until it is closed.
+        threading.Thread(target=_open, args=(server.url,), daemon=True).start()
+    # It ends as by Ctrl-C: the index is closed, and one that is not kept is removed.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        server.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _open(url: str) -> None:
+    if not webbrowser.open(url):
+        say("no browser could be opened: open the address above")
+
+
+def _write(index: Index, answers: Answers, page: Page, path: str) -> int:
+    """Write one page; the exit status is 1 if something could not be read."""
+    index.wait()
+    title = ", ".join(os.path.basename(source) or source for source in index.sources)
+    text, left_out = whole_page(answers, page, title=f"Trajectories of {title}")
+    Path(path).write_text(text, encoding="utf-8")
+    for each in left_out[:ERRORS_SHOWN]:
+        say(f"{path} does not hold {each}")
+    for error in index.errors[:ERRORS_SHOWN]:
+        say(error)
+    return 1 if index.errors else 0

@@ -1,0 +1,164 @@
+"""Conversations: which messages are the same to a model, and paths that store each message once.
+
+Pure. Two forms of a message never mix. The *wire* form is what was sent or received, verbatim: it
+is what is stored and handed back. The *visible* form is normalised and serves only to decide
+whether two messages are the same one. What clients change when they replay a reply (`None`, `""`
+or absent; a string or one text part; the whitespace of tool arguments; dropped reasoning; the name
+of an agent; what a client has parsed), and marks of where a prompt may be cached, make no
+difference in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from otel_rollout.wire.json import Json
+from otel_rollout.wire.message import (
+    PIECES,
+    content_parts,
+    read_message,
+)
+from otel_rollout.wire.parts import Part, Reasoning, Text, present_members, visible_parts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessagePath:
+    """A conversation from its first message to `message`; longer ones point to it as `parent`."""
+
+    parent: MessagePath | None
+    message: Json
+    """The wire form: almost always a dict."""
+    length: int
+    """Messages on the path, this one included."""
+    key: bytes
+    """16-byte digest of the visible forms on the path: equal keys, equal visible conversation.
+
+    Empty for a path with nothing visible.
+    """
+
+    def __iter__(self) -> Iterator[MessagePath]:
+        """The paths from this one up to the first message (deepest first)."""
+        path: MessagePath | None = self
+        while path is not None:
+            yield path
+            path = path.parent
+
+
+def extend(path: MessagePath | None, message: Json) -> MessagePath:
+    """The path that continues `path` (None is the empty one) with `message`.
+
+    Reasoning that is an item of its own does not change the key: a replay may leave it out.
+    """
+    before, length = (path, path.length) if path else (None, 0)
+    said = message
+    if is_sampled_piece(message):
+        pieces = [message]
+        while before is not None and is_sampled_piece(before.message):
+            pieces.append(before.message)
+            before = before.parent
+        (said,) = joined_pieces(reversed(pieces))
+    key = before.key if before else b""
+    visible = message_key(said)
+    if visible is not None:
+        digest = blake2b(key, digest_size=16)
+        digest.update(visible)
+        key = digest.digest()
+    return MessagePath(path, message, length + 1, key)
+
+
+def path_messages(path: MessagePath | None) -> list[Json]:
+    """The wire messages on the path, first to last; the caller owns the list, not the messages."""
+    messages = [node.message for node in path] if path else []
+    messages.reverse()
+    return messages
+
+
+# --- which messages are the same
+
+
+def visible_key(message: Json) -> bytes:
+    """Bytes that are equal for messages that a model sees as the same."""
+    parts, others = read_message(message)
+    return key_of(message, parts, others)
+
+
+def message_key(message: Json) -> bytes | None:
+    """`visible_key`; None for an item that is only reasoning, which a replay may leave out."""
+    parts, others = read_message(message)
+    if not others and parts and all(isinstance(part, Reasoning) for part in parts):
+        return None
+    return key_of(message, parts, others)
+
+
+def key_of(message: Json, parts: list[Part], others: dict[str, Json]) -> bytes:
+    """The visible key of a message that was read."""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if is_piece(message):
+        others = {"role": "model" if is_sampled_piece(message) else "user"}
+        parts = joined(parts)
+    elif role == "assistant":
+        # Only members that a client must replay: clients drop the others that servers send.
+        others = {"role": role}
+    elif len(others) > 1:
+        others = present_members(others, without=("cache_control",))
+        if others.get("type") == "message":  # what the Responses API takes it for without a type
+            del others["type"]
+    return _encoded([others, visible_parts(parts)])
+
+
+_encoded_text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def _encoded(visible: Json) -> bytes:
+    return _encoded_text(visible).encode()
+
+
+def contents_key(contents: Iterable[Json]) -> bytes:
+    """Bytes that are equal for contents that a model sees as the same; b"" for nothing."""
+    visible = [visible_parts(content_parts(content)) if content else [] for content in contents]
+    return _encoded(visible) if any(visible) else b""
+
+
+# --- messages in pieces
+
+
+def is_piece(message: Json) -> bool:
+    """True if a message is a piece where it follows one of the same role."""
+    if not isinstance(message, Mapping) or PIECES.keys().isdisjoint(message):
+        return False
+    return any(isinstance(message.get(name), list) for name in PIECES)
+
+
+def is_sampled_piece(message: Json) -> bool:
+    """True if a message is a piece of what the model said."""
+    if not isinstance(message, Mapping) or message.get("role") not in ("model", "assistant"):
+        return False
+    return is_piece(message)
+
+
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """The parts but reasoning, with texts that follow each other in one."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, Text) and isinstance(last, Text) and part.others == last.others:
+            found[-1] = Text(last.text + part.text, part.others)
+        elif not isinstance(part, Reasoning):
+            found.append(part)
+    return found
+
+
+def joined_pieces(messages: Iterable[Json]) -> list[Json]:
+    """The messages; pieces of the model that follow each other are one."""
+    found: list[Json] = []
+    for message in messages:
+        if found and is_sampled_piece(message) and is_sampled_piece(found[-1]):
+            last = found[-1]
+            parts = {name: [*last[name], *message[name]] for name in PIECES if name in message}
+            found[-1] = {**last, **parts}
+        else:
+            found.append(message)
+    return found

@@ -1,0 +1,10 @@
+from otel_rollout.rebuild import reconstruct_episodes as reconstruct_episodes
+from otel_rollout.trajectory import Action as Action
+from otel_rollout.trajectory import Episode as Episode
+from otel_rollout.trajectory import Step as Step
+from otel_rollout.trajectory import TerminationEvent as TerminationEvent
+from otel_rollout.trajectory import TerminationReason as TerminationReason
+from otel_rollout.workflows.rllm import RllmTrajectory as RllmTrajectory
+from otel_rollout.workflows.rllm import rollout_idx as rollout_idx
+from otel_rollout.workflows.runs import run_workflows as run_workflows
+from otel_rollout.workflows.workflow import Workflow as Workflow

@@ -1,0 +1,97 @@
+"""How many functions of ours are called in a rollout, a call and a chunk, which any machine counts.
+
+`benchmarks/instructions.py` counts what they cost. A bound here is one number; it is lowered when
+the count falls, and raised only with a reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import otel_rollout
+from otel_rollout import InMemoryTrajectoryExporter, rollout
+from otel_rollout.testing import Reply
+from tests.kit.conversations import TOOLS, user
+from tests.kit.recording import Clients
+
+PACKAGE = f"{Path(otel_rollout.__file__).parent}/"
+BOUNDS = {
+    "capture": {"rollout": 215, "call": 180, "chunk": 4},
+    "default": {"rollout": 215, "call": 345, "chunk": 4},
+}
+"""The goals are 130, 140 and 4 for capture."""
+
+
+def calls_of_ours(step: Callable[[], object]) -> int:
+    """Function calls of the package that a step makes in this thread."""
+    count = 0
+
+    def event(frame: FrameType, kind: str, _: object) -> None:
+        nonlocal count
+        name = frame.f_code.co_filename
+        count += kind == "call" and name.startswith(PACKAGE) and "/testing/" not in name
+
+    gc.collect()  # what an earlier stream leaves behind is not of this step
+    gc.disable()
+    sys.setprofile(event)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return count
+
+
+def empty_rollout() -> None:
+    with rollout("agent"):
+        pass
+
+
+@pytest.fixture(params=BOUNDS)
+def bounds(request: pytest.FixtureRequest) -> dict[str, int]:
+    """The bounds of a set-up that is configured."""
+    instrumentor: Any = "openai" if request.param == "default" else None
+    otel_rollout.configure(exporters=[InMemoryTrajectoryExporter()], instrumentor=instrumentor)
+    return BOUNDS[request.param]
+
+
+def test_an_empty_rollout(bounds: dict[str, int]):
+    """The second one: what is made once a process is not counted."""
+    empty_rollout()
+    assert calls_of_ours(empty_rollout) <= bounds["rollout"]
+
+
+def test_a_call(bounds: dict[str, int], clients: Clients):
+    """The fourth of a growing conversation with tools."""
+    client: Any = clients.sync(clients.serve(["one", "two", "three", "four"]))
+    messages = [user("hi")]
+
+    def call() -> None:
+        reply = client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        messages.append(reply.choices[0].message.to_dict())
+        messages.append(user(f"and {len(messages)}"))
+
+    with rollout("agent"):
+        for _ in range(3):
+            call()
+        assert calls_of_ours(call) <= bounds["call"]
+
+
+def test_a_chunk(bounds: dict[str, int], clients: Clients):
+    """The third of a stream, in the second call: where the text is being said."""
+    client: Any = clients.sync(clients.serve(Reply("some words, said one by one")))
+    with rollout("agent"):
+        for _ in range(2):
+            stream = client.chat.completions.create(model="m", messages=[user("hi")], stream=True)
+            next(stream)
+            next(stream)
+            count = calls_of_ours(lambda: next(stream))  # noqa: B023 - called here
+            stream.close()
+    assert count <= bounds["chunk"]

@@ -1,0 +1,203 @@
+"""The verb `check`: exit status and findings, for a pipeline before its trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_rollout import Trajectory, rollout
+from otel_rollout import semconv as sc
+from otel_rollout.command.cli import main
+from otel_rollout.otlp.writing import to_json_line
+from otel_rollout.testing import Reply
+from otel_rollout.trajectory import findings_of
+from otel_rollout.view.verbs.requirements import DEFAULT, REQUIREMENTS
+from tests.kit.conversations import user
+from tests.kit.recording import Clients, Recording
+
+Output = pytest.CaptureFixture[str]
+
+
+def written(path: Path, *trajectories: Trajectory) -> str:
+    """A file of these trajectories."""
+    path.write_text("".join(json.dumps(each.to_dict()) + "\n" for each in trajectories))
+    return str(path)
+
+
+@pytest.fixture
+def good(recording: Recording, clients: Clients) -> Trajectory:
+    """A trajectory that lacks nothing."""
+    client = clients.sync(clients.serve())
+    with rollout("agent", task_id="t1") as trajectory:
+        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        trajectory.reward = 1.0
+    return trajectory
+
+
+@pytest.fixture
+def bad(recording: Recording, clients: Clients) -> Trajectory:
+    """One whose server sends no token ids, without a reward."""
+    server = clients.serve(Reply("a", id="bad"), token_ids=False, logprobs=False)
+    client = clients.sync(server)
+    with rollout("other") as trajectory:
+        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+    return trajectory
+
+
+def test_what_lacks_nothing_passes(good: Trajectory, tmp_path: Path, capsys: Output) -> None:
+    """Status 0 and one line; every requirement may be asked for."""
+    path = written(tmp_path / "t.jsonl", good)
+    assert main(["check", path]) == 0
+    assert capsys.readouterr() == (f"1 trajectory: {', '.join(DEFAULT)}\n", "")
+    assert main(["check", path, "--require", ",".join(REQUIREMENTS)]) == 0
+
+
+def test_what_fails_is_said_with_what_to_do(
+    good: Trajectory, bad: Trajectory, tmp_path: Path, capsys: Output
+) -> None:
+    """Status 1; each trajectory that fails with its findings, and the advice once."""
+    path = written(tmp_path / "t.jsonl", good, bad)
+    assert main(["check", path]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{bad.id[:8]}  other"
+    assert lines[1].startswith("    exact: bad: the server sent no token ids")
+    assert lines[2] == "    reward: it has no reward"
+    assert lines[3].startswith("    tokens: no token of it trains: the server sent no token ids")
+    assert lines[-1] == "2 trajectories, 1 fail: 1 exact, 1 reward, 1 tokens"
+    assert any("x exact: Ask the server for them" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("required", "fails"),
+    [("complete,undamaged", []), ("reward", ["reward"]), ("tokens, exact", ["exact", "tokens"])],
+)
+def test_only_what_is_required_fails(
+    required: str, fails: list[str], bad: Trajectory, tmp_path: Path, capsys: Output
+) -> None:
+    """The other findings are in the JSON all the same, without a requirement."""
+    path = written(tmp_path / "t.jsonl", bad)
+    assert main(["check", "--json", path, "--require", required]) == int(bool(fails))
+    found, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (found["id"], found["ok"], found["fails"]) == (bad.id, not fails, fails)
+    findings = [one.to_dict() for one in findings_of(bad)]
+    assert [{k: v for k, v in one.items() if k != "fails"} for one in found["findings"]][
+        : len(findings)
+    ] == findings
+    assert {one["fails"] for one in found["findings"]} - {None} == set(fails)
+    assert last["summary"] == {
+        "ok": not fails,
+        "required": [name.strip() for name in required.split(",")],
+        "trajectories": 1,
+        "failed": int(bool(fails)),
+        "fails": dict.fromkeys(fails, 1),
+        "unreadable": 0,
+    }
+
+
+def test_a_filter_leaves_out_what_is_known(
+    good: Trajectory, bad: Trajectory, tmp_path: Path, capsys: Output
+) -> None:
+    """What it does not keep is not checked; if it keeps none, that fails."""
+    path = written(tmp_path / "t.jsonl", good, bad)
+    assert main(["check", path, "--where", "reward is not None"]) == 0
+    assert main(["check", path, "--where", "turns > 5"]) == 1
+    assert "no trajectory to train on: there is none that --where keeps" in capsys.readouterr().err
+
+
+def test_an_id_that_comes_twice_is_a_duplicate(
+    good: Trajectory, tmp_path: Path, capsys: Output
+) -> None:
+    """Over all sources."""
+    one, two = (written(tmp_path / name, good) for name in ("a.jsonl", "b.jsonl"))
+    assert main(["check", one]) == 0
+    assert main(["check", one, two]) == 1
+    assert "unique: its id came before in the sources" in capsys.readouterr().out
+    assert main(["check", one, two, "--require", "reward"]) == 0
+
+
+def test_calls_that_are_missing_fail(
+    good: Trajectory, recording: Recording, tmp_path: Path, capsys: Output
+) -> None:
+    """Of spans as of trajectories."""
+    path = tmp_path / "spans.jsonl"
+    kept = [each for each in recording.spans if sc.EXCHANGE_VERSION not in (each.attributes or {})]
+    path.write_text("".join(to_json_line([span]) for span in kept))
+    assert main(["check", "--json", str(path)]) == 1
+    found, _ = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "complete" in found["fails"]
+
+
+def test_what_is_not_to_be_trained_on_needs_no_reward(
+    recording: Recording, clients: Clients, tmp_path: Path
+) -> None:
+    """Nor tokens; its calls have to be there."""
+    client = clients.sync(clients.serve())
+    with rollout("judge", trainable=False):
+        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+    path = written(tmp_path / "t.jsonl", recording.trajectory)
+    assert main(["check", path]) == 0
+
+
+def test_an_empty_source_fails(tmp_path: Path, capsys: Output) -> None:
+    """A pipeline that lost its data must not train on nothing."""
+    path = tmp_path / "empty.jsonl"
+    path.write_text("")
+    assert main(["check", str(path)]) == 2
+    assert "there is none in the sources" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["no json\n", None])
+def test_what_cannot_be_read_is_another_status(
+    content: str | None, good: Trajectory, tmp_path: Path, capsys: Output
+) -> None:
+    """2, whatever else is found: neither fine nor a finding."""
+    path = written(tmp_path / "t.jsonl", good)
+    if content is None:
+        assert main(["check", path, str(tmp_path / "not there")]) == 2
+        assert "No such file" in capsys.readouterr().err
+    else:
+        Path(path).write_text(Path(path).read_text() + content)
+        assert main(["check", "--json", path]) == 2
+        summary: Any = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
+        assert (summary["ok"], summary["unreadable"]) == (False, 1)
+
+
+@pytest.mark.parametrize("required", ["", "tokens,everything", ","])
+def test_a_requirement_that_is_not_known_is_a_wrong_command_line(
+    required: str, tmp_path: Path, capsys: Output
+) -> None:
+    """Status 2, with what there is."""
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(tmp_path), "--require", required])
+    assert ended.value.code == 2
+    assert f"expected some of {', '.join(REQUIREMENTS)}" in capsys.readouterr().err
+
+
+def test_few_are_printed_of_many(bad: Trajectory, tmp_path: Path, capsys: Output) -> None:
+    """The others are counted; the JSON has all."""
+    many = []
+    for number in range(25):
+        data = bad.to_dict()
+        data["id"] = f"{number:032x}"
+        many.append(Trajectory.from_dict(data))
+    path = written(tmp_path / "t.jsonl", *many)
+    assert main(["check", path]) == 1
+    out = capsys.readouterr().out
+    assert out.count("tokens: no token") == 20
+    assert "and 5 more (--json has all)" in out
+    assert main(["check", "--json", path]) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 26
+
+
+def test_the_page_names_every_requirement() -> None:
+    """In the order of the command's help, with the same words and the kind that fails it."""
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    rows = [
+        f"| `{name}` | {what} | {f'`{kind}` ' if kind else ''}|"
+        for name, (kind, what) in REQUIREMENTS.items()
+    ]
+    assert "\n".join(rows) in page
+    assert tuple(REQUIREMENTS)[:6] == DEFAULT

@@ -1,0 +1,291 @@
+"""The verb `list`: a line for each trajectory as it is read, filters, order, and sums."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_rollout import JsonlTrajectoryExporter, Trajectory
+from otel_rollout.command.cli import main
+from otel_rollout.otlp.writing import to_json_line
+from otel_rollout.trajectory import Overview
+from otel_rollout.view import Where
+from otel_rollout.view.sums import Rewards
+from otel_rollout.view.verbs.columns import Table
+from tests.kit.recording import Recording
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def spans(recorded: Recording, tmp_path: Path) -> str:
+    """The rollouts of three groups, one of none and one that failed, as spans."""
+    path = tmp_path / "spans.jsonl"
+    path.write_text("".join(to_json_line([span]) for span in recorded.spans))
+    return str(path)
+
+
+@pytest.fixture
+def trajectories(spans: str, tmp_path: Path) -> str:
+    """The same as a file of trajectories."""
+    path = str(tmp_path / "trajectories.jsonl")
+    assert main(["rebuild", spans, "-o", path]) == 0
+    return path
+
+
+@pytest.fixture
+def listed(spans: str, capsys: Output) -> Any:
+    """Runs `list --json`; the overviews and the summary."""
+
+    def run(*arguments: str) -> tuple[list[Any], Any]:
+        assert main(["list", "--json", *(arguments or ()), spans]) == 0
+        *lines, last = map(json.loads, capsys.readouterr().out.splitlines())
+        return lines, last["summary"]
+
+    return run
+
+
+def test_the_table(
+    trajectories: str, spans: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head, a line for each in order of its start, aligned; spans and trajectories alike."""
+    monkeypatch.setenv("COLUMNS", "120")
+    capsys.readouterr()
+    assert main(["list", spans]) == 0
+    printed = capsys.readouterr().out
+    table, _, footer = printed.partition("\n\n")
+    head, *lines = table.splitlines()
+    heads = "id name task group # status reward turns sampled trained seconds versions warnings"
+    assert " ".join(head.split()) == heads
+    assert len(lines) == 8
+    assert lines[0].split()[1:8] == ["agent", "-", "g0", "0", "complete", "0", "1"]
+    assert all(len(line) <= 120 for line in table.splitlines())
+    place = head.index("reward") + len("reward")
+    assert {line[place - 1] for line in lines} <= set("01-")
+    assert footer.splitlines()[:3] == [
+        "8 trajectories, 3 groups: 7 complete, 1 error",
+        "reward: mean 0.5, std 0.5, from 0 to 1; 6 of 8 have one",
+        f"{sum(int(line.split()[9]) for line in lines)} tokens train; 0 replies in no row",
+    ]
+    assert "2 x unscored: it has no reward" in footer
+    assert "Set trajectory.reward" in footer
+    assert main(["list", trajectories]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("width", [10, 60, 80, 100, 200])
+def test_a_line_fits_the_terminal(width: int) -> None:
+    """The least important columns are left out; id, status, reward and trained stay."""
+    overview = Overview.of(Trajectory(id="ab" * 16, name="n" * 99, task_id="t\n\x1b[31m" * 9))
+    table = Table(width)
+    head, line = table.head(), table.line(overview)
+    assert {"id", "status", "reward", "turns", "trained"} <= set(head.split())
+    assert len(head) <= max(width, 50)
+    assert len(line) <= max(width, 50)
+    assert "\x1b" not in line
+
+
+def test_as_json(listed: Any, recorded: Recording) -> None:
+    """The lines are overviews, the last one the sums."""
+    lines, summary = listed()
+    live = sorted(recorded.trajectories, key=lambda t: (t.start_time_ns, t.id))
+    assert lines == [json.loads(json.dumps(Overview.of(each).to_dict())) for each in live]
+    assert summary["trajectories"] == 8
+    assert summary["statuses"] == {"complete": 7, "error": 1}
+    assert summary["reward"] == {
+        "count": 8,
+        "scored": 6,
+        "mean": 0.5,
+        "std": 0.5,
+        "min": 0.0,
+        "max": 1.0,
+    }
+    assert summary["group_ids"] == 3
+    assert summary["groups"] == []
+    assert {one["kind"] for one in summary["findings"]} == {"unscored", "failed", "incomplete"}
+    assert all(one["advice"] for one in summary["findings"])
+
+
+def test_a_filter_acts_on_lines_and_sums(listed: Any) -> None:
+    """On whole trajectories, by any field."""
+    lines, summary = listed("--where", "reward > 0.5 and group_id != 'g1'")
+    assert [(line["group_id"], line["reward"]) for line in lines] == [("g0", 1.0), ("g2", 1.0)]
+    assert summary["trajectories"] == 2
+    assert listed("--where", "reward is None")[1]["trajectories"] == 2
+    assert listed("--where", "reward > 2") == (
+        [],
+        {**listed("--where", "turns < 0")[1], "trajectories": 0},
+    )
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_in_order_of_a_field(listed: Any, descending: bool) -> None:
+    """Either way; those of which it is not known are last."""
+    option = "--sort=-reward" if descending else "--sort=reward"
+    rewards = [line["reward"] for line in listed(option)[0]]
+    known = sorted((r for r in rewards if r is not None), reverse=descending)
+    assert rewards == [*known, None, None]
+
+
+def test_values_by_name_sort_and_group(tmp_path: Path, capsys: Output) -> None:
+    """Of metrics, rewards and metadata, whatever is in it; what is not there is not known."""
+    notes: list[Any] = [3, "b", {"x": 1}, None, [2], 1, "a", float("nan")]
+    path = tmp_path / "t.jsonl"
+    exporter = JsonlTrajectoryExporter(path)
+    for number, note in enumerate(notes):
+        metrics = {"tests": float(number % 3)} if number % 2 else {}
+        exporter.export([Trajectory(id=f"{number:032x}", metrics=metrics, metadata={"note": note})])
+    exporter.shutdown()
+
+    def listed(*arguments: str) -> list[Any]:
+        assert main(["list", "--json", *arguments, str(path)]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    def numbers(*arguments: str) -> list[int]:
+        return [int(line["id"], 16) for line in listed(*arguments)[:-1]]
+
+    assert numbers('--sort=metrics["tests"]') == [3, 1, 7, 5, 0, 2, 4, 6]
+    assert numbers("--sort=-metrics['tests']") == [5, 1, 7, 3, 0, 2, 4, 6]
+    assert numbers("--sort=metadata['note']") == [5, 0, 4, 6, 1, 2, 3, 7]
+    summary = listed("--group-by", 'metrics["tests"]')[-1]["summary"]
+    assert summary["group_by"] == 'metrics["tests"]'
+    assert [(g["value"], g["count"]) for g in summary["groups"]] == [
+        (None, 4),
+        (1.0, 2),
+        (0.0, 1),
+        (2.0, 1),
+    ]
+
+
+def test_by_the_values_of_a_field(
+    listed: Any, spans: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for each value with its count and rewards, the most frequent first."""
+    groups = listed("--group-by", "group_id")[1]["groups"]
+    assert [(g["value"], g["count"], g["scored"], g["mean"]) for g in groups] == [
+        ("g1", 3, 2, 0.5),
+        ("g0", 2, 2, 0.5),
+        ("g2", 2, 2, 0.5),
+        (None, 1, 0, None),
+    ]
+    assert listed("--group-by", "versions")[1]["groups"][0]["value"] == []
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["list", "--group-by", "status", spans]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("by status"))
+    assert lines[at + 1].split()[:3] == ["complete", "7", "6"]
+    assert lines[at + 2].split() == ["error", "1", "0", "none"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--where", "prize > 1"], "there is no field 'prize'"),
+        (["--where", "import os"], "expected an expression"),
+        (["--sort", "prize"], "--sort: expected one of id, name"),
+        (["--sort=-versions"], "got 'versions'"),
+        (["--sort", "metrics"], '--sort: expected a single value, such as metrics["..."]'),
+        (["--sort", "metrics[0]"], "--sort: expected one of id, name"),
+        (["--sort", "task_id["], "--sort: expected one of id, name"),
+        (["--sort", "name['x']"], "--sort: expected one of id, name"),
+        (["--group-by", ""], "--group-by: expected one of id, name"),
+        (["--sort", ""], "--sort: expected one of id, name"),
+        (["--group-by", "metadata"], "--group-by: expected a single value"),
+    ],
+)
+def test_a_wrong_option_is_a_wrong_command_line(
+    arguments: list[str], said: str, spans: str, capsys: Output
+) -> None:
+    """With what was got and what there is; nothing is read."""
+    with pytest.raises(SystemExit) as ended:
+        main(["list", *arguments, spans])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_lines_come_while_the_source_is_still_written() -> None:
+    """The first line is there before the second trajectory has come, and memory holds one."""
+    line = json.dumps(Trajectory(id="a" * 32, name="first", reward=1.0).to_dict())
+    program = "import sys; from otel_rollout.command.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "list", "-"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "80"},
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert process.stdout.readline().startswith("aaaaaaaa  first")
+        process.stdin.close()
+        assert "1 trajectory: 1 complete" in process.stdout.read()
+    assert process.returncode == 0
+
+
+def test_values_of_another_kind_than_they_should_be_are_sorted(
+    tmp_path: Path, capsys: Output
+) -> None:
+    """A file that somebody else wrote may have a text where a number should be."""
+    rows = [Trajectory(id=name, reward=1.0).to_dict() for name in "ab"]
+    rows[0]["sample_index"], rows[1]["sample_index"] = "x", 3
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [t.id for t in JsonlTrajectoryExporter.read(path)] == ["a", "b"]
+    assert main(["list", "--json", "--sort", "sample_index", str(path)]) == 0
+    first, second, _ = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [first["sample_index"], second["sample_index"]] == [3, "x"]
+
+
+def test_no_trajectory_is_said(tmp_path: Path, spans: str, capsys: Output) -> None:
+    """An empty list has no head; as JSON the sums are there."""
+    assert main(["list", "--where", "turns > 99", spans]) == 0
+    assert capsys.readouterr() == ("", "no trajectories\n")
+
+
+@given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=30))
+def test_mean_and_spread_are_those_of_all_rewards(rewards: list[float | None]) -> None:
+    """Though none of them is kept."""
+    sums = Rewards()
+    for reward in rewards:
+        sums.add(reward)
+    known = [reward for reward in rewards if reward is not None]
+    assert (sums.count, sums.scored) == (len(rewards), len(known))
+    if known:
+        assert math.isclose(sums.mean, fmean(known), abs_tol=1e-6)
+        assert math.isclose(sums.std, pstdev(known), rel_tol=1e-6, abs_tol=1e-3)
+        assert (sums.least, sums.most) == (min(known), max(known))
+    else:
+        assert sums.to_dict()["mean"] is None
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+
+
+@pytest.mark.parametrize("text", re.findall(r"^--where '(.*)'$", PAGE, re.MULTILINE))
+def test_the_filters_of_the_page_are_filters(text: str) -> None:
+    """Each can be asked of a trajectory."""
+    assert Where.parse(text).matches(Overview.of(Trajectory(id="a"))) in (True, False)
+
+
+def test_the_page_names_what_the_summary_has(listed: Any) -> None:
+    """Every field of it, in its order."""
+    summary = listed()[1]
+    described = PAGE[PAGE.index('`{"summary": ...}` with `trajectories`') :]
+    places = [described.index(f"`{name}`") for name in summary if name != "group_by"]
+    assert places == sorted(places)
+    assert places[-1] < 600

@@ -1,0 +1,164 @@
+"""The verb `show`: what is folded, and what is said of a trajectory beside its messages."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_rollout import rollout
+from otel_rollout.command.cli import main
+from otel_rollout.otlp.writing import to_json_line
+from otel_rollout.trajectory import findings_of
+from otel_rollout.view import format_trajectory
+from tests.kit.conversations import said, user
+from tests.kit.recording import Clients, Recording
+
+Output = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def long(recording: Recording, clients: Clients, tmp_path: Path) -> str:
+    """A rollout of 20 turns that logs 40 lines, and one of a single turn with a reward."""
+    client = clients.sync(clients.serve(lambda body: f"reply {len(body['messages'])}"))
+    with rollout("long", sample_index=3, policy_version=7) as trajectory:
+        messages: list[Any] = []
+        for turn in range(20):
+            messages.append(user(f"question {turn}"))
+            client.chat.completions.create(model="m", messages=messages)
+            messages.append(said(f"reply {len(messages)}"))
+            trajectory.log(f"line {turn} of the first\x1b[31m")
+            trajectory.log(f"line {turn} of the second")
+    with rollout("short") as trajectory:
+        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        trajectory.reward = 1.0
+    path = tmp_path / "spans.jsonl"
+    path.write_text("".join(to_json_line([span]) for span in recording.spans))
+    return str(path)
+
+
+def test_a_long_history_is_folded(long: str, capsys: Output) -> None:
+    """Its first and last messages are shown, and how many are between; `--full` shows all."""
+    assert main(["show", long, "--where", "name == 'long'"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("│      … 30 messages (--full)")
+    assert "question 1" in lines[at - 2]
+    assert "question 17" in lines[at + 1]
+    assert "question 10" not in "".join(lines)
+    assert "20 of 20 completions train" in lines[-1]
+    assert main(["show", long, "--full"]) == 0
+    full = capsys.readouterr().out
+    assert "(--full)" not in full
+    assert all(f"question {turn}" in full for turn in range(20))
+
+
+def test_a_short_history_is_not(long: str, capsys: Output) -> None:
+    """A fold of one message would be no shorter."""
+    assert main(["show", long, "--where", "turns < 5"]) == 0
+    assert "…" not in capsys.readouterr().out
+
+
+def test_logs_sample_versions_and_seconds_are_shown(
+    long: str, recording: Recording, capsys: Output
+) -> None:
+    """Of many log lines the first and the last; what could steer a terminal is escaped."""
+    assert main(["show", long, "--where", "name == 'long'"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "├─ complete  sample 3  versions 7"
+    logs = [line for line in lines if line.startswith("├─ log: ")]
+    assert len(logs) == 20
+    assert logs[0] == "├─ log: line 0 of the first\\x1b[31m"
+    assert "│      … 20 lines (--full)" in lines
+    assert lines[-1].endswith(" s")
+    assert "versions" not in format_trajectory(recording.trajectories[1])
+
+
+def test_findings_are_shown_with_what_to_do(long: str, recording: Recording) -> None:
+    """Each once, with its advice; a trajectory that lacks nothing has none."""
+    first, second = recording.trajectories
+    (finding,) = findings_of(first)
+    lines = format_trajectory(first, width=None).splitlines()
+    at = lines.index(f"├─ unscored: {finding.text}")
+    assert lines[at + 1] == f"│      → {finding.advice}"
+    assert "→" not in format_trajectory(second)
+
+
+def test_equal_findings_of_several_completions_are_one(
+    recording: Recording, clients: Clients
+) -> None:
+    """With how many there are; a warning is a line of its own, as it is."""
+    client = clients.sync(clients.serve("a", token_ids=False, logprobs=False))
+    with rollout("agent") as trajectory:
+        for text in ("one", "two", "three"):
+            client.chat.completions.create(model="m", messages=[user(text)])  # type: ignore[list-item]
+        trajectory.reward = 1.0
+    text = format_trajectory(trajectory, width=200)
+    assert text.count("inexact: 3 completions: the server sent no token ids") == 1
+    broken = type(trajectory).from_dict({**trajectory.to_dict(), "warnings": ["it is odd 1"]})
+    assert "├─ warning: it is odd 1\n│      → Read the warning" in format_trajectory(
+        broken, width=200
+    )
+    assert "└─ 3 of 3 completions train (3 as messages alone)" in text
+
+
+def test_nothing_of_a_failed_rollout_trains(recording: Recording, clients: Clients) -> None:
+    """Without a reward: no mark says that a reply trains, and the advice is there to its end."""
+    client = clients.sync(clients.serve("yes"))
+    with suppress(ValueError), rollout("agent") as trajectory:
+        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        raise ValueError("no")
+    text = format_trajectory(trajectory, width=60)
+    assert "○ assistant" in text
+    assert "●" not in text
+    assert text.splitlines()[-1].startswith("└─ 0 of 1 completions train, ")
+    words = " ".join(text.replace("│", " ").split())
+    for finding in findings_of(trajectory):
+        assert finding.advice in words
+    assert max(map(len, text.splitlines())) <= 60
+    trajectory.reward = 0.0
+    assert "● assistant" in format_trajectory(trajectory)
+
+
+def test_filter_and_order(long: str, tmp_path: Path, capsys: Output) -> None:
+    """In `show` as in `rebuild`: whole trajectories; those without a value are last."""
+    assert main(["show", long, "--sort", "reward"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("short ") < out.index("long ")
+    assert main(["show", long]) == 0
+    out = capsys.readouterr().out
+    assert out.index("long ") < out.index("short ")
+    path = tmp_path / "t.jsonl"
+    for arguments, names in (
+        ([], ["long", "short"]),
+        (["--sort=turns"], ["short", "long"]),
+        (["--sort=-turns"], ["long", "short"]),
+        (["--where", "'unscored' in findings"], ["long"]),
+    ):
+        assert main(["rebuild", long, "-o", str(path), *arguments]) == 0
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [row["name"] for row in rows] == names
+
+
+def test_export_filters_before_it_groups(long: str, tmp_path: Path, capsys: Output) -> None:
+    """From spans and from trajectories; an interrupted export does not go on with another one."""
+    made, path = str(tmp_path / "t.jsonl"), str(tmp_path / "rows.jsonl")
+    assert main(["rebuild", long, "-o", made]) == 0
+    for source in (long, made):
+        arguments = ["export", "--to", "tokens", source, "-o", path, "--restart"]
+        assert main([*arguments, "--where", "reward is not None"]) == 0
+        assert "1 group, 1 trajectory -> 1 row" in capsys.readouterr().err
+        assert main([*arguments, "--where", "reward > 5"]) == 1
+        assert "0 groups, 0 trajectories" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*arguments, "--where", "reward >"])
+
+
+def test_print_shows_the_tree(recording: Recording, clients: Clients) -> None:
+    """`print(trajectory)` is for people; `repr`, in a line, is for logs."""
+    with rollout("agent") as trajectory:
+        clients.sync(clients.serve("hi")).chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+    assert str(trajectory) == f"{trajectory}" == format_trajectory(trajectory)
+    assert "\n" not in repr(trajectory)
