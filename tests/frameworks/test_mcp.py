@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
+import otel_rollout
 from otel_rollout import Trajectory, no_capture, propagate, reconstruct, rollout
-from otel_rollout.record import process_state
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.testing import ModelServer
 from tests.frameworks.wire import until
@@ -107,11 +107,10 @@ async def test_the_baggage_brings_the_rollout(
     recording: Recording,
     clients: Clients,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     transport: str,
 ) -> None:
     """With the rollout in the baggage, MCP's client hands it on with every request of its own."""
-    monkeypatch.setattr(process_state, "baggage", True)
+    otel_rollout.configure(baggage=True)
     server, path = clients.serve("hello"), tmp_path / "spans"
     async with tools(transport, server, path) as client:
         async with rollout("agent"):

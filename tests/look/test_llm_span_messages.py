@@ -221,7 +221,7 @@ def test_unset_arguments_are_not_attributes(
     assert [record.getMessage() for record in caplog.records] == []
     for span in llm(any_recording):
         assert None not in (span.attributes or {}).values()
-    assert len(llm(any_recording)) in ((0, 2) if DRAWS_RESPONSES else (0, 1))
+    assert len(llm(any_recording)) in (0, 2)
 
 
 # --- the Responses API

@@ -14,6 +14,7 @@ from otel_rollout.view.as_text import format_trajectory
 from otel_rollout.view.messages import CallRow, message_row
 from otel_rollout.view.words import words_of
 from otel_rollout.wire import (
+    Other,
     Part,
     ToolCall,
     ToolResult,
@@ -96,4 +97,4 @@ def test_the_page_has_the_parts_of_a_shape_that_is_added():
 def test_a_part_whose_value_is_null_is_shown_as_it_is(name: str):
     """A member that is null says nothing about the part: it is another part, of that name."""
     (part,) = content_parts([{name: None}])
-    assert (type(part).__name__, part.kind) == ("Other", name)
+    assert isinstance(part, Other) and part.kind == name
