@@ -97,4 +97,5 @@ def test_the_page_has_the_parts_of_a_shape_that_is_added():
 def test_a_part_whose_value_is_null_is_shown_as_it_is(name: str):
     """A member that is null says nothing about the part: it is another part, of that name."""
     (part,) = content_parts([{name: None}])
-    assert isinstance(part, Other) and part.kind == name
+    assert isinstance(part, Other)
+    assert part.kind == name
