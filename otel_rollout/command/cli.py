@@ -31,16 +31,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _run(options)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Who reads the output has seen enough. What is still buffered must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # who reads the output has seen enough
+        _flush_or_drop()
         return 0
     except KeyboardInterrupt:
         return 130
     except (OSError, LookupError, RolloutError) as error:
         say(sentence_about(error))
+        _flush_or_drop()
         return 1
     return status
+
+
+def _flush_or_drop() -> None:
+    """Write what is buffered for stdout, or drop it: it must not fail again when Python exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -242,15 +242,24 @@ def test_trajectories_with_half_a_line_are_shown(recorded: Recording, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("verb", [["rebuild"], ["show"], ["rebuild", "-o", "/dev/full"]])
-def test_an_output_that_is_full(verb: list[str], recorded: Recording, tmp_path: Path):
-    """It is said in a sentence, and the status is 1."""
+def test_an_output_that_is_full(
+    verb: list[str], unbuffered: str, recorded: Recording, tmp_path: Path
+):
+    """It is said in a sentence, and the status is 1, whenever Python writes what was printed."""
     source = written(tmp_path / "spans.jsonl", lines(recorded.spans))
     with open("/dev/full", "w") as full:
         run = subprocess.run(
-            [*COMMAND, *verb, source], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*COMMAND, *verb, source],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )
     assert run.returncode == 1
+    assert "Exception ignored" not in run.stderr
     assert "No space left on device" in run.stderr
     assert "Traceback" not in run.stderr
 
