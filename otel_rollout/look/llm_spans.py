@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from opentelemetry import trace
 from opentelemetry.context import get_value
@@ -174,8 +174,7 @@ def _begin(api: ModelApi, call: RunningCall) -> trace.Span:
 
 
 def _operation(api: ModelApi) -> str:
-    is_text = api.conversation == "prompt"
-    return sc.OPERATION_TEXT_COMPLETION if is_text else sc.OPERATION_CHAT
+    return sc.OPERATION_TEXT_COMPLETION if api.conversation == "prompt" else sc.OPERATION_CHAT
 
 
 class _LlmSpan:
@@ -233,15 +232,16 @@ class _LlmSpan:
     def _context(self, params: Mapping[str, Json], written: Mapping[str, Any]) -> dict[str, Any]:
         """Instructions and tools that no span has shown."""
         attributes: dict[str, Any] = {}
+        is_full = process_state.content.shows == "full"
         for message in self._api.instructions_of(params):
-            if self._shown.add(message):
+            if self._shown.add(message) or is_full:
                 attributes[sc.GEN_AI_SYSTEM_INSTRUCTIONS] = dumps(_parts(message))
         tools, counts = self._api.tools(params), self._shown.tools
         digest = loads(written.get(sc.REQUEST_SHARED, "{}")).get("tools")
         count = counts.get(digest) if tools is None else len(tools)
         if digest and count:
             counts[digest] = count
-        if tools and (self._shown.add(tools) or process_state.content.shows == "full"):
+        if tools and (self._shown.add(tools) or is_full):
             attributes[sc.GEN_AI_TOOL_DEFINITIONS] = dumps(tools)
         elif count:
             attributes[sc.ELIDED_TOOLS] = count
@@ -350,10 +350,12 @@ def _named(name: str | None, body: bytes) -> str | None:
 
 def _prompts(asked: Json) -> list[Json]:
     """What a request asks that has no list of messages: one text, several, or token ids."""
-    rows = asked if isinstance(asked, list) else [asked]
-    if isinstance(rows[0], int):
-        return [f"({len(rows)} token ids)"]
-    return rows
+    rows = asked if isinstance(asked, list) and not _is_ids(asked) else [asked]
+    return [f"({len(row)} token ids)" if _is_ids(row) else row for row in rows]
+
+
+def _is_ids(prompt: Json) -> TypeGuard[list[int]]:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
 
 
 def _key(message: Json) -> int:

@@ -1,4 +1,4 @@
-"""Tool spans without a change of the agent: a request that answers a tool call tells of the tool.
+"""Tool spans without a change of the agent: from the requests that bring results of tool calls.
 
 The model asked for it in a reply of the rollout, and the next request brings its result. What
 happened between is drawn as a span, unless a span of that call is on the trace already. These spans

@@ -199,12 +199,19 @@ def test_streamed_replies_are_shown(recording: Recording, clients: Clients, swal
     assert swallowed == []
 
 
-def test_token_ids_as_prompt_are_not_shown_one_by_one(recording: Recording, clients: Clients):
-    """A prompt of token ids is one line for people."""
+IDS = list(range(100))
+
+
+@pytest.mark.parametrize(("prompt", "lines"), [(IDS, [100]), ([IDS, IDS[:5]], [100, 5])])
+def test_token_ids_as_prompt_are_not_shown_one_by_one(
+    recording: Recording, clients: Clients, prompt: Any, lines: list[int]
+):
+    """Each prompt of token ids is one line for people."""
     with rollout("x"):
         client = clients.sync(clients.serve("ok"))
-        client.completions.create(model="m", prompt=list(range(100)))
-    assert inputs(recording) == [{"type": "text", "content": "(100 token ids)"}]
+        client.completions.create(model="m", prompt=prompt)
+    shown = [part["content"] for part in inputs(recording)]
+    assert shown == [f"({count} token ids)" for count in lines]
 
 
 def test_unset_arguments_are_not_attributes(

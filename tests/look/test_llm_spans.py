@@ -204,7 +204,7 @@ def test_without_content_a_span_has_numbers_only(clients: Clients, options: Any)
 
 
 def test_all_of_it_on_each_span_if_asked(clients: Clients):
-    """`configure(content="full")` repeats the conversation and the tools."""
+    """`configure(content="full")` repeats the conversation, the tools and the instructions."""
     server, spans = clients.serve("done"), InMemorySpanExporter()
     provider = otel_rollout.configure("tests", content="full")
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -214,7 +214,13 @@ def test_all_of_it_on_each_span_if_asked(clients: Clients):
         for _ in range(3):
             post(server.base_url, messages=messages, tools=tools)
             messages = [*messages, {"role": "user", "content": "more"}]
-    last = [s for s in spans.get_finished_spans() if s.name == "chat m"][-1]
+        for _ in range(2):
+            body = {"model": "m", "input": "go", "instructions": "be brief"}
+            requests.post(f"{server.base_url}/responses", json=body, timeout=60)
+    *_, earlier, later = [s for s in spans.get_finished_spans() if s.name == "chat m"]
+    for span in (earlier, later):
+        assert "be brief" in str(attributes(span)["gen_ai.system_instructions"])
+    last = [s for s in spans.get_finished_spans() if s.name == "chat m"][2]
     assert shown(last) == [("user", LONG), ("user", "more"), ("user", "more")]
     assert "small" in str(attributes(last)["gen_ai.tool.definitions"])
 
