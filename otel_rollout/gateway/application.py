@@ -34,7 +34,7 @@ from otel_rollout.gateway.http import (
 )
 from otel_rollout.gateway.paths import Asked, asked_of
 from otel_rollout.gateway.renderers import Renderer, next_prompt_by
-from otel_rollout.gateway.rollout_parts import Seats
+from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.gateway.supply import Supply, SupplyingUpstream
 from otel_rollout.gateway.tokens import TokenError, Tokens
 from otel_rollout.gateway.upstream import Upstream
@@ -119,7 +119,7 @@ class Application:
         self.secret = said
         """The secret that it was given. None: it has a random one."""
         self.tokens = Tokens(said or os.urandom(32), settings.token_seconds)
-        self.seats = Seats(most=settings.most_parts, idle_seconds=settings.idle_seconds)
+        self.held = HeldRollouts(most=settings.most_parts, idle_seconds=settings.idle_seconds)
         self._upstream = Upstream(
             settings.upstream,
             api_key=settings.api_key,
@@ -130,7 +130,7 @@ class Application:
         self.fields: WeakKeyDictionary[ActiveRollout, Json] = WeakKeyDictionary()
         """What `request_token_ids` said where the address of a rollout was asked for."""
         self._control = Control(
-            self.seats,
+            self.held,
             said,
             settings.rollout_seconds,
             lambda active, root: environment_of(self.tokens, active, root),
@@ -151,7 +151,7 @@ class Application:
 
     async def close(self) -> None:
         """End every rollout that it holds, and the connections to the model server."""
-        self.seats.close()
+        self.held.close()
         await self._upstream.close()
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,7 +175,7 @@ class Application:
                 return
             carried = self._rollout_of(asked, scope)
             body = await read_body(scope, receive, self._limits)
-            with self.seats.call(carried) as active:
+            with self.held.call(carried) as active:
                 await self._pass_on(active, asked, scope, body, receive, send)
         except Refusal as refusal:
             await refuse(send, refusal, asked.path)

@@ -18,7 +18,7 @@ from typing import Any
 from otel_rollout.errors import RolloutError
 from otel_rollout.gateway.http import Refusal, Scope, is_near
 from otel_rollout.gateway.openapi import OPENAPI, PAGE
-from otel_rollout.gateway.rollout_parts import Seats
+from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.record import ActiveRollout, Options, record_reward
 from otel_rollout.wire import Json, dumps, loads
 
@@ -45,12 +45,12 @@ class Control:
 
     def __init__(
         self,
-        seats: Seats,
+        held: HeldRollouts,
         secret: bytes | None,
         seconds: float,
         environment: Callable[[ActiveRollout, str], Mapping[str, str]],
     ) -> None:
-        self._seats = seats
+        self._held = held
         self._secret = secret
         self._seconds = seconds
         self._environment = environment
@@ -104,7 +104,7 @@ class Control:
             options = Options.of({"name": "rollout", **asked})
         except (RolloutError, ValueError) as error:
             raise Refusal(400, str(error)) from None
-        active = self._seats.begin(options, float(seconds))
+        active = self._held.begin(options, float(seconds))
         environment = dict(self._environment(active, root))
         return _json(
             201,
@@ -118,7 +118,7 @@ class Control:
         )
 
     def _reward(self, rollout_id: str, asked: dict[str, Json]) -> Reply:
-        active = self._seats.begun(rollout_id)
+        active = self._held.begun(rollout_id)
         if active is None:
             raise _unknown(rollout_id)
         if "reward" not in asked:
@@ -134,9 +134,9 @@ class Control:
     def _end(self, rollout_id: str, asked: dict[str, Json]) -> Reply:
         _check_names(asked, ("output", "error"))
         error = RuntimeError(str(asked["error"])) if asked.get("error") else None
-        if self._seats.begun(rollout_id) is None:
+        if self._held.begun(rollout_id) is None:
             raise _unknown(rollout_id)
-        self._seats.end(rollout_id, asked.get("output"), error)
+        self._held.end(rollout_id, asked.get("output"), error)
         return _json(200, {"id": rollout_id, "status": "error" if error else "complete"})
 
 

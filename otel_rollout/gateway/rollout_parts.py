@@ -27,7 +27,7 @@ from otel_rollout.record import (
 
 
 @dataclass(slots=True)
-class Seat:
+class HeldRollout:
     """A rollout, or a part of one, that the gateway holds."""
 
     active: ActiveRollout
@@ -39,7 +39,7 @@ class Seat:
     """Calls that are under way."""
 
 
-class Seats:
+class HeldRollouts:
     """All rollouts of one gateway.
 
     most: parts that are kept at a time; the one that was idle longest ends for a further one.
@@ -49,9 +49,9 @@ class Seats:
     def __init__(self, *, most: int, idle_seconds: float) -> None:
         self._most = most
         self._idle_seconds = idle_seconds
-        self._parts: OrderedDict[tuple[str, int], Seat] = OrderedDict()
+        self._parts: OrderedDict[tuple[str, int], HeldRollout] = OrderedDict()
         """Parts by the rollout and the trace that a carrier names, the latest used last."""
-        self._begun: dict[str, Seat] = {}
+        self._begun: dict[str, HeldRollout] = {}
         """Rollouts that were begun here, by id."""
         self._timer: asyncio.TimerHandle | None = None
         self._pid = os.getpid()
@@ -59,18 +59,18 @@ class Seats:
     @contextmanager
     def call(self, carried: Carried) -> Iterator[ActiveRollout]:
         """The rollout that a call belongs to, which is kept while the call is under way."""
-        seat = self._seat(carried)
-        if isinstance(seat, ActiveRollout):
-            yield seat
+        held = self._held(carried)
+        if isinstance(held, ActiveRollout):
+            yield held
             return
-        seat.calls += 1
+        held.calls += 1
         try:
-            yield seat.active
+            yield held.active
         finally:
-            seat.calls -= 1
-            seat.used = time.monotonic()
+            held.calls -= 1
+            held.used = time.monotonic()
 
-    def _seat(self, carried: Carried) -> Seat | ActiveRollout:
+    def _held(self, carried: Carried) -> HeldRollout | ActiveRollout:
         begun = self._begun.get(carried.rollout_id)
         if begun is not None:
             return begun
@@ -78,18 +78,18 @@ class Seats:
         if active is not None:
             return active
         key = carried.rollout_id, carried.trace_id
-        seat = self._parts.get(key)
-        if seat is None:
+        held = self._parts.get(key)
+        if held is None:
             self._make_room()
             active = rollout_or_part(carried)
-            seat = self._parts[key] = Seat(active, self._idle_seconds, time.monotonic())
+            held = self._parts[key] = HeldRollout(active, self._idle_seconds, time.monotonic())
             self._watch()
         self._parts.move_to_end(key)
-        return seat
+        return held
 
     def _make_room(self) -> None:
         while len(self._parts) >= self._most:
-            idle = next((key for key, seat in self._parts.items() if not seat.calls), None)
+            idle = next((key for key, held in self._parts.items() if not held.calls), None)
             if idle is None:
                 return  # each has a call under way
             close(self._parts.pop(idle).active)
@@ -97,29 +97,29 @@ class Seats:
     def begin(self, options: Options, idle_seconds: float) -> ActiveRollout:
         """Begin a rollout whose code runs elsewhere."""
         active = begin_here(options)
-        self._begun[active.id] = Seat(active, idle_seconds, time.monotonic())
+        self._begun[active.id] = HeldRollout(active, idle_seconds, time.monotonic())
         self._watch()
         return active
 
     def begun(self, rollout_id: str) -> ActiveRollout | None:
         """The rollout with this id that was begun here and has not ended. None: there is none."""
-        seat = self._begun.get(rollout_id)
-        return None if seat is None else seat.active
+        held = self._begun.get(rollout_id)
+        return None if held is None else held.active
 
     def end(
         self, rollout_id: str, output: object = None, error: BaseException | None = None
     ) -> bool:
         """End a rollout that was begun here, or the parts of another one; False if none is."""
-        seats = [seat for key, seat in self._parts.items() if key[0] == rollout_id]
+        parts = [held for key, held in self._parts.items() if key[0] == rollout_id]
         self._parts = OrderedDict(
-            (key, seat) for key, seat in self._parts.items() if key[0] != rollout_id
+            (key, held) for key, held in self._parts.items() if key[0] != rollout_id
         )
         begun = self._begun.pop(rollout_id, None)
         if begun is not None:
             close(begun.active, output, error)
-        for seat in seats:
-            close(seat.active)
-        return begun is not None or bool(seats)
+        for part in parts:
+            close(part.active)
+        return begun is not None or bool(parts)
 
     def close(self) -> None:
         """End all."""
@@ -138,20 +138,20 @@ class Seats:
         """Look for idle ones in a while."""
         if self._timer is not None:
             return
-        seats = (*self._parts.values(), *self._begun.values())
-        if seats:
-            least = min(seat.idle_seconds for seat in seats)
+        held = (*self._parts.values(), *self._begun.values())
+        if held:
+            least = min(held.idle_seconds for held in held)
             later = max(0.05, least / 4)
             self._timer = asyncio.get_running_loop().call_later(later, self._end_idle)
 
     def _end_idle(self) -> None:
         self._timer = None
         now = time.monotonic()
-        for key, seat in list(self._parts.items()):
-            if not seat.calls and now - seat.used >= seat.idle_seconds:
+        for key, held in list(self._parts.items()):
+            if not held.calls and now - held.used >= held.idle_seconds:
                 close(self._parts.pop(key).active)
-        for rollout_id, seat in list(self._begun.items()):
-            if not seat.calls and now - seat.used >= seat.idle_seconds:
-                said = f"no model call for {seat.idle_seconds:g} seconds"
+        for rollout_id, held in list(self._begun.items()):
+            if not held.calls and now - held.used >= held.idle_seconds:
+                said = f"no model call for {held.idle_seconds:g} seconds"
                 self.end(rollout_id, error=TimeoutError(said))
         self._watch()
