@@ -1,4 +1,4 @@
-"""Whoever looks at what is recorded: an observer hears of each step, and recording knows none.
+"""Observers of what is recorded: called at each step; the code that records knows none of them.
 
 `configure` puts the observers of the look lane in; without them none of their code runs. What an
 observer does must not fail or slow the call: an exception is logged at DEBUG, and no lock of a
@@ -57,11 +57,11 @@ class RunningCall(Protocol):
     context: Context
     """Where its span begins; who puts another one around it, replaces it."""
     known: tuple[str, int]
-    """Digest and number of those that an earlier request of the rollout had."""
+    """Digest and number of the messages that an earlier request of the rollout had."""
     error: tuple[str, str] | None
     """The name of the error that it ended with, and a sentence. None: it ended with none."""
     added: bytes
-    """Those messages of its request that no earlier one of the rollout had, as JSON."""
+    """The messages of its request that no earlier one of the rollout had, as JSON."""
     observed: dict[object, Any]
     """What each observer keeps of it."""
 
@@ -127,7 +127,7 @@ class Observer:
 
 
 class Observers:
-    """The observers of a process, by what they want to hear."""
+    """The observers of a process, by the steps that they have a method for."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         every = tuple(observers)

@@ -17,7 +17,7 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "policy_version": (str, int),
     "metadata": (Mapping,),
 }
-"""Types of the options that have several, or none."""
+"""The types that options of more than one type may have, beside None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class ExchangeRecorder:
         self._recorded: tuple[bytes, slice] = b"", slice(0)
         """The request's body as it may be recorded, and where its messages are."""
         self.known: tuple[str, int] = "", 0
-        """Digest and number of those that an earlier one had."""
+        """Digest and number of the messages that an earlier one had."""
         self.error: tuple[str, str] | None = None
         """The name of the error that it ended with, and a sentence. None: it ended with none."""
         self._observers.notify("call_began", self)

@@ -12,7 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from otel_rollout import Trajectory, rollout
+from otel_rollout import Trajectory, rollout, tool
+from otel_rollout.record import Observer, Observers, process_state
 from otel_rollout.record.current import current_rollout
 from otel_rollout.record.encoding import decoded
 from otel_rollout.record.recorder import ExchangeRecorder
@@ -264,3 +265,46 @@ def test_a_cut_encoding() -> None:
     assert len(found) > 0
     with pytest.raises(zlib.error):
         decoded(b"no gzip", "gzip")
+
+
+class Failing(Observer):
+    """Fails at each step, and keeps which steps there were."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    def _fail(self, step: str) -> None:
+        self.steps.append(step)
+        raise RuntimeError(step)
+
+
+def _failing_at(step: str) -> Any:
+    return lambda self, *_, **__: self._fail(step)
+
+
+STEPS = [name for name in vars(Observer) if not name.startswith("_")]
+for _step in STEPS:
+    setattr(Failing, _step, _failing_at(_step))
+
+
+def test_an_observer_that_fails_changes_nothing(
+    recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch
+):
+    """Each step is reported, and what is recorded is what it was; the other observers go on."""
+    first, last = Failing(), Failing()
+    monkeypatch.setattr(process_state, "observers", Observers([first, last]))
+    client = clients.sync(clients.serve("fine"))
+
+    @tool
+    def add() -> int:
+        return 1
+
+    with rollout("agent") as trajectory:
+        reply = client.chat.completions.create(model="m", messages=ASK)
+        add()
+        trajectory.reward = 1.0
+    assert reply.choices[0].message.content == "fine"
+    assert [completion.status for completion in trajectory.completions] == ["complete"]
+    assert (trajectory.status, trajectory.reward, trajectory.warnings) == ("complete", 1.0, [])
+    assert first.steps == last.steps
+    assert set(first.steps) == set(STEPS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -225,6 +227,28 @@ def test_a_number_that_goes_on_is_another_one(
     for each in spans:
         reader.add(each)
     assert [reader.read(each.span_id).response() for each in spans] == bodies
+
+
+def colliding() -> tuple[str, str]:
+    """Two texts of one length and one CRC-32."""
+    found: dict[int, str] = {}
+    for number in range(1 << 20):
+        text = hashlib.sha256(str(number).encode()).hexdigest()[:12]
+        other = found.setdefault(crc32(text.encode()), text)
+        if other != text:
+            return other, text
+    raise AssertionError("none of a million texts have one checksum")
+
+
+def test_a_prefix_is_not_known_by_its_checksum_alone() -> None:
+    """A message with the length and the checksum of another one is written and read as itself."""
+    writer, reader = ExchangeWriter(), ExchangeReader()
+    asked = [[{"content": text}, {"content": "go"}] for text in colliding() for _ in range(3)]
+    bodies = [{"model": "m", "messages": messages} for messages in asked]
+    spans = [span(i, writer.request(encode(b, ascii_only=True))) for i, b in enumerate(bodies)]
+    for each in spans:
+        reader.add(each)
+    assert [reader.read(each.span_id).request() for each in spans] == bodies
 
 
 def test_token_ids_cost_what_is_new() -> None:
