@@ -42,10 +42,9 @@ fuzz: $(READY)  ## spans that are changed at random, for many minutes
 	$(BIN)/python -m pytest -q -n $(JOBS) -m fuzz $(TESTS)
 
 # Other versions differ in the clients and the SDK: the tests of what touches those.
-VERSIONED := tests/test_configure.py tests/look tests/record/anthropic tests/record/endings \
-	$(patsubst %,tests/record/test_%.py,capture capture_scope content counted_streams http lifecycle live_trajectory nested_rollouts \
-	other_endpoints processor request_token_ids responses_api retries rollout secrets text_completions tool \
-	ways_of_calling) tests/trajectory/test_media.py tests/wire/test_servers.py
+VERSIONED := tests/test_configure.py tests/look tests/trajectory/test_media.py tests/wire/test_servers.py \
+	$(addprefix tests/record/,anthropic clients endings privacy/test_content.py privacy/test_secrets.py processor/test_processor.py) \
+	$(patsubst %,tests/record/rollouts/test_%.py,live_trajectory nested_rollouts rollout tool)
 
 MARKS ?=# of test-versions: "not slow" is a third of the time
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support

@@ -55,9 +55,9 @@ def test_tests_import_the_kit_and_helpers_of_their_folder() -> None:
         ("record/test_tool.py", "from tests.conftest import Recording"),
         ("record/test_tool.py", "def f():\n    from tests import conftest"),
         ("record/test_tool.py", "import tests.look.llm_spans"),
-        ("record/test_tool.py", "from .rollouts import ask"),
+        ("record/test_tool.py", "from .helper import ask"),
         ("test_docs.py", "from tests.test_examples import python"),
-        ("kit/calling.py", "from tests.record.rollouts import ask"),
+        ("kit/calling.py", "from tests.record.helper import ask"),
     ],
 )
 def test_any_other_import_is_found(path: str, source: str) -> None:
@@ -68,7 +68,7 @@ def test_any_other_import_is_found(path: str, source: str) -> None:
 def test_the_kit_and_the_own_folder_are_fine() -> None:
     """What a test may import is not reported."""
     assert shared("record/test_tool.py", "from tests.kit.recording import Clients") == []
-    assert shared("record/test_tool.py", "from tests.record.rollouts import ask") == []
+    assert shared("record/test_tool.py", "from tests.record.helper import ask") == []
     assert shared("record/test_tool.py", "import json") == []
 
 

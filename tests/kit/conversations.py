@@ -33,7 +33,7 @@ async def chat(client: Any, **request: Any) -> Any:
 Message = dict[str, Any]
 
 
-def user(text: Any) -> Message:
+def user(text: Any) -> Any:
     return {"role": "user", "content": text}
 
 

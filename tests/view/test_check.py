@@ -32,7 +32,7 @@ def good(recording: Recording, clients: Clients) -> Trajectory:
     """A trajectory that lacks nothing."""
     client = clients.sync(clients.serve())
     with rollout("agent", task_id="t1") as trajectory:
-        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        client.chat.completions.create(model="m", messages=[user("hi")])
         trajectory.reward = 1.0
     return trajectory
 
@@ -43,7 +43,7 @@ def bad(recording: Recording, clients: Clients) -> Trajectory:
     server = clients.serve(Reply("a", id="bad"), token_ids=False, logprobs=False)
     client = clients.sync(server)
     with rollout("other") as trajectory:
-        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        client.chat.completions.create(model="m", messages=[user("hi")])
     return trajectory
 
 
@@ -136,7 +136,7 @@ def test_what_is_not_to_be_trained_on_needs_no_reward(
     """Nor tokens; its calls have to be there."""
     client = clients.sync(clients.serve())
     with rollout("judge", trainable=False):
-        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        client.chat.completions.create(model="m", messages=[user("hi")])
     path = written(tmp_path / "t.jsonl", recording.trajectory)
     assert main(["check", path]) == 0
 

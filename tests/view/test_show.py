@@ -33,7 +33,7 @@ def long(recording: Recording, clients: Clients, tmp_path: Path) -> str:
             trajectory.log(f"line {turn} of the first\x1b[31m")
             trajectory.log(f"line {turn} of the second")
     with rollout("short") as trajectory:
-        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        client.chat.completions.create(model="m", messages=[user("hi")])
         trajectory.reward = 1.0
     path = tmp_path / "spans.jsonl"
     path.write_text("".join(to_json_line([span]) for span in recording.spans))
@@ -93,7 +93,7 @@ def test_equal_findings_of_several_completions_are_one(
     client = clients.sync(clients.serve("a", token_ids=False, logprobs=False))
     with rollout("agent") as trajectory:
         for text in ("one", "two", "three"):
-            client.chat.completions.create(model="m", messages=[user(text)])  # type: ignore[list-item]
+            client.chat.completions.create(model="m", messages=[user(text)])
         trajectory.reward = 1.0
     text = format_trajectory(trajectory, width=200)
     assert text.count("inexact: 3 completions: the server sent no token ids") == 1
@@ -108,7 +108,7 @@ def test_nothing_of_a_failed_rollout_trains(recording: Recording, clients: Clien
     """Without a reward: no mark says that a reply trains, and the advice is there to its end."""
     client = clients.sync(clients.serve("yes"))
     with suppress(ValueError), rollout("agent") as trajectory:
-        client.chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        client.chat.completions.create(model="m", messages=[user("hi")])
         raise ValueError("no")
     text = format_trajectory(trajectory, width=60)
     assert "○ assistant" in text
@@ -159,6 +159,6 @@ def test_export_filters_before_it_groups(long: str, tmp_path: Path, capsys: Outp
 def test_print_shows_the_tree(recording: Recording, clients: Clients) -> None:
     """`print(trajectory)` is for people; `repr`, in a line, is for logs."""
     with rollout("agent") as trajectory:
-        clients.sync(clients.serve("hi")).chat.completions.create(model="m", messages=[user("hi")])  # type: ignore[list-item]
+        clients.sync(clients.serve("hi")).chat.completions.create(model="m", messages=[user("hi")])
     assert str(trajectory) == f"{trajectory}" == format_trajectory(trajectory)
     assert "\n" not in repr(trajectory)

@@ -33,8 +33,8 @@ from otel_rollout import (
 from otel_rollout.record.attributes import reward_numbers
 from otel_rollout.testing import Raw, Reply, ToolCall
 from otel_rollout.workflows import run_workflows
+from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording
-from tests.record.rollouts import user
 
 REWARD, REWARDS = "rollout.reward", "rollout.rewards."
 

@@ -16,7 +16,7 @@ from tests.kit.calling import BOTH, Caller, Configure, as_bare, done, entered, r
 from tests.kit.comparing import replayed, without_null
 from tests.kit.conversations import ASK
 from tests.kit.recording import Clients, Recording
-from tests.record.openai_ways import CHAT, USAGE, Json, Script, call, check, same
+from tests.record.clients.openai_ways import CHAT, USAGE, Json, Script, call, check, same
 
 pytestmark = pytest.mark.slow
 

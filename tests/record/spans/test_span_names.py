@@ -24,8 +24,8 @@ from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.testing import Reply, ToolCall
 from otel_rollout.workflows import run_workflows
+from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording
-from tests.record.rollouts import user
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,9 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.trajectory.sentences import NO_CALL
+from tests.kit.conversations import user
+from tests.kit.played import ask, ask_async, assert_replays, contents
 from tests.kit.recording import Clients, Recording
-from tests.record.rollouts import ask, ask_async, assert_replays, contents, user
 
 # --- what is decorated stays what it was
 

@@ -13,7 +13,7 @@ from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.calling import BOTH, Caller, Configure, done, entered, read
 from tests.kit.comparing import replayed
 from tests.kit.recording import Clients
-from tests.record.openai_ways import Script, call, same
+from tests.record.clients.openai_ways import Script, call, same
 
 pytestmark = pytest.mark.slow
 

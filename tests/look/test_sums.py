@@ -16,8 +16,8 @@ from otel_rollout.look.sums import SHOWN
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.testing import Raw, Reply, ToolCall
 from otel_rollout.workflows import run_workflows
+from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording
-from tests.record.rollouts import user
 
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 SYSTEM, MODEL = "gen_ai.system_instructions", "gen_ai.request.model"

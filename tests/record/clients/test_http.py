@@ -18,7 +18,7 @@ from tests.kit.calling import BOTH, STREAMED, Caller, Configure, as_bare
 from tests.kit.comparing import replayed
 from tests.kit.conversations import ASK
 from tests.kit.recording import Clients, Recording
-from tests.record.openai_ways import CHAT, USAGE, Json, Script, call, same, wire_json
+from tests.record.clients.openai_ways import CHAT, USAGE, Json, Script, call, same, wire_json
 
 pytestmark = pytest.mark.slow
 

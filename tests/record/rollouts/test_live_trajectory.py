@@ -25,8 +25,9 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.testing import Reply, ToolCall
+from tests.kit.conversations import user
+from tests.kit.played import ask, assert_replays, contents
 from tests.kit.recording import Clients, Recording
-from tests.record.rollouts import ask, assert_replays, contents, user
 
 # --- the live trajectory
 

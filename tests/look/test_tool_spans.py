@@ -18,8 +18,8 @@ import otel_rollout
 from otel_rollout import reconstruct, rollout, tool
 from otel_rollout.testing import Reply, ToolCall
 from otel_rollout.wire import tool_calls, tool_results, visible_content
+from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording
-from tests.record.rollouts import user
 
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 

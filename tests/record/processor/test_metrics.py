@@ -171,7 +171,7 @@ async def test_no_attribute_is_an_id(meter: Meter, recording: Recording, clients
     assert set(after) <= NAMES
 
 
-DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/grafana.json").read_text())
+DASHBOARD = json.loads((Path(__file__).parents[3] / "docs/grafana.json").read_text())
 QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 
 

@@ -43,8 +43,9 @@ from otel_rollout.export.group_rows import Tally, item_of_trajectory, rows_of
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.uncaptured import note_outside, note_uncaptured
 from otel_rollout.testing import Reply
+from tests.kit.conversations import user
+from tests.kit.played import ask
 from tests.kit.recording import Clients, Recording
-from tests.record.rollouts import ask, user
 
 NO_CALL = "it made no model call that was captured"
 

@@ -1,4 +1,4 @@
-"""Questions to a client, and a trajectory's histories as their texts."""
+"""Questions to a client, the texts of histories, and what spans rebuild in any order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ import openai
 
 from otel_rollout import Trajectory, reconstruct
 from tests.kit.recording import Recording
-
-
-def user(text: str) -> Any:
-    return {"role": "user", "content": text}
 
 
 def ask(client: openai.OpenAI, *messages: Any, **options: Any) -> Any:

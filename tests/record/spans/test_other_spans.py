@@ -15,8 +15,9 @@ from otel_rollout import no_capture, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.uncaptured import note_uncaptured
+from tests.kit.conversations import user
+from tests.kit.played import ask
 from tests.kit.recording import Clients, Recording
-from tests.record.rollouts import ask, user
 
 CHAT = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "gemini"}
 

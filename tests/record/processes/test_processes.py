@@ -617,7 +617,7 @@ def test_an_exception_passes_through(recording: Recording):
 
 def test_the_docs_of_processes(recording: Recording):
     """Every block of docs/processes.md compiles; the first runs as it stands."""
-    text = (Path(__file__).parents[2] / "docs" / "processes.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "processes.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 6
     for block in blocks:

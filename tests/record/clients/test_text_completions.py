@@ -13,7 +13,7 @@ from tests.kit.calling import BOTH, STREAMED, Caller, Configure, as_bare, ask_ba
 from tests.kit.comparing import replayed
 from tests.kit.conversations import ASK
 from tests.kit.recording import Clients, Recording
-from tests.record.openai_ways import CHAT, Json, call, check
+from tests.record.clients.openai_ways import CHAT, Json, call, check
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,9 @@ import pytest
 
 from otel_rollout import get_current_trajectory, no_capture, rollout
 from otel_rollout.testing import Reply
+from tests.kit.conversations import user
+from tests.kit.played import ask, ask_async, assert_replays, contents
 from tests.kit.recording import Clients, Recording
-from tests.record.rollouts import ask, ask_async, assert_replays, contents, user
 
 
 def test_nested_rollouts_have_their_own_trajectories(recording: Recording, clients: Clients):
