@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     UNRECORDED,
-    Call,
+    ClientCall,
     Unrecorded,
     added_fields,
     asks_for_count,
@@ -138,7 +138,7 @@ def model_path(url: str) -> str | None:
 
 
 @guarded(INCOMPLETE)
-def begin(make_post: Callable[[], Post]) -> tuple[Call | Unrecorded, Post | None] | None:
+def begin(make_post: Callable[[], Post]) -> tuple[ClientCall | Unrecorded, Post | None] | None:
     """The call that a POST to a model's path is, and the POST, which may have got another body.
 
     `UNRECORDED` if it is only counted; None where it belongs to another call, or is not looked at.
@@ -187,14 +187,14 @@ def _asking() -> ActiveRollout | Unrecorded:
     return UNRECORDED
 
 
-def _recorded(active: ActiveRollout, post: Post, endpoint: str, body: Json) -> Call:
+def _recorded(active: ActiveRollout, post: Post, endpoint: str, body: Json) -> ClientCall:
     added = {} if is_signed(post.headers) else added_fields(endpoint, body)
     if added:
         post.replace(json.dumps({**body, **added}).encode())
     recorder = ExchangeRecorder(active, endpoint)
     recorder.hides_count = asks_for_count(added)
     recorder.request(post.body, post.headers, post.url)
-    return Call(recorder, lambda: None, post.received)
+    return ClientCall(recorder, lambda: None, post.received)
 
 
 def _json_of(body: bytes | None) -> Json:
