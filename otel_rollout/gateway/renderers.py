@@ -47,9 +47,9 @@ class Turn:
         return list(self.request["messages"])
 
 
-Post: TypeAlias = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+AskServer: TypeAlias = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 """Sends a body to a path of the model server; the status of the reply, and its body."""
-NextPrompt: TypeAlias = Callable[[Turn, Post], Awaitable[Sequence[int] | None]]
+NextPrompt: TypeAlias = Callable[[Turn, AskServer], Awaitable[Sequence[int] | None]]
 """The ids of the next prompt, which begin with those that are held. None: not known."""
 
 
@@ -118,7 +118,7 @@ class Bridge:
         self._renderer = renderer
         self._one_at_a_time = asyncio.Lock()
 
-    async def next_prompt(self, turn: Turn, _: Post) -> Sequence[int] | None:
+    async def next_prompt(self, turn: Turn, _: AskServer) -> Sequence[int] | None:
         """The ids of the next prompt; None where the renderer cannot tell."""
         async with self._one_at_a_time:
             found = await asyncio.to_thread(
@@ -143,7 +143,7 @@ class ServerRenderer:
     def __init__(self) -> None:
         self._ways = [_Way("/v1/chat/completions/render", "token_ids"), _Way("/tokenize", "tokens")]
 
-    async def next_prompt(self, turn: Turn, post: Post) -> Sequence[int] | None:
+    async def next_prompt(self, turn: Turn, post: AskServer) -> Sequence[int] | None:
         """The ids of the next prompt; None where the two renderings do not tell them."""
         if not turn.is_closed:
             return None
@@ -159,7 +159,7 @@ class ServerRenderer:
         return turn.held + after[len(before) - missing :]
 
     async def _rendered(
-        self, turn: Turn, messages: list[Json], post: Post, *, opens: bool
+        self, turn: Turn, messages: list[Json], post: AskServer, *, opens: bool
     ) -> list[int] | None:
         """The ids of these messages; `opens` adds what a prompt ends with."""
         asked = {**turn.request, "messages": messages, "add_generation_prompt": opens}

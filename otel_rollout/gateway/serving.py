@@ -12,7 +12,7 @@ from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
 from otel_rollout.gateway.application import MAX_BODY_BYTES, Application, Settings
 from otel_rollout.gateway.environment import environment_of, token_of
 from otel_rollout.gateway.extra import library
-from otel_rollout.gateway.server import Server
+from otel_rollout.gateway.server import GatewayServer
 from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.record import (
     ActiveRollout,
@@ -108,7 +108,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
                 f"OTEL_ROLLOUT_SECRET, or serve(secret=...)"
             )
         self._host, self._port = host, port
-        self._server: Server | None = None
+        self._server: GatewayServer | None = None
         self._url = ""
         self._thread: _Thread | None = None
 
@@ -116,7 +116,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         listening = listening_socket(self._host, self._port)
         port = listening.getsockname()[1]
         # What is current here must not be so in the tasks of the requests.
-        self._server = Server(self._application, listening, self._application.header_seconds)
+        self._server = GatewayServer(self._application, listening, self._application.header_seconds)
         await contextvars.Context().run(asyncio.create_task, self._server.start())
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._url = f"http://{host}:{port}"

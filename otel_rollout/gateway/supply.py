@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from otel_rollout.gateway.renderers import NextPrompt, Post, Turn
+from otel_rollout.gateway.renderers import AskServer, NextPrompt, Turn
 from otel_rollout.gateway.upstream import Upstream
 from otel_rollout.record import ActiveRollout, ExchangeRecorder, guarded
 from otel_rollout.trajectory import Completion, NotExact, exact_ids
@@ -58,7 +58,7 @@ class Supply:
             logger.warning("the gateway supplies no token ids any more: %s", because)
 
     async def prompt(
-        self, active: ActiveRollout, path: str, body: bytes, post: Post
+        self, active: ActiveRollout, path: str, body: bytes, post: AskServer
     ) -> Prompt | None:
         """The ids to send with a request. None: none, it passes as it is."""
         if self._stopped or path != _ENDPOINT:

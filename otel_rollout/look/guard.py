@@ -74,10 +74,10 @@ class Guard:
             }
         elif self.is_responses:  # the span of these calls is our own
             return wrapped(*args, **kwargs)
-        call = _Call(self, rollout, wrapped, instance, args, kwargs)
+        call = _WatchedCall(self, rollout, wrapped, instance, args, kwargs)
         return self._watch_async(call) if self.is_async else self._watch(call)
 
-    def _watch(self, call: _Call) -> Any:
+    def _watch(self, call: _WatchedCall) -> Any:
         returned = None
         try:
             call.prepare()
@@ -89,7 +89,7 @@ class Guard:
             return call.wrapped(*call.args, **call.kwargs)
         return call.end(returned)
 
-    async def _watch_async(self, call: _Call) -> Any:
+    async def _watch_async(self, call: _WatchedCall) -> Any:
         returned = None
         try:
             call.prepare()
@@ -103,7 +103,7 @@ class Guard:
         return call.end(returned)
 
 
-class _Call:
+class _WatchedCall:
     """One call, made from within the instrumentor's wrapper.
 
     rollout: the one that records the call. None: none does, and the instrumentor is shown the
@@ -133,7 +133,7 @@ class _Call:
         self._error: BaseException | None = None
         self._told: BaseException | None = None
         self._is_recorded = False
-        self._reply: _Reply | None = None
+        self._reply: _BareReply | None = None
         """What is shown of the reply, once the call has ended. None: nothing."""
         self._stream: Any = None
         """The stand-in for a stream. None: the reply is none, or the call has ended."""
@@ -309,7 +309,7 @@ class _Call:
         _end_span(self._span, None)
 
 
-class _Reply(dict[str, Any]):
+class _BareReply(dict[str, Any]):
     """A reply without content, or a part of it: one instrumentor reads members, one attributes."""
 
     def __getattr__(self, name: str) -> Any:
@@ -319,11 +319,11 @@ class _Reply(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-def _shown_reply(reply: ReplyFacts) -> _Reply:
+def _shown_reply(reply: ReplyFacts) -> _BareReply:
     """What is shown of a reply, or of all chunks of one."""
-    counts, shown = reply.counts, _Reply(id=reply.id, model=reply.model, choices=[], usage=None)
+    counts, shown = reply.counts, _BareReply(id=reply.id, model=reply.model, choices=[], usage=None)
     if counts is not None:
-        shown["usage"] = _Reply(
+        shown["usage"] = _BareReply(
             prompt_tokens=counts.input,
             completion_tokens=counts.output,
             total_tokens=counts.input + counts.output,
@@ -346,7 +346,7 @@ def _read_async(stream: Any) -> None:
 class _StandIn(openai.Stream[Any]):
     """Shown to an instrumentor in place of a stream."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _WatchedCall) -> None:
         self._call = call
 
     def __iter__(self) -> Iterator[Any]:
@@ -361,7 +361,7 @@ class _StandIn(openai.Stream[Any]):
 class _AsyncStandIn(openai.AsyncStream[Any]):
     """The same for an async client."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _WatchedCall) -> None:
         self._call = call
 
     def __aiter__(self) -> Any:

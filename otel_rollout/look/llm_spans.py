@@ -91,7 +91,7 @@ def instrumented_call() -> InstrumentedCall | None:
     return _current.get()
 
 
-class _Shown:
+class _ShownBefore:
     """What the LLM spans of one rollout have shown."""
 
     def __init__(self) -> None:
@@ -120,13 +120,13 @@ class LlmSpans(Observer):
     """Writes what the LLM span of each call of a rollout shows."""
 
     def rollout_began(self, rollout: RunningRollout) -> None:
-        rollout.observed[self] = _Shown()
+        rollout.observed[self] = _ShownBefore()
 
     def rollout_ended(self, rollout: RunningRollout) -> None:
         rollout.observed.pop(self, None)
 
     def call_begins(self, call: RunningCall) -> None:
-        shown: _Shown | None = call.rollout.observed.get(self)
+        shown: _ShownBefore | None = call.rollout.observed.get(self)
         api = api_of(call.path)
         if shown is None or api is None:
             return
@@ -181,7 +181,7 @@ class _LlmSpan:
     """The LLM span of one call. made: the call whose instrumentor's span it is. None: our own."""
 
     def __init__(
-        self, shown: _Shown, api: ModelApi, span: trace.Span, made: InstrumentedCall | None
+        self, shown: _ShownBefore, api: ModelApi, span: trace.Span, made: InstrumentedCall | None
     ) -> None:
         self._shown = shown
         self._api = api

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,10 +125,7 @@ class Summary:
     def show(self, first: list[Json], last: list[Json]) -> None:
         """Take in the conversations of the first and the last step of a trajectory."""
         said = [number for number, m in enumerate(first) if _role(m) == "assistant"]
-        asked = first[: said[0]] if said else first
-        system = [shown_message(m) for m in asked if _role(m) in _SYSTEM_ROLES]
-        task = _shown([m for m in asked if _role(m) not in _SYSTEM_ROLES])
-        self._task = _Task(time.time_ns(), task, "\n".join(system))
+        self._task = _task(first[: said[0]] if said else first)
         if last and _role(last[-1]) == "assistant":
             self._said_inside = time.time_ns(), shown_message(last[-1], reasoning=False)
 
@@ -166,7 +163,7 @@ class Summary:
             reply = said_in(body, path, events=events, limit=SHOWN)
         elif self._said_inside is not None:
             reply = self._said_inside[1]
-        if not process_state.content.exported or _is_empty(output):
+        if not process_state.content.exported or output in (None, "", [], {}):
             return reply
         text = output if isinstance(output, str) else dumps(output)
         if reply is not None and (isinstance(output, bool | int | float) or text in reply):
@@ -262,10 +259,6 @@ def built_summary(trajectory: Trajectory) -> dict[str, Any]:
     return attributes
 
 
-def _is_empty(output: Json) -> bool:
-    return output is None or (isinstance(output, str | list | dict) and not output)
-
-
 def _task_of(api: ModelApi, params: Json) -> _Task | None:
     """What a request asks: its conversation, its instructions apart."""
     if not isinstance(params, dict):
@@ -273,10 +266,15 @@ def _task_of(api: ModelApi, params: Json) -> _Task | None:
     messages = params.get(api.conversation)
     if not isinstance(messages, list):
         messages = path_messages(api.asked(params, None))
-    instructed = [m for m in messages if _role(m) in _SYSTEM_ROLES]
-    system = list(map(shown_message, [*api.instructions_of(params), *instructed]))
-    asked = [message for message in messages if _role(message) not in _SYSTEM_ROLES]
-    return _Task(time.time_ns(), _shown(asked), "\n".join(system))
+    return _task(messages, api.instructions_of(params))
+
+
+def _task(messages: Iterable[Json], instructions: Iterable[Json] = ()) -> _Task:
+    """The task of a conversation, whose own instructions follow those of the request."""
+    system, asked = list(instructions), list[Json]()
+    for message in messages:
+        (system if _role(message) in _SYSTEM_ROLES else asked).append(message)
+    return _Task(time.time_ns(), _shown(asked), "\n".join(map(shown_message, system)))
 
 
 def _role(message: Json) -> str:

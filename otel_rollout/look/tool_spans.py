@@ -45,7 +45,7 @@ _KEPT = 64
 
 
 @dataclass(slots=True, eq=False)
-class _Reply:
+class _AskingReply:
     """A reply that may ask for tools, as it is on its span: nothing is read until it has to be."""
 
     text: str
@@ -100,7 +100,7 @@ class AnsweredTools:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._replies: deque[_Reply] = deque(maxlen=_KEPT)
+        self._replies: deque[_AskingReply] = deque(maxlen=_KEPT)
         self._drawn: set[str] = set()
         """Ids of calls that somebody else has drawn."""
         self._unnamed: deque[tuple[str, int]] = deque(maxlen=_KEPT)
@@ -116,7 +116,7 @@ class AnsweredTools:
     def replied(self, text: str, path: str, ended_ns: int, *, is_events: bool) -> None:
         """A reply has ended. text: as it is on its span, packed if it has events."""
         with self._lock:
-            self._replies.append(_Reply(text, is_events, path, ended_ns))
+            self._replies.append(_AskingReply(text, is_events, path, ended_ns))
 
     def requested(self, active: RunningRollout, added: bytes, started_ns: int) -> None:
         """A request begins. added: those of its messages that no request had before, as JSON."""
@@ -139,7 +139,7 @@ class AnsweredTools:
                 number = _number(call, replayed if call_id in replayed else reply.calls(), reply)
                 _draw(active, call, number, result, reply.ended_ns, started_ns)
 
-    def _reply_of(self, call_id: str) -> _Reply | None:
+    def _reply_of(self, call_id: str) -> _AskingReply | None:
         """The last reply that asked for this call; None if none did, or it was answered."""
         quoted = dumps(call_id)
         for reply in reversed(self._replies):
@@ -157,7 +157,7 @@ class AnsweredTools:
         return False
 
 
-def _merged(reply: _Reply) -> Json:
+def _merged(reply: _AskingReply) -> Json:
     try:
         text = unpack_events(reply.text)
     except ValueError:  # a few events are not packed
@@ -165,7 +165,7 @@ def _merged(reply: _Reply) -> Json:
     return merge(text, path=reply.path).body
 
 
-def _number(call: ToolCall, calls: dict[str, ToolCall], reply: _Reply) -> int:
+def _number(call: ToolCall, calls: dict[str, ToolCall], reply: _AskingReply) -> int:
     """The place of a call, from 1, among those of the same tool in its reply."""
     names = (call_id for call_id, other in calls.items() if other.name == call.name)
     beside = [id_ for id_ in names if dumps(id_) in reply.text]

@@ -96,7 +96,7 @@ def _size_of_resource(resource: Resource) -> int:
 _last_resource: tuple[Resource | None, int] = (None, 0)
 
 
-class _Place(NamedTuple):
+class _LongValue(NamedTuple):
     """A value of a span that may be cut."""
 
     size: int
@@ -138,13 +138,13 @@ def cut_to(span: ReadableSpan, max_bytes: int) -> ReadableSpan:
     return _changed(span, cuts, notes) if cuts else span
 
 
-def _places(span: ReadableSpan) -> Iterable[_Place]:
+def _places(span: ReadableSpan) -> Iterable[_LongValue]:
     for key, value in (span.attributes or {}).items():
-        yield _Place(_value(value), None, key, value)
+        yield _LongValue(_value(value), None, key, value)
     for index, event in enumerate(span.events):
         for key, value in (event.attributes or {}).items():
-            yield _Place(_value(value), index, key, value)
-    yield _Place(_text(span.status.description), None, None, span.status.description)
+            yield _LongValue(_value(value), index, key, value)
+    yield _LongValue(_text(span.status.description), None, None, span.status.description)
 
 
 def _shortened(value: Any, size: int) -> Any:
@@ -154,7 +154,7 @@ def _shortened(value: Any, size: int) -> Any:
     return value[:size] if isinstance(value, bytes) else ()
 
 
-def _note(place: _Place, value: Any) -> str:
+def _note(place: _LongValue, value: Any) -> str:
     is_text = isinstance(place.value, str)
     unit = "characters" if is_text else "bytes" if isinstance(place.value, bytes) else "items"
     return f"{place.name}: the first {len(value)} of {len(place.value)} {unit}"
