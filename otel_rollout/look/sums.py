@@ -163,7 +163,7 @@ class Summary:
             reply = said_in(body, path, events=events, limit=SHOWN)
         elif self._said_inside is not None:
             reply = self._said_inside[1]
-        if not process_state.content.exported or output in (None, "", [], {}):
+        if not process_state.content.exported or _is_empty(output):
             return reply
         text = output if isinstance(output, str) else dumps(output)
         if reply is not None and (isinstance(output, bool | int | float) or text in reply):
@@ -259,6 +259,10 @@ def built_summary(trajectory: Trajectory) -> dict[str, Any]:
     return attributes
 
 
+def _is_empty(output: Json) -> bool:
+    return output is None or (isinstance(output, str | list | dict) and not output)
+
+
 def _task_of(api: ModelApi, params: Json) -> _Task | None:
     """What a request asks: its conversation, its instructions apart."""
     if not isinstance(params, dict):
@@ -294,9 +298,8 @@ def _shown(messages: list[Json]) -> list[Json]:
         text = _cut(shown_message(message, reasoning=False), room)
         room -= len(text.encode("utf-8", "replace"))
         shown.append(_message(text, _role(message)))
-    if len(shown) < len(messages):
-        shown.append(_message(f"({len(messages) - len(shown)} messages before are not shown)"))
-        shown[-1]["role"] = "user"
+    if (left := len(messages) - len(shown)) > 0:
+        shown.append(_message(f"({left} messages before are not shown)", "user"))
     shown.reverse()
     return shown
 
