@@ -396,14 +396,8 @@ def _operation(owner: type) -> tuple[str | None, bool]:
 
 def _public_error(kind: type[BaseException], text: str) -> Exception:
     """An exception with this text, which spans show under the name of `kind`."""
-
-    class PublicError(Exception):
-        pass
-
-    PublicError.__name__ = kind.__name__
-    PublicError.__qualname__ = kind.__qualname__
-    PublicError.__module__ = kind.__module__
-    public = PublicError(text)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    public: Exception = type(kind.__name__, (Exception,), names)(text)
     public.__suppress_context__ = True
     return public
 
