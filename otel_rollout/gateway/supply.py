@@ -149,7 +149,7 @@ class SupplyingUpstream:
     async def ask(
         self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes | None
     ) -> Any:
-        """The response, as `Upstream.ask` gives it. Of a refusal of the ids, that without them."""
+        """The response, as `Upstream.ask` gives it; without the ids if they are refused."""
 
         async def post(path: str, asked: bytes) -> tuple[int, bytes]:
             kept = [one for one in headers if one[0].lower() != "accept-encoding"]
@@ -163,14 +163,13 @@ class SupplyingUpstream:
         if response.status not in _REFUSED:
             self._recorder.supplied(prompt.held, prompt.ids)
             return response
-        refusal = await response.read()
-        if "content-encoding" not in response.headers and FIELD.encode() not in refusal:
-            self._recorder.supplied(prompt.held, prompt.ids)
-            return _Read(response, refusal)
-        self._supply.stop(f"the model server refuses {FIELD!r} (HTTP {response.status})")
+        await response.read()  # its connection is given back
         self._recorder.attempt_failed(response.status)
         self._recorder.request(body, dict(headers))
-        return await self._upstream.ask(method, target, headers, body)
+        plain = await self._upstream.ask(method, target, headers, body)
+        if plain.status not in _REFUSED:  # else something else is wrong with the request
+            self._supply.stop(f"the model server refuses {FIELD!r} (HTTP {response.status})")
+        return plain
 
 
 def with_ids(body: bytes, ids: Sequence[int]) -> bytes:
@@ -182,22 +181,3 @@ def with_ids(body: bytes, ids: Sequence[int]) -> bytes:
         ",".join(map(str, ids)).encode(),
         body[end:],
     )
-
-
-class _Read:
-    """A response whose body has been read, in the shape of one that has not."""
-
-    def __init__(self, response: Any, body: bytes) -> None:
-        self.status: int = response.status
-        self.headers = response.headers
-        self.raw_headers = response.raw_headers
-        self.content = self
-        self._body = body
-
-    async def readany(self) -> bytes:
-        """The body, then b""."""
-        body, self._body = self._body, b""
-        return body
-
-    def close(self) -> None:
-        """Its connection has been given back."""
