@@ -133,7 +133,7 @@ def _members(items: Sequence[bytes], tally: Tally, report: Report) -> dict[str, 
 
 
 def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[bytes]:
-    """The rows of a group; counts them, and what the exporter says that it trains in none."""
+    """The rows of a group; counts them, and the completions that the exporter trains in none."""
     rows = [_line(row) for row in exporter.rows(group)]
     dropped = exporter.dropped(group) if isinstance(exporter, _ReportsDropped) else ()
     tally.dropped.update(plain(drop.reason) for drop in dropped if drop.completion is not None)

@@ -72,7 +72,7 @@ class JsonlTrajectoryExporter:
 LINE_PREFIX = b'{"schema_version":'
 """Prefix of every line that is written."""
 HEAD = 64
-"""Bytes of the content of a file that tell how trajectories stand in it."""
+"""Bytes at the head of a file by which `layout_of` finds its layout."""
 Layout = Literal["lines", "indented", "list"]
 # "appended" is the first key where keys were sorted.
 _begins = re.compile(rb'\s*(\[\s*)?\{(\s*)"(schema_version|appended)"\s*:').match
@@ -80,7 +80,7 @@ _UNREAD = {"indented": "`jq -c . FILE`", "list": "`jq -c '.[]' FILE`"}
 
 
 def layout_of(head: bytes) -> Layout | None:
-    """How trajectories stand in a file whose content begins so; None: it holds none.
+    """The layout of a file of trajectories whose content begins so; None: it holds none.
 
     The exporter writes "lines". What other programs made of them may be an "indented" object each,
     or a "list"; these are not read.
@@ -94,7 +94,7 @@ def layout_of(head: bytes) -> Layout | None:
 def lines_of(file: BinaryIO, name: str) -> Iterator[bytes]:
     """The lines of a file of trajectories, which may be gzipped.
 
-    SpanFormatError if they do not stand on one line each, and where its content is damaged.
+    SpanFormatError for another layout than one line each, and where its content is damaged.
     """
     head, _, whole = begun(file, name, HEAD)
     way = _UNREAD.get(layout_of(head) or "")

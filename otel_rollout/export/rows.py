@@ -35,7 +35,7 @@ Credit = Literal["broadcast", "split", "last"]
 
 
 class EmptyRowsWarning(UserWarning):
-    """No row came of any trajectory: there is nothing to train on."""
+    """No trajectory produced a training row."""
 
 
 class Rows(RowTable, ShownInNotebooks):
@@ -92,7 +92,7 @@ def to_token_rows(
     name; else None.
     include_children: also rows of the group's `children`, after those of the member that they ran
     inside, whose reward and advantage they have: they are further rows of it, among which "split"
-    shares; "last" gives theirs nothing. ValueError where it is no group.
+    shares; "last" leaves theirs at zero. ValueError where it is no group.
     mask_reasons: trajectories that ended so, or whose episode did, give no rows. Their rewards
     count in the mean of their group all the same. They are in `masked` of what is returned.
     trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
@@ -102,8 +102,8 @@ def to_token_rows(
     group have rows after the others, without an advantage.
 
     What is in no row is in `dropped`, `masked` and `children` of what is returned; which calls
-    begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` says
-    why, and what to do, if there are trajectories to train on and no row.
+    begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` has the
+    reasons, and what to do, if there are trajectories to train on and no row.
     """
     rows = _token_rows(
         trajectories,
@@ -161,22 +161,22 @@ def _why_empty(rows: Rows) -> str:
         for trajectory in rows.trajectories[:_ASKED]
         for finding in findings_of(trajectory)
     }
-    said = [
+    lines = [
         f"{count} x {reason}" + (f" ({advice[reason]})" if advice.get(reason) else "")
-        for reason, count in reasons.most_common(_REASONS_SAID)
+        for reason, count in reasons.most_common(_REASONS_NAMED)
     ]
     count = len(rows.trajectories)
     whose = "the trajectory gave" if count == 1 else f"the {count} trajectories gave"
     return (
         f"to_token_rows: {whose} no row, so there is nothing to train on: "
-        + ("; ".join(said) or "none of them has a model call")
+        + ("; ".join(lines) or "none of them has a model call")
         + ". `dropped` of what is returned lists all of it"
     )
 
 
 _ASKED = 20
-"""Trajectories that are asked for advice."""
-_REASONS_SAID = 5
+"""Trajectories whose findings are searched for advice."""
+_REASONS_NAMED = 5
 
 
 def _children(source: object) -> dict[str, list[Trajectory]]:

@@ -155,7 +155,7 @@ class TabularList:
 
 
 def _needed(module: str, method: str) -> Any:
-    """A module that is installed with the extra; ConfigurationError that says so."""
+    """A module that is installed with the extra; ConfigurationError where it is not."""
     try:
         return import_module(module)
     except ImportError as error:

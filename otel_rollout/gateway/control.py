@@ -40,7 +40,7 @@ class Control:
     """The control routes of one gateway.
 
     secret: what they ask for. None: nothing.
-    seconds: how long a rollout may be without a call, unless it says so itself.
+    seconds: how long a rollout may be without a call, unless its request sets `timeout_seconds`.
     """
 
     def __init__(

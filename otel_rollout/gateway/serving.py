@@ -1,4 +1,4 @@
-"""A gateway while it serves: its address, and what an agent needs to know of it."""
+"""A gateway while it serves: its address, and the environment of an agent that uses it."""
 
 from __future__ import annotations
 
@@ -190,9 +190,9 @@ def _active(rollout: Trajectory | str | None) -> ActiveRollout:
     else:
         active = running_rollout(rollout if isinstance(rollout, str) else rollout.id)
     if active is None:
-        said = "no rollout is current" if rollout is None else f"{rollout!r} does not run here"
+        problem = "no rollout is current" if rollout is None else f"{rollout!r} does not run here"
         raise NoActiveRolloutError(
-            f"the gateway's address for a rollout: {said}; ask for it inside the rollout"
+            f"the gateway's address for a rollout: {problem}; ask for it inside the rollout"
         )
     return active
 

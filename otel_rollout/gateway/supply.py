@@ -1,7 +1,7 @@
 """Token in, token out: a request that continues a conversation is sent with the ids it has.
 
 The ids that a conversation has are those of the prompt and the reply of its last call; which call
-that is, the histories say (`Conversations.continued_by`), so there is one for each history, and
+that is, the histories show (`Conversations.continued_by`), so there is one for each history, and
 nothing is kept here. The ids of the new messages are a renderer's. Any edit, other tools, another
 model or missing ids: nothing is supplied, and the request passes as it is.
 """
@@ -122,7 +122,7 @@ def _may_continue(before: Completion, params: Mapping[str, Json], new: Sequence[
 
 
 def _was_ignored(before: Completion, prompt: Sequence[int]) -> bool:
-    """True if the model server was sent token ids, and says that it read others."""
+    """True if the model server was sent token ids, and reports that it read others."""
     sent = before.supplied.prompt if before.supplied else None
     return sent is not None and sent.to_list() != prompt
 

@@ -83,9 +83,9 @@ def _module(variable: str, name: str) -> ModuleType:
 
 
 def _retries(made: Callable[..., SpanExporter]) -> dict[str, Any]:
-    """What an OTLP exporter over gRPC is told not to send again: a request that is too large.
+    """Keeps an OTLP exporter over gRPC from sending again what was too large.
 
-    It would try for ten seconds, with all other spans behind it. Older ones cannot be told.
+    It would try for ten seconds, with all other spans behind it. Older ones have no such option.
     """
     if "retryable_error_codes" not in signature(made).parameters or os.environ.get(_CODES_VARIABLE):
         return {}

@@ -131,7 +131,7 @@ class _WatchedCall:
         self._outer = trace.get_current_span()
         self._result: Any = None
         self._error: BaseException | None = None
-        self._told: BaseException | None = None
+        self._raised: BaseException | None = None
         self._is_recorded = False
         self._reply: _BareReply | None = None
         """What is shown of the reply, once the call has ended. None: nothing."""
@@ -195,14 +195,14 @@ class _WatchedCall:
         self._span = None if span is self._outer else span
         own, added = self.kwargs.get("extra_headers") or {}, kwargs.get("extra_headers") or {}
         if not isinstance(own, Mapping):
-            return self.kwargs  # the client will say what is wrong with it
+            return self.kwargs  # the client raises a better error
         names = {str(name).lower() for name in own}
         added = {name: value for name, value in added.items() if name.lower() not in names}
         return {**self.kwargs, "extra_headers": {**own, **added}} if added else self.kwargs
 
     def _raise_to_watcher(self, error: BaseException) -> None:
-        self._error, self._told = error, self._public(error)
-        raise self._told from None
+        self._error, self._raised = error, self._public(error)
+        raise self._raised from None
 
     def _public(self, error: BaseException) -> BaseException:
         """An exception of the same name without the keys that signed the request."""
@@ -255,27 +255,27 @@ class _WatchedCall:
         span: Any = self._span
         span.end = partial(span.end, ended_ns)  # it may be later by now
         if failed:
-            span.set_status = lambda *_: None  # the instrumentor would say that all went well
+            span.set_status = lambda *_: None  # the instrumentor would set OK
         if self._returned is not None:
             self._finish()
 
     def swallow(self, error: BaseException) -> None:
         """The instrumentor's wrapper raised: what the client raised, or something of its own."""
-        if error is self._told:
+        if error is self._raised:
             return
         if not isinstance(error, Exception):
             raise error
         log_swallowed(error)
 
     def end(self, returned: Any) -> Any:
-        """Give the caller what the client gave."""
-        error, told, self._error, self._told = self._error, self._told, None, None
+        """Return to the caller what the client returned, or raise what it raised."""
+        error, public, self._error, self._raised = self._error, self._raised, None, None
         result, self._result = self._result, None
         # A stream may live for long, and with it this, but not what the call was made with.
         self.wrapped = self.instance = self._rollout = None
         self.args, self.kwargs = (), {}
         if error is not None:
-            _end_span(self._span, told)
+            _end_span(self._span, public)
             context = error.__context__
             try:
                 raise error

@@ -1,6 +1,6 @@
 """What LLM spans show of the calls of a rollout: messages, tools, turn, usage; for people to read.
 
-One writer, from what the recorder knows: it writes onto the span that an instrumentor has put
+One writer, from what the recorder has: it writes onto the span that an instrumentor has put
 around the call (`guard.py`), or onto one of its own where nobody did. Spans of frameworks are left
 as they are. Nothing is rebuilt from these spans.
 """
@@ -217,8 +217,8 @@ class _LlmSpan:
         known_digest, known_count = call.known
         known = turns.get(known_digest)
         if known is None and known_count > 1:  # a prefix that no call ended with: an edit
-            said = (b'"role":"assistant"', b'"role": "assistant"')
-            known = sum(map(call.messages.count, said))
+            replies = (b'"role":"assistant"', b'"role": "assistant"')
+            known = sum(map(call.messages.count, replies))
         return turns.setdefault(digest, (known or 0) + (digest != known_digest))
 
     def _prompts_in(self, params: Mapping[str, Json]) -> int:

@@ -72,7 +72,7 @@ def _post(session: Any, args: Any, kwargs: Any) -> functools.partial[_AiohttpPos
         return None
     try:
         url = session._build_url(url)
-    except (ValueError, TypeError, AssertionError):  # aiohttp will say so
+    except (ValueError, TypeError, AssertionError):  # aiohttp raises it too
         return None
     return (
         functools.partial(_AiohttpPost, session, url, args, kwargs)

@@ -37,7 +37,7 @@ class _Lm15Post(ModelPost):
 
 
 def _releasing(release: Callable[[bool], Any], reading: Reading) -> Callable[[bool], Any]:
-    """Give the connection back, as asked; the response is read no further then."""
+    """Release the connection, as asked; the response is read no further then."""
 
     def released(body_consumed: bool) -> Any:
         try:

@@ -45,7 +45,7 @@ _PLUMBING = frozenset(
 _NAMESPACES = frozenset(("google", "azure"))
 """Packages of several libraries, whose names have a second part."""
 _BINDING = frozenset(("signature", "digest", "content-digest", "content-md5"))
-"""Headers, in lower case, that tell what the body is."""
+"""Headers, in lower case, that bind a request to its body."""
 
 
 class ModelPost:
@@ -86,7 +86,7 @@ class ModelPost:
             self.kwargs["request"] = request
 
     def received(self, recorder: ExchangeRecorder, response: Any) -> None:
-        """Show the recorder the response that the library's method gives."""
+        """Show the recorder the response that the library's method returns."""
         raise NotImplementedError
 
 
@@ -157,7 +157,7 @@ def model_path(url: str) -> str | None:
         return None
     try:
         path = urlsplit(address).path
-    except ValueError:  # the library will say so
+    except ValueError:  # the library raises it too
         return None
     return path if asks_a_model(path) else None
 

@@ -32,7 +32,7 @@ def _recorded_class(kind: type[object]) -> type[object]:
 
 
 class _Recorded:
-    """The methods of a urllib3 response that give bytes of its body; all others call these."""
+    """The methods of a urllib3 response that return bytes of its body; all others call these."""
 
     _otel_rollout_body: _Body
 
