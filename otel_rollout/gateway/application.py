@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context as otel_context
@@ -22,7 +23,6 @@ from otel_rollout.gateway.environment import environment_of
 from otel_rollout.gateway.exchange import Cut, Exchange, Request
 from otel_rollout.gateway.http import (
     ClientGone,
-    Limits,
     Receive,
     Refusal,
     Scope,
@@ -135,7 +135,9 @@ class Application:
             settings.rollout_seconds,
             lambda active, root: environment_of(self.tokens, active, root),
         )
-        self._limits = Limits(settings.max_body_bytes, settings.body_seconds)
+        self._read_body = partial(
+            read_body, most=settings.max_body_bytes, seconds=settings.body_seconds
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -174,7 +176,7 @@ class Application:
                 await self._answer_control(scope, asked.path, receive, send)
                 return
             carried = self._rollout_of(asked, scope)
-            body = await read_body(scope, receive, self._limits)
+            body = await self._read_body(scope, receive)
             with self.held.call(carried) as active:
                 await self._pass_on(active, asked, scope, body, receive, send)
         except Refusal as refusal:
@@ -183,7 +185,7 @@ class Application:
             return  # uvicorn closes a connection whose reply is not complete
 
     async def _answer_control(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._limits)
+        body = await self._read_body(scope, receive)
         reply = self._control.answer(scope, path, body, _root_of(scope))
         await answer(send, reply.status, reply.body, reply.content_type)
 

@@ -110,7 +110,6 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         self._host, self._port = host, port
         self._server: GatewayServer | None = None
         self._url = ""
-        self._thread: _Thread | None = None
 
     async def __aenter__(self) -> Gateway:
         listening = listening_socket(self._host, self._port)
@@ -137,8 +136,12 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
             await self._application.close()
 
     def __enter__(self) -> Gateway:
-        self._thread = _Thread(self)
-        return self._thread.begin()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="otel-rollout-gateway", daemon=True
+        )
+        self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self.__aenter__(), self._loop).result()
 
     def __exit__(
         self,
@@ -146,26 +149,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         error: BaseException | None,
         trace_back: TracebackType | None,
     ) -> None:
-        if self._thread is not None:
-            self._thread.end()
-
-
-class _Thread:
-    """An event loop in a thread, for a gateway that sync code serves."""
-
-    def __init__(self, served: serve) -> None:
-        self._served = served
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="otel-rollout-gateway", daemon=True
-        )
-
-    def begin(self) -> Gateway:
-        self._thread.start()
-        return asyncio.run_coroutine_threadsafe(self._served.__aenter__(), self._loop).result()
-
-    def end(self) -> None:
-        leaving = self._served.__aexit__(None, None, None)
+        leaving = self.__aexit__(None, None, None)
         try:
             asyncio.run_coroutine_threadsafe(leaving, self._loop).result()
         finally:
