@@ -501,7 +501,9 @@ API, LIBRARY, LATER = "a module for each API", "a module for each library", "to 
 EXCEPTIONS = {
     "command/checks/check.py": "documented: programs call it",
     "record/transports/botocore.py": LIBRARY,
+    "record/transports/httpx.py": LIBRARY,
     "record/transports/libraries.py": "the list of libraries",
+    "record/transports/lm15.py": LIBRARY,
     "record/transports/requests.py": LIBRARY,
     "record/transports/watched.py": LIBRARY,
     "wire/mistral.py": API,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from otel_rollout.errors import ExportError, SpanFormatError
 from otel_rollout.export.row_exporter import RowExporter
-from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup, plain
+from otel_rollout.trajectory import Trajectory, TrajectoryGroup, plain
 from otel_rollout.wire import Json, dumps, finite, loads
 
 Report = Callable[[str], None]
@@ -133,21 +133,16 @@ def _members(items: Sequence[bytes], tally: Tally, report: Report) -> dict[str, 
 
 
 def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[bytes]:
-    """The rows of a group; counts them, and what the exporter says that it trains in none."""
+    """The rows of a group; counts them, and the completions that the exporter trains in none."""
     rows = [_line(row) for row in exporter.rows(group)]
-    dropped = exporter.dropped(group) if isinstance(exporter, _ReportsDropped) else ()
-    tally.dropped.update(plain(drop.reason) for drop in dropped if drop.completion is not None)
+    dropped_of = getattr(exporter, "dropped", None)  # optional in `RowExporter`
+    for drop in dropped_of(group) if callable(dropped_of) else ():
+        if drop.completion is not None:
+            tally.dropped[plain(drop.reason)] += 1
     empty = (member.why_empty for member in group)  # failures are counted as such
     tally.empty.update(plain(why) for why in empty if why is not None)
     tally.rows += len(rows)
     return rows
-
-
-@runtime_checkable
-class _ReportsDropped(Protocol):
-    """An exporter with the optional method of `RowExporter`."""
-
-    def dropped(self, group: TrajectoryGroup) -> Iterable[Dropped]: ...
 
 
 def _refused(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from otel_rollout.compressed import UNPACKING_ERRORS, begun, content_of
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.lines import HALF_A_LINE, append_line, check_appendable, is_half, whole_objects
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json, dumps, loads
@@ -38,18 +36,15 @@ class JsonlTrajectoryExporter:
         self.path = Path(path)
         """The file. It is created with the exporter, if it does not exist."""
         self._fsync = fsync
-        self._lock = threading.Lock()
         self._appended = Path(os.path.abspath(path))
         """The file, also after the process has gone to another folder."""
         check_appendable(path, type(self).__name__)
-        renew_after_fork(self, _renew)
 
     def export(self, trajectories: Sequence[Trajectory]) -> None:
         """Append the trajectories, one after the other. OSError if one cannot be written."""
         for trajectory in trajectories:
             line = dumps(trajectory.to_dict()).encode() + b"\n"
-            with self._lock:
-                append_line(self._appended, line, fsync=self._fsync)
+            append_line(self._appended, line, fsync=self._fsync)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is buffered."""
@@ -74,16 +69,10 @@ class JsonlTrajectoryExporter:
             yield from read_lines(lines_of(file, str(path)), str(path), on_error=on_error)
 
 
-def _renew(exporter: JsonlTrajectoryExporter) -> None:
-    exporter._lock = threading.Lock()
-
-
 LINE_PREFIX = b'{"schema_version":'
 """Prefix of every line that is written."""
-
-
 HEAD = 64
-"""Bytes of the content of a file that tell how trajectories stand in it."""
+"""Bytes at the head of a file by which `layout_of` finds its layout."""
 Layout = Literal["lines", "indented", "list"]
 # "appended" is the first key where keys were sorted.
 _begins = re.compile(rb'\s*(\[\s*)?\{(\s*)"(schema_version|appended)"\s*:').match
@@ -91,7 +80,7 @@ _UNREAD = {"indented": "`jq -c . FILE`", "list": "`jq -c '.[]' FILE`"}
 
 
 def layout_of(head: bytes) -> Layout | None:
-    """How trajectories stand in a file whose content begins so; None: it holds none.
+    """The layout of a file of trajectories whose content begins so; None: it holds none.
 
     The exporter writes "lines". What other programs made of them may be an "indented" object each,
     or a "list"; these are not read.
@@ -105,7 +94,7 @@ def layout_of(head: bytes) -> Layout | None:
 def lines_of(file: BinaryIO, name: str) -> Iterator[bytes]:
     """The lines of a file of trajectories, which may be gzipped.
 
-    SpanFormatError if they do not stand on one line each, and where its content is damaged.
+    SpanFormatError for another layout than one line each, and where its content is damaged.
     """
     head, _, whole = begun(file, name, HEAD)
     way = _UNREAD.get(layout_of(head) or "")

@@ -24,7 +24,7 @@ class InMemoryTrajectoryExporter:
         for trajectory in exporter: ...                # waits for each, removes it
         async for trajectory in exporter: ...          # both end at shutdown
 
-    `max_trajectories` bounds it; None does not. `on_full` says what happens to a further
+    `max_trajectories` bounds it; None does not. `on_full` decides what happens to a further
     trajectory: `drop_oldest` and `drop_newest` drop one and count it in `dropped`; `block` holds
     it, on the processor's thread and not on the agent's, until one was taken.
     """

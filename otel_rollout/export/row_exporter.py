@@ -121,38 +121,27 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
 
 def row_exporter_from_texts(name: str, texts: Mapping[str, str]) -> RowExporter:
     """`row_exporter` with options from a command line: texts, which become the declared types."""
-    made, texts = _loaded(name), dict(texts)
-    common: dict[str, object] = {}
-    for option in _COMMON:
-        if option.name in texts and option.name not in options_of(made):
-            try:
-                common[option.name] = option.read(texts.pop(option.name))
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"exporter {name!r}, option {option.name}: {error}"
-                ) from None
-    return row_exporter(name, **read_options(name, made, texts), **common)
-
-
-_COMMON = (
-    Option("require_all_calls", bool, default=False),
-    Option("include_side_calls", bool, default=False),
-)
-"""The options of every exporter, also of one that does not declare them."""
+    made, own = _loaded(name), dict(texts)
+    common = {each.name: own.pop(each.name) for each in _common_options(made) if each.name in own}
+    read = read_options(name, made, own) | read_options(name, _Prepared, common)
+    return row_exporter(name, **read)
 
 
 def all_options(made: Callable[..., Any]) -> list[Option]:
     """The options of an exporter: those that its constructor declares, then those of every one."""
-    declared = options_of(made)
-    return [*declared.values(), *(each for each in _COMMON if each.name not in declared)]
+    return [*options_of(made).values(), *_common_options(made)]
+
+
+def _common_options(made: Callable[..., Any]) -> list[Option]:
+    """The options of every exporter, but for those that this one declares itself."""
+    declared = {*options_of(made), "exporter"}
+    return [option for name, option in options_of(_Prepared).items() if name not in declared]
 
 
 def _take_common(name: str, made: Callable[..., Any], options: dict[str, Any]) -> dict[str, bool]:
-    """Take the common options out of the others, but for those that the exporter declares."""
+    """Take the common options out of the others."""
     taken: dict[str, bool] = {}
-    for option in _COMMON:
-        if option.name in options_of(made):
-            continue
+    for option in _common_options(made):
         value = options.pop(option.name, False)
         if not option.accepts(value):
             raise ConfigurationError(
@@ -164,7 +153,10 @@ def _take_common(name: str, made: Callable[..., Any], options: dict[str, Any]) -
 
 
 class _Prepared:
-    """An exporter whose groups are checked, or changed, before it has them."""
+    """An exporter whose groups are checked, or changed, before it has them.
+
+    Its options are those that every exporter has, also one that does not declare them.
+    """
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ class RowFile:
             rows.truncate(end)
 
     def collect(self, items: Iterable[tuple[str, bytes]], unreadable: Callable[[], int]) -> None:
-        """Bring items together by key. `unreadable` gives the number of lines that were no item."""
+        """Bring items together by key. `unreadable` counts the lines that were no item."""
         self.collected = 0
         for key, item in items:
             self._store.add(key, item)
@@ -170,7 +170,7 @@ class RowFile:
         self._held.close()
 
     def _remove_rest(self) -> None:
-        # The trajectories are last: without them nobody would know what the rest is.
+        # The trajectories are last: the rest is useless without them.
         self._part.unlink(missing_ok=True)
         for path in self._folder.iterdir():
             path.unlink()

@@ -35,7 +35,7 @@ Credit = Literal["broadcast", "split", "last"]
 
 
 class EmptyRowsWarning(UserWarning):
-    """No row came of any trajectory: there is nothing to train on."""
+    """No trajectory produced a training row."""
 
 
 class Rows(RowTable, ShownInNotebooks):
@@ -62,12 +62,12 @@ class Rows(RowTable, ShownInNotebooks):
         return sum((trajectory.drift() for trajectory in self.trajectories), Drift())
 
 
-Source = Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory
+RowSource = Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory
 """What rows are made of."""
 
 
 def to_token_rows(
-    trajectories: Source,
+    trajectories: RowSource,
     *,
     credit: Credit = "broadcast",
     scale_advantages: bool = False,
@@ -92,7 +92,7 @@ def to_token_rows(
     name; else None.
     include_children: also rows of the group's `children`, after those of the member that they ran
     inside, whose reward and advantage they have: they are further rows of it, among which "split"
-    shares; "last" gives theirs nothing. ValueError where it is no group.
+    shares; "last" leaves theirs at zero. ValueError where it is no group.
     mask_reasons: trajectories that ended so, or whose episode did, give no rows. Their rewards
     count in the mean of their group all the same. They are in `masked` of what is returned.
     trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
@@ -102,13 +102,13 @@ def to_token_rows(
     group have rows after the others, without an advantage.
 
     What is in no row is in `dropped`, `masked` and `children` of what is returned; which calls
-    begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` says
-    why, and what to do, if there are trajectories to train on and no row.
+    begin a row because their token ids did not go on, in its `drift`. An `EmptyRowsWarning` has the
+    reasons, and what to do, if there are trajectories to train on and no row.
     """
     rows = _token_rows(
         trajectories,
         credit,
-        _Scale(scale_advantages, epsilon, ddof),
+        {"scale": scale_advantages, "epsilon": epsilon, "ddof": ddof},
         include_children=include_children,
         mask_reasons=mask_reasons,
         options=options,
@@ -119,9 +119,9 @@ def to_token_rows(
 
 
 def _token_rows(
-    trajectories: Source,
+    trajectories: RowSource,
     credit: Credit,
-    scale: _Scale,
+    scaling: Mapping[str, Any],
     *,
     include_children: bool,
     mask_reasons: Collection[TerminationReason | str],
@@ -136,7 +136,7 @@ def _token_rows(
     masked = _reasons(mask_reasons)
     rows = Rows()
     children = _children(trajectories)
-    samples = _samples(trajectories, scale)
+    samples = _samples(trajectories, scaling)
     failures = trajectories.failures if isinstance(trajectories, TrajectoryGroup) else []
     kept = len(samples) + (len(failures) if options.get("on_failure") == "keep" else 0)
     samples += [_Sample(t, t.termination_reason, t.group_id) for t in failures]
@@ -161,22 +161,22 @@ def _why_empty(rows: Rows) -> str:
         for trajectory in rows.trajectories[:_ASKED]
         for finding in findings_of(trajectory)
     }
-    said = [
+    lines = [
         f"{count} x {reason}" + (f" ({advice[reason]})" if advice.get(reason) else "")
-        for reason, count in reasons.most_common(_REASONS_SAID)
+        for reason, count in reasons.most_common(_REASONS_NAMED)
     ]
     count = len(rows.trajectories)
     whose = "the trajectory gave" if count == 1 else f"the {count} trajectories gave"
     return (
         f"to_token_rows: {whose} no row, so there is nothing to train on: "
-        + ("; ".join(said) or "none of them has a model call")
+        + ("; ".join(lines) or "none of them has a model call")
         + ". `dropped` of what is returned lists all of it"
     )
 
 
 _ASKED = 20
-"""Trajectories that are asked for advice."""
-_REASONS_SAID = 5
+"""Trajectories whose findings are searched for advice."""
+_REASONS_NAMED = 5
 
 
 def _children(source: object) -> dict[str, list[Trajectory]]:
@@ -248,15 +248,6 @@ def _call(completion: Completion) -> tuple[str, int]:
     return completion.span_id, completion.choice_index
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """The options of `TrajectoryGroup.advantages`."""
-
-    scale: bool = False
-    epsilon: float = 1e-6
-    ddof: Literal[0, 1] = 0
-
-
 @dataclass(slots=True)
 class _Sample:
     trajectory: Trajectory
@@ -268,8 +259,11 @@ class _Sample:
     """Reward relative to the group; None where it is not scored, or not compared."""
 
 
-def _samples(source: Source, scale: _Scale) -> list[_Sample]:
-    """The trajectories in order, with advantages for the members of a group and of episodes."""
+def _samples(source: RowSource, scaling: Mapping[str, Any]) -> list[_Sample]:
+    """The trajectories in order, with advantages for the members of a group and of episodes.
+
+    scaling: options of `TrajectoryGroup.advantages`.
+    """
     samples: list[_Sample] = []
     groups: dict[str, list[_Sample]] = {}
     items = (
@@ -289,8 +283,7 @@ def _samples(source: Source, scale: _Scale) -> list[_Sample]:
     compared = [samples] if isinstance(source, TrajectoryGroup) else groups.values()
     for members in compared:
         group = TrajectoryGroup([member.trajectory for member in members])
-        advantages = group.advantages(scale=scale.scale, epsilon=scale.epsilon, ddof=scale.ddof)
-        for member, advantage in zip(members, advantages, strict=True):
+        for member, advantage in zip(members, group.advantages(**scaling), strict=True):
             member.advantage = advantage
     return samples
 
@@ -347,7 +340,7 @@ class TokenRows(JsonRows):
         yield from _token_rows(
             group,
             self.credit,
-            _Scale(),
+            {},
             include_children=False,
             mask_reasons=(),
             options=options,
@@ -358,10 +351,5 @@ class TokenRows(JsonRows):
         return dropped_completions([*group, *group.failures], **self._options())
 
     def _options(self) -> dict[str, Any]:
-        return {
-            "on_failure": self.on_failure,
-            "max_length": self.max_length,
-            "mask_truncated": self.mask_truncated,
-            "on_abort": self.on_abort,
-            "constrained_logprobs": self.constrained_logprobs,
-        }
+        of_rows = ("credit", "require_all_calls")
+        return {name: value for name, value in vars(self).items() if name not in of_rows}

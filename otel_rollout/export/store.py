@@ -123,7 +123,7 @@ def _bytes(key: str) -> bytes:
 def reconstruct_by_rollout(
     records: Iterable[SpanRecord], path: Path, *, infer_rollouts: bool = False
 ) -> Iterator[Trajectory]:
-    """The trajectories that `reconstruct` gives, in no order; memory holds the spans of one.
+    """The trajectories that `reconstruct` returns, in no order; memory holds the spans of one.
 
     Rollouts are read together if one claims calls of another, or if spans of their trace have lost
     their rollout id. The spans are in a file at this path meanwhile.

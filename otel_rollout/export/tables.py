@@ -21,7 +21,7 @@ from otel_rollout.wire import dumps
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _ColumnKind:
     """How one kind of value is stored."""
 
     arrow: Callable[[Any], Any]
@@ -49,23 +49,23 @@ def _numbers(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return [(_text(name), float(value)) for name, value in values.items()]
 
 
-TEXT = _Kind(lambda pa: pa.string(), "object", _text)
-INT = _Kind(lambda pa: pa.int64(), "Int64")
-FLOAT = _Kind(lambda pa: pa.float64(), "float64")
-BOOL = _Kind(lambda pa: pa.bool_(), "boolean")
-TEXTS = _Kind(lambda pa: pa.list_(pa.string()), "object", _texts)
-IDS = _Kind(lambda pa: pa.list_(pa.int32()), "object")
-FLAGS = _Kind(lambda pa: pa.list_(pa.int8()), "object")
-FLOATS = _Kind(lambda pa: pa.list_(pa.float64()), "object")
-SPANS = _Kind(
+TEXT = _ColumnKind(lambda pa: pa.string(), "object", _text)
+INT = _ColumnKind(lambda pa: pa.int64(), "Int64")
+FLOAT = _ColumnKind(lambda pa: pa.float64(), "float64")
+BOOL = _ColumnKind(lambda pa: pa.bool_(), "boolean")
+TEXTS = _ColumnKind(lambda pa: pa.list_(pa.string()), "object", _texts)
+IDS = _ColumnKind(lambda pa: pa.list_(pa.int32()), "object")
+FLAGS = _ColumnKind(lambda pa: pa.list_(pa.int8()), "object")
+FLOATS = _ColumnKind(lambda pa: pa.list_(pa.float64()), "object")
+SPANS = _ColumnKind(
     lambda pa: pa.list_(
         pa.struct([("completion_id", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
     ),
     "object",
     _spans,
 )
-NUMBERS = _Kind(lambda pa: pa.map_(pa.string(), pa.float64()), "object", _numbers)
-JSON = _Kind(lambda pa: pa.string(), "object", lambda value: _text(dumps(value)))
+NUMBERS = _ColumnKind(lambda pa: pa.map_(pa.string(), pa.float64()), "object", _numbers)
+JSON = _ColumnKind(lambda pa: pa.string(), "object", lambda value: _text(dumps(value)))
 
 _ROW_COLUMNS = {
     "input_ids": IDS,
@@ -105,13 +105,13 @@ _KIND_OF = {
 """The kind of each field of an overview, by its annotation."""
 
 
-class Table:
+class TabularList:
     """A list that is also a table: `to_pandas`, `to_arrow`, `to_parquet`.
 
     They need pandas or pyarrow: `pip install 'otel-rollout[tables]'`.
     """
 
-    _columns: ClassVar[Mapping[str, _Kind]]
+    _columns: ClassVar[Mapping[str, _ColumnKind]]
     """The columns in order, by name."""
 
     def _dicts(self) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ class Table:
 
 
 def _needed(module: str, method: str) -> Any:
-    """A module that is installed with the extra; ConfigurationError that says so."""
+    """A module that is installed with the extra; ConfigurationError where it is not."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -165,7 +165,7 @@ def _needed(module: str, method: str) -> Any:
         ) from None
 
 
-class RowTable(Table, list[dict[str, Any]]):
+class RowTable(TabularList, list[dict[str, Any]]):
     """Token rows as a table."""
 
     _columns = _ROW_COLUMNS
@@ -174,7 +174,7 @@ class RowTable(Table, list[dict[str, Any]]):
         return self
 
 
-class Overviews(Table, list[Overview]):
+class Overviews(TabularList, list[Overview]):
     """Overviews of trajectories, in order, and a table of them.
 
     In Arrow `metrics` and `rewards` are maps, and `metadata` is JSON text.

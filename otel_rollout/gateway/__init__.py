@@ -7,9 +7,7 @@
 A gateway is a process that continues rollouts. It needs the extra `gateway`.
 """
 
-from otel_rollout.gateway.application import Application as Application
 from otel_rollout.gateway.application import Settings as Settings
-from otel_rollout.gateway.renderers import Renderer as Renderer
 from otel_rollout.gateway.serving import Gateway as Gateway
 from otel_rollout.gateway.serving import application as application
 from otel_rollout.gateway.serving import serve as serve

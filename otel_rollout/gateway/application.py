@@ -1,9 +1,9 @@
-"""The gateway as a bare ASGI application: requests are told apart, recorded and passed on.
+"""The gateway as a bare ASGI application: requests get their rollout, are recorded and passed on.
 
     application = otel_rollout.gateway.application("http://127.0.0.1:8000/v1", secret="...")
 
-Any ASGI server runs it, and it can be mounted below a path of another application. Nothing that
-happens to be current where it runs has a say in whose call a request is.
+Any ASGI server runs it, and it can be mounted below a path of another application. The context
+that is current where it runs does not decide whose call a request is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context as otel_context
@@ -22,7 +23,6 @@ from otel_rollout.gateway.environment import environment_of
 from otel_rollout.gateway.exchange import Cut, Exchange, Request
 from otel_rollout.gateway.http import (
     ClientGone,
-    Limits,
     Receive,
     Refusal,
     Scope,
@@ -115,10 +115,10 @@ class Application:
     def __init__(self, settings: Settings) -> None:
         self.header_seconds = settings.header_seconds
         self._api_key = settings.api_key
-        said = settings.secret.encode() if settings.secret is not None else rollout_secret()
-        self.secret = said
+        secret = settings.secret.encode() if settings.secret is not None else rollout_secret()
+        self.secret = secret
         """The secret that it was given. None: it has a random one."""
-        self.tokens = Tokens(said or os.urandom(32), settings.token_seconds)
+        self.tokens = Tokens(secret or os.urandom(32), settings.token_seconds)
         self.held = HeldRollouts(most=settings.most_parts, idle_seconds=settings.idle_seconds)
         self._upstream = Upstream(
             settings.upstream,
@@ -128,14 +128,16 @@ class Application:
         renderer = settings.renderer
         self._supply = None if renderer is None else Supply(next_prompt_by(renderer))
         self.fields: WeakKeyDictionary[ActiveRollout, Json] = WeakKeyDictionary()
-        """What `request_token_ids` said where the address of a rollout was asked for."""
+        """The fields of `request_token_ids` where the address of a rollout was asked for."""
         self._control = Control(
             self.held,
-            said,
+            secret,
             settings.rollout_seconds,
             lambda active, root: environment_of(self.tokens, active, root),
         )
-        self._limits = Limits(settings.max_body_bytes, settings.body_seconds)
+        self._read_body = partial(
+            read_body, most=settings.max_body_bytes, seconds=settings.body_seconds
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -174,7 +176,7 @@ class Application:
                 await self._answer_control(scope, asked.path, receive, send)
                 return
             carried = self._rollout_of(asked, scope)
-            body = await read_body(scope, receive, self._limits)
+            body = await self._read_body(scope, receive)
             with self.held.call(carried) as active:
                 await self._pass_on(active, asked, scope, body, receive, send)
         except Refusal as refusal:
@@ -183,7 +185,7 @@ class Application:
             return  # uvicorn closes a connection whose reply is not complete
 
     async def _answer_control(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._limits)
+        body = await self._read_body(scope, receive)
         reply = self._control.answer(scope, path, body, _root_of(scope))
         await answer(send, reply.status, reply.body, reply.content_type)
 

@@ -28,7 +28,7 @@ _ROLLOUTS = "/rollouts"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ControlReply:
     """A reply of the control routes."""
 
     status: int
@@ -40,7 +40,7 @@ class Control:
     """The control routes of one gateway.
 
     secret: what they ask for. None: nothing.
-    seconds: how long a rollout may be without a call, unless it says so itself.
+    seconds: how long a rollout may be without a call, unless its request sets `timeout_seconds`.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Control:
         """True if a path is one of the control routes."""
         return path in ("/docs", "/openapi.json", _ROLLOUTS) or path.startswith(_ROLLOUTS + "/")
 
-    def answer(self, scope: Scope, path: str, body: bytes, root: str) -> Reply:
+    def answer(self, scope: Scope, path: str, body: bytes, root: str) -> ControlReply:
         """The reply to a request. Refusal for one that is wrong.
 
         root: the address that the client reached the gateway at.
         """
         method = scope["method"]
         if method in ("GET", "HEAD") and path == "/docs":
-            return Reply(200, PAGE.encode(), "text/html; charset=utf-8")
+            return ControlReply(200, PAGE.encode(), "text/html; charset=utf-8")
         if method in ("GET", "HEAD") and path == "/openapi.json":
             return _json(200, OPENAPI)
         headers = dict(scope["headers"])
@@ -93,7 +93,7 @@ class Control:
                 401, "this needs the header Authorization: Bearer SECRET", "authentication_error"
             )
 
-    def _begin(self, asked: dict[str, Json], root: str) -> Reply:
+    def _begin(self, asked: dict[str, Json], root: str) -> ControlReply:
         seconds = asked.pop("timeout_seconds", None)
         if seconds is None:
             seconds = self._seconds
@@ -117,7 +117,7 @@ class Control:
             },
         )
 
-    def _reward(self, rollout_id: str, asked: dict[str, Json]) -> Reply:
+    def _reward(self, rollout_id: str, asked: dict[str, Json]) -> ControlReply:
         active = self._held.begun(rollout_id)
         if active is None:
             raise _unknown(rollout_id)
@@ -131,7 +131,7 @@ class Control:
             raise Refusal(400, str(error)) from None
         return _json(200, {"id": rollout_id, "reward": active.trajectory.reward})
 
-    def _end(self, rollout_id: str, asked: dict[str, Json]) -> Reply:
+    def _end(self, rollout_id: str, asked: dict[str, Json]) -> ControlReply:
         _check_names(asked, ("output", "error"))
         error = RuntimeError(str(asked["error"])) if asked.get("error") else None
         if self._held.begun(rollout_id) is None:
@@ -164,5 +164,5 @@ def _unknown(rollout_id: str) -> Refusal:
     return Refusal(404, f"no rollout {rollout_id[:40]!r} was begun here, or it has ended")
 
 
-def _json(status: int, value: Json) -> Reply:
-    return Reply(status, dumps(value).encode())
+def _json(status: int, value: Json) -> ControlReply:
+    return ControlReply(status, dumps(value).encode())

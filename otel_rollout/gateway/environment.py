@@ -1,4 +1,4 @@
-"""What a program needs to know of a gateway, as environment variables."""
+"""Environment variables that point a program to a gateway."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def environment_of(tokens: Tokens, active: ActiveRollout, url: str) -> dict[str,
 
 def _no_proxy() -> dict[str, str]:
     """`NO_PROXY` with this machine: a proxy of the network cannot reach the gateway."""
-    said = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
-    hosts = [host.strip() for host in said.split(",") if host.strip()]
+    existing = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    hosts = [host.strip() for host in existing.split(",") if host.strip()]
     every = ",".join(dict.fromkeys((*hosts, *_NEAR)))
     return {"NO_PROXY": every, "no_proxy": every}

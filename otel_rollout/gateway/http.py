@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from otel_rollout.wire import Json, dumps
@@ -12,16 +11,6 @@ from otel_rollout.wire import Json, dumps
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request may cost before it is refused."""
-
-    max_body_bytes: int
-    """Bytes of a request's body; a longer one is refused with 413 and not held."""
-    body_seconds: float
-    """Seconds between two pieces of a body; a slower client is refused with 408."""
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer
@@ -48,29 +37,33 @@ def is_near(scope: Scope) -> bool:
     return client is not None and str(client[0]).startswith(_LOOPBACK)
 
 
-async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """The body of a request. Refusal for one that is too large or too slow, or smuggles another."""
+async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float) -> bytes:
+    """The body of a request. Refusal for one that smuggles another.
+
+    most: bytes; a longer body is refused with 413 and not held.
+    seconds: time between two pieces; a slower client is refused with 408.
+    """
     names = [name for name, _ in scope["headers"]]
     if b"transfer-encoding" in names and b"content-length" in names:
         raise Refusal(400, "a request has Transfer-Encoding or Content-Length, not both")
     for name, value in scope["headers"]:
         if name == b"content-length" and (not value.isdigit() or len(value) > 18):
             raise Refusal(400, "Content-Length: expected a number of bytes")
-        if name == b"content-length" and int(value) > limits.max_body_bytes:
-            raise _too_large(limits)
+        if name == b"content-length" and int(value) > most:
+            raise _too_large(most)
     parts: list[bytes] = []
     size, is_whole = 0, False
     while not is_whole:
-        message = await _received(receive, limits)
+        message = await _received(receive, seconds)
         size += len(message["body"])
-        if size > limits.max_body_bytes:
-            raise _too_large(limits)
+        if size > most:
+            raise _too_large(most)
         parts.append(message["body"])
         is_whole = not message.get("more_body")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _received(receive: Receive, limits: Limits) -> MutableMapping[str, Any]:
+async def _received(receive: Receive, seconds: float) -> MutableMapping[str, Any]:
     task = asyncio.current_task()
     assert task is not None
     slow: list[bool] = []
@@ -79,7 +72,7 @@ async def _received(receive: Receive, limits: Limits) -> MutableMapping[str, Any
         slow.append(True)
         task.cancel()
 
-    timer = asyncio.get_running_loop().call_later(limits.body_seconds, give_up)
+    timer = asyncio.get_running_loop().call_later(seconds, give_up)
     try:
         message = await receive()
     except asyncio.CancelledError:
@@ -93,8 +86,8 @@ async def _received(receive: Receive, limits: Limits) -> MutableMapping[str, Any
     return message
 
 
-def _too_large(limits: Limits) -> Refusal:
-    return Refusal(413, f"the request's body is larger than {limits.max_body_bytes} bytes")
+def _too_large(most: int) -> Refusal:
+    return Refusal(413, f"the request's body is larger than {most} bytes")
 
 
 async def answer(

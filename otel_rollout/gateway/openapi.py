@@ -21,7 +21,7 @@ def _body(**properties: Json) -> Json:
     return {"content": {"application/json": {"schema": schema}}}
 
 
-def _said(description: str, text: Json) -> Json:
+def _doc(description: str, text: Json) -> Json:
     return {"description": description, **text}
 
 
@@ -30,11 +30,14 @@ def _operation(summary: str, body: Json, replies: dict[str, str]) -> Json:
         "summary": summary,
         "requestBody": body,
         "security": [{"secret": []}, {}],
-        "responses": {status: {"description": said} for status, said in replies.items()},
+        "responses": {status: {"description": text} for status, text in replies.items()},
     }
 
 
-_WRONG = {"400": "The request is wrong; the error says how.", "401": "The secret is missing."}
+_WRONG = {
+    "400": "The request is wrong, as the error has it.",
+    "401": "The secret is missing.",
+}
 _MISSING = {"404": "No such rollout was begun here, or it has ended."}
 
 OPENAPI: Json = {
@@ -51,15 +54,15 @@ OPENAPI: Json = {
             "post": _operation(
                 "Begin a rollout; the reply has its id, its base URLs and its environment",
                 _body(
-                    name=_said("Name of the agent.", _TEXT),
-                    task_id=_said("The task that it works on.", {"type": ["string", "integer"]}),
-                    group_id=_said(
+                    name=_doc("Name of the agent.", _TEXT),
+                    task_id=_doc("The task that it works on.", {"type": ["string", "integer"]}),
+                    group_id=_doc(
                         "The group of samples that a trainer compares.",
                         {"type": ["string", "integer"]},
                     ),
-                    sample_index=_said("Number of this sample in its group.", {"type": "integer"}),
-                    metadata=_said("JSON values of yours.", {"type": "object"}),
-                    timeout_seconds=_said(
+                    sample_index=_doc("Number of this sample in its group.", {"type": "integer"}),
+                    metadata=_doc("JSON values of yours.", {"type": "object"}),
+                    timeout_seconds=_doc(
                         "Seconds without a model call after which it ends as an error.",
                         {"type": "number", "exclusiveMinimum": 0},
                     ),
@@ -72,20 +75,20 @@ OPENAPI: Json = {
             "patch": _operation(
                 "Reward a rollout that runs",
                 _body(
-                    reward=_said("The reward.", {"type": "number"}),
-                    name=_said("Its name; none: it is the rollout's own.", _TEXT),
-                    completion_id=_said("The completion that is meant; none: the rollout.", _TEXT),
-                    explanation=_said("Why.", _TEXT),
-                    weight=_said("Its weight in the rollout's reward.", {"type": "number"}),
-                    label=_said("The score in a word.", _TEXT),
+                    reward=_doc("The reward.", {"type": "number"}),
+                    name=_doc("Its name; none: it is the rollout's own.", _TEXT),
+                    completion_id=_doc("The completion that is meant; none: the rollout.", _TEXT),
+                    explanation=_doc("Why.", _TEXT),
+                    weight=_doc("Its weight in the rollout's reward.", {"type": "number"}),
+                    label=_doc("The score in a word.", _TEXT),
                 ),
                 {"200": "It is rewarded.", **_WRONG, **_MISSING},
             ),
             "delete": _operation(
                 "End a rollout",
                 _body(
-                    output=_said("What it gave, any JSON value.", {}),
-                    error=_said("What it failed with; none: it is complete.", _TEXT),
+                    output=_doc("What it gave, any JSON value.", {}),
+                    error=_doc("What it failed with; none: it is complete.", _TEXT),
                 ),
                 {"200": "It has ended, and goes to the exporters.", **_WRONG, **_MISSING},
             ),
@@ -98,8 +101,8 @@ OPENAPI: Json = {
 def _row(method: str, path: str, operation: Json) -> str:
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     members = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{escape(said['description'])}</td></tr>"
-        for name, said in schema["properties"].items()
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(member['description'])}</td></tr>"
+        for name, member in schema["properties"].items()
     )
     title = f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
     return f"{title}<p>{escape(operation['summary'])}.</p><table>{members}</table>"

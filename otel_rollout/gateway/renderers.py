@@ -1,7 +1,7 @@
 """Renderers: the token ids of new messages, after the ids that a conversation has already.
 
 What was read and sampled before stays as it is: nothing of it is rendered again. A renderer that
-cannot tell, or is not sure, gives None, and the request goes on with its messages alone.
+has no certain answer returns None, and the request is sent with its messages alone.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Turn:
         return list(self.request["messages"])
 
 
-Post: TypeAlias = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+AskServer: TypeAlias = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 """Sends a body to a path of the model server; the status of the reply, and its body."""
-NextPrompt: TypeAlias = Callable[[Turn, Post], Awaitable[Sequence[int] | None]]
+NextPrompt: TypeAlias = Callable[[Turn, AskServer], Awaitable[Sequence[int] | None]]
 """The ids of the next prompt, which begin with those that are held. None: not known."""
 
 
@@ -71,7 +71,7 @@ class Renderer(Protocol):
     ) -> Any:
         """The ids of the next prompt, which begin with both lists of ids.
 
-        A list of ids, or an object with `token_ids`. None: they cannot be told.
+        A list of ids, or an object with `token_ids`. None: not known.
         """
 
 
@@ -118,8 +118,8 @@ class Bridge:
         self._renderer = renderer
         self._one_at_a_time = asyncio.Lock()
 
-    async def next_prompt(self, turn: Turn, _: Post) -> Sequence[int] | None:
-        """The ids of the next prompt; None where the renderer cannot tell."""
+    async def next_prompt(self, turn: Turn, _: AskServer) -> Sequence[int] | None:
+        """The ids of the next prompt; None where the renderer has none."""
         async with self._one_at_a_time:
             found = await asyncio.to_thread(
                 self._renderer.bridge_to_next_turn,
@@ -143,8 +143,8 @@ class ServerRenderer:
     def __init__(self) -> None:
         self._ways = [_Way("/v1/chat/completions/render", "token_ids"), _Way("/tokenize", "tokens")]
 
-    async def next_prompt(self, turn: Turn, post: Post) -> Sequence[int] | None:
-        """The ids of the next prompt; None where the two renderings do not tell them."""
+    async def next_prompt(self, turn: Turn, post: AskServer) -> Sequence[int] | None:
+        """The ids of the next prompt; None where the two renderings do not show them."""
         if not turn.is_closed:
             return None
         messages = [without_reasoning(message) for message in turn.messages]
@@ -159,7 +159,7 @@ class ServerRenderer:
         return turn.held + after[len(before) - missing :]
 
     async def _rendered(
-        self, turn: Turn, messages: list[Json], post: Post, *, opens: bool
+        self, turn: Turn, messages: list[Json], post: AskServer, *, opens: bool
     ) -> list[int] | None:
         """The ids of these messages; `opens` adds what a prompt ends with."""
         asked = {**turn.request, "messages": messages, "add_generation_prompt": opens}
@@ -175,7 +175,7 @@ class ServerRenderer:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """An endpoint that gives the ids of a request."""
+    """An endpoint that returns the ids of a request."""
 
     path: str
     member: str

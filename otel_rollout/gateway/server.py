@@ -24,7 +24,7 @@ _quiet.setLevel(
 )  # clients that break off, and model servers, are no errors of ours
 
 
-class Server:
+class GatewayServer:
     """Serves an ASGI application on a socket that is bound."""
 
     def __init__(self, application: Any, listening: socket.socket, header_seconds: float) -> None:

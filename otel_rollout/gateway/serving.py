@@ -1,4 +1,4 @@
-"""A gateway while it serves: its address, and what an agent needs to know of it."""
+"""A gateway while it serves: its address, and the environment of an agent that uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
 from otel_rollout.gateway.application import MAX_BODY_BYTES, Application, Settings
 from otel_rollout.gateway.environment import environment_of, token_of
 from otel_rollout.gateway.extra import library
-from otel_rollout.gateway.server import Server
+from otel_rollout.gateway.server import GatewayServer
 from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.record import (
     ActiveRollout,
@@ -108,15 +108,14 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
                 f"OTEL_ROLLOUT_SECRET, or serve(secret=...)"
             )
         self._host, self._port = host, port
-        self._server: Server | None = None
+        self._server: GatewayServer | None = None
         self._url = ""
-        self._thread: _Thread | None = None
 
     async def __aenter__(self) -> Gateway:
         listening = listening_socket(self._host, self._port)
         port = listening.getsockname()[1]
         # What is current here must not be so in the tasks of the requests.
-        self._server = Server(self._application, listening, self._application.header_seconds)
+        self._server = GatewayServer(self._application, listening, self._application.header_seconds)
         await contextvars.Context().run(asyncio.create_task, self._server.start())
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._url = f"http://{host}:{port}"
@@ -137,8 +136,12 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
             await self._application.close()
 
     def __enter__(self) -> Gateway:
-        self._thread = _Thread(self)
-        return self._thread.begin()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="otel-rollout-gateway", daemon=True
+        )
+        self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self.__aenter__(), self._loop).result()
 
     def __exit__(
         self,
@@ -146,26 +149,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         error: BaseException | None,
         trace_back: TracebackType | None,
     ) -> None:
-        if self._thread is not None:
-            self._thread.end()
-
-
-class _Thread:
-    """An event loop in a thread, for a gateway that sync code serves."""
-
-    def __init__(self, served: serve) -> None:
-        self._served = served
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="otel-rollout-gateway", daemon=True
-        )
-
-    def begin(self) -> Gateway:
-        self._thread.start()
-        return asyncio.run_coroutine_threadsafe(self._served.__aenter__(), self._loop).result()
-
-    def end(self) -> None:
-        leaving = self._served.__aexit__(None, None, None)
+        leaving = self.__aexit__(None, None, None)
         try:
             asyncio.run_coroutine_threadsafe(leaving, self._loop).result()
         finally:
@@ -190,9 +174,9 @@ def _active(rollout: Trajectory | str | None) -> ActiveRollout:
     else:
         active = running_rollout(rollout if isinstance(rollout, str) else rollout.id)
     if active is None:
-        said = "no rollout is current" if rollout is None else f"{rollout!r} does not run here"
+        problem = "no rollout is current" if rollout is None else f"{rollout!r} does not run here"
         raise NoActiveRolloutError(
-            f"the gateway's address for a rollout: {said}; ask for it inside the rollout"
+            f"the gateway's address for a rollout: {problem}; ask for it inside the rollout"
         )
     return active
 

@@ -1,7 +1,7 @@
 """Token in, token out: a request that continues a conversation is sent with the ids it has.
 
 The ids that a conversation has are those of the prompt and the reply of its last call; which call
-that is, the histories say (`Conversations.continued_by`), so there is one for each history, and
+that is, the histories show (`Conversations.continued_by`), so there is one for each history, and
 nothing is kept here. The ids of the new messages are a renderer's. Any edit, other tools, another
 model or missing ids: nothing is supplied, and the request passes as it is.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from otel_rollout.gateway.renderers import NextPrompt, Post, Turn
+from otel_rollout.gateway.renderers import AskServer, NextPrompt, Turn
 from otel_rollout.gateway.upstream import Upstream
 from otel_rollout.record import ActiveRollout, ExchangeRecorder, guarded
 from otel_rollout.trajectory import Completion, NotExact, exact_ids
@@ -58,7 +58,7 @@ class Supply:
             logger.warning("the gateway supplies no token ids any more: %s", because)
 
     async def prompt(
-        self, active: ActiveRollout, path: str, body: bytes, post: Post
+        self, active: ActiveRollout, path: str, body: bytes, post: AskServer
     ) -> Prompt | None:
         """The ids to send with a request. None: none, it passes as it is."""
         if self._stopped or path != _ENDPOINT:
@@ -122,7 +122,7 @@ def _may_continue(before: Completion, params: Mapping[str, Json], new: Sequence[
 
 
 def _was_ignored(before: Completion, prompt: Sequence[int]) -> bool:
-    """True if the model server was sent token ids, and says that it read others."""
+    """True if the model server was sent token ids, and reports that it read others."""
     sent = before.supplied.prompt if before.supplied else None
     return sent is not None and sent.to_list() != prompt
 
@@ -149,7 +149,7 @@ class SupplyingUpstream:
     async def ask(
         self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes | None
     ) -> Any:
-        """The response, as `Upstream.ask` gives it. Of a refusal of the ids, that without them."""
+        """The response, as `Upstream.ask` gives it; without the ids if they are refused."""
 
         async def post(path: str, asked: bytes) -> tuple[int, bytes]:
             kept = [one for one in headers if one[0].lower() != "accept-encoding"]
@@ -163,14 +163,13 @@ class SupplyingUpstream:
         if response.status not in _REFUSED:
             self._recorder.supplied(prompt.held, prompt.ids)
             return response
-        refusal = await response.read()
-        if "content-encoding" not in response.headers and FIELD.encode() not in refusal:
-            self._recorder.supplied(prompt.held, prompt.ids)
-            return _Read(response, refusal)
-        self._supply.stop(f"the model server refuses {FIELD!r} (HTTP {response.status})")
+        await response.read()  # its connection is given back
         self._recorder.attempt_failed(response.status)
         self._recorder.request(body, dict(headers))
-        return await self._upstream.ask(method, target, headers, body)
+        plain = await self._upstream.ask(method, target, headers, body)
+        if plain.status not in _REFUSED:  # else something else is wrong with the request
+            self._supply.stop(f"the model server refuses {FIELD!r} (HTTP {response.status})")
+        return plain
 
 
 def with_ids(body: bytes, ids: Sequence[int]) -> bytes:
@@ -182,22 +181,3 @@ def with_ids(body: bytes, ids: Sequence[int]) -> bytes:
         ",".join(map(str, ids)).encode(),
         body[end:],
     )
-
-
-class _Read:
-    """A response whose body has been read, in the shape of one that has not."""
-
-    def __init__(self, response: Any, body: bytes) -> None:
-        self.status: int = response.status
-        self.headers = response.headers
-        self.raw_headers = response.raw_headers
-        self.content = self
-        self._body = body
-
-    async def readany(self) -> bytes:
-        """The body, then b""."""
-        body, self._body = self._body, b""
-        return body
-
-    def close(self) -> None:
-        """Its connection has been given back."""

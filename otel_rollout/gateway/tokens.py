@@ -1,6 +1,6 @@
 """A token is the carrier of one rollout as a word: signed, and good until it expires.
 
-It stands in paths and in place of API keys, so it is made of letters, digits, `-` and `_`. Nobody
+It is used in paths and in place of API keys, so it is made of letters, digits, `-` and `_`. Nobody
 without the secret can make one, or change the rollout that one names.
 """
 
@@ -32,7 +32,7 @@ class TokenError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What a token says."""
+    """The content of a token."""
 
     carried: Carried
     """The rollout that it names."""
@@ -67,7 +67,7 @@ class Tokens:
         return urlsafe_b64encode(payload + self._mac(payload)).rstrip(b"=").decode()
 
     def read(self, text: str) -> Token:
-        """What a token says. TokenError for one that is forged, has expired, or is none."""
+        """The content of a token. TokenError for one that is forged, has expired, or is none."""
         expires, token = self._read.get(text) or self._checked(text)
         if expires < time.time():
             self._read.pop(text, None)

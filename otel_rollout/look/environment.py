@@ -35,13 +35,10 @@ _CODES = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILA
 
 def otlp_exporters() -> list[SpanExporter]:
     """The OTLP exporter that the OTEL_* variables ask for; [] if none."""
-    names = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")
-    if "otlp" not in [name.strip() for name in names]:
+    own = os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
+    if not _names_otlp(os.environ.get("OTEL_TRACES_EXPORTER", "otlp")):
         return []
-    if not (
-        os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT)
-        or os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
-    ):
+    if not (own or os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT)):
         return []
     module = _module(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, "trace_exporter")
     made: Callable[..., SpanExporter] = module.OTLPSpanExporter
@@ -51,13 +48,16 @@ def otlp_exporters() -> list[SpanExporter]:
 def otlp_metric_exporters() -> list[MetricExporter]:
     """The OTLP exporter of metrics that the OTEL_* variables ask for; [] if none."""
     named = os.environ.get("OTEL_METRICS_EXPORTER", "")
-    asked = "otlp" in [name.strip() for name in named.split(",")]
     own = os.environ.get(OTEL_EXPORTER_OTLP_METRICS_ENDPOINT)
-    if not (asked or (own and not named)):
+    if not (_names_otlp(named) or (own and not named)):
         return []
     module = _module(OTEL_EXPORTER_OTLP_METRICS_PROTOCOL, "metric_exporter")
     made: Callable[[], MetricExporter] = module.OTLPMetricExporter
     return [made()]
+
+
+def _names_otlp(exporters: str) -> bool:
+    return "otlp" in [name.strip() for name in exporters.split(",")]
 
 
 def _module(variable: str, name: str) -> ModuleType:
@@ -83,9 +83,9 @@ def _module(variable: str, name: str) -> ModuleType:
 
 
 def _retries(made: Callable[..., SpanExporter]) -> dict[str, Any]:
-    """What an OTLP exporter over gRPC is told not to send again: a request that is too large.
+    """Keeps an OTLP exporter over gRPC from sending again what was too large.
 
-    It would try for ten seconds, with all other spans behind it. Older ones cannot be told.
+    It would try for ten seconds, with all other spans behind it. Older ones have no such option.
     """
     if "retryable_error_codes" not in signature(made).parameters or os.environ.get(_CODES_VARIABLE):
         return {}

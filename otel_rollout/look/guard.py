@@ -74,10 +74,10 @@ class Guard:
             }
         elif self.is_responses:  # the span of these calls is our own
             return wrapped(*args, **kwargs)
-        call = _Call(self, rollout, wrapped, instance, args, kwargs)
+        call = _WatchedCall(self, rollout, wrapped, instance, args, kwargs)
         return self._watch_async(call) if self.is_async else self._watch(call)
 
-    def _watch(self, call: _Call) -> Any:
+    def _watch(self, call: _WatchedCall) -> Any:
         returned = None
         try:
             call.prepare()
@@ -89,7 +89,7 @@ class Guard:
             return call.wrapped(*call.args, **call.kwargs)
         return call.end(returned)
 
-    async def _watch_async(self, call: _Call) -> Any:
+    async def _watch_async(self, call: _WatchedCall) -> Any:
         returned = None
         try:
             call.prepare()
@@ -103,7 +103,7 @@ class Guard:
         return call.end(returned)
 
 
-class _Call:
+class _WatchedCall:
     """One call, made from within the instrumentor's wrapper.
 
     rollout: the one that records the call. None: none does, and the instrumentor is shown the
@@ -131,9 +131,9 @@ class _Call:
         self._outer = trace.get_current_span()
         self._result: Any = None
         self._error: BaseException | None = None
-        self._told: BaseException | None = None
+        self._raised: BaseException | None = None
         self._is_recorded = False
-        self._reply: _Reply | None = None
+        self._reply: _BareReply | None = None
         """What is shown of the reply, once the call has ended. None: nothing."""
         self._stream: Any = None
         """The stand-in for a stream. None: the reply is none, or the call has ended."""
@@ -195,14 +195,14 @@ class _Call:
         self._span = None if span is self._outer else span
         own, added = self.kwargs.get("extra_headers") or {}, kwargs.get("extra_headers") or {}
         if not isinstance(own, Mapping):
-            return self.kwargs  # the client will say what is wrong with it
+            return self.kwargs  # the client raises a better error
         names = {str(name).lower() for name in own}
         added = {name: value for name, value in added.items() if name.lower() not in names}
         return {**self.kwargs, "extra_headers": {**own, **added}} if added else self.kwargs
 
     def _raise_to_watcher(self, error: BaseException) -> None:
-        self._error, self._told = error, self._public(error)
-        raise self._told from None
+        self._error, self._raised = error, self._public(error)
+        raise self._raised from None
 
     def _public(self, error: BaseException) -> BaseException:
         """An exception of the same name without the keys that signed the request."""
@@ -255,27 +255,27 @@ class _Call:
         span: Any = self._span
         span.end = partial(span.end, ended_ns)  # it may be later by now
         if failed:
-            span.set_status = lambda *_: None  # the instrumentor would say that all went well
+            span.set_status = lambda *_: None  # the instrumentor would set OK
         if self._returned is not None:
             self._finish()
 
     def swallow(self, error: BaseException) -> None:
         """The instrumentor's wrapper raised: what the client raised, or something of its own."""
-        if error is self._told:
+        if error is self._raised:
             return
         if not isinstance(error, Exception):
             raise error
         log_swallowed(error)
 
     def end(self, returned: Any) -> Any:
-        """Give the caller what the client gave."""
-        error, told, self._error, self._told = self._error, self._told, None, None
+        """Return to the caller what the client returned, or raise what it raised."""
+        error, public, self._error, self._raised = self._error, self._raised, None, None
         result, self._result = self._result, None
         # A stream may live for long, and with it this, but not what the call was made with.
         self.wrapped = self.instance = self._rollout = None
         self.args, self.kwargs = (), {}
         if error is not None:
-            _end_span(self._span, told)
+            _end_span(self._span, public)
             context = error.__context__
             try:
                 raise error
@@ -309,7 +309,7 @@ class _Call:
         _end_span(self._span, None)
 
 
-class _Reply(dict[str, Any]):
+class _BareReply(dict[str, Any]):
     """A reply without content, or a part of it: one instrumentor reads members, one attributes."""
 
     def __getattr__(self, name: str) -> Any:
@@ -319,11 +319,11 @@ class _Reply(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-def _shown_reply(reply: ReplyFacts) -> _Reply:
+def _shown_reply(reply: ReplyFacts) -> _BareReply:
     """What is shown of a reply, or of all chunks of one."""
-    counts, shown = reply.counts, _Reply(id=reply.id, model=reply.model, choices=[], usage=None)
+    counts, shown = reply.counts, _BareReply(id=reply.id, model=reply.model, choices=[], usage=None)
     if counts is not None:
-        shown["usage"] = _Reply(
+        shown["usage"] = _BareReply(
             prompt_tokens=counts.input,
             completion_tokens=counts.output,
             total_tokens=counts.input + counts.output,
@@ -346,7 +346,7 @@ def _read_async(stream: Any) -> None:
 class _StandIn(openai.Stream[Any]):
     """Shown to an instrumentor in place of a stream."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _WatchedCall) -> None:
         self._call = call
 
     def __iter__(self) -> Iterator[Any]:
@@ -361,7 +361,7 @@ class _StandIn(openai.Stream[Any]):
 class _AsyncStandIn(openai.AsyncStream[Any]):
     """The same for an async client."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _WatchedCall) -> None:
         self._call = call
 
     def __aiter__(self) -> Any:
@@ -396,14 +396,8 @@ def _operation(owner: type) -> tuple[str | None, bool]:
 
 def _public_error(kind: type[BaseException], text: str) -> Exception:
     """An exception with this text, which spans show under the name of `kind`."""
-
-    class PublicError(Exception):
-        pass
-
-    PublicError.__name__ = kind.__name__
-    PublicError.__qualname__ = kind.__qualname__
-    PublicError.__module__ = kind.__module__
-    public = PublicError(text)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    public: Exception = type(kind.__name__, (Exception,), names)(text)
     public.__suppress_context__ = True
     return public
 

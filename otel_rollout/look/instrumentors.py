@@ -1,6 +1,6 @@
 """The instrumentors that begin LLM spans: put in with a guard around them, and taken out again.
 
-The one idea: whoever instruments, each call is drawn once and behind a guard (`guard.py`). The
+The one idea: whoever instruments, each call has one span, behind a guard (`guard.py`). The
 invariant: after the undoing, every package that was changed here is as it was before.
 """
 
@@ -50,7 +50,7 @@ def check_installed(name: str) -> None:
 
 
 def instrument(name: str | None, provider: TracerProvider) -> Undo:
-    """Let the instrumentor `name` draw LLM spans on `provider`; returns a function that undoes it.
+    """Let the instrumentor `name` write LLM spans to `provider`; returns a function that undoes it.
 
     One that instruments already is left as it is, and no second one is added. The default one is
     guarded, also where it is the user's, and whoever calls its `instrument` from now on.
@@ -202,7 +202,7 @@ def _guard() -> None:
             continue
         if (owner.__name__.removeprefix("Async"), attribute) in _GUARDED:
             method = wrapper.__wrapped__
-            while _is_wrapper(method):  # a second one would draw every span twice
+            while _is_wrapper(method):  # a second one would write every span twice
                 method = method.__wrapped__
             is_genai = _module(wrapper._self_wrapper).startswith(_GENAI)
             guard = Guard(owner, wrapper, is_genai=is_genai)

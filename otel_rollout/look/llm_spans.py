@@ -1,6 +1,6 @@
 """What LLM spans show of the calls of a rollout: messages, tools, turn, usage; for people to read.
 
-One writer, from what the recorder knows: it writes onto the span that an instrumentor has put
+One writer, from what the recorder has: it writes onto the span that an instrumentor has put
 around the call (`guard.py`), or onto one of its own where nobody did. Spans of frameworks are left
 as they are. Nothing is rebuilt from these spans.
 """
@@ -91,7 +91,7 @@ def instrumented_call() -> InstrumentedCall | None:
     return _current.get()
 
 
-class _Shown:
+class _ShownBefore:
     """What the LLM spans of one rollout have shown."""
 
     def __init__(self) -> None:
@@ -120,13 +120,13 @@ class LlmSpans(Observer):
     """Writes what the LLM span of each call of a rollout shows."""
 
     def rollout_began(self, rollout: RunningRollout) -> None:
-        rollout.observed[self] = _Shown()
+        rollout.observed[self] = _ShownBefore()
 
     def rollout_ended(self, rollout: RunningRollout) -> None:
         rollout.observed.pop(self, None)
 
     def call_begins(self, call: RunningCall) -> None:
-        shown: _Shown | None = call.rollout.observed.get(self)
+        shown: _ShownBefore | None = call.rollout.observed.get(self)
         api = api_of(call.path)
         if shown is None or api is None:
             return
@@ -181,7 +181,7 @@ class _LlmSpan:
     """The LLM span of one call. made: the call whose instrumentor's span it is. None: our own."""
 
     def __init__(
-        self, shown: _Shown, api: ModelApi, span: trace.Span, made: InstrumentedCall | None
+        self, shown: _ShownBefore, api: ModelApi, span: trace.Span, made: InstrumentedCall | None
     ) -> None:
         self._shown = shown
         self._api = api
@@ -217,8 +217,8 @@ class _LlmSpan:
         known_digest, known_count = call.known
         known = turns.get(known_digest)
         if known is None and known_count > 1:  # a prefix that no call ended with: an edit
-            said = (b'"role":"assistant"', b'"role": "assistant"')
-            known = sum(map(call.messages.count, said))
+            replies = (b'"role":"assistant"', b'"role": "assistant"')
+            known = sum(map(call.messages.count, replies))
         return turns.setdefault(digest, (known or 0) + (digest != known_digest))
 
     def _prompts_in(self, params: Mapping[str, Json]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,13 +61,13 @@ class _Task:
 
 
 class Summary:
-    """What one rollout's calls asked, said and used, with those of the rollouts inside it."""
+    """Task, answer and usage of one rollout's calls, with those of the rollouts inside it."""
 
     def __init__(self) -> None:
         self.calls = 0
         """Calls of models that were asked to generate."""
         self.tools = 0
-        """Tools that were drawn."""
+        """Tools that have a span."""
         self.tool_errors = 0
         """Tools of these that failed."""
         self._lock = threading.Lock()
@@ -79,14 +79,14 @@ class Summary:
         self._tokens = [0, 0, 0]
         """Tokens of prompts and replies, and those that were read from a cache."""
         self._cached = False
-        """True if a server told of its cache."""
+        """True if a server reported tokens of its cache."""
         self._task: _Task | None = None
         self._own_task = False
         """True if `_task` is of a call of its own, not of a rollout inside it."""
         self._last: tuple[bytes, str, bool] | None = None
         """The last reply, the path that was asked, and True if it has events."""
-        self._said_inside: tuple[int, str] | None = None
-        """When and what the rollout inside it that ended last said."""
+        self._answer_inside: tuple[int, str] | None = None
+        """When the rollout inside it that ended last did so, and its answer."""
 
     # --- calls
 
@@ -124,22 +124,19 @@ class Summary:
 
     def show(self, first: list[Json], last: list[Json]) -> None:
         """Take in the conversations of the first and the last step of a trajectory."""
-        said = [number for number, m in enumerate(first) if _role(m) == "assistant"]
-        asked = first[: said[0]] if said else first
-        system = [shown_message(m) for m in asked if _role(m) in _SYSTEM_ROLES]
-        task = _shown([m for m in asked if _role(m) not in _SYSTEM_ROLES])
-        self._task = _Task(time.time_ns(), task, "\n".join(system))
+        replies = [number for number, m in enumerate(first) if _role(m) == "assistant"]
+        self._task = _task(first[: replies[0]] if replies else first)
         if last and _role(last[-1]) == "assistant":
-            self._said_inside = time.time_ns(), shown_message(last[-1], reasoning=False)
+            self._answer_inside = time.time_ns(), shown_message(last[-1], reasoning=False)
 
     def tool_ended(self, *, failed: bool) -> None:
-        """A tool that was drawn has ended."""
+        """A tool that has a span has ended."""
         with self._lock:
             self.tools += 1
             self.tool_errors += failed
 
-    def include(self, inner: Summary, said: str | None) -> None:
-        """Take in a rollout inside it that has ended. said: what came of that."""
+    def include(self, inner: Summary, answer: str | None) -> None:
+        """Take in a rollout inside it that has ended. answer: its last reply, or its output."""
         with self._lock:
             self.calls += inner.calls
             self.tools += inner.tools
@@ -153,19 +150,19 @@ class Summary:
             if not self._own_task and task is not None:
                 earlier = self._task is None or task.at_ns < self._task.at_ns
                 self._task = task if earlier else self._task
-            if said is not None:
-                self._said_inside = time.time_ns(), said
+            if answer is not None:
+                self._answer_inside = time.time_ns(), answer
 
     # --- the end
 
-    def said(self, output: Json) -> str | None:
-        """What came of the rollout: the last reply, or its output where that says more."""
+    def answer(self, output: Json) -> str | None:
+        """The last reply of the rollout, or its output where that has more."""
         reply = None
         if self._last is not None:
             body, path, events = self._last
             reply = said_in(body, path, events=events, limit=SHOWN)
-        elif self._said_inside is not None:
-            reply = self._said_inside[1]
+        elif self._answer_inside is not None:
+            reply = self._answer_inside[1]
         if not process_state.content.exported or _is_empty(output):
             return reply
         text = output if isinstance(output, str) else dumps(output)
@@ -173,16 +170,16 @@ class Summary:
             return reply
         return text
 
-    def attributes(self, said: str | None) -> dict[str, Any]:
+    def attributes(self, answer: str | None) -> dict[str, Any]:
         """The attributes that show it. None: not known."""
         task, counted = self._task, self._counted > 0
         return {
             sc.GEN_AI_REQUEST_MODEL: ", ".join(self._models) or None,
             sc.GEN_AI_SYSTEM_INSTRUCTIONS: _system(task.system) if task else None,
             sc.GEN_AI_INPUT_MESSAGES: dumps(task.messages) if task and task.messages else None,
-            sc.GEN_AI_OUTPUT_MESSAGES: None if said is None else dumps([_message(said)]),
+            sc.GEN_AI_OUTPUT_MESSAGES: None if answer is None else dumps([_message(answer)]),
             sc.INPUT_VALUE: _last_text(task.messages) if task else None,
-            sc.OUTPUT_VALUE: None if said is None else _cut(said),
+            sc.OUTPUT_VALUE: None if answer is None else _cut(answer),
             sc.GEN_AI_USAGE_INPUT_TOKENS: self._tokens[0] if counted else None,
             sc.GEN_AI_USAGE_OUTPUT_TOKENS: self._tokens[1] if counted else None,
             sc.GEN_AI_USAGE_CACHE_READ[0]: self._tokens[2] if self._cached else None,
@@ -234,14 +231,14 @@ class Sums(Observer):
         if summary is None:
             return
         trajectory = rollout.trajectory
-        said = summary.said(trajectory.output)
+        answer = summary.answer(trajectory.output)
         around = rollout.parent.observed.get(self) if rollout.parent is not None else None
         if around is not None:
-            around.include(summary, said)
+            around.include(summary, answer)
         is_workflow = rollout.operation == sc.OPERATION_INVOKE_WORKFLOW
         kind = {sc.OPENINFERENCE_KIND: sc.OPENINFERENCE_CHAIN if is_workflow else None}
         numbers = reward_numbers(trajectory.all_rewards.all())
-        shown = present({**numbers, **summary.attributes(said), **kind})
+        shown = present({**numbers, **summary.attributes(answer), **kind})
         attributes |= process_state.content.shown(shown)
 
     def rollout_ended(self, rollout: RunningRollout) -> None:
@@ -257,7 +254,7 @@ def built_summary(trajectory: Trajectory) -> dict[str, Any]:
     if steps and content.exported:
         first, last = (content.value(steps[n].chat_completions) or [] for n in (0, -1))
         summary.show(first, last)
-    attributes = summary.attributes(summary.said(trajectory.output))
+    attributes = summary.attributes(summary.answer(trajectory.output))
     del attributes[sc.ROLLOUT_CALL_COUNT]  # its calls are those of the run around it
     return attributes
 
@@ -273,10 +270,15 @@ def _task_of(api: ModelApi, params: Json) -> _Task | None:
     messages = params.get(api.conversation)
     if not isinstance(messages, list):
         messages = path_messages(api.asked(params, None))
-    instructed = [m for m in messages if _role(m) in _SYSTEM_ROLES]
-    system = list(map(shown_message, [*api.instructions_of(params), *instructed]))
-    asked = [message for message in messages if _role(message) not in _SYSTEM_ROLES]
-    return _Task(time.time_ns(), _shown(asked), "\n".join(system))
+    return _task(messages, api.instructions_of(params))
+
+
+def _task(messages: Iterable[Json], instructions: Iterable[Json] = ()) -> _Task:
+    """The task of a conversation, whose own instructions follow those of the request."""
+    system, asked = list(instructions), list[Json]()
+    for message in messages:
+        (system if _role(message) in _SYSTEM_ROLES else asked).append(message)
+    return _Task(time.time_ns(), _shown(asked), "\n".join(map(shown_message, system)))
 
 
 def _role(message: Json) -> str:
@@ -287,7 +289,7 @@ def _role(message: Json) -> str:
 
 
 def _shown(messages: list[Json]) -> list[Json]:
-    """The last messages, as many as there is room for: the task stands at the end."""
+    """The last messages, as many as there is room for: the task is at the end."""
     shown: list[Json] = []
     room = SHOWN
     for message in reversed(messages):
@@ -296,9 +298,8 @@ def _shown(messages: list[Json]) -> list[Json]:
         text = _cut(shown_message(message, reasoning=False), room)
         room -= len(text.encode("utf-8", "replace"))
         shown.append(_message(text, _role(message)))
-    if len(shown) < len(messages):
-        shown.append(_message(f"({len(messages) - len(shown)} messages before are not shown)"))
-        shown[-1]["role"] = "user"
+    if (left := len(messages) - len(shown)) > 0:
+        shown.append(_message(f"({left} messages before are not shown)", "user"))
     shown.reverse()
     return shown
 
@@ -317,7 +318,7 @@ def _system(text: str) -> str | None:
 
 
 def _cut(text: str, size: int = SHOWN) -> str:
-    """The text, or as much of it as has room, with a mark that says so."""
+    """The text, or as much of it as has room, with a mark."""
     if len(text) <= size and (text.isascii() or 4 * len(text) <= size):
         return text
     data = text.encode("utf-8", "replace")

@@ -1,7 +1,7 @@
 """Tool spans without a change of the agent: from the requests that bring results of tool calls.
 
-The model asked for it in a reply of the rollout, and the next request brings its result. What
-happened between is drawn as a span, unless a span of that call is on the trace already. These spans
+The model asked for it in a reply of the rollout, and the next request brings its result. The
+time between becomes a span, unless a span of that call is on the trace already. These spans
 are for people: a trajectory is made of exchange spans alone.
 """
 
@@ -45,7 +45,7 @@ _KEPT = 64
 
 
 @dataclass(slots=True, eq=False)
-class _Reply:
+class _AskingReply:
     """A reply that may ask for tools, as it is on its span: nothing is read until it has to be."""
 
     text: str
@@ -69,7 +69,7 @@ def _calls_in(messages: Iterable[Json]) -> dict[str, ToolCall]:
 
 
 class ToolSpans(Observer):
-    """Draws the tools of each rollout that its requests bring results of."""
+    """Creates the spans of the tools that the requests of each rollout bring results of."""
 
     def rollout_began(self, rollout: RunningRollout) -> None:
         rollout.observed[self] = AnsweredTools()
@@ -89,43 +89,43 @@ class ToolSpans(Observer):
     def tool_began(self, rollout: RunningRollout, call_id: object, name: str, at_ns: int) -> None:
         tools: AnsweredTools | None = rollout.observed.get(self)
         if tools is not None:
-            tools.drew(call_id, name, at_ns)
+            tools.note_span(call_id, name, at_ns)
 
     def rollout_ended(self, rollout: RunningRollout) -> None:
         rollout.observed.pop(self, None)
 
 
 class AnsweredTools:
-    """The tools that one rollout's requests brought results of, each drawn once."""
+    """The tools that one rollout's requests brought results of, each with one span."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._replies: deque[_Reply] = deque(maxlen=_KEPT)
-        self._drawn: set[str] = set()
-        """Ids of calls that somebody else has drawn."""
+        self._replies: deque[_AskingReply] = deque(maxlen=_KEPT)
+        self._with_span: set[str] = set()
+        """Ids of calls that have a span of somebody else."""
         self._unnamed: deque[tuple[str, int]] = deque(maxlen=_KEPT)
-        """Name and start of tool spans that somebody else drew without the id of their call."""
+        """Name and start of tool spans of somebody else, without the id of their call."""
 
-    def drew(self, call_id: object, name: object, start_ns: int) -> None:
-        """Somebody else, such as `tool` or a framework, draws the span of a tool."""
+    def note_span(self, call_id: object, name: object, start_ns: int) -> None:
+        """Somebody else, such as `tool` or a framework, creates the span of a tool."""
         if call_id is not None:
-            self._drawn.add(str(call_id))
+            self._with_span.add(str(call_id))
         elif isinstance(name, str):
             self._unnamed.append((name, start_ns))
 
     def replied(self, text: str, path: str, ended_ns: int, *, is_events: bool) -> None:
         """A reply has ended. text: as it is on its span, packed if it has events."""
         with self._lock:
-            self._replies.append(_Reply(text, is_events, path, ended_ns))
+            self._replies.append(_AskingReply(text, is_events, path, ended_ns))
 
     def requested(self, active: RunningRollout, added: bytes, started_ns: int) -> None:
         """A request begins. added: those of its messages that no request had before, as JSON."""
         if not self._replies or not may_have_results(added):
             return
         with self._lock:
-            self._draw_results(active, added, started_ns)
+            self._write_spans(active, added, started_ns)
 
-    def _draw_results(self, active: RunningRollout, added: bytes, started_ns: int) -> None:
+    def _write_spans(self, active: RunningRollout, added: bytes, started_ns: int) -> None:
         messages: list[Json] = loads(b"[%b]" % added.strip(b" ,\t\r\n"))
         results = [found for message in messages for found in tool_results(message)]
         replayed = _calls_in(messages)
@@ -135,11 +135,11 @@ class AnsweredTools:
                 continue
             reply.answered.add(call_id)
             call = replayed.get(call_id) or reply.calls().get(call_id)
-            if call is not None and not self._is_drawn(call, reply.ended_ns):
+            if call is not None and not self._has_span(call, reply.ended_ns):
                 number = _number(call, replayed if call_id in replayed else reply.calls(), reply)
-                _draw(active, call, number, result, reply.ended_ns, started_ns)
+                _write_span(active, call, number, result, reply.ended_ns, started_ns)
 
-    def _reply_of(self, call_id: str) -> _Reply | None:
+    def _reply_of(self, call_id: str) -> _AskingReply | None:
         """The last reply that asked for this call; None if none did, or it was answered."""
         quoted = dumps(call_id)
         for reply in reversed(self._replies):
@@ -147,8 +147,8 @@ class AnsweredTools:
                 return reply
         return None
 
-    def _is_drawn(self, call: ToolCall, since_ns: int) -> bool:
-        if call.id in self._drawn:
+    def _has_span(self, call: ToolCall, since_ns: int) -> bool:
+        if call.id in self._with_span:
             return True
         for entry in list(self._unnamed):
             if entry[0] == call.name and entry[1] >= since_ns:
@@ -157,7 +157,7 @@ class AnsweredTools:
         return False
 
 
-def _merged(reply: _Reply) -> Json:
+def _merged(reply: _AskingReply) -> Json:
     try:
         text = unpack_events(reply.text)
     except ValueError:  # a few events are not packed
@@ -165,14 +165,14 @@ def _merged(reply: _Reply) -> Json:
     return merge(text, path=reply.path).body
 
 
-def _number(call: ToolCall, calls: dict[str, ToolCall], reply: _Reply) -> int:
+def _number(call: ToolCall, calls: dict[str, ToolCall], reply: _AskingReply) -> int:
     """The place of a call, from 1, among those of the same tool in its reply."""
     names = (call_id for call_id, other in calls.items() if other.name == call.name)
     beside = [id_ for id_ in names if dumps(id_) in reply.text]
     return beside.index(call.id) + 1 if call.id in beside else 1
 
 
-def _draw(
+def _write_span(
     active: RunningRollout,
     call: ToolCall,
     number: int,

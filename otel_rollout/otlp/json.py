@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from otel_rollout.errors import SpanFormatError
@@ -50,30 +49,29 @@ def read_json(
         raise SpanFormatError(
             f"expected an OTLP/JSON object with 'resourceSpans', got {str(data)[:80]!r}"
         )
-    for read in _readers(data["resourceSpans"]):
+    for span, scope in _spans_in(data["resourceSpans"]):
         try:
-            record = read()
+            record = _json_span(span, scope)
         except UNREADABLE as error:
             problem = SpanFormatError(f"not an OTLP/JSON span: {error!r:.200}")
             if on_error is None:
                 raise problem from error
             on_error(problem)
             continue
-        if record is not None:
-            yield record
+        yield record
 
 
-def _readers(resources: Iterable[Any]) -> Iterator[Callable[[], SpanRecord | None]]:
-    """For each span a function that reads it; for what holds spans and is broken one that fails."""
+def _spans_in(resources: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+    """Each span with the name of its scope; in place of spans what is broken and may hold some."""
     for resource in resources:
         for scope in _listed(resource, "scopeSpans"):
             if not isinstance(scope, Mapping):
-                yield partial(_fail, scope)
+                yield scope, ""
                 continue
             about = scope.get("scope") or {}
             name = about.get("name", "") if isinstance(about, Mapping) else ""
             for span in _listed(scope, "spans"):
-                yield partial(_json_span, span, name)
+                yield span, name
 
 
 def _listed(holder: Any, key: str) -> list[Any]:
@@ -82,11 +80,9 @@ def _listed(holder: Any, key: str) -> list[Any]:
     return found if isinstance(found, list) else [] if found is None else [found]
 
 
-def _fail(value: Any) -> None:
-    raise TypeError(f"expected an object with spans, got {value!r:.80}")
-
-
-def _json_span(span: Mapping[str, Any], scope: str) -> SpanRecord:
+def _json_span(span: Any, scope: str) -> SpanRecord:
+    if not isinstance(span, Mapping):
+        raise TypeError(f"expected an object, got {span!r:.80}")
     status = span.get("status") or {}
     end = int(span.get("endTimeUnixNano") or 0)
     return SpanRecord(

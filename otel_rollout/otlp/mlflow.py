@@ -1,6 +1,6 @@
 """Traces from MLflow's tracking server, as its own page gets them.
 
-Its `traces/get` parses texts that are JSON and gives back objects. What its page is drawn from has
+Its `traces/get` parses texts that are JSON and returns objects. What its page is made from has
 every attribute as JSON, and texts that are JSON already as they came.
 """
 
@@ -90,7 +90,7 @@ def _rows(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _as_sent(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The texts that were sent. What was sent as the JSON of a text is told by its length."""
+    """The texts that were sent. What was sent as the JSON of a text is found by its length."""
     found = {name: _decoded(value) for name, value in stored.items()}
     try:
         lengths = numbers_of(found.get(sc.LENGTHS))

@@ -131,7 +131,7 @@ def _microseconds(time_ns: int) -> int:
 
 
 def _put_together(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The attributes with the metadata as one; its length tells whether anything of it is lost."""
+    """The attributes with the metadata as one; its length shows whether anything of it is lost."""
     pieces = {name: value for name, value in attributes.items() if name.startswith(_METADATA)}
     whole: dict[str, Any] = {}
     for name, value in pieces.items():

@@ -19,7 +19,7 @@ _FIXED = 256
 _ROW = 32
 """Bytes of an attribute besides its name and its text, at most; also of an item of a list."""
 _KEPT = 1024
-"""Bytes of a text that are never cut: they tell what it was."""
+"""Bytes of a text that are never cut: they show what it was."""
 _MARK = 96
 """Bytes of the note on one cut, besides its name, at most."""
 
@@ -96,7 +96,7 @@ def _size_of_resource(resource: Resource) -> int:
 _last_resource: tuple[Resource | None, int] = (None, 0)
 
 
-class _Place(NamedTuple):
+class _LongValue(NamedTuple):
     """A value of a span that may be cut."""
 
     size: int
@@ -116,9 +116,9 @@ class _Place(NamedTuple):
 def cut_to(span: ReadableSpan, max_bytes: int) -> ReadableSpan:
     """The span with its largest values cut until `size_of` it is at most `max_bytes`.
 
-    `rollout.cut_attributes` says which, and to what length. A span of ours has the lengths of its
-    attributes, so what is rebuilt of it says what is missing. Nothing is cut below a kilobyte, so
-    a span with very many small values stays larger. One that is small enough is given back.
+    `rollout.cut_attributes` lists them, with their new lengths. A span of ours has the lengths of
+    its attributes, so what is rebuilt of it reports what is missing. Nothing is cut below a
+    kilobyte, so a span with very many small values stays larger. A smaller one is returned as is.
     """
     excess = size_of(span) - max_bytes
     if excess <= 0:
@@ -138,13 +138,13 @@ def cut_to(span: ReadableSpan, max_bytes: int) -> ReadableSpan:
     return _changed(span, cuts, notes) if cuts else span
 
 
-def _places(span: ReadableSpan) -> Iterable[_Place]:
+def _places(span: ReadableSpan) -> Iterable[_LongValue]:
     for key, value in (span.attributes or {}).items():
-        yield _Place(_value(value), None, key, value)
+        yield _LongValue(_value(value), None, key, value)
     for index, event in enumerate(span.events):
         for key, value in (event.attributes or {}).items():
-            yield _Place(_value(value), index, key, value)
-    yield _Place(_text(span.status.description), None, None, span.status.description)
+            yield _LongValue(_value(value), index, key, value)
+    yield _LongValue(_text(span.status.description), None, None, span.status.description)
 
 
 def _shortened(value: Any, size: int) -> Any:
@@ -154,7 +154,7 @@ def _shortened(value: Any, size: int) -> Any:
     return value[:size] if isinstance(value, bytes) else ()
 
 
-def _note(place: _Place, value: Any) -> str:
+def _note(place: _LongValue, value: Any) -> str:
     is_text = isinstance(place.value, str)
     unit = "characters" if is_text else "bytes" if isinstance(place.value, bytes) else "items"
     return f"{place.name}: the first {len(value)} of {len(place.value)} {unit}"
@@ -174,8 +174,8 @@ def _changed(
         return bounded
 
     cut = copy.copy(span)
-    said = {sc.CUT_ATTRIBUTES: tuple(notes)}
-    cut._attributes = changed(span.attributes, None, span.dropped_attributes, **said)
+    noted = {sc.CUT_ATTRIBUTES: tuple(notes)}
+    cut._attributes = changed(span.attributes, None, span.dropped_attributes, **noted)
     cut._events = BoundedList.from_seq(
         None,
         [

@@ -19,7 +19,7 @@ from otel_rollout.otlp.rotation import files_of, parts_of
 from otel_rollout.spans import SpanRecord
 
 OnError = Callable[[SpanFormatError], None]
-Source = str | os.PathLike[str] | BinaryIO | Iterable[Mapping[str, Any]]
+SpanSource = str | os.PathLike[str] | BinaryIO | Iterable[Mapping[str, Any]]
 
 LONGEST = 1 << 28
 """Bytes of one line, or of one message, at most: 256 MiB. A batch of spans has a few."""
@@ -32,7 +32,7 @@ _FIELD = 0x0A
 _is_json = re.compile(rb"(\xef\xbb\xbf)?\s*([\[{]\s*([\"\[{}\]][^\n]|$|[}\]]\s)|$)").match
 
 
-def read(source: Source, *, on_error: OnError | None = None) -> Iterator[SpanRecord]:
+def read(source: SpanSource, *, on_error: OnError | None = None) -> Iterator[SpanRecord]:
     """The spans of a source, one at a time.
 
     `source` is one of

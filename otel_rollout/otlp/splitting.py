@@ -1,7 +1,7 @@
 """Requests of spans that receivers take: small enough, and in parts where one is refused.
 
 A batch processor counts spans, but receivers limit bytes, and all spans of a refused request are
-lost. What exporters give back does not say why they failed: so an empty request is sent after a
+lost. The result of an exporter has no reason: so an empty request is sent after a
 failure. If that one is taken, the receiver is there and has refused what was in the other.
 """
 
@@ -40,7 +40,7 @@ class SplittingSpanExporter(SpanExporter):
 
     The queues that `configure` makes do this already. A request that is refused though the receiver
     is there is sent again in halves, and further ones are smaller. A single span that is refused is
-    cut: its attribute `rollout.cut_attributes` says which texts were cut, and the log that it was.
+    cut: its attribute `rollout.cut_attributes` lists the texts that were cut; the first is logged.
 
     max_bytes: bytes of a request, at most; a single span that is larger is cut to it. None
         (default): 3 MiB, and a single span that is larger is sent as it is, and cut if it is
@@ -95,7 +95,7 @@ class SplittingSpanExporter(SpanExporter):
         if len(batch) == 1 and self._largest is not None and size_of(batch[0]) > self._largest:
             cut = cut_to(batch[0], self._cut_bytes)
             if cut is not batch[0]:
-                self._say_cut(batch[0], self._cut_bytes)
+                self._report_cut(batch[0], self._cut_bytes)
                 batch = [cut]
         if self._takes(batch):
             return []
@@ -158,11 +158,11 @@ class SplittingSpanExporter(SpanExporter):
                 self._largest = min(size - 1, self._largest or size)
                 self._max_bytes = min(self._max_bytes, self._largest)
                 self._cut_bytes = max_bytes
-                self._say_cut(span, max_bytes)
+                self._report_cut(span, max_bytes)
                 return True
         return False
 
-    def _say_cut(self, span: ReadableSpan, max_bytes: int) -> None:
+    def _report_cut(self, span: ReadableSpan, max_bytes: int) -> None:
         """Count a span that was cut; the first is logged."""
         self._cut += 1
         if self._cut == 1:

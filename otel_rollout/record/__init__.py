@@ -10,7 +10,6 @@ from otel_rollout.record.attributes import text_of as text_of
 from otel_rollout.record.boundary import NOT_SHOWN as NOT_SHOWN
 from otel_rollout.record.boundary import contained as contained
 from otel_rollout.record.boundary import guarded as guarded
-from otel_rollout.record.carrier import SECRET_VARIABLE as SECRET_VARIABLE
 from otel_rollout.record.carrier import rollout_secret as rollout_secret
 from otel_rollout.record.content import SWITCHES as SWITCHES
 from otel_rollout.record.content import Content as Content
@@ -66,7 +65,6 @@ from otel_rollout.record.remote import rollout_or_part as rollout_or_part
 from otel_rollout.record.remote import with_fields as with_fields
 from otel_rollout.record.rollouts import rollout as rollout
 from otel_rollout.record.running import ActiveRollout as ActiveRollout
-from otel_rollout.record.running import Enclosing as Enclosing
 from otel_rollout.record.running import close as close
 from otel_rollout.record.secrets import Secrets as Secrets
 from otel_rollout.record.settings import MAX_BYTES as MAX_BYTES

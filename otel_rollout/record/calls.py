@@ -42,7 +42,7 @@ context for as long as it lives. `UNRECORDED` if it is not recorded. None: there
 
 
 @dataclass(slots=True)
-class Call:
+class ClientCall:
     """A model call that is recorded."""
 
     recorder: ExchangeRecorder
@@ -131,7 +131,7 @@ def asks_for_count(added: Mapping[str, Json]) -> bool:
 
 
 def make(
-    call: Call | Unrecorded | None, wrapped: Callable[..., Any], args: Any, kwargs: Any
+    call: ClientCall | Unrecorded | None, wrapped: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
     """Make the call. Of one that is not recorded (None: nobody asks) neither are the steps."""
     if call is None and _current.get() is None:
@@ -140,18 +140,18 @@ def make(
     try:
         result = wrapped(*args, **kwargs)
     except BaseException as error:
-        if isinstance(call, Call):
+        if isinstance(call, ClientCall):
             call.failed(error)
         raise
     finally:
         _leave(tokens)
-    if isinstance(call, Call):
+    if isinstance(call, ClientCall):
         call.ended(result)
     return result
 
 
 async def make_async(
-    call: Call | Unrecorded | None, wrapped: Callable[..., Any], args: Any, kwargs: Any
+    call: ClientCall | Unrecorded | None, wrapped: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
     """Make the call of an async client, as `make` does."""
     if call is None and _current.get() is None:
@@ -160,12 +160,12 @@ async def make_async(
     try:
         result = await wrapped(*args, **kwargs)
     except BaseException as error:
-        if isinstance(call, Call):
+        if isinstance(call, ClientCall):
             call.failed(error)
         raise
     finally:
         _leave(tokens)
-    if isinstance(call, Call):
+    if isinstance(call, ClientCall):
         call.ended(result)
     return result
 
@@ -194,8 +194,8 @@ def _text(response: Any) -> str | None:
     return None
 
 
-def _enter(call: Call | Unrecorded | None) -> tuple[Any, Any]:
-    if not isinstance(call, Call):
+def _enter(call: ClientCall | Unrecorded | None) -> tuple[Any, Any]:
+    if not isinstance(call, ClientCall):
         return _current.set(UNRECORDED), None
     current = _current.set(weakref.ref(call.recorder))
     if not process_state.content.exported:

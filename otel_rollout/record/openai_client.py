@@ -16,7 +16,7 @@ from typing import Any
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     UNRECORDED,
-    Call,
+    ClientCall,
     Unrecorded,
     added_fields,
     asks_for_count,
@@ -43,7 +43,9 @@ ALIKE = (
 are captured."""
 
 
-def _begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Unrecorded | None:
+def _begin(
+    client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ClientCall | Unrecorded | None:
     """The call that `request` makes. None: nobody records it; `UNRECORDED`: a gateway does."""
     if _is_gateways(client):
         return UNRECORDED
@@ -60,7 +62,7 @@ def _is_gateways(client: Any) -> bool:
 
 
 @guarded("a model call is not captured")
-def _begin_in(active: ActiveRollout, options: Any) -> Call | None:
+def _begin_in(active: ActiveRollout, options: Any) -> ClientCall | None:
     path = str(options.url)
     method = str(options.method).lower()
     # The reply to a request in the background has to be asked for.
@@ -69,7 +71,7 @@ def _begin_in(active: ActiveRollout, options: Any) -> Call | None:
     added = _ask_for_token_ids(options, path)
     recorder = ExchangeRecorder(active, path)
     recorder.hides_count = bool(added) and asks_for_count(added)
-    return Call(recorder, partial(_asked, options))
+    return ClientCall(recorder, partial(_asked, options))
 
 
 def _ask_for_token_ids(options: Any, path: str) -> dict[str, Json]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, propagate, reconstruct, rollout
 from otel_rollout.gateway import application, serve
 from otel_rollout.gateway.paths import asked_of
-from otel_rollout.gateway.server import Server
+from otel_rollout.gateway.server import GatewayServer
 from otel_rollout.gateway.tokens import TokenError, Tokens
 from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.record import Carried
@@ -247,7 +247,7 @@ async def test_others_need_a_secret(captured: Recording, clients: Clients):
 
     listening = listening_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    served = Server(from_afar, listening, 10)
+    served = GatewayServer(from_afar, listening, 10)
     await served.start()
     try:
         with rollout("agent") as trajectory:

@@ -18,7 +18,7 @@ from opentelemetry import context as otel_context
 
 from otel_rollout import ConfigurationError, NoActiveRolloutError, propagate, rollout
 from otel_rollout.gateway import application, serve
-from otel_rollout.gateway.server import Server
+from otel_rollout.gateway.server import GatewayServer
 from otel_rollout.gateway.upstream import listening_socket
 from tests.gateway.programs import Serve
 from tests.kit.conversations import ASK
@@ -245,7 +245,7 @@ async def test_it_can_be_mounted_below_a_path(captured: Recording, clients: Clie
 
     listening = listening_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/models"
-    served = Server(around, listening, 10)
+    served = GatewayServer(around, listening, 10)
     await served.start()
     try:
         begun = (await send(url + "/rollouts", {"name": "agent"})).json()

@@ -217,9 +217,9 @@ async def test_a_server_that_refuses_ids_is_asked_without(
 
 
 async def test_a_refusal_of_something_else_is_the_clients(
-    captured: Recording, clients: Clients, gateway_to: Serve
+    captured: Recording, clients: Clients, gateway_to: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error that does not name the ids is handed on as it came."""
+    """What is refused without the ids too is handed on as it came, and ids are still supplied."""
     model = drifting()
     server = clients.serve(routes=model.routes())
     gateway = await gateway_to(server.base_url, renderer=ToyRenderer(model.toy))
@@ -231,6 +231,7 @@ async def test_a_refusal_of_something_else_is_the_clients(
         answer = await send(url, {"model": "m", "messages": messages})
     assert (answer.status, answer.body) == (400, b'{"error": "no"}')
     assert captured.trajectory.completions[1].status == "error"
+    assert "supplies no token ids any more" not in caplog.text
 
 
 async def test_a_server_that_ignores_ids_gets_none(

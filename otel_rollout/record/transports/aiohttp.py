@@ -6,29 +6,29 @@ import asyncio
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.tee import Reading
-from otel_rollout.record.transports.post import sending_async
+from otel_rollout.record.transports.post import ModelPost, as_bytes, sending_async
 from otel_rollout.wire import asks_a_model
 
 
-class _Post:
+class _AiohttpPost(ModelPost):
     """A POST as the arguments of a session's method."""
 
     library = "aiohttp"
 
     def __init__(self, session: Any, url: Any, args: Any, kwargs: Any) -> None:
         self.session, self.args, self.kwargs = session, args, kwargs
-        self.path: str = url.raw_path
+        self.path = url.raw_path
         params = kwargs.get("params")
         self.url = str(url % params if params else url)
         headers = session.headers.copy()
         headers.update(kwargs.get("headers") or ())
-        self.headers: Mapping[str, str] = headers
+        self.headers = headers
 
     @property
     def body(self) -> bytes | None:
@@ -36,9 +36,7 @@ class _Post:
         if parsed is not None:
             dump = getattr(self.session, "_json_serialize_bytes", None)
             data = (dump or self.session.json_serialize)(parsed)
-        if isinstance(data, str):
-            data = bytes(data, "utf-8")
-        return bytes(data) if isinstance(data, bytes | bytearray) else None
+        return as_bytes(data)
 
     def replace(self, body: bytes) -> None:
         data = self.kwargs.get("data")
@@ -64,7 +62,7 @@ class _Post:
             response.content = _reader_class()(content, Reading(recorder))
 
 
-def _post(session: Any, args: Any, kwargs: Any) -> functools.partial[_Post] | None:
+def _post(session: Any, args: Any, kwargs: Any) -> functools.partial[_AiohttpPost] | None:
     method = args[0] if args else kwargs.get("method")
     if method not in ("POST", "post"):
         return None
@@ -74,10 +72,12 @@ def _post(session: Any, args: Any, kwargs: Any) -> functools.partial[_Post] | No
         return None
     try:
         url = session._build_url(url)
-    except (ValueError, TypeError, AssertionError):  # aiohttp will say so
+    except (ValueError, TypeError, AssertionError):  # aiohttp raises it too
         return None
     return (
-        functools.partial(_Post, session, url, args, kwargs) if asks_a_model(url.raw_path) else None
+        functools.partial(_AiohttpPost, session, url, args, kwargs)
+        if asks_a_model(url.raw_path)
+        else None
     )
 
 

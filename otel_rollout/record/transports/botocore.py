@@ -9,26 +9,18 @@ from otel_rollout.record.encoding import decoded
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.tee import without_count
-from otel_rollout.record.transports.post import of_request, sending
+from otel_rollout.record.transports.post import ModelPost, of_request, sending
 from otel_rollout.record.transports.urllib3_body import show
 
 
-class _Post:
+class _BotocorePost(ModelPost):
     """A POST as botocore prepares it, anew for each attempt."""
 
     library = "botocore"
 
     def __init__(self, request: Any, path: str, args: Any, kwargs: Any) -> None:
-        self.request, self.path, self.args, self.kwargs = request, path, args, kwargs
-        self.url: str = request.url
-        self.headers: Mapping[str, Any] = _texts(request.headers)
-
-    @property
-    def body(self) -> bytes | None:
-        body = self.request.body
-        if isinstance(body, str):
-            return body.encode()
-        return bytes(body) if isinstance(body, bytes | bytearray) else None
+        super().__init__(request, path, args, kwargs)
+        self.headers = _texts(request.headers)
 
     def replace(self, body: bytes) -> None:
         self.request.body = body
@@ -53,4 +45,4 @@ def _texts(headers: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-HOOKS = (Hook("URLLib3Session", "send", sending(of_request(_Post))),)
+HOOKS = (Hook("URLLib3Session", "send", sending(of_request(_BotocorePost))),)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from otel_rollout.record.calls import received
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.transports.post import sending, sending_async
+from otel_rollout.record.transports.post import ModelPost, sending, sending_async
 from otel_rollout.wire import asks_a_model
 
 
-class _Post:
+class _HttpxPost(ModelPost):
     """A POST as a request of httpx."""
 
     def __init__(self, request: Any, path: str, args: Any, kwargs: Any) -> None:
-        self.request, self.path, self.args, self.kwargs = request, path, args, kwargs
-        self.library: str = type(request).__module__.partition(".")[0]
-        self.url = str(request.url)
-        self.headers: Mapping[str, str] = request.headers
+        super().__init__(request, path, args, kwargs)
+        self.library = type(request).__module__.partition(".")[0]
 
     @property
     def body(self) -> bytes | None:
@@ -34,25 +31,20 @@ class _Post:
         old = self.request
         headers = old.headers.copy()
         headers.pop("content-length", None)
-        self.request = type(old)(
-            old.method, old.url, headers=headers, content=body, extensions=old.extensions
+        self.send_instead(
+            type(old)(old.method, old.url, headers=headers, content=body, extensions=old.extensions)
         )
-        self.headers = self.request.headers
-        if self.args:
-            self.args = (self.request, *self.args[1:])
-        else:
-            self.kwargs["request"] = self.request
 
     def received(self, recorder: ExchangeRecorder, response: Any) -> None:
         received(recorder, response)
 
 
-def _post(_: Any, args: Any, kwargs: Any) -> partial[_Post] | None:
+def _post(_: Any, args: Any, kwargs: Any) -> partial[_HttpxPost] | None:
     request = args[0] if args else kwargs.get("request")
     if getattr(request, "method", None) != "POST":
         return None
     path = request.url.raw_path.partition(b"?")[0].decode("ascii", "replace")
-    return partial(_Post, request, path, args, kwargs) if asks_a_model(path) else None
+    return partial(_HttpxPost, request, path, args, kwargs) if asks_a_model(path) else None
 
 
 HOOKS = (

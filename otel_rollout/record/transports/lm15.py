@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.tee import Reading, shown, shown_async
-from otel_rollout.record.transports.post import of_request, sending, sending_async
+from otel_rollout.record.transports.post import ModelPost, of_request, sending, sending_async
 
 
-class _Post:
+class _Lm15Post(ModelPost):
     """A POST as a request of a transport."""
 
     library = "lm15"
 
     def __init__(self, request: Any, path: str, args: Any, kwargs: Any) -> None:
-        self.request, self.path, self.args, self.kwargs = request, path, args, kwargs
-        self.url: str = request.url
-        self.headers: Mapping[str, str] = dict(request.headers)
-
-    @property
-    def body(self) -> bytes | None:
-        body = self.request.body
-        return bytes(body) if isinstance(body, bytes | bytearray) else None
+        super().__init__(request, path, args, kwargs)
+        self.headers = dict(request.headers)
 
     def replace(self, body: bytes) -> None:
         headers = [each for each in self.request.headers if each[0].lower() != "content-length"]
-        self.request = dataclasses.replace(self.request, body=body, headers=headers)
-        if self.args:
-            self.args = (self.request, *self.args[1:])
-        else:
-            self.kwargs["request"] = self.request
+        self.send_instead(dataclasses.replace(self.request, body=body, headers=headers))
 
     def received(self, recorder: ExchangeRecorder, response: Any) -> None:
         headers = {name.lower(): value for name, value in response.headers}
@@ -47,7 +37,7 @@ class _Post:
 
 
 def _releasing(release: Callable[[bool], Any], reading: Reading) -> Callable[[bool], Any]:
-    """Give the connection back, as asked; the response is read no further then."""
+    """Release the connection, as asked; the response is read no further then."""
 
     def released(body_consumed: bool) -> Any:
         try:
@@ -58,5 +48,5 @@ def _releasing(release: Callable[[bool], Any], reading: Reading) -> Callable[[bo
     return released
 
 
-HOOKS = (Hook("StdlibTransport", "stream", sending(of_request(_Post))),)
-ASYNC_HOOKS = (Hook("StdlibAsyncTransport", "_do_stream", sending_async(of_request(_Post))),)
+HOOKS = (Hook("StdlibTransport", "stream", sending(of_request(_Lm15Post))),)
+ASYNC_HOOKS = (Hook("StdlibAsyncTransport", "_do_stream", sending_async(of_request(_Lm15Post))),)

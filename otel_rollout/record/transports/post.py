@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     UNRECORDED,
-    Call,
+    ClientCall,
     Unrecorded,
     added_fields,
     asks_for_count,
@@ -45,36 +45,61 @@ _PLUMBING = frozenset(
 _NAMESPACES = frozenset(("google", "azure"))
 """Packages of several libraries, whose names have a second part."""
 _BINDING = frozenset(("signature", "digest", "content-digest", "content-md5"))
-"""Headers, in lower case, that tell what the body is."""
+"""Headers, in lower case, that bind a request to its body."""
 
 
-class Post(Protocol):
-    """A POST as one HTTP library has it."""
+class ModelPost:
+    """A POST to a model's path, as one HTTP library has it: by default a request, which is the
+    first argument of the library's method that sends it.
+    """
 
     library: str
     """Name of the library."""
-    path: str
-    """The path that it goes to, without its query."""
-    url: str
-    """The address that it goes to."""
-    headers: Mapping[str, str]
-    args: tuple[Any, ...]
-    """Arguments by position of the library's method that sends it."""
-    kwargs: dict[str, Any]
-    """Arguments by name of that method."""
+
+    def __init__(self, request: Any, path: str, args: Any, kwargs: Any) -> None:
+        self.request = request
+        self.path: str = path
+        """The path that it goes to, without its query."""
+        self.url = str(request.url)
+        """The address that it goes to."""
+        self.headers: Mapping[str, Any] = request.headers or {}
+        self.args: tuple[Any, ...] = args
+        """Arguments by position of the library's method."""
+        self.kwargs: dict[str, Any] = kwargs
+        """Arguments by name of that method."""
 
     @property
     def body(self) -> bytes | None:
         """The body as it will be sent. None: not known before it is."""
+        return as_bytes(self.request.body)
 
     def replace(self, body: bytes) -> None:
         """Have the library send another body."""
+        raise NotImplementedError
+
+    def send_instead(self, request: Any) -> None:
+        """Have the library send another request."""
+        self.request = request
+        if self.args:
+            self.args = (request, *self.args[1:])
+        else:
+            self.kwargs["request"] = request
 
     def received(self, recorder: ExchangeRecorder, response: Any) -> None:
-        """Show the recorder the response that the library's method gives."""
+        """Show the recorder the response that the library's method returns."""
+        raise NotImplementedError
 
 
-PostOf: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Callable[[], Post] | None"]
+def as_bytes(body: object) -> bytes | None:
+    """A body that is a text or bytes; None for any other."""
+    if isinstance(body, str):
+        return body.encode()
+    return bytes(body) if isinstance(body, bytes | bytearray) else None
+
+
+PostOf: TypeAlias = Callable[
+    [Any, tuple[Any, ...], dict[str, Any]], "Callable[[], ModelPost] | None"
+]
 """What makes the POST of a method's call, given its object and arguments. None: it is no POST to
 a model's path."""
 
@@ -109,13 +134,13 @@ def sending_async(post_of: PostOf) -> Callable[..., Any]:
     return send
 
 
-def of_request(make_post: Callable[[Any, str, Any, Any], Post]) -> PostOf:
+def of_request(make_post: Callable[[Any, str, Any, Any], ModelPost]) -> PostOf:
     """`PostOf` for a library whose method takes a request that has its method and its address.
 
     make_post: what makes the POST of the request, its path, and the arguments.
     """
 
-    def post_of(_: Any, args: Any, kwargs: Any) -> Callable[[], Post] | None:
+    def post_of(_: Any, args: Any, kwargs: Any) -> Callable[[], ModelPost] | None:
         request = args[0] if args else kwargs.get("request")
         if getattr(request, "method", None) not in ("POST", "post"):
             return None
@@ -132,13 +157,15 @@ def model_path(url: str) -> str | None:
         return None
     try:
         path = urlsplit(address).path
-    except ValueError:  # the library will say so
+    except ValueError:  # the library raises it too
         return None
     return path if asks_a_model(path) else None
 
 
 @guarded(INCOMPLETE)
-def begin(make_post: Callable[[], Post]) -> tuple[Call | Unrecorded, Post | None] | None:
+def begin(
+    make_post: Callable[[], ModelPost],
+) -> tuple[ClientCall | Unrecorded, ModelPost | None] | None:
     """The call that a POST to a model's path is, and the POST, which may have got another body.
 
     `UNRECORDED` if it is only counted; None where it belongs to another call, or is not looked at.
@@ -187,14 +214,14 @@ def _asking() -> ActiveRollout | Unrecorded:
     return UNRECORDED
 
 
-def _recorded(active: ActiveRollout, post: Post, endpoint: str, body: Json) -> Call:
+def _recorded(active: ActiveRollout, post: ModelPost, endpoint: str, body: Json) -> ClientCall:
     added = {} if is_signed(post.headers) else added_fields(endpoint, body)
     if added:
         post.replace(json.dumps({**body, **added}).encode())
     recorder = ExchangeRecorder(active, endpoint)
     recorder.hides_count = asks_for_count(added)
     recorder.request(post.body, post.headers, post.url)
-    return Call(recorder, lambda: None, post.received)
+    return ClientCall(recorder, lambda: None, post.received)
 
 
 def _json_of(body: bytes | None) -> Json:

@@ -19,20 +19,20 @@ from otel_rollout.record.tee import Reading, shown
 def show(response: Any, recorder: ExchangeRecorder) -> None:
     """Show the recorder, whose `response` has just been called, what is read of the response."""
     kind: Any = type(response)
-    response.__class__ = _shown_class(kind)
+    response.__class__ = _recorded_class(kind)
     response._otel_rollout_body = _Body(recorder)
     weakref.finalize(response, recorder.dropped).atexit = False
 
 
 @functools.cache
-def _shown_class(kind: type[object]) -> type[object]:
+def _recorded_class(kind: type[object]) -> type[object]:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    shown_kind = _ShownWithRead1 if hasattr(kind, "read1") else _Shown
-    return type(kind.__name__, (shown_kind, kind), names)
+    recorded_kind = _RecordedWithRead1 if hasattr(kind, "read1") else _Recorded
+    return type(kind.__name__, (recorded_kind, kind), names)
 
 
-class _Shown:
-    """The methods of a urllib3 response that give bytes of its body; all others call these."""
+class _Recorded:
+    """The methods of a urllib3 response that return bytes of its body; all others call these."""
 
     _otel_rollout_body: _Body
 
@@ -62,7 +62,7 @@ class _Shown:
         self._otel_rollout_body.recorder.dropped()
 
 
-class _ShownWithRead1(_Shown):
+class _RecordedWithRead1(_Recorded):
     """The same, of a version of urllib3 that has `read1`."""
 
     def read1(self: Any, amt: Any = None, decode_content: Any = None) -> Any:
