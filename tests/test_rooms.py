@@ -475,7 +475,7 @@ LINES = {
     "command": 2_371,
     "export": 2_160,
     "gateway": 2_230,
-    "look": 1_966,
+    "look": 1_973,
     "otlp": 1_651,
     "rebuild": 1_250,
     "rebuild/dialects": 2_150,
