@@ -47,8 +47,7 @@ def rewritten(body: bytes, encoding: str | None, rewrite: Rewrite) -> bytes | No
 
 def headers_for(headers: Headers, body: bytes) -> Headers:
     """The headers for a body that was rewritten."""
-    kept = [(name, value) for name, value in headers if name not in _OF_BODY]
-    return [*kept, (b"content-length", str(len(body)).encode())]
+    return [*headers_for_stream(headers), (b"content-length", str(len(body)).encode())]
 
 
 def headers_for_stream(headers: Headers) -> Headers:

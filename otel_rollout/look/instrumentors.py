@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -56,43 +57,33 @@ def instrument(name: str | None, provider: TracerProvider) -> Undo:
     guarded, also where it is the user's, and whoever calls its `instrument` from now on.
     """
     genai = sys.modules[_GENAI].OpenAIInstrumentor() if _GENAI in sys.modules else None
-    undo: list[Undo] = []
+    undo = ExitStack()
     taken = genai is not None and genai.is_instrumented_by_opentelemetry
     with warnings.catch_warnings():  # its own code, which its user cannot change
         warnings.simplefilter("ignore", DeprecationWarning)
         kind = import_module(f"{_SCOPE}.v1").OpenAIV1Instrumentor
         _mend(kind, undo)
-    undo.append(_leave_theirs)
+    undo.callback(_leave_theirs)
     if taken or kind().is_instrumented_by_opentelemetry:
         _guard()
     elif name == "genai":
-        undo.append(_instrument_genai(genai, provider))
+        _instrument_genai(genai, provider, undo)
     elif name == "openai":
-        undo.append(_instrument_openai(provider))
-
-    def take_out() -> None:
-        while undo:
-            undo.pop()()
-
-    return take_out
+        _instrument_openai(provider, undo)
+    return undo.close
 
 
-def _instrument_genai(instrumentor: Any, provider: TracerProvider) -> Undo:
-    before = os.environ.get(_CONTENT)
-    os.environ.setdefault(_CONTENT, "span_only")  # off by default, and it has no other switch
+def _instrument_genai(instrumentor: Any, provider: TracerProvider, undo: ExitStack) -> None:
+    if _CONTENT not in os.environ:
+        os.environ[_CONTENT] = "span_only"  # off by default, and it has no other switch
+        undo.callback(os.environ.pop, _CONTENT, None)
     instrumentor.instrument(tracer_provider=NamingProvider(provider))
     _guard()
-
-    def take_out() -> None:
-        instrumentor.uninstrument()
-        _unwrap()
-        if before is None:
-            os.environ.pop(_CONTENT, None)
-
-    return take_out
+    undo.callback(_unwrap)
+    undo.callback(instrumentor.uninstrument)
 
 
-def _instrument_openai(provider: TracerProvider) -> Undo:
+def _instrument_openai(provider: TracerProvider, undo: ExitStack) -> None:
     _unwrap()  # what the user took out is in there still
     # The default upload_base64_image makes it lose every conversation with an image in it.
     instrumentor = OpenAIInstrumentor(upload_base64_image=None, exception_logger=log_swallowed)
@@ -103,20 +94,20 @@ def _instrument_openai(provider: TracerProvider) -> Undo:
         if any(wrapper is own for _, _, wrapper in _wrapped_methods() for own in ours):
             OpenAIInstrumentor().uninstrument()
 
-    return take_out
+    undo.callback(take_out)
 
 
 # --- what is put into its modules, and taken out again
 
 
-def _mend(kind: Any, undo: list[Undo]) -> None:
+def _mend(kind: Any, undo: ExitStack) -> None:
     """Replace functions of the instrumentor whose faults no wrapper can hide."""
 
     def replace(owner: Any, name: str, new: Callable[[Any], Any]) -> None:
         if name in vars(owner):
             old = vars(owner)[name]
             setattr(owner, name, new(old))
-            undo.append(lambda: setattr(owner, name, old))
+            undo.callback(setattr, owner, name, old)
 
     def followed_by(step: Callable[[], None]) -> Callable[[Any], Any]:
         def new(old: Any) -> Any:

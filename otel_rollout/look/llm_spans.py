@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeGuard
@@ -284,13 +284,11 @@ class _LlmSpan:
         model = _named(self._api.model_name, body)
         reply_id = written.get(sc.RESPONSE_ID) or _named(self._api.id_name, body)
         self._reply = ReplyFacts(reply_id, model, counts)
-        with self._shown.lock:
-            self._shown.values.update(_key(item) for reply in replies for item in reply.items)
-            if self._prompt and replies:
-                self._shown.prompt = self._prompt + replies[0].text
-                self._shown.prompts = self._turn
-            if reply_id is not None:
-                self._shown.turns[reply_id] = self._turn
+        self._note_replies(
+            reply_id,
+            [item for reply in replies for item in reply.items],
+            replies[0].text if replies else None,
+        )
         attributes: dict[str, Any] = {
             sc.GEN_AI_RESPONSE_ID: reply_id,
             sc.GEN_AI_RESPONSE_MODEL: model,
@@ -301,17 +299,20 @@ class _LlmSpan:
             attributes[sc.GEN_AI_USAGE_OUTPUT_TOKENS] = counts.output
         if replies and process_state.content.is_whole:
             attributes[sc.GEN_AI_OUTPUT_MESSAGES] = dumps(
-                [
-                    {
-                        "role": "assistant",
-                        "parts": [part for item in reply.items for part in _parts(item)],
-                        "finish_reason": reply.finish_reason or "",
-                    }
-                    for reply in replies
-                ]
+                [_sampled(reply.items, reply.finish_reason) for reply in replies]
             )
         if self._span.is_recording():  # of a body that the agent reads itself it may have ended
             self._span.set_attributes({k: v for k, v in attributes.items() if v is not None})
+
+    def _note_replies(self, reply_id: str | None, items: list[Json], text: str | None) -> None:
+        """Note what is shown of a reply. text: that of its first choice. None: it has none."""
+        with self._shown.lock:
+            self._shown.values.update(map(_key, items))
+            if self._prompt and text is not None:
+                self._shown.prompt = self._prompt + text
+                self._shown.prompts = self._turn
+            if reply_id is not None:
+                self._shown.turns[reply_id] = self._turn
 
     def end(self, call: RunningCall, status: str) -> None:
         failed = call.error if status in _STATUSES_OF_ERRORS else None
@@ -367,6 +368,12 @@ def _message(message: Json) -> dict[str, Json]:
     """A message as the conventions have it."""
     role = message.get("role") if isinstance(message, dict) else None
     return {"role": role or "user", "parts": _parts(message)}
+
+
+def _sampled(items: Iterable[Json], finish_reason: str | None) -> dict[str, Json]:
+    """A choice of a reply as the conventions have it."""
+    parts = [part for item in items for part in _parts(item)]
+    return {"role": "assistant", "parts": parts, "finish_reason": finish_reason or ""}
 
 
 def _parts(message: Json) -> list[Json]:

@@ -281,27 +281,27 @@ class _Documents:
         self._types_may_follow = False
 
     def spans(self, data: Any) -> Iterator[SpanRecord]:
+        members = data.keys() if isinstance(data, dict) else frozenset[str]()
         if isinstance(data, list):
             yield from self._list(data)
-        elif isinstance(data, dict) and "TraceId" in data:
+        elif "TraceId" in members:
             yield from read_clickhouse([data])
-        elif isinstance(data, dict) and isinstance(data.get("meta"), list) and "data" in data:
+        elif {"meta", "data"} <= members:
             names = [column["name"] for column in data["meta"]]
             for row in data["data"]:
                 yield from self._row(names, row)
-        elif isinstance(data, dict) and "result" in data:
+        elif "result" in members:
             yield from read_json(data["result"], on_error=self._report)
-        elif isinstance(data, dict) and _is_answer(data):
+        elif members and _is_answer(data):
             yield from _read_answer(data, self._report)
-        elif isinstance(data, dict) and "data" in data and "resourceSpans" not in data:
+        elif "data" in members and "resourceSpans" not in members:
             raise SpanFormatError(
                 "this looks like Jaeger's older API, which cuts times to microseconds: get "
                 "/api/v3/traces/<trace id>?rawTraces=true"
             )
-        elif isinstance(data, dict) and {"schema_version", "exchanges"} <= data.keys():
+        elif {"schema_version", "exchanges"} <= members:
             raise SpanFormatError(
-                "this is a file of trajectories, not of spans; JsonlTrajectoryExporter.read "
-                "reads it"
+                "this is a file of trajectories, not spans; JsonlTrajectoryExporter.read reads it"
             )
         elif data != {}:
             yield from read_json(data, on_error=self._report)
