@@ -14,7 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from otel_rollout.errors import ExportError, SpanFormatError
 from otel_rollout.export.row_exporter import RowExporter
-from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup, plain
+from otel_rollout.terminal import without_ids_and_numbers
+from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json, dumps, finite, loads
 
 Report = Callable[[str], None]
@@ -112,7 +113,7 @@ def rows_of(
         refused = dict.fromkeys(members, error)
     for each in dict.fromkeys(map(str, refused.values())):
         report(each)
-    tally.refused.update(plain(str(error)) for error in refused.values())
+    tally.refused.update(without_ids_and_numbers(str(error)) for error in refused.values())
     return rows
 
 
@@ -136,9 +137,11 @@ def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[
     """The rows of a group; counts them, and what the exporter says that it trains in none."""
     rows = [_line(row) for row in exporter.rows(group)]
     dropped = exporter.dropped(group) if isinstance(exporter, _ReportsDropped) else ()
-    tally.dropped.update(plain(drop.reason) for drop in dropped if drop.completion is not None)
+    tally.dropped.update(
+        without_ids_and_numbers(drop.reason) for drop in dropped if drop.completion is not None
+    )
     empty = (member.why_empty for member in group)  # failures are counted as such
-    tally.empty.update(plain(why) for why in empty if why is not None)
+    tally.empty.update(without_ids_and_numbers(why) for why in empty if why is not None)
     tally.rows += len(rows)
     return rows
 

@@ -1,6 +1,12 @@
 from otel_rollout.view.as_text import format_trajectory as format_trajectory
 from otel_rollout.view.as_text import trajectory_lines as trajectory_lines
+from otel_rollout.view.drift import drift_of as drift_of
+from otel_rollout.view.findings import Finding as Finding
+from otel_rollout.view.findings import findings_of as findings_of
 from otel_rollout.view.html import notebook_cell as notebook_cell
+from otel_rollout.view.overview import Overview as Overview
+from otel_rollout.view.overview import Overviews as Overviews
+from otel_rollout.view.overview import overviews as overviews
 from otel_rollout.view.verbs.check import check as check
 from otel_rollout.view.verbs.choosing import Choice as Choice
 from otel_rollout.view.verbs.choosing import lines_in_order as lines_in_order

@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from otel_rollout.terminal import escaped, number_of
-from otel_rollout.trajectory import (
-    Completion,
-    Finding,
-    History,
-    HistoryItem,
-    TokenSequences,
-    Trajectory,
-    findings_of,
-)
+from otel_rollout.trajectory import Completion, History, HistoryItem, TokenSequences, Trajectory
+from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.wire import Json, shown_message, tool_name
 
 T = TypeVar("T")

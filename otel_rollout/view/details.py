@@ -11,14 +11,14 @@ from functools import cached_property
 
 from otel_rollout.trajectory import (
     Completion,
-    Overview,
     TokenSequence,
     TokenSequences,
     Trajectory,
-    findings_of,
     untrained_sequences,
 )
+from otel_rollout.view.findings import findings_of
 from otel_rollout.view.messages import MessageRow, message_row
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.page_types import HistoryView, MessageAnswer, Node, RewardView, RowView
 from otel_rollout.view.tree import Tree, Way
 from otel_rollout.view.values import browser_value

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.trajectory import Overview
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.values import Parameter, sql_value
 from otel_rollout.wire import Json
 

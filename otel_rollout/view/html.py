@@ -17,15 +17,15 @@ from otel_rollout.trajectory import (
     Contents,
     Conversations,
     Episode,
-    Overview,
     TokenSequences,
     Trajectory,
     TrajectoryGroup,
-    findings_of,
 )
 from otel_rollout.view.answers import MOST_ROWS, Answers
 from otel_rollout.view.built import Page, as_json
 from otel_rollout.view.details import Opened
+from otel_rollout.view.findings import findings_of
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.table import Table, WritableTable
 from otel_rollout.view.words import words_of
 from otel_rollout.wire import Json

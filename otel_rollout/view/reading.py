@@ -30,7 +30,9 @@ from otel_rollout.export import (
 )
 from otel_rollout.otlp import files_of, read, rotated_beside
 from otel_rollout.spans import SpanRecord
-from otel_rollout.trajectory import Overview, Trajectory, findings_of
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.view.findings import findings_of
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.table import FileState, WritableTable
 from otel_rollout.view.words import words_of
 from otel_rollout.wire import Json, dumps, loads

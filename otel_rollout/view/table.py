@@ -16,8 +16,10 @@ from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.trajectory import Finding, Overview, advantages_of
+from otel_rollout.trajectory import advantages_of
 from otel_rollout.view.fields import COLUMNS, row_of
+from otel_rollout.view.findings import Finding
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.values import browser_value, sql_text
 from otel_rollout.view.where import Where
 from otel_rollout.wire import Json

@@ -9,8 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import otel_rollout.view
-from otel_rollout.trajectory import Finding, Overview
-from otel_rollout.view import page_types
+from otel_rollout.view import Finding, Overview, page_types
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.html import Held
 from tests.kit.conversations import said, user

@@ -9,8 +9,9 @@ from typing import Any
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import Store
-from otel_rollout.trajectory import Overview, Trajectory
+from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.fields import Field
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.where import Where
 from otel_rollout.wire import dumps, loads
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.terminal import say
-from otel_rollout.trajectory import Overview, findings_of
 from otel_rollout.view.fields import Field
+from otel_rollout.view.findings import findings_of
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.verbs.choosing import Choice, field_of
 from otel_rollout.view.verbs.columns import Table
 from otel_rollout.view.verbs.sources import Sources, say_unreadable

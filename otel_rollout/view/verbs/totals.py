@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from otel_rollout.terminal import escaped, number_of
-from otel_rollout.trajectory import Finding, Overview
 from otel_rollout.view.fields import Field
+from otel_rollout.view.findings import Finding
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.sums import Rewards, RewardsByValue, label
 from otel_rollout.view.verbs.columns import number, padded
 from otel_rollout.wire import Json

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
-from otel_rollout.trajectory.completion import Completion
-from otel_rollout.trajectory.findings import Finding, findings_of
-from otel_rollout.trajectory.tokens import TokenSequences
-from otel_rollout.trajectory.trajectory import Trajectory
+from otel_rollout.export import Table, columns_of, members
+from otel_rollout.trajectory import (
+    Completion,
+    Episode,
+    TokenSequences,
+    Trajectory,
+    TrajectoryGroup,
+)
+from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.wire import Json, finite
 
 
@@ -113,3 +120,29 @@ def _sampled(completions: list[Completion]) -> int | None:
             return None
         total += count or 0
     return total
+
+
+class Overviews(Table, list[Overview]):
+    """Overviews of trajectories, in order, and a table of them.
+
+    In Arrow `metrics` and `rewards` are maps, and `metadata` is JSON text.
+    """
+
+    _columns: ClassVar = columns_of(Overview)
+
+    def _dicts(self) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in self]
+
+
+def overviews(
+    trajectories: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory,
+) -> Overviews:
+    """A line of names and numbers for each trajectory: a list that is a table, too.
+
+        frame = otel_rollout.overviews(trajectories).to_pandas()
+        frame.groupby("group_id")["reward"].mean()
+
+    trajectories: as for `to_token_rows`; the failures and the children of a group are in it.
+    Each line is an `Overview`: status, reward, turns, tokens, seconds, what does not train.
+    """
+    return Overviews(map(Overview.of, members(trajectories, "overviews")))
