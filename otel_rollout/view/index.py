@@ -21,7 +21,8 @@ from otel_rollout.errors import RolloutError
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.details import Opened
 from otel_rollout.view.files import cached_file, connect, lock, open_table
-from otel_rollout.view.reading import Reader, check_source, is_address
+from otel_rollout.view.reading import Reader, check_source
+from otel_rollout.view.sources import is_address
 from otel_rollout.view.table import Place, Table, WritableTable
 from otel_rollout.view.values import sql_text
 from otel_rollout.wire import dumps, loads

@@ -7,11 +7,11 @@ its place, spans and gzipped files, is written to a file of trajectories first (
 
 from __future__ import annotations
 
-import itertools
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -22,17 +22,15 @@ from otel_rollout.errors import ConfigurationError, RolloutError, SpanFormatErro
 from otel_rollout.export import (
     HEAD,
     LINE_PREFIX,
-    JsonlTrajectoryExporter,
     Layout,
     layout_of,
     parsed_lines,
-    reconstruct_by_rollout,
 )
-from otel_rollout.otlp import files_of, read, rotated_beside
-from otel_rollout.spans import SpanRecord
+from otel_rollout.otlp import files_of, rotated_beside
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.findings import findings_of
 from otel_rollout.view.overview import Overview
+from otel_rollout.view.sources import Sources, is_address
 from otel_rollout.view.table import FileState, WritableTable
 from otel_rollout.view.words import words_of
 from otel_rollout.wire import Json, dumps, loads
@@ -50,11 +48,6 @@ _DAMAGED = (
     sqlite3.DataError,
 )
 """What a trajectory raises whose JSON is not as it was written."""
-
-
-def is_address(source: str) -> bool:
-    """True for the address of a backend; any other source is a file or a folder."""
-    return source.startswith(("http://", "https://"))
 
 
 def check_source(source: str) -> None:
@@ -106,7 +99,8 @@ class Reader:
             except OSError as error:
                 self._fail_rebuilding(SpanFormatError(f"{path}: {error}"))
         if others and not self._stopped():
-            self._rebuild(others)
+            with suppress(_StoppedError):
+                self._rebuild(others)
             if self._rebuilt.exists():
                 self._read_lines(str(self._rebuilt), "what was rebuilt")
         self._table.connection.commit()
@@ -200,46 +194,30 @@ class Reader:
             return
         began = time.monotonic()
         self._table.connection.execute("DELETE FROM errors WHERE file = ?", (_OF_REBUILDING,))
-        part = self._rebuilt.with_name(self._rebuilt.name + ".part")
+        part = Path(f"{self._rebuilt}.part")
+        reader = Sources(sources, report=self._fail_rebuilding, check=self._check_stopped)
+        found = reader.trajectories(
+            infer_rollouts=self._infer_rollouts, folder=part.parent, in_order=False
+        )
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            for trajectory in self._trajectories(sources):
+            for trajectory in found:
                 file.write(dumps(trajectory.to_dict()).encode() + b"\n")
-                if self._stopped():
-                    return
+                self._check_stopped()
         os.replace(part, self._rebuilt)
         self._table.put_note("spans", now)
         self._asked = True
         self._rebuild_after = time.monotonic() + _PATIENCE * (time.monotonic() - began)
 
-    def _trajectories(self, sources: Sequence[str]) -> Iterator[Trajectory]:
-        spans = []
-        for source in sources:
-            try:
-                if is_address(source) or _kind_of(source)[0] is None:
-                    spans.append(source)
-                else:
-                    yield from JsonlTrajectoryExporter.read(source, on_error=self._fail_rebuilding)
-            except OSError as error:
-                self._fail_rebuilding(SpanFormatError(f"{source}: {error}"))
-        if spans:
-            yield from self._of_spans(spans)
-
-    def _of_spans(self, sources: Sequence[str]) -> Iterator[Trajectory]:
-        path = self._rebuilt.with_name(self._rebuilt.name + ".spans")
-        records = itertools.chain.from_iterable(map(self._records, sources))
-        return reconstruct_by_rollout(records, path, infer_rollouts=self._infer_rollouts)
-
-    def _records(self, source: str) -> Iterator[SpanRecord]:
-        try:
-            for record in read(source, on_error=self._fail_rebuilding):
-                if self._stopped():
-                    return
-                yield record
-        except (OSError, LookupError, RolloutError) as error:
-            self._fail_rebuilding(SpanFormatError(f"{source}: {error}"))
+    def _check_stopped(self) -> None:
+        if self._stopped():
+            raise _StoppedError
 
     def _fail_rebuilding(self, error: SpanFormatError) -> None:
         self._fail(_OF_REBUILDING, error)
+
+
+class _StoppedError(Exception):
+    """The index is being closed: what was begun is given up."""
 
 
 class _Lines:

@@ -17,9 +17,9 @@ from otel_rollout.terminal import escaped, number_of, say, sentence_about
 from otel_rollout.trajectory import Dropped, Trajectory
 from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.view.overview import Overview
+from otel_rollout.view.sources import Sources, say_unreadable
 from otel_rollout.view.verbs.choosing import Choice
 from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON
-from otel_rollout.view.verbs.sources import Sources, say_unreadable
 from otel_rollout.wire import Json, dumps
 
 _SHOWN = 20

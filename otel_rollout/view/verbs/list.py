@@ -11,9 +11,9 @@ from otel_rollout.terminal import say
 from otel_rollout.view.fields import Field
 from otel_rollout.view.findings import findings_of
 from otel_rollout.view.overview import Overview
+from otel_rollout.view.sources import Sources, say_unreadable
 from otel_rollout.view.verbs.choosing import Choice, field_of
 from otel_rollout.view.verbs.columns import Table
-from otel_rollout.view.verbs.sources import Sources, say_unreadable
 from otel_rollout.view.verbs.totals import Totals
 from otel_rollout.wire import dumps
 

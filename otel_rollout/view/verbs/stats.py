@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from otel_rollout.terminal import escaped, number_of, say
 from otel_rollout.trajectory import Drift, TokenFork, Trajectory
-from otel_rollout.view.verbs.sources import Sources, say_unreadable
+from otel_rollout.view.sources import Sources, say_unreadable
 from otel_rollout.wire import Json, dumps
 
 _FORKS_SHOWN = 5
@@ -24,7 +24,7 @@ _NAMES = 26
 
 def stats(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
-    sources = Sources(options.sources)
+    sources = Sources(options.sources, prints_lines=not options.json)
     total = _Total()
     each: list[Json] = []
     for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
