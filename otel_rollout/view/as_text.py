@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -46,25 +46,39 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     ids = "".join(f"  {name} {value}" for name, value in about if value is not None)
     yield _line("├─ ", _status(trajectory), width, ids)
     rows = trajectory.token_sequences()
-    shown = _Shown(width, rows)
+    histories = _HistoryLines(width, rows)
     for history in trajectory.each_history():
-        yield from shown.lines(history)
-    for completion in trajectory.completions:
-        if not completion.items:
-            error = completion.error or {}
-            text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
-            yield _line(f"├─ call {completion.id}  ", text, width)
-    for reward in list(trajectory.all_rewards.values()):
-        about_one = f" of {reward.completion_id}" if reward.completion_id else ""
-        why = f"  ({reward.explanation})" if reward.explanation else ""
-        name = " ".join(filter(None, ("reward", reward.name)))
-        yield _line("├─ ", f"{name}{about_one}: {float(reward):g}{why}", width)
+        yield from histories.lines(history)
+    yield from _failed_call_lines(trajectory, width)
+    yield from _reward_lines(trajectory, width)
     for metric, value in trajectory.metrics.items():
         yield _line("├─ ", f"{metric}: {value}", width)
     for line in _folded(trajectory.logs, "line", width, _LOGS):
         yield _line("├─ log: ", line, width) if isinstance(line, str) else line.text
     yield from _finding_lines(trajectory, rows, width)
-    trained = shown.trained
+    yield _last_line(trajectory, rows, histories.trained)
+
+
+def _failed_call_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
+    for completion in trajectory.completions:
+        if not completion.items:
+            error = completion.error or {}
+            text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
+            yield _line(f"├─ call {completion.id}  ", text, width)
+
+
+def _reward_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
+    for reward in list(trajectory.all_rewards.values()):
+        about = f" of {reward.completion_id}" if reward.completion_id else ""
+        why = f"  ({reward.explanation})" if reward.explanation else ""
+        name = " ".join(filter(None, ("reward", reward.name)))
+        yield _line("├─ ", f"{name}{about}: {float(reward):g}{why}", width)
+
+
+def _last_line(
+    trajectory: Trajectory, rows: TokenSequences, trained: Collection[Completion]
+) -> str:
+    """How many completions train, and with how many tokens."""
     tokens = [completion.token_ids for completion in trained]
     known = tokens and None not in tokens
     count = f", {sum(len(ids or ()) for ids in tokens)} sampled tokens" if known else ""
@@ -72,7 +86,7 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     aside = sum(completion.side_call is not None for completion in trajectory.completions)
     alone_too = f" ({alone} as messages alone)" if alone else ""
     aside_too = f", {number_of(aside, 'side call')}" if aside else ""
-    yield (
+    return (
         f"└─ {len(trained)} of {len(trajectory.completions)} completions train"
         f"{alone_too}{aside_too}{count}{_seconds(trajectory)}"
     )
@@ -130,7 +144,7 @@ def _folded(
     yield from items[-last:]
 
 
-class _Shown:
+class _HistoryLines:
     """The histories that were shown so far: what the next one has in common is folded."""
 
     def __init__(self, width: int | None, rows: TokenSequences) -> None:

@@ -20,7 +20,7 @@ from otel_rollout.view.findings import findings_of
 from otel_rollout.view.messages import MessageRow, message_row
 from otel_rollout.view.overview import Overview
 from otel_rollout.view.page_types import HistoryView, MessageAnswer, Node, RewardView, RowView
-from otel_rollout.view.tree import Tree, Way
+from otel_rollout.view.tree import HistoryPath, Tree
 from otel_rollout.view.values import browser_value
 from otel_rollout.wire import Json, dumps, tool_name
 
@@ -77,7 +77,7 @@ class Opened:
                 for finding in findings_of(trajectory, rows=self.rows)[:_MOST_LINES]
             ],
             "nodes": self._nodes(),
-            "histories": [self._history(n, way) for n, way in enumerate(self.tree.ways)],
+            "histories": [self._history(n, way) for n, way in enumerate(self.tree.histories)],
             "historiesTotal": self.overview["histories"],
             "completions": self._completions(),
             "rows": [self._row(number, row) for number, row in enumerate(self.shown_rows)],
@@ -151,7 +151,7 @@ class Opened:
             for reward in list(self.trajectory.all_rewards.all())[:_MOST_LINES]
         ]
 
-    def _history(self, number: int, way: Way) -> HistoryView:
+    def _history(self, number: int, way: HistoryPath) -> HistoryView:
         completions = [self.tree.completions[n] for n in way.completions]
         own = [n for n in way.completions if self._depth(n) > way.common] or way.completions
         ends = [c.end_time_ns for c in completions if c.end_time_ns is not None]
@@ -207,7 +207,7 @@ class Opened:
     def _history_of(self) -> dict[int, int]:
         """The first history that each completion is in."""
         found: dict[int, int] = {}
-        for number, way in enumerate(self.tree.ways):
+        for number, way in enumerate(self.tree.histories):
             for completion in way.completions:
                 found.setdefault(completion, number)
         return found

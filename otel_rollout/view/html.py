@@ -41,7 +41,7 @@ _HEIGHT = 640
 """Pixels of a notebook's cell."""
 
 
-class Held:
+class InMemory:
     """Trajectories that somebody has in memory, to be asked by the thread that made it.
 
     rows: the token sequences of the first one, where others than its own are meant.
@@ -62,7 +62,7 @@ class Held:
             overview = Overview.of(opened.trajectory, rows=opened.rows, findings=findings)
             self._table.add(overview, findings, words_of(opened.trajectory))
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> InMemory:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -132,7 +132,7 @@ def notebook_cell(shown: object, page: Page | None = None) -> str:
     The frame may run its script and nothing else: it has no access to the notebook.
     """
     trajectories, rows = _trajectories(shown)
-    with Held(trajectories, rows) as held:
+    with InMemory(trajectories, rows) as held:
         text, _ = whole_page(
             Answers(held), page or Page.read(), title=type(shown).__name__, framed=True
         )

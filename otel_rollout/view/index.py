@@ -23,7 +23,7 @@ from otel_rollout.view.details import Opened
 from otel_rollout.view.files import cached_file, connect, lock, open_table
 from otel_rollout.view.reading import Reader, check_source
 from otel_rollout.view.sources import is_address
-from otel_rollout.view.table import Place, Table, WritableTable
+from otel_rollout.view.table import Location, Table, WritableTable
 from otel_rollout.view.values import sql_text
 from otel_rollout.wire import dumps, loads
 
@@ -162,7 +162,7 @@ class Index:
             table.connection.close()
 
 
-def _bytes_at(place: Place) -> bytes:
+def _bytes_at(place: Location) -> bytes:
     with open(place.path, "rb") as file:
         state = os.fstat(file.fileno())
         if f"{state.st_dev}:{state.st_ino}" != place.inode:

@@ -74,8 +74,6 @@ class Overview:
         rows = trajectory.token_sequences() if rows is None else rows
         findings = findings_of(trajectory, rows=rows) if findings is None else findings
         completions = trajectory.completions
-        replies = [c for c in completions if c.items and c.side_call is None]
-        ended, started = trajectory.end_time_ns, trajectory.start_time_ns
         reward = trajectory.reward
         return cls(
             id=trajectory.id,
@@ -88,15 +86,15 @@ class Overview:
             status=trajectory.status,
             termination_reason=trajectory.termination_reason,
             reward=None if reward is None else float(reward),
-            turns=len({completion.span_id for completion in replies}),
+            turns=_turns(completions),
             calls=len({completion.span_id for completion in completions}),
             histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
             rows=len(rows),
             sampled_tokens=_sampled(completions),
             trained_tokens=sum(sum(row.loss_mask) for row in rows),
             dropped=sum(drop.completion is not None for drop in rows.dropped),
-            seconds=(ended - started) / 1e9 if ended is not None and started else None,
-            start_time_ns=started,
+            seconds=_seconds(trajectory),
+            start_time_ns=trajectory.start_time_ns,
             versions=tuple(trajectory.policy_versions),
             models=tuple(dict.fromkeys(c.model for c in completions if c.model is not None)),
             warnings=len(trajectory.warnings),
@@ -109,6 +107,15 @@ class Overview:
     def to_dict(self) -> dict[str, Json]:
         """The overview as JSON; tuples are lists, and what is no number is null."""
         return {each.name: finite(getattr(self, each.name)) for each in fields(self)}
+
+
+def _turns(completions: list[Completion]) -> int:
+    return len({c.span_id for c in completions if c.items and c.side_call is None})
+
+
+def _seconds(trajectory: Trajectory) -> float | None:
+    started, ended = trajectory.start_time_ns, trajectory.end_time_ns
+    return (ended - started) / 1e9 if ended is not None and started else None
 
 
 def _sampled(completions: list[Completion]) -> int | None:

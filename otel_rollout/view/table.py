@@ -82,7 +82,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a trajectory is written: so many bytes of a file, from `start`."""
 
     path: str
@@ -178,14 +178,14 @@ class Table:
             f"no trajectory {prefix[:100]!r}: expected an id that names one, {several}"
         )
 
-    def place(self, id_: str) -> Place | None:
+    def place(self, id_: str) -> Location | None:
         """Where a trajectory is written; None where it is not there."""
         row = self.connection.execute(
             "SELECT path, inode, start, trajectories.size, number FROM trajectories "
             'JOIN files USING (file) WHERE "id" = ?',
             (id_,),
         ).fetchone()
-        return None if row is None else Place(*row)
+        return None if row is None else Location(*row)
 
     def errors(self) -> list[str]:
         """What could not be read, at most `ERRORS_KEPT` sentences."""

@@ -6,13 +6,11 @@ import argparse
 import shutil
 from collections.abc import Iterable, Iterator
 
-from otel_rollout.errors import ConfigurationError
 from otel_rollout.terminal import say
-from otel_rollout.view.fields import Field
 from otel_rollout.view.findings import findings_of
 from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import Sources, say_unreadable
-from otel_rollout.view.verbs.choosing import Choice, field_of
+from otel_rollout.view.verbs.choosing import Choice
 from otel_rollout.view.verbs.columns import Table
 from otel_rollout.view.verbs.totals import Totals
 from otel_rollout.wire import dumps
@@ -24,7 +22,7 @@ _WIDTH = 160
 def list(options: argparse.Namespace) -> int:  # noqa: A001 - the verb's name
     """Run the verb; the exit status."""
     choice = Choice(options)
-    totals = Totals(_group_by(options))
+    totals = Totals(choice.group_by)
     sources = Sources(options.sources, prints_lines=True)
     overviews = choice.in_order(_overviews(sources, choice, totals, options))
     if options.json:
@@ -34,15 +32,6 @@ def list(options: argparse.Namespace) -> int:  # noqa: A001 - the verb's name
     else:
         _print_table(overviews, totals)
     return say_unreadable(sources.errors)
-
-
-def _group_by(options: argparse.Namespace) -> Field | None:
-    if options.group_by is not None:
-        try:
-            return field_of("--group-by", options.group_by)
-        except ConfigurationError as error:
-            options.wrong(str(error))
-    return None
 
 
 def _overviews(
