@@ -277,4 +277,4 @@ _VERBS: tuple[tuple[str, str, str, str | None, _Add], ...] = (
     ("gateway", "record agents in any language", GATEWAY, None, add_gateway),
     ("doctor", "check a set-up", _DOCTOR, None, _add_doctor),
 )
-"""Name, summary, description, what is said after the options, and what adds them."""
+"""Name, summary, description, text after the options, and the function that adds them."""

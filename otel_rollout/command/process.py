@@ -1,4 +1,4 @@
-"""Commands that run as processes of their own: output, signals, time limits, what they leave.
+"""Commands that run as processes of their own: output, signals, time limits, clean-up.
 
 Each command leads a session of its own, so that a signal reaches what it started too, and nothing
 of it is left when it has ended. A process that leaves that session is not followed.
@@ -24,7 +24,7 @@ NOT_EXECUTABLE = 126
 GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for a command that ran out of time."""
 _LONGEST_LINE = 1 << 20
-"""Bytes of a line that are held back until it ends."""
+"""Bytes of a line that are buffered until it ends."""
 _TERMINAL = (signal.SIGWINCH,)
 """Signals that end nothing: the terminal has another size."""
 
@@ -137,7 +137,7 @@ def _ended(returned: int) -> Ended:
 
 
 async def _wait(process: Process, timeout: float | None) -> bool:
-    """Wait until the command has ended; False if it had to be told to, being out of time."""
+    """Wait until the command has ended; False if it ran out of time and was stopped."""
     try:
         await asyncio.wait_for(process.wait(), timeout)
     except asyncio.TimeoutError:

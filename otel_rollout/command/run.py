@@ -129,11 +129,11 @@ class _Samples:
                     say(no_call_hint(variables))
                 self._check(trajectory, ended)
         except (CommandError, CommandTimeoutError, CommandStopped, NoModelCallError):
-            pass  # the trajectory says so
+            pass  # the trajectory has the error
         return trajectory, ended
 
     def _variables(self, trajectory: Trajectory, index: int) -> dict[str, str]:
-        """The variables by which a command knows its rollout."""
+        """The variables that name the rollout."""
         own = {"OTEL_ROLLOUT_ID": trajectory.id, "OTEL_ROLLOUT_SAMPLE": str(index)}
         if self.options.task is not None:
             own["OTEL_ROLLOUT_TASK"] = self.options.task

@@ -1,4 +1,4 @@
-"""A trajectory as text that a person reads: who said what, what of it trains, how it went."""
+"""A trajectory as text for people: its messages, which of them train, and how it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_NOTE = 200
 
 
 def format_trajectory(trajectory: Trajectory, *, width: int | None = 80) -> str:
-    """The trajectory as a tree of its histories; messages that several begin with stand once.
+    """The trajectory as a tree of its histories; a prefix that several share is shown once.
 
     `●` is a completion that trains here, `○` one that does not (it trains in another history, or
     is not whole). Lines are truncated to `width` characters, and of a long history, and of many
@@ -125,7 +125,7 @@ def _advice_lines(advice: str, width: int | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """What stands in the place of those in the middle of a long list."""
+    """The line that replaces the middle of a long list."""
 
     text: str
 
@@ -133,7 +133,7 @@ class _Fold:
 def _folded(
     items: Sequence[T], what: str, width: int | None, most: tuple[int, int]
 ) -> Iterator[T | _Fold]:
-    """The items; of more than the first and last of `most` a line in the place of the others."""
+    """The items; of more than the first and last of `most` one line replaces the others."""
     first, last = most
     left_out = len(items) - first - last
     if width is None or left_out < 2:
@@ -199,7 +199,7 @@ class _HistoryLines:
             place = len(self._messages)
             self._places[key] = place, self._count
         if known == len(history.items):
-            known -= 1  # something of each history stands there
+            known -= 1  # at least one message of each history is shown
         return (known, first) if known > 1 else (0, 0)
 
 

@@ -1,10 +1,9 @@
 """The drift of a trajectory: where the token ids of its conversations fork.
 
-A server renders and tokenises the whole conversation anew for each call. Where that does not give
-the ids that were read and sampled before, the call is a fork by tokens: its row in
-`token_sequences` begins anew, and the server reads again what it had in its cache. Which call
-continues which is what the histories say, and which ids are all there is what the rows say. Pure,
-and linear in the token ids.
+A server renders and tokenises the whole conversation anew for each call. Where the
+ids differ from those that were read and sampled before, the call is a fork by tokens: its row in
+`token_sequences` begins anew, and the server reads again what it had in its cache. Histories
+decide which call continues which, rows which ids are complete. Pure, and linear in the token ids.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _call(completion: Completion) -> tuple[int, int]:
 
 
 class _Calls:
-    """The calls of a trajectory, and which of them went on by tokens as far as was compared."""
+    """The calls of a trajectory; those that were compared and merged are kept."""
 
     def __init__(self, completions: Sequence[Completion]) -> None:
         self._completions = completions
@@ -81,7 +80,7 @@ class _Calls:
     def _merged_twin(
         self, before: Completion, after: Completion, prompt: TokenPath
     ) -> Completion | None:
-        """A completion that said the same as `before`, in other tokens, with which it merges."""
+        """A completion with the text of `before` in other tokens, with which the call merges."""
         name = before.context_key, path_key(before.path)
         for other in self._twins.get(name, ()):
             if ended_before(other, after) and self._place(other, after, prompt) == -1:

@@ -1,7 +1,7 @@
 """Why the token ids of a conversation changed: the class of a fork by tokens.
 
-Pure. The messages decide first: what was said and what the next request replays. Where the replay
-is what was said, the chat template changed the ids, and their place and texts tell what it did.
+Pure. The messages decide first: the reply and its replay in the next request. Where both are equal,
+the chat template changed the ids, and their place and texts show how.
 Texts of ids are known where log-probabilities came with the tokens; nothing is tokenised here.
 """
 
@@ -150,7 +150,7 @@ def _is_in_arguments(
 ) -> bool:
     """True if a template may have written arguments anew: those in a form of the model's own.
 
-    Where the texts of the tokens are known, what is said before the arguments must be the same.
+    Where the texts of the tokens are known, the text before the arguments must be the same.
     """
     if not _arguments(owner.items):
         return False

@@ -11,7 +11,7 @@ from typing import Literal
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.overview import Overview
-from otel_rollout.view.values import Parameter, sql_value
+from otel_rollout.view.sql_values import Parameter, sql_value
 from otel_rollout.wire import Json
 
 Kind = Literal["text", "number", "list", "object", "any", "none", "literals"]

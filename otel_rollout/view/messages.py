@@ -1,4 +1,4 @@
-"""A message as people read it: text, reasoning, tool calls, images, from any API. Pure."""
+"""The readable parts of a message of any API: text, reasoning, tool calls, images. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LONGEST_LINK = 2_000
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """A tool that the model asked for."""
+    """A call of a tool."""
 
     id: str | None
     name: str
@@ -39,7 +39,7 @@ class CallRow:
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """What stands in one message."""
+    """The readable parts of one message."""
 
     role: str
     text: str
@@ -56,7 +56,7 @@ class MessageRow:
 
 
 def message_row(message: Json) -> MessageRow:
-    """What a message says, in whichever API it was sent."""
+    """The readable parts of a message of any API."""
     if not isinstance(message, Mapping):
         text = message if isinstance(message, str) else dumps(message)
         return MessageRow("text", text, None, (), None, (), (), None)

@@ -1,10 +1,10 @@
-"""A trajectory in one line: what lists, filters, checks and tables say of it. Pure."""
+"""A trajectory in one line: the row of lists, filters, checks and tables. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from otel_rollout.export import Table, columns_of, members
 from otel_rollout.trajectory import (
@@ -36,7 +36,7 @@ class Overview:
     turns: int
     """Replies of the model, side calls aside; several choices of one call count once."""
     calls: int
-    """Calls that were asked to generate, also those that failed and side calls."""
+    """Calls to endpoints that generate, including failed ones and side calls."""
     histories: int
     rows: int
     """Token sequences that train."""
@@ -63,16 +63,12 @@ class Overview:
     metadata: dict[str, Json]
 
     @classmethod
-    def of(
-        cls,
-        trajectory: Trajectory,
-        *,
-        rows: TokenSequences | None = None,
-        findings: list[Finding] | None = None,
-    ) -> Overview:
-        """The overview of a trajectory. `rows`, `findings`: of it, where they are known already."""
-        rows = trajectory.token_sequences() if rows is None else rows
-        findings = findings_of(trajectory, rows=rows) if findings is None else findings
+    def of(cls, trajectory: Trajectory) -> Overview:
+        """The overview of a trajectory."""
+        return examine(trajectory).overview
+
+    @classmethod
+    def _of(cls, trajectory: Trajectory, rows: TokenSequences, findings: list[Finding]) -> Overview:
         completions = trajectory.completions
         reward = trajectory.reward
         return cls(
@@ -107,6 +103,21 @@ class Overview:
     def to_dict(self) -> dict[str, Json]:
         """The overview as JSON; tuples are lists, and what is no number is null."""
         return {each.name: finite(getattr(self, each.name)) for each in fields(self)}
+
+
+class Examined(NamedTuple):
+    """All that is computed of a trajectory to list, check or index it."""
+
+    overview: Overview
+    findings: list[Finding]
+    rows: TokenSequences
+
+
+def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Examined:
+    """Overview, findings and rows. rows: others than those of `Trajectory.token_sequences()`."""
+    rows = trajectory.token_sequences() if rows is None else rows
+    findings = findings_of(trajectory, rows=rows)
+    return Examined(Overview._of(trajectory, rows, findings), findings, rows)
 
 
 def _turns(completions: list[Completion]) -> int:

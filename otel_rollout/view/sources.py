@@ -1,6 +1,6 @@
 """Sources of trajectories: files, folders, stdin and addresses of backends.
 
-What a file holds, its content says: trajectories, one a line, or spans to rebuild them from.
+The content of a file decides: trajectories, one a line, or spans to rebuild them from.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
 from otel_rollout.spans import SpanRecord
 from otel_rollout.terminal import number_of, say
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.view.verbs.choosing import lines_in_order
+from otel_rollout.view.verbs.choice import lines_in_order
 from otel_rollout.wire import loads
 
 Keeps = Callable[[Trajectory], bool]

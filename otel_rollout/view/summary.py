@@ -1,4 +1,4 @@
-"""What a list of trajectories is like: histograms, endings, groups, versions, findings."""
+"""The sums of a list of trajectories: histograms, endings, groups, versions, findings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_VALUES = 100
 
 
 def summary_of(table: Table, which: Filter) -> Summary:
-    """All of it, of the trajectories that are asked for."""
+    """The sums over the trajectories that a filter keeps."""
     rewards, groups, by_version = Rewards(), RewardsByValue(), RewardsByValue()
     statuses, reasons = Counter[str](), Counter[str]()
     versions: dict[str, list[Rewards]] = {}

@@ -1,7 +1,7 @@
 """The messages of a trajectory as one tree, each once, and its histories as paths through it. Pure.
 
-A completion's messages stand after those of the completion that it continues, so what a client
-replays is the node of what was sampled. Messages that nobody sampled are shared by all
+A completion's messages follow those of the completion that it continues, so a replayed message is
+the node of the sampled one. Messages that nobody sampled are shared by all
 conversations that have them after the same node.
 """
 
@@ -16,9 +16,9 @@ from otel_rollout.trajectory import Completion, History, Trajectory, names_previ
 from otel_rollout.wire import Json, MessagePath, dumps, extend, is_reasoning
 
 MOST_HISTORIES = 2000
-"""Histories that are told apart; of the others only the number is known."""
+"""Histories that are shown; the others are only counted."""
 MOST_MESSAGES = 200_000
-"""Messages of all these histories together: no more are told apart once they have so many."""
+"""Messages of all these histories together: no more are shown after so many."""
 Relation = Literal["main", "fork", "resample", "restart", "separate"]
 
 
@@ -177,7 +177,7 @@ class Tree:
     def _relation(
         self, node: int | None, first: int | None, source: HistoryPath | None
     ) -> Relation:
-        """How a history goes on from `node`, its last one that another has too, with `first`."""
+        """How a history continues after `node`, its last shared one; `first` is the next."""
         if node is None or source is None:
             return "separate"
         if self._is_sampled(first) and self._is_sampled(self._after(node, source.leaf)):

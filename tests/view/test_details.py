@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, get_current_trajectory, rollout
 from otel_rollout.testing import Reply, ToolCall
 from otel_rollout.view import Overview
-from otel_rollout.view.built import as_json
+from otel_rollout.view.built_page import as_json
 from otel_rollout.view.details import MOST_CHARACTERS, Opened
 from otel_rollout.view.fields import COLUMNS, row_of
 from otel_rollout.view.tree import MOST_HISTORIES, MOST_MESSAGES, Tree

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser
 
 from otel_rollout import JsonlTrajectoryExporter
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import Page
+from otel_rollout.view.built_page import Page
 from otel_rollout.view.html import InMemory, whole_page
 from tests.kit.to_look_at import BIDI, ESCAPE, FORKS, LONG, record_hostile, record_said
 from tests.view.browser import Reader, Served, chromium, reading, serving

@@ -11,7 +11,7 @@ import pytest
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import as_json
+from otel_rollout.view.built_page import as_json
 from otel_rollout.view.details import Opened
 from otel_rollout.view.html import InMemory
 from otel_rollout.view.index import Index

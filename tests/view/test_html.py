@@ -20,7 +20,7 @@ from otel_rollout import Episode, Trajectory, TrajectoryGroup, rollout, to_token
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view import notebook_cell
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import FOLDER, Page, as_json
+from otel_rollout.view.built_page import FOLDER, Page, as_json
 from otel_rollout.view.html import InMemory, whole_page
 from tests.kit.conversations import said, user
 from tests.kit.recording import Clients, Recording

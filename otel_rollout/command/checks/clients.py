@@ -34,7 +34,7 @@ _NOT_SEEN = {
     "curl_cffi": ("curl_cffi", "it has a network stack of its own"),
     "pycurl": ("pycurl", "it has a network stack of its own"),
 }
-"""Libraries whose calls nothing here sees: the module to look for, and why."""
+"""Libraries whose calls are not seen: the module to look for, and why."""
 
 
 def clients() -> Iterator[Finding]:

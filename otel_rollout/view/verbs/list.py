@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Iterable, Iterator
 
 from otel_rollout.terminal import say
-from otel_rollout.view.findings import findings_of
-from otel_rollout.view.overview import Overview
+from otel_rollout.view.overview import Overview, examine
 from otel_rollout.view.sources import Sources, say_unreadable
-from otel_rollout.view.verbs.choosing import Choice
+from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.columns import Table
 from otel_rollout.view.verbs.totals import Totals
 from otel_rollout.wire import dumps
@@ -39,9 +38,7 @@ def _overviews(
 ) -> Iterator[Overview]:
     """The overviews that are kept, one at a time; they are counted as they come."""
     for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
-        rows = trajectory.token_sequences()
-        findings = findings_of(trajectory, rows=rows)
-        overview = Overview.of(trajectory, rows=rows, findings=findings)
+        overview, findings, _ = examine(trajectory)
         if choice.keeps(overview):
             totals.add(overview, findings)
             yield overview

@@ -1,4 +1,4 @@
-"""Sources read into an index: what is new in files of trajectories, and all else, made to one.
+"""Sources read into an index: lines of trajectories in their files, all else converted first.
 
 A file of trajectories is known by its inode, its size and the bytes before the place that it was
 read to: one that only grew is read on from there, any other is read anew. What cannot be read at
@@ -28,11 +28,10 @@ from otel_rollout.export import (
 )
 from otel_rollout.otlp import files_of, rotated_beside
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.view.findings import findings_of
-from otel_rollout.view.overview import Overview
+from otel_rollout.view.overview import examine
+from otel_rollout.view.search_text import words_of
 from otel_rollout.view.sources import Sources, is_address
 from otel_rollout.view.table import FileState, WritableTable
-from otel_rollout.view.words import words_of
 from otel_rollout.wire import Json, dumps, loads
 
 _PATIENCE = 5
@@ -62,10 +61,10 @@ def check_source(source: str) -> None:
 
 
 class Reader:
-    """Reads sources into the table of an index, as often as it is told to.
+    """Reads sources into the table of an index; each `read` adds what is new.
 
     rebuilt: the file for the trajectories of spans and of gzipped files.
-    stopped: asked from time to time; once it is True, reading ends where it is.
+    stopped: called from time to time; once it returns True, reading ends.
     """
 
     def __init__(
@@ -165,9 +164,7 @@ class Reader:
             trajectory = Trajectory.from_dict(data)
             if not isinstance(trajectory.id, str) or not trajectory.id:
                 raise SpanFormatError(f"expected an id, got {trajectory.id!r:.100}")
-            rows = trajectory.token_sequences()
-            findings = findings_of(trajectory, rows=rows)
-            overview = Overview.of(trajectory, rows=rows, findings=findings)
+            overview, findings, _ = examine(trajectory)
             before = self._table.add(
                 overview, findings, words_of(trajectory), file=file, start=start, size=size
             )
@@ -217,11 +214,11 @@ class Reader:
 
 
 class _StoppedError(Exception):
-    """The index is being closed: what was begun is given up."""
+    """The index is being closed: reading ends unfinished."""
 
 
 class _Lines:
-    """The whole lines of a file from an offset on, and where the last one that was given stands."""
+    """The whole lines of a file from an offset on, and the place of the last one."""
 
     def __init__(self, file: BinaryIO, start: int) -> None:
         self.start = self.end = start
@@ -241,7 +238,7 @@ class _Lines:
             yield line
 
     def place(self, part: bytes) -> tuple[int, int]:
-        """Offset and size of an object of the line that was given last."""
+        """Offset and size of an object of the last line."""
         if part is self._line:
             return self.start, len(part)
         at = self._line.find(part, self._within)
@@ -250,7 +247,7 @@ class _Lines:
 
 
 def _kind_of(path: str) -> tuple[Layout | None, bool]:
-    """How trajectories stand in a file, one that is empty so far included; if it is gzipped."""
+    """The layout of a file, "lines" for an empty one, and True if it is gzipped."""
     with open(path, "rb") as file:
         head, is_packed, _ = begun(file, path, HEAD)
     return "lines" if LINE_PREFIX.startswith(head) else layout_of(head), is_packed
@@ -265,7 +262,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _tail(file: BinaryIO, end: int) -> bytes:
-    """A digest of the bytes before this place; the file goes on from where it is."""
+    """A digest of the bytes before this place; the position in the file stays."""
     place = file.tell()
     file.seek(max(0, end - _TAIL))
     digest = blake2b(file.read(min(end, _TAIL)), digest_size=16).digest()
