@@ -10,7 +10,8 @@ from typing import TypeVar
 from otel_rollout.terminal import escaped, number_of
 from otel_rollout.trajectory import Completion, History, HistoryItem, TokenSequences, Trajectory
 from otel_rollout.view.findings import Finding, findings_of
-from otel_rollout.wire import Json, shown_message, tool_name
+from otel_rollout.view.messages import name_of_tool
+from otel_rollout.wire import Json, shown_message
 
 T = TypeVar("T")
 _MESSAGES = (4, 6)
@@ -162,7 +163,7 @@ class _HistoryLines:
     def lines(self, history: History) -> Iterator[str]:
         """The lines of the next history."""
         self._count += 1
-        tools = ", ".join(_tool_name(tool) for tool in history.tools or ())
+        tools = ", ".join(name_of_tool(tool) for tool in history.tools or ())
         side = history.side_call
         head = f"history {self._count}" + (f"  (side call: {side})" if side else "")
         head += f"  (tools: {tools})" if tools else ""
@@ -252,7 +253,3 @@ def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | N
     return _line(
         f"│    {mark} {_truncated(str(role), 40):<10} ", shown_message(message), width, note
     )
-
-
-def _tool_name(tool: Json) -> str:
-    return tool_name(tool) if isinstance(tool, dict) else str(tool)

@@ -16,12 +16,12 @@ from otel_rollout.trajectory import (
     Trajectory,
     untrained_sequences,
 )
-from otel_rollout.view.messages import MessageRow, message_row
+from otel_rollout.view.messages import MessageRow, message_row, name_of_tool
 from otel_rollout.view.overview import Examined, examine
 from otel_rollout.view.page_types import HistoryView, MessageAnswer, Node, RewardView, RowView
 from otel_rollout.view.sql_values import browser_value
 from otel_rollout.view.tree import HistoryPath, Tree
-from otel_rollout.wire import Json, dumps, tool_name
+from otel_rollout.wire import Json, dumps
 
 MOST_CHARACTERS = 20_000
 """Characters of one text."""
@@ -160,7 +160,7 @@ class Opened:
             "number": number,
             "leaf": way.leaf,
             "length": self.tree.nodes[way.leaf].depth if way.leaf >= 0 else 0,
-            "tools": [tool_name(tool) if isinstance(tool, dict) else str(tool) for tool in tools],
+            "tools": [name_of_tool(tool) for tool in tools],
             "sideCall": way.history.side_call,
             "completions": list(way.completions),
             "trains": [n for n in way.trains if self.tree.completions[n] not in self._untrained],

@@ -108,7 +108,7 @@ class Reader:
         """The addresses, and the files of the other sources."""
         for source in self._sources:
             try:
-                yield from [source] if is_address(source) else files_of(source)
+                yield from files_of(source)
             except (OSError, SpanFormatError) as error:
                 self._fail_rebuilding(SpanFormatError(f"{source}: {error}"))
 
@@ -132,7 +132,11 @@ class Reader:
                 now = replace(now, number=self._table.put_file(now.unfinished()))
             elif known.is_like(now):
                 return
-            elif known.inode == now.inode and now.size > known.size and _has_tail(file, known):
+            elif (
+                known.inode == now.inode
+                and now.size > known.size
+                and known.tail == _tail(file, known.read_to)
+            ):
                 now = replace(now, read_to=known.read_to)
             else:
                 self._table.remove_file(known.number)
@@ -184,7 +188,8 @@ class Reader:
 
     def _rebuild(self, sources: Sequence[str]) -> None:
         """Write the trajectories of the sources to a file, if they are others than before."""
-        states = [[file, *_state_of(file)] for source in sources for file in _with_rotated(source)]
+        files = (file for source in sources for file in (*rotated_beside(source), source))
+        states = [[file, *_state_of(file)] for file in files]
         now, asks = dumps(states), not self._asked and any(map(is_address, sources))
         is_known = self._table.note("spans") == now and self._rebuilt.exists()
         if (is_known and not asks) or time.monotonic() < self._rebuild_after:
@@ -270,16 +275,9 @@ def _tail(file: BinaryIO, end: int) -> bytes:
     return digest
 
 
-def _has_tail(file: BinaryIO, known: FileState) -> bool:
-    return known.tail == _tail(file, known.read_to)
-
-
-def _with_rotated(source: str) -> list[str]:
-    return [source] if is_address(source) else [*rotated_beside(source), source]
-
-
 def _state_of(file: str) -> list[int]:
-    if is_address(file) or not os.path.exists(file):
+    """Inode, size and time of a file; nothing of an address, and of a file that is gone."""
+    if not os.path.exists(file):
         return []
     state = os.stat(file)
     return [state.st_ino, state.st_size, state.st_mtime_ns]

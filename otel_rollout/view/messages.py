@@ -19,6 +19,7 @@ from otel_rollout.wire import (
     media_in,
     message_parts,
     reasoning_of,
+    tool_name,
 )
 
 _IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp|bmp|avif);base64,[A-Za-z0-9+/=\s]*\Z")
@@ -74,6 +75,11 @@ def message_row(message: Json) -> MessageRow:
         links=tuple(_link(each) for each in addresses if not _is_shown(each)),
         parts=tuple(dict.fromkeys(each.kind for each in media)) or None,
     )
+
+
+def name_of_tool(tool: Json) -> str:
+    """The name of a tool that a request offers, or what is in its place."""
+    return tool_name(tool) if isinstance(tool, dict) else str(tool)
 
 
 def _role(message: Mapping[str, Json], parts: list[Part]) -> str:

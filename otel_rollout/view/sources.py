@@ -72,7 +72,7 @@ class Sources:
         """Spans among them that other libraries wrote."""
         self.errors = 0
         """Places that could not be read."""
-        self._sources = [each for source in sources for each in _files(source)]
+        self._sources = [each for source in sources for each in files_of(source)]
         for source in self._sources if report is None else ():
             if not is_address(source) and source != "-":
                 open(source, "rb").close()  # fails now, not after hours of reading others
@@ -222,11 +222,6 @@ def _in_order(found: Iterator[Trajectory]) -> Iterator[Trajectory]:
     """The trajectories in order of their start; memory holds one at a time."""
     for line in lines_in_order(found, lambda each: (each.start_time_ns, each.id)):
         yield Trajectory.from_dict(loads(line))
-
-
-def _files(source: str) -> list[str]:
-    """The files of a folder; any other source itself."""
-    return files_of(source) if os.path.isdir(source) else [source]
 
 
 def _size_of(sources: Sequence[str]) -> int | None:

@@ -44,14 +44,11 @@ class Rewards:
 
     def to_dict(self) -> dict[str, Json]:
         """The numbers as JSON; None where no trajectory has a reward."""
-        known = self.scored > 0
+        numbers = {"mean": self.mean, "std": self.std, "min": self.least, "max": self.most}
         return {
             "count": self.count,
             "scored": self.scored,
-            "mean": finite(self.mean) if known else None,
-            "std": finite(self.std) if known else None,
-            "min": finite(self.least) if known else None,
-            "max": finite(self.most) if known else None,
+            **(finite(numbers) if self.scored else dict.fromkeys(numbers)),
         }
 
 
