@@ -483,7 +483,7 @@ LINES = {
     "spans": 1_735,
     "testing": 1_200,
     "trajectory": 4_565,
-    "view": 5_715,
+    "view": 5_724,
     "wire": 4_660,
     "workflows": 800,
 }

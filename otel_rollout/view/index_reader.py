@@ -196,11 +196,9 @@ class Reader:
             return
         began = time.monotonic()
         self._table.connection.execute("DELETE FROM errors WHERE file = ?", (_OF_REBUILDING,))
-        part = Path(f"{self._rebuilt}.part")
+        part, spans = (Path(f"{self._rebuilt}.{name}") for name in ("part", "spans"))
         reader = Sources(sources, report=self._fail_rebuilding, check=self._check_stopped)
-        found = reader.trajectories(
-            infer_rollouts=self._infer_rollouts, folder=part.parent, in_order=False
-        )
+        found = reader.trajectories(infer_rollouts=self._infer_rollouts, path=spans, in_order=False)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             for trajectory in found:
                 file.write(dumps(trajectory.to_dict()).encode() + b"\n")

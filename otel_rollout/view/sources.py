@@ -101,11 +101,11 @@ class Sources:
         self._bar.close()
 
     def trajectories(
-        self, *, infer_rollouts: bool, folder: Path | None = None, in_order: bool = True
+        self, *, infer_rollouts: bool, path: Path | None = None, in_order: bool = True
     ) -> Iterator[Trajectory]:
         """The trajectories of all sources: first those of files, then those rebuilt from spans.
 
-        folder: where temporary files are created. None: in that of the system.
+        path: of the file for spans meanwhile. None: in a temporary folder.
         in_order: those that are rebuilt come in order of their start. False: in any.
         """
         with ExitStack() as opened:
@@ -113,8 +113,9 @@ class Sources:
             for lines, source in self._of_trajectories(opened, spans):
                 yield from read_lines(lines, source, on_error=self.report)
             if spans:
-                made = tempfile.TemporaryDirectory(prefix="otel-rollout-", dir=folder)
-                path = Path(opened.enter_context(made)) / "spans"
+                if path is None:
+                    made = tempfile.TemporaryDirectory(prefix="otel-rollout-")
+                    path = Path(opened.enter_context(made)) / "spans"
                 records = itertools.chain.from_iterable(spans)
                 found = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
                 yield from _in_order(found) if in_order else found

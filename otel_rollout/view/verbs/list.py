@@ -21,7 +21,7 @@ _WIDTH = 160
 def list(options: argparse.Namespace) -> int:  # noqa: A001 - the verb's name
     """Run the verb; the exit status."""
     choice = Choice(options)
-    totals = Totals(choice.group_by)
+    totals = Totals(group_by=choice.group_by)
     sources = Sources(options.sources, prints_lines=True)
     overviews = choice.in_order(_overviews(sources, choice, totals, options))
     if options.json:
