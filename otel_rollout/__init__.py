@@ -22,4 +22,5 @@ __all__, __getattr__, __dir__ = load_on_first_use(__name__, __file__)
 show_with(
     cell_of=loaded_on_first_call("otel_rollout.view", "notebook_cell"),
     text_of=loaded_on_first_call("otel_rollout.view", "format_trajectory"),
+    drift_of=loaded_on_first_call("otel_rollout.view", "drift_of"),
 )

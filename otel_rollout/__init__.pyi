@@ -12,7 +12,6 @@ from otel_rollout.export import InMemoryTrajectoryExporter as InMemoryTrajectory
 from otel_rollout.export import JsonlTrajectoryExporter as JsonlTrajectoryExporter
 from otel_rollout.export import RowExporter as RowExporter
 from otel_rollout.export import TrajectoryExporter as TrajectoryExporter
-from otel_rollout.export import overviews as overviews
 from otel_rollout.export import to_token_rows as to_token_rows
 from otel_rollout.rebuild import reconstruct as reconstruct
 from otel_rollout.record import ContentWarning as ContentWarning
@@ -41,6 +40,7 @@ from otel_rollout.trajectory import TerminationReason as TerminationReason
 from otel_rollout.trajectory import TokenSequence as TokenSequence
 from otel_rollout.trajectory import Trajectory as Trajectory
 from otel_rollout.trajectory import TrajectoryGroup as TrajectoryGroup
+from otel_rollout.view import overviews as overviews
 from otel_rollout.wiring import TruncationWarning as TruncationWarning
 from otel_rollout.wiring import configure as configure
 from otel_rollout.wiring import shutdown as shutdown

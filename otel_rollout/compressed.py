@@ -1,4 +1,4 @@
-"""Files that may be gzipped, and whose beginning was read to see what they are."""
+"""Files that may be gzipped, and whose first bytes were read to recognise their format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from otel_rollout.errors import SpanFormatError
 
 GZIP = b"\x1f\x8b"
-"""How a gzipped file begins."""
+"""The first bytes of a gzipped file."""
 UNPACKED = 1 << 36
 """Bytes of a compressed file once it is unpacked, at most: 64 GiB."""
 UNPACKING_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -35,7 +35,7 @@ def begun(file: BinaryIO, name: str, length: int) -> tuple[bytes, bool, BinaryIO
     try:
         content = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, length)
     except zlib.error:
-        content = b""  # who reads on says so
+        content = b""  # reading on raises the error
     return content, True, joined(head, file, name)
 
 

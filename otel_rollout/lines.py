@@ -1,8 +1,8 @@
 """Lines in files that several processes append to: written whole, and found again where one is not.
 
 A line is in the file as a whole or not at all, and begins on a line of its own. A process that is
-killed in the middle of a write still leaves half a line; a reader says so, and reads what stands
-whole on the same line.
+killed in the middle of a write still leaves half a line; a reader reports it, and reads whole
+objects on the same line.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def check_appendable(path: str | os.PathLike[str], owner: str) -> None:
 def append_line(path: str | os.PathLike[str], line: bytes, *, fsync: bool = False) -> None:
     """Append a line, which ends in a newline, to a file. OSError if the disk does not take it all.
 
-    Then what came of it is taken back, unless somebody else may have appended meanwhile: they hold
-    the lock. If another writer left half a line, this one begins below.
+    Then the part that was written is removed, unless another process that has the lock may have
+    appended meanwhile. If another writer left half a line, this one begins below.
     """
     with open(path, "a+b", buffering=0) as file, _alone(file) as is_alone:
         end = file.seek(0, os.SEEK_END) if file.seekable() else 0
@@ -117,7 +117,7 @@ def _locked(file: BinaryIO) -> bool:
 
 
 def whole_objects(line: bytes, prefix: bytes) -> tuple[list[bytes], bool]:
-    """The JSON objects that stand whole on a line that is not JSON; True if nothing else does.
+    """The whole JSON objects on a line that is not JSON; True if there is nothing else on it.
 
     An object begins with `prefix`, and the end of the line or another object follows it.
     """
@@ -151,5 +151,5 @@ _decoder = json.JSONDecoder()
 
 def is_half(line: bytes, prefix: bytes) -> bool:
     """True if the line, which is not JSON, is what a stopped writer leaves of an object."""
-    start = line.strip(b"\0 \r\n\t")  # after a loss of power zeros may stand for the rest
+    start = line.strip(b"\0 \r\n\t")  # after a loss of power the rest may be zeros
     return start.startswith(prefix) or prefix.startswith(start)

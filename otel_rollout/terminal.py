@@ -21,7 +21,7 @@ def escaped(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print to stderr: stdout is for what was asked for."""
+    """Print to stderr: stdout is for results."""
     print(escaped(text), file=sys.stderr)
 
 
@@ -38,8 +38,23 @@ def number_of(number: int, what: str) -> str:
     return f"{number} {what if number == 1 else many}"
 
 
+def without_ids(sentence: str) -> str:
+    """The sentence without ids, so that those about different trajectories can be equal."""
+    return _id.sub("…", sentence)
+
+
+def without_ids_and_numbers(sentence: str) -> str:
+    """The sentence without what differs between equal ones, to count them."""
+    return _number.sub("N", without_ids(sentence))
+
+
+_id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b|'[^'\s/]*\d[^'\s/]*'")
+"""Our ids, and those of responses, which are in quotes."""
+_number = re.compile(r"(?<![\w/.'])\d+(?![\w/.'])")
+
+
 def has_colours() -> bool:
-    """True if stdout is a terminal that shows colours, and nobody has asked for none."""
+    """True if stdout is a terminal that shows colours, and NO_COLOR is not set."""
     return (
         sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )

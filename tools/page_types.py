@@ -11,8 +11,7 @@ import types
 from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from otel_rollout.trajectory import Finding, Overview
-from otel_rollout.view import page_types
+from otel_rollout.view import Finding, Overview, page_types
 
 _HEAD = """\
 // What the server answers. Times are nanoseconds since 1970; null is unknown, never zero.

@@ -42,10 +42,10 @@ def _set_up(target: str | None) -> Iterator[Finding]:
         try:
             run_setup(target)
         except ConfigurationError as error:
-            yield Finding("problem", "set-up", str(error))
+            yield Finding.problem("set-up", str(error))
         except (Exception, SystemExit) as error:  # whatever the user's set-up raises
             text = f"{target or 'configure()'} raised {type(error).__name__}: {error}"
-            yield Finding("problem", "set-up", text)
+            yield Finding.problem("set-up", text)
 
 
 def _print(findings: Iterable[Finding]) -> None:

@@ -1,7 +1,7 @@
-"""The verb `gateway`: a gateway in front of a model server, until it is told to stop.
+"""The verb `gateway`: a gateway in front of a model server, until a signal ends it.
 
-The first line of its output is its address. SIGTERM and SIGINT end it: what passes through is
-given up, every rollout ends, and what was recorded is written.
+The first line of its output is its address. SIGTERM and SIGINT end it: open calls are
+closed, every rollout ends, and what was recorded is written.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def gateway(options: argparse.Namespace) -> int:
         policy_model=options.policy_model,
     ) as recorded:
         gc.collect()
-        gc.freeze()  # what is imported is not looked at again: that would hold up every stream
-        asyncio.run(_until_told(served))
+        gc.freeze()  # collections skip what is imported: they would delay every stream
+        asyncio.run(_until_signal(served))
     return say_where(recorded, out=options.out, spans=options.spans)
 
 
-async def _until_told(served: serve) -> None:
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+async def _until_signal(served: serve) -> None:
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopped.set)
     async with served as gateway:
         print(gateway.url, flush=True)
-        await told.wait()
+        await stopped.wait()
 
 
 def _variable(name: str | None, option: str) -> str | None:

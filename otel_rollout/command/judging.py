@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 
 from otel_rollout.command.process import Commands, Ended
 from otel_rollout.terminal import say
@@ -20,7 +21,7 @@ async def judge(
     ended: Ended,
     commands: Commands,
     *,
-    sample: int,
+    variables: Mapping[str, str],
     timeout: float | None,
     prefix: str | None,
 ) -> float | None:
@@ -31,6 +32,7 @@ async def judge(
     `Trajectory.from_dict` takes, with one more field: `history`, the messages of the main history.
 
     ended: how the agent ended, for the variable OTEL_ROLLOUT_EXIT_STATUS.
+    variables: what else it gets beside those of this process.
     """
     history: Json = [*trajectory.messages()]
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
@@ -38,7 +40,7 @@ async def judge(
         stdin.seek(0)
         judged = await commands.run(
             [SHELL, "-c", command],
-            os.environ | _variables(trajectory, ended, sample),
+            {**os.environ, **variables, "OTEL_ROLLOUT_EXIT_STATUS": str(ended.status)},
             timeout=timeout,
             prefix=prefix,
             stdin=stdin,
@@ -65,13 +67,3 @@ def number_in(output: bytes) -> float | None:
 def _last_line(output: bytes) -> str:
     lines = output.decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _variables(trajectory: Trajectory, ended: Ended, sample: int) -> dict[str, str]:
-    task = {} if trajectory.task_id is None else {"OTEL_ROLLOUT_TASK": str(trajectory.task_id)}
-    return {
-        **task,
-        "OTEL_ROLLOUT_ID": trajectory.id,
-        "OTEL_ROLLOUT_SAMPLE": str(sample),
-        "OTEL_ROLLOUT_EXIT_STATUS": str(ended.status),
-    }

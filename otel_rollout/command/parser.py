@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -88,7 +88,9 @@ one that is rebuilt from its spans. With --server, also make a streamed call
 with tools to your model server, and compare the token ids that come with its
 own count: some servers lose tokens of such calls."""
 
+_NEEDS = "\n".join(f"  {name:<14} {what}" for name, (_, what) in REQUIREMENTS.items())
 _FILTERED = f"{_WHERE}\n\n{_SOURCES}"
+_Add = Callable[[argparse.ArgumentParser], None]
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -99,117 +101,17 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, help="show the version, and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    def command(
-        name: str, summary: str, description: str, after: str | None
-    ) -> argparse.ArgumentParser:
-        made = commands.add_parser(
+    for name, summary, description, after, add in _VERBS:
+        verb = commands.add_parser(
             name,
             help=summary,
             description=description,
             epilog=after,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        made.set_defaults(verb=name)
-        return made
-
-    rebuild = command("rebuild", "trajectories from recorded spans", _REBUILD, _FILTERED)
-    listed = command("list", "a line for each trajectory, and sums", _LIST, _FILTERED)
-    needs = "\n".join(f"  {name:<14} {what}" for name, (_, what) in REQUIREMENTS.items())
-    checked = command("check", "is it what a trainer needs?", _CHECK + needs, _FILTERED)
-    show = command("show", "look at trajectories", _SHOW, _FILTERED)
-    view = command("view", "a page that shows trajectories", _VIEW, _SOURCES)
-    stats = command("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES)
-    export = command("export", "rows that a trainer reads", _EXPORT, _FILTERED)
-    run = command("run", "run a command as a rollout", RUN, None)
-    reward = command("reward", "reward a rollout that has ended", REWARD, _SOURCES)
-    gateway = command("gateway", "record agents in any language", GATEWAY, None)
-    doctor = command("doctor", "check a set-up", _DOCTOR, None)
-    for each in (rebuild, listed, checked, show, view, export, stats):
-        many = "*" if each is export else "+"
-        each.add_argument("sources", nargs=many, metavar="SOURCE", help="see below")
-        each.add_argument(
-            "--infer-rollouts",
-            action="store_true",
-            help="also make a trajectory of each trace that has model calls, but no rollout",
-        )
-    for each in (rebuild, listed, checked, show, export):
-        _add_choice(each, sorts=each not in (checked, export), groups=each is export)
-    _add_list(listed)
-    checked.add_argument(
-        "--require",
-        default=",".join(DEFAULT),
-        metavar="LIST",
-        help="what is required; default: %(default)s",
-    )
-    checked.add_argument("--json", action="store_true", help="print JSON objects, one a line")
-    rebuild.add_argument(
-        "-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"
-    )
-    export.add_argument("--to", metavar="NAME", help="the trainer's format; see --list")
-    export.add_argument("-o", "--output", metavar="FILE", help="where to write")
-    export.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        type=key_value,
-        metavar="KEY=VALUE",
-        help="an option of the exporter; may be given several times",
-    )
-    export.add_argument("--restart", action="store_true", help="begin anew")
-    export.add_argument(
-        "--strict",
-        action="store_true",
-        help="end at the first trajectory that the format cannot carry",
-    )
-    export.add_argument("--list", action="store_true", help="list the exporters that are installed")
-    show.add_argument("--id", metavar="ID", help="only those whose id or trace id begins with this")
-    show.add_argument("--full", action="store_true", help="do not cut texts")
-    _add_view(view)
-    stats.add_argument("--json", action="store_true", help="print one JSON object with all forks")
-    stats.add_argument("--full", action="store_true", help="list all forks of each trajectory")
-    doctor.add_argument(
-        "setup",
-        nargs="?",
-        metavar="MODULE[:FUNCTION]|SCRIPT",
-        help="what sets your program up: a module to import, a function in it to call, or a "
-        "Python file to run; default: otel_rollout.configure()",
-    )
-    doctor.add_argument(
-        "--server",
-        metavar="URL",
-        help="base URL of your model server, such as http://localhost:8000/v1; its key is "
-        "OPENAI_API_KEY",
-    )
-    doctor.add_argument(
-        "--model", metavar="NAME", help="the model to ask there; default: the first it lists"
-    )
-    add_run(run)
-    add_reward(reward)
-    add_gateway(gateway)
+        verb.set_defaults(verb=name, wrong=verb.error)
+        add(verb)
     return parser
-
-
-def _add_view(view: argparse.ArgumentParser) -> None:
-    view.add_argument("--where", metavar="EXPR", help="only those that this expression is true of")
-    view.add_argument("--html", metavar="FILE", help="write one page that needs no server, and end")
-    view.add_argument("--port", type=int, default=0, help="default: a free one")
-    view.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"
-    )
-    view.add_argument(
-        "--reachable", action="store_true", help="allow a --host that other machines reach"
-    )
-    view.add_argument("--no-browser", action="store_true", help="only print the address")
-    view.add_argument("--jaeger", metavar="URL", help="link traces to this Jaeger")
-    view.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        help="tokenizer.json, a folder with one, or a name on the model hub: gives the texts of "
-        "tokens whose texts the server did not send",
-    )
-    view.add_argument("--index", metavar="FILE", help="keep the index in this file")
-    view.add_argument("--no-cache", action="store_true", help="keep no index")
 
 
 class _Version(argparse.Action):
@@ -223,27 +125,156 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_choice(parser: argparse.ArgumentParser, *, sorts: bool, groups: bool) -> None:
-    """Which trajectories the verb is about, and in which order."""
-    advantages = (
-        "; before they are grouped: leaving members out of a group changes the advantages of the "
-        "others"
+def _add_sources(parser: argparse.ArgumentParser, number: str = "+") -> None:
+    parser.add_argument("sources", nargs=number, metavar="SOURCE", help="see below")
+    parser.add_argument(
+        "--infer-rollouts",
+        action="store_true",
+        help="also make a trajectory of each trace that has model calls, but no rollout",
     )
-    about = advantages if groups else ""
-    parser.add_argument("--where", metavar="EXPR", help=f"only those of which this is true{about}")
-    if sorts:
-        parser.add_argument(
-            "--sort",
-            metavar="FIELD",
-            help="in order of a field, --sort=-FIELD from the greatest on; unknown ones are last",
-        )
-    parser.set_defaults(wrong=parser.error)
+
+
+def _add_where(parser: argparse.ArgumentParser, more: str = "") -> None:
+    parser.add_argument("--where", metavar="EXPR", help=f"only those of which this is true{more}")
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    """Sources, which of their trajectories, and in which order."""
+    _add_sources(parser)
+    _add_where(parser)
+    parser.add_argument(
+        "--sort",
+        metavar="FIELD",
+        help="in order of a field, --sort=-FIELD from the greatest on; unknown ones are last",
+    )
+
+
+def _add_rebuild(parser: argparse.ArgumentParser) -> None:
+    _add_choice(parser)
+    parser.add_argument(
+        "-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"
+    )
 
 
 def _add_list(parser: argparse.ArgumentParser) -> None:
+    _add_choice(parser)
     parser.add_argument(
         "--group-by",
         metavar="FIELD",
         help="count and reward for each value of a field, such as group_id, task_id, versions",
     )
     parser.add_argument("--json", action="store_true", help="print JSON objects, one a line")
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    _add_sources(parser)
+    _add_where(parser)
+    parser.add_argument(
+        "--require",
+        default=",".join(DEFAULT),
+        metavar="LIST",
+        help="what is required; default: %(default)s",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON objects, one a line")
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    _add_choice(parser)
+    parser.add_argument(
+        "--id", metavar="ID", help="only those whose id or trace id begins with this"
+    )
+    parser.add_argument("--full", action="store_true", help="do not cut texts")
+
+
+def _add_view(parser: argparse.ArgumentParser) -> None:
+    _add_sources(parser)
+    parser.add_argument(
+        "--where", metavar="EXPR", help="only those that this expression is true of"
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", help="write one page that needs no server, and end"
+    )
+    parser.add_argument("--port", type=int, default=0, help="default: a free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"
+    )
+    parser.add_argument(
+        "--reachable", action="store_true", help="allow a --host that other machines reach"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--jaeger", metavar="URL", help="link traces to this Jaeger")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="tokenizer.json, a folder with one, or a name on the model hub: gives the texts of "
+        "tokens whose texts the server did not send",
+    )
+    parser.add_argument("--index", metavar="FILE", help="keep the index in this file")
+    parser.add_argument("--no-cache", action="store_true", help="keep no index")
+
+
+def _add_stats(parser: argparse.ArgumentParser) -> None:
+    _add_sources(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object with all forks")
+    parser.add_argument("--full", action="store_true", help="list all forks of each trajectory")
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    _add_sources(parser, "*")
+    _add_where(
+        parser,
+        "; before they are grouped: leaving members out of a group changes the advantages of the "
+        "others",
+    )
+    parser.add_argument("--to", metavar="NAME", help="the trainer's format; see --list")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=key_value,
+        metavar="KEY=VALUE",
+        help="an option of the exporter; may be given several times",
+    )
+    parser.add_argument("--restart", action="store_true", help="begin anew")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="end at the first trajectory that the format cannot carry",
+    )
+    parser.add_argument("--list", action="store_true", help="list the exporters that are installed")
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "setup",
+        nargs="?",
+        metavar="MODULE[:FUNCTION]|SCRIPT",
+        help="what sets your program up: a module to import, a function in it to call, or a "
+        "Python file to run; default: otel_rollout.configure()",
+    )
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        help="base URL of your model server, such as http://localhost:8000/v1; its key is "
+        "OPENAI_API_KEY",
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="the model to ask there; default: the first it lists"
+    )
+
+
+_VERBS: tuple[tuple[str, str, str, str | None, _Add], ...] = (
+    ("rebuild", "trajectories from recorded spans", _REBUILD, _FILTERED, _add_rebuild),
+    ("list", "a line for each trajectory, and sums", _LIST, _FILTERED, _add_list),
+    ("check", "is it what a trainer needs?", _CHECK + _NEEDS, _FILTERED, _add_check),
+    ("show", "look at trajectories", _SHOW, _FILTERED, _add_show),
+    ("view", "a page that shows trajectories", _VIEW, _SOURCES, _add_view),
+    ("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES, _add_stats),
+    ("export", "rows that a trainer reads", _EXPORT, _FILTERED, _add_export),
+    ("run", "run a command as a rollout", RUN, None, add_run),
+    ("reward", "reward a rollout that has ended", REWARD, _SOURCES, add_reward),
+    ("gateway", "record agents in any language", GATEWAY, None, add_gateway),
+    ("doctor", "check a set-up", _DOCTOR, None, _add_doctor),
+)
+"""Name, summary, description, text after the options, and the function that adds them."""

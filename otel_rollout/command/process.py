@@ -1,4 +1,4 @@
-"""Commands that run as processes of their own: output, signals, time limits, what they leave.
+"""Commands that run as processes of their own: output, signals, time limits, clean-up.
 
 Each command leads a session of its own, so that a signal reaches what it started too, and nothing
 of it is left when it has ended. A process that leaves that session is not followed.
@@ -11,10 +11,11 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, BinaryIO, TextIO
+from typing import IO, TextIO
 
 TIMED_OUT = 124
 """Exit status of a command that ran out of time, as that of `timeout`."""
@@ -23,7 +24,7 @@ NOT_EXECUTABLE = 126
 GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for a command that ran out of time."""
 _LONGEST_LINE = 1 << 20
-"""Bytes of a line that are held back until it ends."""
+"""Bytes of a line that are buffered until it ends."""
 _TERMINAL = (signal.SIGWINCH,)
 """Signals that end nothing: the terminal has another size."""
 
@@ -96,7 +97,7 @@ class Commands:
         pipes: list[_Pipe] = []
         try:
             for stream in () if prefix is None else (sys.stdout, sys.stderr):
-                pipes.append(await _Pipe.open(stream, start))  # noqa: PERF401 - closed one by one
+                pipes.append(_Pipe.open(stream, start))  # noqa: PERF401 - closed one by one
             out, err = [pipe.given for pipe in pipes] or (None, None)
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -120,7 +121,8 @@ class Commands:
             self._groups.discard(process.pid)
             _send(process.pid, signal.SIGKILL)  # what is left of it, which may hold the pipes
             await process.wait()
-            await asyncio.gather(*(pipe.forwarded for pipe in pipes))
+            for pipe in pipes:
+                await pipe.forwarded.wait()
         if not in_time:
             failure = f"the command took longer than the time limit of {timeout:g} s"
             return Ended(TIMED_OUT, failure, timed_out=True)
@@ -135,7 +137,7 @@ def _ended(returned: int) -> Ended:
 
 
 async def _wait(process: Process, timeout: float | None) -> bool:
-    """Wait until the command has ended; False if it had to be told to, being out of time."""
+    """Wait until the command has ended; False if it ran out of time and was stopped."""
     try:
         await asyncio.wait_for(process.wait(), timeout)
     except asyncio.TimeoutError:
@@ -153,45 +155,29 @@ def _send(group: int, number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Pipe:
-    """A pipe for a command's output, whose lines are written on as they come.
+    """A pipe for a command's output, whose lines a thread writes on as they come.
 
     It is not one of asyncio's own: there, a command ends when nobody holds its pipes any more.
     """
 
     given: int
     """The end that the command writes to."""
-    forwarded: asyncio.Task[None]
-    """Writes each line on; done when nobody holds the other end."""
+    forwarded: asyncio.Event
+    """Set when nobody holds the other end."""
 
     @classmethod
-    async def open(cls, to: TextIO, prefix: bytes) -> _Pipe:
+    def open(cls, to: TextIO, prefix: bytes) -> _Pipe:
         """A pipe to a text stream of this process; each line begins with the prefix."""
         read, write = os.pipe()
-        stream = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read, "rb")
-        )
-        return cls(write, asyncio.ensure_future(_forward(stream, to.buffer, prefix)))
+        loop, forwarded = asyncio.get_running_loop(), asyncio.Event()
 
+        def forward() -> None:
+            with os.fdopen(read, "rb") as lines:
+                while line := lines.readline(_LONGEST_LINE):
+                    with contextlib.suppress(OSError):  # nobody reads it: the command goes on
+                        to.buffer.write(prefix + line.removesuffix(b"\n") + b"\n")
+                        to.buffer.flush()
+            loop.call_soon_threadsafe(forwarded.set)
 
-async def _forward(stream: asyncio.StreamReader, to: BinaryIO, prefix: bytes) -> None:
-    """Write each line with its prefix, as it comes, and without holding the loop."""
-    rest = b""
-    while chunk := await stream.read(1 << 16):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
-            lines, rest = [*lines, rest], b""
-        await _write(to, lines, prefix)
-    await _write(to, [rest] if rest else [], prefix)
-
-
-async def _write(to: BinaryIO, lines: Sequence[bytes], prefix: bytes) -> None:
-    if lines:
-        text = b"".join(prefix + line + b"\n" for line in lines)
-        with contextlib.suppress(OSError):  # nobody reads it any more: the command goes on
-            await asyncio.to_thread(_written, to, text)
-
-
-def _written(to: BinaryIO, text: bytes) -> None:
-    to.write(text)
-    to.flush()
+        threading.Thread(target=forward, name="otel-rollout-output", daemon=True).start()
+        return cls(write, forwarded)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from otel_rollout.export import reconstruct_by_rollout
-from otel_rollout.terminal import number_of, say
-from otel_rollout.trajectory import Trajectory, without_ids
+from otel_rollout.terminal import number_of, say, without_ids
+from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import Choice, Sources, lines_in_order, say_unreadable
 
 

@@ -1,4 +1,4 @@
-"""Where a verb that records puts its spans, and what it says of that."""
+"""The set-up of a verb that records, and the message about its output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def recording(
     exporters: receive finished trajectories.
     spans: a file that spans are appended to, as OTLP/JSON lines. None: none.
     token_ids: True asks the model server for token ids with every call.
-    policy_model: the model that is trained. None: not said.
+    policy_model: the model that is trained. None: not set.
     """
     recorded = Recorded()
     configure(
@@ -47,7 +47,7 @@ def recording(
         span_exporters=[JsonLinesSpanExporter(spans)] if spans else [],
         request_token_ids=token_ids,
         policy_model=policy_model,
-        # LLM spans are for eyes: where no span goes out, nobody looks.
+        # LLM spans are for people: they are needed only where spans are exported.
         instrumentor="openai" if spans or endpoint() else None,
     )
     try:

@@ -151,7 +151,6 @@ def add_reward(reward: argparse.ArgumentParser) -> None:
         help="where the rollout is, see below; default: the file of --spans",
     )
     reward.add_argument("--spans", metavar="FILE", help="append the reward to this file of spans")
-    reward.set_defaults(wrong=reward.error)
 
 
 def add_gateway(gateway: argparse.ArgumentParser) -> None:

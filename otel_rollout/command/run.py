@@ -123,21 +123,21 @@ class _Samples:
         )
         try:
             with scope as trajectory:
-                variables = self._variables(trajectory, index)
+                variables = self.gateway.environment() | self._variables(trajectory, index)
                 ended = await self._command(variables, index)
                 if not trajectory.completions:
                     say(no_call_hint(variables))
                 self._check(trajectory, ended)
         except (CommandError, CommandTimeoutError, CommandStopped, NoModelCallError):
-            pass  # the trajectory says so
+            pass  # the trajectory has the error
         return trajectory, ended
 
     def _variables(self, trajectory: Trajectory, index: int) -> dict[str, str]:
-        """The variables that the command gets besides those of this process."""
+        """The variables that name the rollout."""
         own = {"OTEL_ROLLOUT_ID": trajectory.id, "OTEL_ROLLOUT_SAMPLE": str(index)}
         if self.options.task is not None:
             own["OTEL_ROLLOUT_TASK"] = self.options.task
-        return {**self.gateway.environment(), **own}
+        return own
 
     async def _command(self, variables: dict[str, str], index: int) -> Ended:
         environment = dict(os.environ)
@@ -164,7 +164,7 @@ class _Samples:
             trajectory,
             ended,
             self.commands,
-            sample=index,
+            variables=self._variables(trajectory, index),
             timeout=self.options.timeout,
             prefix=self._prefix(index),
         )

@@ -39,8 +39,9 @@ from otel_rollout.export.rows import TokenRows as TokenRows
 from otel_rollout.export.rows import to_token_rows as to_token_rows
 from otel_rollout.export.store import Store as Store
 from otel_rollout.export.store import reconstruct_by_rollout as reconstruct_by_rollout
-from otel_rollout.export.tables import Overviews as Overviews
-from otel_rollout.export.tables import overviews as overviews
+from otel_rollout.export.tables import TabularList as TabularList
+from otel_rollout.export.tables import columns_of as columns_of
+from otel_rollout.export.tables import members as members
 from otel_rollout.trajectory import Dropped as Dropped
 from otel_rollout.trajectory import json_of as json_of
 from otel_rollout.wire import Json as Json

@@ -14,7 +14,8 @@ from typing import Any
 
 from otel_rollout.errors import ExportError, SpanFormatError
 from otel_rollout.export.row_exporter import RowExporter
-from otel_rollout.trajectory import Trajectory, TrajectoryGroup, plain
+from otel_rollout.terminal import without_ids_and_numbers
+from otel_rollout.trajectory import Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json, dumps, finite, loads
 
 Report = Callable[[str], None]
@@ -112,7 +113,7 @@ def rows_of(
         refused = dict.fromkeys(members, error)
     for each in dict.fromkeys(map(str, refused.values())):
         report(each)
-    tally.refused.update(plain(str(error)) for error in refused.values())
+    tally.refused.update(without_ids_and_numbers(str(error)) for error in refused.values())
     return rows
 
 
@@ -138,9 +139,9 @@ def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[
     dropped_of = getattr(exporter, "dropped", None)  # optional in `RowExporter`
     for drop in dropped_of(group) if callable(dropped_of) else ():
         if drop.completion is not None:
-            tally.dropped[plain(drop.reason)] += 1
+            tally.dropped[without_ids_and_numbers(drop.reason)] += 1
     empty = (member.why_empty for member in group)  # failures are counted as such
-    tally.empty.update(plain(why) for why in empty if why is not None)
+    tally.empty.update(without_ids_and_numbers(why) for why in empty if why is not None)
     tally.rows += len(rows)
     return rows
 

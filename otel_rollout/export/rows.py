@@ -16,6 +16,7 @@ from otel_rollout.export.options import Positive, check_choice
 from otel_rollout.export.row_exporter import JsonRows, dropped_completions
 from otel_rollout.export.tables import RowTable, checked_items
 from otel_rollout.notebook import ShownInNotebooks
+from otel_rollout.terminal import without_ids_and_numbers
 from otel_rollout.trajectory import (
     Completion,
     Drift,
@@ -25,9 +26,8 @@ from otel_rollout.trajectory import (
     TokenSequence,
     Trajectory,
     TrajectoryGroup,
-    findings_of,
+    advice_about,
     group_in_workflow,
-    plain,
 )
 from otel_rollout.wire import Json
 
@@ -155,14 +155,13 @@ def _token_rows(
 
 def _why_empty(rows: Rows) -> str:
     """Why there are no rows, most frequent first, with what to do about it."""
-    reasons = Counter(plain(drop.reason) for drop in rows.dropped)
-    advice = {
-        plain(finding.text): finding.advice
-        for trajectory in rows.trajectories[:_ASKED]
-        for finding in findings_of(trajectory)
-    }
+    reasons, advice = Counter[str](), dict[str, str]()
+    for drop in rows.dropped:
+        reason = without_ids_and_numbers(drop.reason)
+        reasons[reason] += 1
+        advice[reason] = advice_about(drop)
     lines = [
-        f"{count} x {reason}" + (f" ({advice[reason]})" if advice.get(reason) else "")
+        f"{count} x {reason}" + (f" ({advice[reason]})" if advice[reason] else "")
         for reason, count in reasons.most_common(_REASONS_NAMED)
     ]
     count = len(rows.trajectories)
@@ -174,8 +173,6 @@ def _why_empty(rows: Rows) -> str:
     )
 
 
-_ASKED = 20
-"""Trajectories whose findings are searched for advice."""
 _REASONS_NAMED = 5
 
 

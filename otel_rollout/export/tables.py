@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.contract import TrajectoryExporter
 from otel_rollout.export.memory import InMemoryTrajectoryExporter
-from otel_rollout.trajectory import Episode, Overview, Trajectory, TrajectoryGroup
+from otel_rollout.trajectory import Episode, Trajectory, TrajectoryGroup
 from otel_rollout.wire import dumps
 
 
@@ -102,7 +102,12 @@ _KIND_OF = {
     "dict[str, float]": NUMBERS,
     "dict[str, Json]": JSON,
 }
-"""The kind of each field of an overview, by its annotation."""
+"""The kind of a field of a dataclass, by its annotation."""
+
+
+def columns_of(kind: type[Any]) -> dict[str, _ColumnKind]:
+    """The columns of a table whose rows are objects of a dataclass."""
+    return {field.name: _KIND_OF[str(field.type)] for field in fields(kind)}
 
 
 class TabularList:
@@ -172,32 +177,6 @@ class RowTable(TabularList, list[dict[str, Any]]):
 
     def _dicts(self) -> list[dict[str, Any]]:
         return self
-
-
-class Overviews(TabularList, list[Overview]):
-    """Overviews of trajectories, in order, and a table of them.
-
-    In Arrow `metrics` and `rewards` are maps, and `metadata` is JSON text.
-    """
-
-    _columns: ClassVar = {field.name: _KIND_OF[str(field.type)] for field in fields(Overview)}
-
-    def _dicts(self) -> list[dict[str, Any]]:
-        return [one.to_dict() for one in self]
-
-
-def overviews(
-    trajectories: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory,
-) -> Overviews:
-    """A line of names and numbers for each trajectory: a list that is a table, too.
-
-        frame = otel_rollout.overviews(trajectories).to_pandas()
-        frame.groupby("group_id")["reward"].mean()
-
-    trajectories: as for `to_token_rows`; the failures and the children of a group are in it.
-    Each line is an `Overview`: status, reward, turns, tokens, seconds, what does not train.
-    """
-    return Overviews(map(Overview.of, members(trajectories, "overviews")))
 
 
 def members(source: object, caller: str) -> list[Trajectory]:

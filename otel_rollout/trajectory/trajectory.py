@@ -19,12 +19,12 @@ from otel_rollout.errors import (
     TrajectorySealedError,
     UnknownCompletionError,
 )
-from otel_rollout.notebook import Printed, ShownInNotebooks
+from otel_rollout.notebook import Printed, ShownInNotebooks, drift_of
 from otel_rollout.spans import Exchange, SpanRecord, as_records
 from otel_rollout.trajectory.as_json import FACTS, as_json, damaged, parameters_of
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
-from otel_rollout.trajectory.drift import Drift, drift_of
+from otel_rollout.trajectory.drift import Drift
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.history import History
 from otel_rollout.trajectory.reward import (
@@ -450,7 +450,8 @@ class Trajectory(Fixed, ShownInNotebooks, Printed):
 
         Each begins a row of its own in `token_sequences`. Worked out anew at each call.
         """
-        return drift_of(self._read().conversations)
+        found: Drift = drift_of(self._read().conversations)
+        return found
 
     def check_calls(self) -> None:
         """ExportError if it is to be trained on, and model calls of its rollout are not in it."""

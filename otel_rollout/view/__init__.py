@@ -1,4 +1,4 @@
-"""Trajectories to look at: the verbs that look, what they choose and read, text and page.
+"""All that looks at trajectories: overviews, findings, drift, verbs, text and page.
 
 Each name is loaded when it is first used; the page's server needs the extra `view`.
 """

@@ -1,23 +1,17 @@
-"""A trajectory as text that a person reads: who said what, what of it trains, how it went."""
+"""A trajectory as text for people: its messages, which of them train, and how it ended."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from otel_rollout.terminal import escaped, number_of
-from otel_rollout.trajectory import (
-    Completion,
-    Finding,
-    History,
-    HistoryItem,
-    TokenSequences,
-    Trajectory,
-    findings_of,
-)
-from otel_rollout.wire import Json, shown_message, tool_name
+from otel_rollout.trajectory import Completion, History, HistoryItem, TokenSequences, Trajectory
+from otel_rollout.view.findings import Finding, findings_of
+from otel_rollout.view.messages import name_of_tool
+from otel_rollout.wire import Json, shown_message
 
 T = TypeVar("T")
 _MESSAGES = (4, 6)
@@ -30,7 +24,7 @@ _LONGEST_NOTE = 200
 
 
 def format_trajectory(trajectory: Trajectory, *, width: int | None = 80) -> str:
-    """The trajectory as a tree of its histories; messages that several begin with stand once.
+    """The trajectory as a tree of its histories; a prefix that several share is shown once.
 
     `●` is a completion that trains here, `○` one that does not (it trains in another history, or
     is not whole). Lines are truncated to `width` characters, and of a long history, and of many
@@ -53,25 +47,39 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     ids = "".join(f"  {name} {value}" for name, value in about if value is not None)
     yield _line("├─ ", _status(trajectory), width, ids)
     rows = trajectory.token_sequences()
-    shown = _Shown(width, rows)
+    histories = _HistoryLines(width, rows)
     for history in trajectory.each_history():
-        yield from shown.lines(history)
-    for completion in trajectory.completions:
-        if not completion.items:
-            error = completion.error or {}
-            text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
-            yield _line(f"├─ call {completion.id}  ", text, width)
-    for reward in list(trajectory.all_rewards.values()):
-        about_one = f" of {reward.completion_id}" if reward.completion_id else ""
-        why = f"  ({reward.explanation})" if reward.explanation else ""
-        name = " ".join(filter(None, ("reward", reward.name)))
-        yield _line("├─ ", f"{name}{about_one}: {float(reward):g}{why}", width)
+        yield from histories.lines(history)
+    yield from _failed_call_lines(trajectory, width)
+    yield from _reward_lines(trajectory, width)
     for metric, value in trajectory.metrics.items():
         yield _line("├─ ", f"{metric}: {value}", width)
     for line in _folded(trajectory.logs, "line", width, _LOGS):
         yield _line("├─ log: ", line, width) if isinstance(line, str) else line.text
     yield from _finding_lines(trajectory, rows, width)
-    trained = shown.trained
+    yield _last_line(trajectory, rows, histories.trained)
+
+
+def _failed_call_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
+    for completion in trajectory.completions:
+        if not completion.items:
+            error = completion.error or {}
+            text = f"{completion.status}: {error.get('type', '')} {error.get('message', '')}"
+            yield _line(f"├─ call {completion.id}  ", text, width)
+
+
+def _reward_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
+    for reward in list(trajectory.all_rewards.values()):
+        about = f" of {reward.completion_id}" if reward.completion_id else ""
+        why = f"  ({reward.explanation})" if reward.explanation else ""
+        name = " ".join(filter(None, ("reward", reward.name)))
+        yield _line("├─ ", f"{name}{about}: {float(reward):g}{why}", width)
+
+
+def _last_line(
+    trajectory: Trajectory, rows: TokenSequences, trained: Collection[Completion]
+) -> str:
+    """How many completions train, and with how many tokens."""
     tokens = [completion.token_ids for completion in trained]
     known = tokens and None not in tokens
     count = f", {sum(len(ids or ()) for ids in tokens)} sampled tokens" if known else ""
@@ -79,7 +87,7 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     aside = sum(completion.side_call is not None for completion in trajectory.completions)
     alone_too = f" ({alone} as messages alone)" if alone else ""
     aside_too = f", {number_of(aside, 'side call')}" if aside else ""
-    yield (
+    return (
         f"└─ {len(trained)} of {len(trajectory.completions)} completions train"
         f"{alone_too}{aside_too}{count}{_seconds(trajectory)}"
     )
@@ -118,7 +126,7 @@ def _advice_lines(advice: str, width: int | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """What stands in the place of those in the middle of a long list."""
+    """The line that replaces the middle of a long list."""
 
     text: str
 
@@ -126,7 +134,7 @@ class _Fold:
 def _folded(
     items: Sequence[T], what: str, width: int | None, most: tuple[int, int]
 ) -> Iterator[T | _Fold]:
-    """The items; of more than the first and last of `most` a line in the place of the others."""
+    """The items; of more than the first and last of `most` one line replaces the others."""
     first, last = most
     left_out = len(items) - first - last
     if width is None or left_out < 2:
@@ -137,7 +145,7 @@ def _folded(
     yield from items[-last:]
 
 
-class _Shown:
+class _HistoryLines:
     """The histories that were shown so far: what the next one has in common is folded."""
 
     def __init__(self, width: int | None, rows: TokenSequences) -> None:
@@ -155,7 +163,7 @@ class _Shown:
     def lines(self, history: History) -> Iterator[str]:
         """The lines of the next history."""
         self._count += 1
-        tools = ", ".join(_tool_name(tool) for tool in history.tools or ())
+        tools = ", ".join(name_of_tool(tool) for tool in history.tools or ())
         side = history.side_call
         head = f"history {self._count}" + (f"  (side call: {side})" if side else "")
         head += f"  (tools: {tools})" if tools else ""
@@ -192,7 +200,7 @@ class _Shown:
             place = len(self._messages)
             self._places[key] = place, self._count
         if known == len(history.items):
-            known -= 1  # something of each history stands there
+            known -= 1  # at least one message of each history is shown
         return (known, first) if known > 1 else (0, 0)
 
 
@@ -245,7 +253,3 @@ def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | N
     return _line(
         f"│    {mark} {_truncated(str(role), 40):<10} ", shown_message(message), width, note
     )
-
-
-def _tool_name(tool: Json) -> str:
-    return tool_name(tool) if isinstance(tool, dict) else str(tool)

@@ -1,7 +1,7 @@
 """A trajectory in all that a page shows of it, as bounded JSON. Pure.
 
-Texts are cut and say so; what was cut is asked for by its node. The size of the whole is bounded
-however long the trajectory is, and the work is linear in its content.
+Long texts are cut and marked; the whole text is requested by its node. The size of the JSON is
+bounded however long the trajectory is, and the work is linear in its content.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from functools import cached_property
 
 from otel_rollout.trajectory import (
     Completion,
-    Overview,
     TokenSequence,
     TokenSequences,
     Trajectory,
-    findings_of,
     untrained_sequences,
 )
-from otel_rollout.view.messages import MessageRow, message_row
+from otel_rollout.view.messages import MessageRow, message_row, name_of_tool
+from otel_rollout.view.overview import Examined, examine
 from otel_rollout.view.page_types import HistoryView, MessageAnswer, Node, RewardView, RowView
-from otel_rollout.view.tree import Tree, Way
-from otel_rollout.view.values import browser_value
-from otel_rollout.wire import Json, dumps, tool_name
+from otel_rollout.view.sql_values import browser_value
+from otel_rollout.view.tree import HistoryPath, Tree
+from otel_rollout.wire import Json, dumps
 
 MOST_CHARACTERS = 20_000
 """Characters of one text."""
@@ -36,7 +35,7 @@ _MOST_LINES = 2_000
 
 
 class Opened:
-    """A trajectory that somebody looks at; what is asked for is worked out once.
+    """A trajectory that is looked at; each derived value is computed once.
 
     rows: its token sequences, where others than those of `Trajectory.token_sequences()` are meant.
     """
@@ -56,14 +55,18 @@ class Opened:
         return Tree(self.trajectory)
 
     @cached_property
+    def _examined(self) -> Examined:
+        return examine(self.trajectory, self.rows)
+
+    @cached_property
     def overview(self) -> dict[str, Json]:
         """Its overview, without an advantage."""
-        found = Overview.of(self.trajectory, rows=self.rows).to_dict()
+        found = self._examined.overview.to_dict()
         metadata = browser_value(dumps(found["metadata"]))
         return {**found, "metadata": metadata, "advantage": None}
 
     def detail(self) -> dict[str, Json]:
-        """All but what other trajectories tell: parent, children, advantage."""
+        """The trajectory as JSON, without parent, children and advantage: they need others."""
         trajectory = self.trajectory
         return {
             "overview": self.overview,
@@ -72,12 +75,9 @@ class Opened:
             "logs": [_cut(log) for log in trajectory.logs[:_MOST_LINES]],
             "warnings": [_cut(warning) for warning in trajectory.warnings[:_MOST_LINES]],
             "rewards": self._rewards(),
-            "findings": [
-                finding.to_dict()
-                for finding in findings_of(trajectory, rows=self.rows)[:_MOST_LINES]
-            ],
+            "findings": [each.to_dict() for each in self._examined.findings[:_MOST_LINES]],
             "nodes": self._nodes(),
-            "histories": [self._history(n, way) for n, way in enumerate(self.tree.ways)],
+            "histories": [self._history(n, way) for n, way in enumerate(self.tree.histories)],
             "historiesTotal": self.overview["histories"],
             "completions": self._completions(),
             "rows": [self._row(number, row) for number, row in enumerate(self.shown_rows)],
@@ -151,7 +151,7 @@ class Opened:
             for reward in list(self.trajectory.all_rewards.all())[:_MOST_LINES]
         ]
 
-    def _history(self, number: int, way: Way) -> HistoryView:
+    def _history(self, number: int, way: HistoryPath) -> HistoryView:
         completions = [self.tree.completions[n] for n in way.completions]
         own = [n for n in way.completions if self._depth(n) > way.common] or way.completions
         ends = [c.end_time_ns for c in completions if c.end_time_ns is not None]
@@ -160,7 +160,7 @@ class Opened:
             "number": number,
             "leaf": way.leaf,
             "length": self.tree.nodes[way.leaf].depth if way.leaf >= 0 else 0,
-            "tools": [tool_name(tool) if isinstance(tool, dict) else str(tool) for tool in tools],
+            "tools": [name_of_tool(tool) for tool in tools],
             "sideCall": way.history.side_call,
             "completions": list(way.completions),
             "trains": [n for n in way.trains if self.tree.completions[n] not in self._untrained],
@@ -207,7 +207,7 @@ class Opened:
     def _history_of(self) -> dict[int, int]:
         """The first history that each completion is in."""
         found: dict[int, int] = {}
-        for number, way in enumerate(self.tree.ways):
+        for number, way in enumerate(self.tree.histories):
             for completion in way.completions:
                 found.setdefault(completion, number)
         return found

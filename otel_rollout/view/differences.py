@@ -47,7 +47,7 @@ def _messages(a: Opened, b: Opened) -> tuple[int, list[int], list[int]]:
 
 
 def _main(opened: Opened) -> list[int]:
-    return opened.tree.path(opened.tree.ways[0].leaf) if opened.tree.ways else []
+    return opened.tree.path(opened.tree.histories[0].leaf) if opened.tree.histories else []
 
 
 def _is_same(a: Opened, one: int, b: Opened, other: int) -> bool:

@@ -6,44 +6,27 @@ A field is a name, `reward`, or a value by its name, `metrics["tests_passed"]`.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.trajectory import Overview
-from otel_rollout.view.values import Parameter, sql_value
+from otel_rollout.view.overview import Overview
+from otel_rollout.view.sql_values import Parameter, sql_value
 from otel_rollout.wire import Json
 
 Kind = Literal["text", "number", "list", "object", "any", "none", "literals"]
 """What an operand is; "any" is known only when a row is looked at, as a value of `metadata`."""
 
+_KINDS: tuple[tuple[str, Kind], ...] = (
+    ("str", "text"),
+    ("tuple", "list"),
+    ("dict", "object"),
+    ("", "number"),
+)
+"""Kinds of fields, by how their annotation begins; the first that fits counts."""
 COLUMNS: dict[str, Kind] = {
-    "id": "text",
-    "name": "text",
-    "task_id": "text",
-    "group_id": "text",
-    "sample_index": "number",
-    "parent_id": "text",
-    "trace_id": "text",
-    "status": "text",
-    "termination_reason": "text",
-    "reward": "number",
-    "turns": "number",
-    "calls": "number",
-    "histories": "number",
-    "rows": "number",
-    "sampled_tokens": "number",
-    "trained_tokens": "number",
-    "dropped": "number",
-    "seconds": "number",
-    "start_time_ns": "number",
-    "versions": "list",
-    "models": "list",
-    "warnings": "number",
-    "findings": "list",
-    "metrics": "object",
-    "rewards": "object",
-    "metadata": "object",
+    field.name: next(kind for start, kind in _KINDS if str(field.type).startswith(start))
+    for field in fields(Overview)
 }
 """The columns that a filter's SQL is over, the fields of `Overview`; `row_of` gives their values.
 Lists and objects are JSON texts."""

@@ -1,6 +1,6 @@
-"""A page that holds all its answers itself: one file to attach or keep, or a cell of a notebook.
+"""A page that contains all its answers: one file to attach or keep, or a cell of a notebook.
 
-Its size is bounded. What was left out is said in the page, and to whoever made it.
+Its size is bounded. What was left out is listed in the page and returned to the caller.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from otel_rollout.trajectory import (
     Contents,
     Conversations,
     Episode,
-    Overview,
     TokenSequences,
     Trajectory,
     TrajectoryGroup,
-    findings_of,
 )
 from otel_rollout.view.answers import MOST_ROWS, Answers
-from otel_rollout.view.built import Page, as_json
+from otel_rollout.view.built_page import Page, as_json
 from otel_rollout.view.details import Opened
+from otel_rollout.view.overview import examine
+from otel_rollout.view.search_text import words_of
 from otel_rollout.view.table import Table, WritableTable
-from otel_rollout.view.words import words_of
 from otel_rollout.wire import Json
 
 MOST_LISTED = 2_000
@@ -35,14 +34,14 @@ MOST_LISTED = 2_000
 MOST_BYTES = 20_000_000
 """Bytes of the details and tokens of a page; what comes after them is listed without."""
 MOST_TOKENS = 20_000
-"""Tokens of one row that a page holds."""
+"""Tokens of one row in a page."""
 _MOST_GROUPS = 200
 _HEIGHT = 640
 """Pixels of a notebook's cell."""
 
 
-class Held:
-    """Trajectories that somebody has in memory, to be asked by the thread that made it.
+class InMemory:
+    """Trajectories in memory, for the thread that made the object.
 
     rows: the token sequences of the first one, where others than its own are meant.
     """
@@ -58,11 +57,10 @@ class Held:
         for trajectory in trajectories:
             opened = Opened(_ended(trajectory), None if self._held else rows)
             self._held[trajectory.id] = opened
-            findings = findings_of(opened.trajectory, rows=opened.rows)
-            overview = Overview.of(opened.trajectory, rows=opened.rows, findings=findings)
+            overview, findings, _ = examine(opened.trajectory, opened.rows)
             self._table.add(overview, findings, words_of(opened.trajectory))
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> InMemory:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -132,7 +130,7 @@ def notebook_cell(shown: object, page: Page | None = None) -> str:
     The frame may run its script and nothing else: it has no access to the notebook.
     """
     trajectories, rows = _trajectories(shown)
-    with Held(trajectories, rows) as held:
+    with InMemory(trajectories, rows) as held:
         text, _ = whole_page(
             Answers(held), page or Page.read(), title=type(shown).__name__, framed=True
         )
@@ -151,15 +149,15 @@ def _trajectories(shown: object) -> tuple[Sequence[Trajectory], TokenSequences |
         dropped = [drop.completion for drop in shown.dropped if drop.completion is not None]
         found = dict.fromkeys([*(c for row in shown for c in row.completions), *dropped])
         rewards = next((completion.rewards for completion in found), None)
-        named = Trajectory(name="rows", source=_Seen(found), rewards=rewards, sealed=True)
+        named = Trajectory(name="rows", source=_Snapshot(found), rewards=rewards, sealed=True)
         return [named], shown
     if isinstance(shown, Trajectory):
         return [shown], None
     raise TypeError(f"expected a trajectory, a group, an episode or rows, got {shown!r:.100}")
 
 
-class _Seen:
-    """The completions that are there now, as what a trajectory holds."""
+class _Snapshot:
+    """A source of the completions that exist now."""
 
     def __init__(self, completions: Iterable[Completion]) -> None:
         self._completions = list(completions)
@@ -170,7 +168,7 @@ class _Seen:
         return Contents(Conversations(self._completions), list(exchanges))
 
     def take(self, records: Sequence[SpanRecord]) -> None:
-        """Nothing is added to what was seen."""
+        """Nothing is added."""
 
 
 def _ended(trajectory: Trajectory) -> Trajectory:
@@ -178,7 +176,7 @@ def _ended(trajectory: Trajectory) -> Trajectory:
     if trajectory.sealed:
         return trajectory
     fields: dict[str, Any] = {name: getattr(trajectory, name) for name in _FIELDS}
-    source, rewards = _Seen(trajectory.completions), trajectory.all_rewards
+    source, rewards = _Snapshot(trajectory.completions), trajectory.all_rewards
     return Trajectory(**fields, source=source, rewards=rewards, sealed=True)
 
 

@@ -1,9 +1,9 @@
-"""An index of sources: an overview of each trajectory and its words; details stay where they are.
+"""An index of sources: overview and words of each trajectory; the rest stays in the files.
 
-One pass reads the sources (`reading.py`); then the index stays in a file, and what was read is
-known when it is opened again. A trajectory's details are read at its offset in its file. While
-the index is open, a thread follows the sources. What cannot be read is an error in a list, never
-the end.
+One pass reads the sources (`index_reader.py`); then the index is kept in a file and read again
+at the next start. A trajectory's details are read at its offset in its file. While
+the index is open, a thread follows the sources. Unreadable places are listed; reading
+goes on.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 from otel_rollout.errors import RolloutError
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.details import Opened
-from otel_rollout.view.files import cached_file, connect, lock, open_table
-from otel_rollout.view.reading import Reader, check_source, is_address
-from otel_rollout.view.table import Place, Table, WritableTable
-from otel_rollout.view.values import sql_text
+from otel_rollout.view.index_file import cached_file, connect, lock, open_table
+from otel_rollout.view.index_reader import Reader, check_source
+from otel_rollout.view.sources import is_address
+from otel_rollout.view.sql_values import sql_text
+from otel_rollout.view.table import Location, Table, WritableTable
 from otel_rollout.wire import dumps, loads
 
 _POLL = 1.0
@@ -111,7 +112,7 @@ class Index:
         return table
 
     def load(self, id_: str) -> Opened:
-        """The trajectory of this id, as it stands in its file.
+        """The trajectory of this id, read from its file.
 
         LookupError where it is not in the index, or no more in the file.
         """
@@ -161,7 +162,7 @@ class Index:
             table.connection.close()
 
 
-def _bytes_at(place: Place) -> bytes:
+def _bytes_at(place: Location) -> bytes:
     with open(place.path, "rb") as file:
         state = os.fstat(file.fileno())
         if f"{state.st_dev}:{state.st_ino}" != place.inode:

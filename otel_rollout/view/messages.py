@@ -1,4 +1,4 @@
-"""A message as people read it: text, reasoning, tool calls, images, from any API. Pure."""
+"""The readable parts of a message of any API: text, reasoning, tool calls, images. Pure."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from otel_rollout.wire import (
     media_in,
     message_parts,
     reasoning_of,
+    tool_name,
 )
 
 _IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp|bmp|avif);base64,[A-Za-z0-9+/=\s]*\Z")
@@ -29,7 +30,7 @@ _LONGEST_LINK = 2_000
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """A tool that the model asked for."""
+    """A call of a tool."""
 
     id: str | None
     name: str
@@ -39,7 +40,7 @@ class CallRow:
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """What stands in one message."""
+    """The readable parts of one message."""
 
     role: str
     text: str
@@ -56,7 +57,7 @@ class MessageRow:
 
 
 def message_row(message: Json) -> MessageRow:
-    """What a message says, in whichever API it was sent."""
+    """The readable parts of a message of any API."""
     if not isinstance(message, Mapping):
         text = message if isinstance(message, str) else dumps(message)
         return MessageRow("text", text, None, (), None, (), (), None)
@@ -74,6 +75,11 @@ def message_row(message: Json) -> MessageRow:
         links=tuple(_link(each) for each in addresses if not _is_shown(each)),
         parts=tuple(dict.fromkeys(each.kind for each in media)) or None,
     )
+
+
+def name_of_tool(tool: Json) -> str:
+    """The name of a tool that a request offers, or what is in its place."""
+    return tool_name(tool) if isinstance(tool, dict) else str(tool)
 
 
 def _role(message: Mapping[str, Json], parts: list[Part]) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from otel_rollout.trajectory import Finding, Overview
+from otel_rollout.view.findings import Finding
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.tree import Relation
 from otel_rollout.wire import Json
 

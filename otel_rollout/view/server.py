@@ -1,6 +1,6 @@
 """The page over HTTP, to its owner only: on this machine, under a path that nobody can guess.
 
-Whoever does not know the secret, asks under another name than this machine's, or for anything else
+A request without the secret, for another name than this machine's, or for anything else
 gets 404 and no reason. All is read-only. The files of the page are read at the start, so that no
 path reaches a file.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from otel_rollout.errors import ConfigurationError, RolloutError
 from otel_rollout.view.answers import Answers, Query
-from otel_rollout.view.built import Page, as_json
+from otel_rollout.view.built_page import Page, as_json
 from otel_rollout.wire import Json
 
 try:
@@ -52,10 +52,10 @@ _Send = Callable[[Any], Awaitable[None]]
 
 
 class Server:
-    """Serves the page on a free port, or the one that is given, until it is told to stop.
+    """Serves the page on a free port, or the one that is given, until `stop`.
 
     host: an address of this machine. ConfigurationError for one that others reach, unless
-    `reachable` says that this is meant.
+    `reachable` is True.
     """
 
     def __init__(

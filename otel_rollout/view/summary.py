@@ -1,4 +1,4 @@
-"""What a list of trajectories is like: histograms, endings, groups, versions, findings."""
+"""The sums of a list of trajectories: histograms, endings, groups, versions, findings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from otel_rollout.view.page_types import Bin, Count, GroupPage, Summary, VersionCount
-from otel_rollout.view.sums import Rewards, RewardsByValue
+from otel_rollout.view.sums import Endings, Rewards, RewardsByValue
 from otel_rollout.view.table import Filter, Table
 from otel_rollout.wire import Json, loads
 
@@ -16,9 +16,8 @@ _MOST_VALUES = 100
 
 
 def summary_of(table: Table, which: Filter) -> Summary:
-    """All of it, of the trajectories that are asked for."""
-    rewards, groups, by_version = Rewards(), RewardsByValue(), RewardsByValue()
-    statuses, reasons = Counter[str](), Counter[str]()
+    """The sums over the trajectories that a filter keeps."""
+    endings, groups, by_version = Endings(), RewardsByValue(), RewardsByValue()
     versions: dict[str, list[Rewards]] = {}
     """The rewards of each version in a list of them, by its text: most lists are the same."""
     for reward, group, status, reason, text in table.connection.execute(
@@ -26,16 +25,14 @@ def summary_of(table: Table, which: Filter) -> Summary:
         f"FROM trajectories WHERE {which.sql}",
         which.parameters,
     ):
-        rewards.add(reward)
-        statuses[status] += 1
-        if reason is not None:
-            reasons[reason] += 1
+        endings.add_ending(reward, status, reason)
         if group is not None:
             groups.of(group).add(reward)
         if text not in versions:
             versions[text] = [by_version.of(version) for version in loads(text)]
         for each in versions[text]:
             each.add(reward)
+    rewards = endings.rewards
     found = rewards.to_dict()
     return {
         "total": rewards.count,
@@ -48,8 +45,8 @@ def summary_of(table: Table, which: Filter) -> Summary:
             "max": found["max"],
             "bins": _bins(table, which, "reward"),
         },
-        "statuses": _counts(statuses),
-        "terminationReasons": _counts(reasons),
+        "statuses": _counts(endings.statuses),
+        "terminationReasons": _counts(endings.reasons),
         "groups": groups.to_list(0, _MOST_GROUPS),
         "groupsTotal": len(groups),
         "versions": sorted(by_version.to_list(0, _MOST_VALUES), key=_version),

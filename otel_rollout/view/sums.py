@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -44,15 +45,29 @@ class Rewards:
 
     def to_dict(self) -> dict[str, Json]:
         """The numbers as JSON; None where no trajectory has a reward."""
-        known = self.scored > 0
+        numbers = {"mean": self.mean, "std": self.std, "min": self.least, "max": self.most}
         return {
             "count": self.count,
             "scored": self.scored,
-            "mean": finite(self.mean) if known else None,
-            "std": finite(self.std) if known else None,
-            "min": finite(self.least) if known else None,
-            "max": finite(self.most) if known else None,
+            **(finite(numbers) if self.scored else dict.fromkeys(numbers)),
         }
+
+
+@dataclass(slots=True)
+class Endings:
+    """How trajectories ended: their rewards, statuses and termination reasons."""
+
+    rewards: Rewards = field(default_factory=Rewards)
+    statuses: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Termination reasons of those that have one."""
+
+    def add_ending(self, reward: float | None, status: str, reason: str | None) -> None:
+        """Count a trajectory."""
+        self.rewards.add(reward)
+        self.statuses[status] += 1
+        if reason is not None:
+            self.reasons[reason] += 1
 
 
 @dataclass(slots=True)

@@ -16,16 +16,18 @@ from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.trajectory import Finding, Overview, advantages_of
+from otel_rollout.trajectory import advantages_of
 from otel_rollout.view.fields import COLUMNS, row_of
-from otel_rollout.view.values import browser_value, sql_text
-from otel_rollout.view.where import Where
+from otel_rollout.view.filter_expression import Where
+from otel_rollout.view.findings import Finding
+from otel_rollout.view.overview import Overview
+from otel_rollout.view.sql_values import browser_value, sql_text
 from otel_rollout.wire import Json
 
 _COLUMNS = ", ".join(f'"{name}"' for name in COLUMNS)
 _JSON = tuple(name for name, kind in COLUMNS.items() if kind in ("list", "object"))
 VERSION = zlib.crc32(f"1 {version('otel-rollout')}".encode()) & 0x7FFF_FFFF
-"""Version of the tables and of what says what is in them; a file of another one is made anew."""
+"""Version of the tables and of the code that fills them; a file of another version is replaced."""
 APPLICATION = 0x6F74526C
 """Marks an SQLite file as an index of this library ("otRl")."""
 ERRORS_KEPT = 1_000
@@ -80,7 +82,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a trajectory is written: so many bytes of a file, from `start`."""
 
     path: str
@@ -108,7 +110,7 @@ class FileState:
     """Digest of the bytes before that."""
 
     def is_like(self, other: FileState) -> bool:
-        """True if nothing tells that it has changed."""
+        """True if inode, size and time are equal."""
         mine, theirs = ((s.inode, s.size, s.modified) for s in (self, other))
         return mine == theirs
 
@@ -176,14 +178,14 @@ class Table:
             f"no trajectory {prefix[:100]!r}: expected an id that names one, {several}"
         )
 
-    def place(self, id_: str) -> Place | None:
+    def place(self, id_: str) -> Location | None:
         """Where a trajectory is written; None where it is not there."""
         row = self.connection.execute(
             "SELECT path, inode, start, trajectories.size, number FROM trajectories "
             'JOIN files USING (file) WHERE "id" = ?',
             (id_,),
         ).fetchone()
-        return None if row is None else Place(*row)
+        return None if row is None else Location(*row)
 
     def errors(self) -> list[str]:
         """What could not be read, at most `ERRORS_KEPT` sentences."""
@@ -212,7 +214,7 @@ class Table:
 
 
 class WritableTable(Table):
-    """The trajectories of an index, to read and to write; `commit` makes them seen by others."""
+    """The trajectories of an index, to read and to write; `commit` publishes the changes."""
 
     @classmethod
     def create(cls, connection: sqlite3.Connection) -> WritableTable:

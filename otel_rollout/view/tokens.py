@@ -53,9 +53,9 @@ class Tokenizer:
                 f"the tokenizer {name!r} needs the package tokenizers: pip install tokenizers"
             ) from None
         path = os.path.join(name, "tokenizer.json") if os.path.isdir(name) else name
-        load = tokenizers.Tokenizer.from_file if os.path.exists(path) else _from_hub(tokenizers)
+        way = "from_file" if os.path.exists(path) else "from_pretrained"
         try:
-            self._tokenizer = load(path)
+            self._tokenizer = getattr(tokenizers.Tokenizer, way)(path)
         except Exception as error:  # the package raises no other
             raise ConfigurationError(
                 f"expected a tokenizer.json, a folder with one or a name on the model hub, got "
@@ -72,10 +72,6 @@ class Tokenizer:
             return str(piece)
         # Where "▁" stands for a space, decoding drops that of a first token.
         return f" {text}" if piece.startswith("▁") and not text.startswith(" ") else text
-
-
-def _from_hub(tokenizers: Any) -> Any:
-    return tokenizers.Tokenizer.from_pretrained
 
 
 class Tokens:

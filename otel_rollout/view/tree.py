@@ -1,7 +1,7 @@
-"""The messages of a trajectory as one tree, each once, and its histories as ways through it. Pure.
+"""The messages of a trajectory as one tree, each once, and its histories as paths through it. Pure.
 
-A completion's messages stand after those of the completion that it continues, so what a client
-replays is the node of what was sampled. Messages that nobody sampled are shared by all
+A completion's messages follow those of the completion that it continues, so a replayed message is
+the node of the sampled one. Messages that nobody sampled are shared by all
 conversations that have them after the same node.
 """
 
@@ -16,9 +16,9 @@ from otel_rollout.trajectory import Completion, History, Trajectory, names_previ
 from otel_rollout.wire import Json, MessagePath, dumps, extend, is_reasoning
 
 MOST_HISTORIES = 2000
-"""Histories that are told apart; of the others only the number is known."""
+"""Histories that are shown; the others are only counted."""
 MOST_MESSAGES = 200_000
-"""Messages of all these histories together: no more are told apart once they have so many."""
+"""Messages of all these histories together: no more are shown after so many."""
 Relation = Literal["main", "fork", "resample", "restart", "separate"]
 
 
@@ -36,8 +36,8 @@ class TreeNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A history as a way through the tree, and what it has in common with one before it."""
+class HistoryPath:
+    """A history as a path through the tree, and what it has in common with one before it."""
 
     history: History
     leaf: int
@@ -73,7 +73,7 @@ class Tree:
         """Nodes that nobody sampled, by the node before them and their message."""
         for completion in self.completions:
             self._add(completion)
-        self.ways = self._ways(trajectory)
+        self.histories = self._history_paths(trajectory)
 
     def path(self, leaf: int | None) -> list[int]:
         """The nodes from the first message to this one."""
@@ -127,13 +127,13 @@ class Tree:
 
     # --- histories
 
-    def _ways(self, trajectory: Trajectory) -> list[Way]:
-        ways: list[Way] = []
+    def _history_paths(self, trajectory: Trajectory) -> list[HistoryPath]:
+        found: list[HistoryPath] = []
         owners: dict[int, int] = {}
         passed = 0
         for history in islice(trajectory.each_history(), MOST_HISTORIES):
             passed += len(history.items)
-            if passed > MOST_MESSAGES and ways:
+            if passed > MOST_MESSAGES and found:
                 break
             last = history.completions[-1]
             leaf = self._leaf(last, trajectory.appended.get((last.id, last.choice_index), ()))
@@ -142,16 +142,16 @@ class Tree:
                 path.append(node)
                 node = self.nodes[node].parent
             source = None if node is None else owners[node]
-            owners.update(dict.fromkeys(path, len(ways)))
+            owners.update(dict.fromkeys(path, len(found)))
             first = path[-1] if path else None
-            relation = self._relation(node, first, ways[source] if source is not None else None)
-            ways.append(
-                Way(
+            relation = self._relation(node, first, found[source] if source is not None else None)
+            found.append(
+                HistoryPath(
                     history=history,
                     leaf=-1 if leaf is None else leaf,
                     completions=tuple(self.number[c] for c in history.completions),
                     trains=self._marked(history, "trainable"),
-                    relation=relation if ways else "main",
+                    relation=relation if found else "main",
                     source=source,
                     common=0 if node is None else self.nodes[node].depth,
                     breaks=tuple(
@@ -161,7 +161,7 @@ class Tree:
                     ),
                 )
             )
-        return ways
+        return found
 
     def _leaf(self, completion: Completion, appended: Sequence[Json]) -> int | None:
         leaf, path = self.ends[self.number[completion]], completion.path
@@ -174,8 +174,10 @@ class Tree:
         found = (i.completion for i in history.items if getattr(i, mark) and i.completion)
         return tuple(self.number[completion] for completion in dict.fromkeys(found))
 
-    def _relation(self, node: int | None, first: int | None, source: Way | None) -> Relation:
-        """How a history goes on from `node`, its last one that another has too, with `first`."""
+    def _relation(
+        self, node: int | None, first: int | None, source: HistoryPath | None
+    ) -> Relation:
+        """How a history continues after `node`, its last shared one; `first` is the next."""
         if node is None or source is None:
             return "separate"
         if self._is_sampled(first) and self._is_sampled(self._after(node, source.leaf)):

@@ -117,7 +117,7 @@ def test_what_becomes_of_each_client(setup: Any, monkeypatch: pytest.MonkeyPatch
             raise PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(clients_check, "version", version)
+    monkeypatch.setattr("otel_rollout.command.checks.versions.version", version)
     imported = set(sys.modules)
     assert list(map(str, clients_check.clients())) == [
         "ok       clients: captured by hooks of their own: openai 3.5",
@@ -133,7 +133,7 @@ def test_what_becomes_of_each_client(setup: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("used", [False, True])
 def test_a_client_that_is_not_seen(setup: Any, monkeypatch: pytest.MonkeyPatch, used: bool):
     """That it is installed is no fault; that it is imported is a warning."""
-    monkeypatch.setattr(clients_check, "version", "7.{0}".format)
+    monkeypatch.setattr("otel_rollout.command.checks.versions.version", "7.{0}".format)
     if used:
         monkeypatch.setitem(sys.modules, "pycurl", ModuleType("pycurl"))
     findings = list(clients_check.clients())

@@ -25,8 +25,8 @@ from otel_rollout import (
     rollout,
     to_token_rows,
 )
-from otel_rollout.export import Overviews, Rows
-from otel_rollout.trajectory import Overview
+from otel_rollout.export import Rows
+from otel_rollout.view import Overview, Overviews
 from tests.kit.recording import Clients, Recording
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from otel_rollout import EmptyRowsWarning, Trajectory, to_token_rows
 from otel_rollout import semconv as sc
 from otel_rollout.spans import SpanRecord, with_lengths
-from otel_rollout.trajectory import Overview
-from otel_rollout.view import format_trajectory
+from otel_rollout.view import Overview, format_trajectory
 from otel_rollout.wire import dumps, loads
 
 JUNK: tuple[Any, ...] = (

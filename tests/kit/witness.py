@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout import Trajectory, TrajectorySpanProcessor, reconstruct
-from otel_rollout.trajectory import findings_of
 from otel_rollout.trajectory.sentences import UNKNOWN, sentence_of
+from otel_rollout.view import findings_of
 from tests.kit.transports import TRANSPORTS
 
 MANY_SPANS = 3000

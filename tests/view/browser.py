@@ -15,7 +15,7 @@ from playwright.sync_api import Page as Tab
 
 from otel_rollout import JsonlTrajectoryExporter
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import Page
+from otel_rollout.view.built_page import Page
 from otel_rollout.view.index import Index
 from otel_rollout.view.server import Server
 from otel_rollout.view.tokens import Vocabulary

@@ -10,7 +10,7 @@ from typing import Any
 
 from otel_rollout import Trajectory
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import Page
+from otel_rollout.view.built_page import Page
 
 Json = dict[str, Any]
 PAGE = Page(

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from otel_rollout.view.built import Page
+from otel_rollout.view.built_page import Page
 
 FOLDER = Path(__file__).parents[2] / "otel_rollout" / "view" / "page"
 MOST_SCRIPT = 300_000

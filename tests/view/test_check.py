@@ -13,7 +13,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.command.cli import main
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.testing import Reply
-from otel_rollout.trajectory import findings_of
+from otel_rollout.view import findings_of
 from otel_rollout.view.verbs.requirements import DEFAULT, REQUIREMENTS
 from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording

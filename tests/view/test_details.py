@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, get_current_trajectory, rollout
 from otel_rollout.testing import Reply, ToolCall
-from otel_rollout.trajectory import Overview
-from otel_rollout.view.built import as_json
+from otel_rollout.view import Overview
+from otel_rollout.view.built_page import as_json
 from otel_rollout.view.details import MOST_CHARACTERS, Opened
 from otel_rollout.view.fields import COLUMNS, row_of
 from otel_rollout.view.tree import MOST_HISTORIES, MOST_MESSAGES, Tree
@@ -240,14 +240,14 @@ def test_the_way_to_the_end_of_a_history_is_its_messages(calls: list[Call]):
     """For any conversation; each completion trains in one history, and has a node of its own."""
     trajectory = made(*calls)
     tree = Tree(trajectory)
-    assert len(tree.ways) == len(trajectory.histories)
-    for way, history in zip(tree.ways, trajectory.histories, strict=True):
+    assert len(tree.histories) == len(trajectory.histories)
+    for way, history in zip(tree.histories, trajectory.histories, strict=True):
         path = [tree.nodes[node].message for node in tree.path(way.leaf)]
         assert list(map(visible_key, path)) == list(map(visible_key, history.messages()))
         if way.source is not None:
-            other = tree.path(tree.ways[way.source].leaf)
+            other = tree.path(tree.histories[way.source].leaf)
             assert tree.path(way.leaf)[: way.common] == other[: way.common]
-    trained = [number for way in tree.ways for number in way.trains]
+    trained = [number for way in tree.histories for number in way.trains]
     replies = [number for number, call in enumerate(calls) if call.says is not None]
     assert sorted(trained) == replies
     assert len({tree.ends[number] for number in replies}) == len(replies)

@@ -12,8 +12,8 @@ from playwright.sync_api import Browser
 
 from otel_rollout import JsonlTrajectoryExporter
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import Page
-from otel_rollout.view.html import Held, whole_page
+from otel_rollout.view.built_page import Page
+from otel_rollout.view.html import InMemory, whole_page
 from tests.kit.to_look_at import BIDI, ESCAPE, FORKS, LONG, record_hostile, record_said
 from tests.view.browser import Reader, Served, chromium, reading, serving
 
@@ -140,7 +140,7 @@ def test_whatever_is_said_is_shown_and_is_text(browser: Browser, tmp_path: Path,
     path = tmp_path / "said.jsonl"
     path.unlink(missing_ok=True)
     record_said(path, texts)
-    with Held(JsonlTrajectoryExporter.read(path)) as held:
+    with InMemory(JsonlTrajectoryExporter.read(path)) as held:
         page, left_out = whole_page(Answers(held), Page.read(), title="said")
     assert left_out == []
     file = tmp_path / "page.html"

@@ -11,9 +11,9 @@ import pytest
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import as_json
+from otel_rollout.view.built_page import as_json
 from otel_rollout.view.details import Opened
-from otel_rollout.view.html import Held
+from otel_rollout.view.html import InMemory
 from otel_rollout.view.index import Index
 from otel_rollout.view.tokens import Tokens
 from tests.kit.fuzzing import changed, mutated_json
@@ -51,7 +51,7 @@ def test_rollouts_of_every_kind_are_shown(traces: list[list[SpanRecord]]):
     trajectories = [each for spans in traces for each in reconstruct(spans)]
     for trajectory in trajectories:
         show(trajectory)
-    with Held(trajectories) as held:
+    with InMemory(trajectories) as held:
         answers = Answers(held)
         assert ask(answers, "summary")["total"] == len(trajectories)
         for trajectory in trajectories:

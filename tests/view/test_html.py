@@ -20,8 +20,8 @@ from otel_rollout import Episode, Trajectory, TrajectoryGroup, rollout, to_token
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view import notebook_cell
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import FOLDER, Page, as_json
-from otel_rollout.view.html import Held, whole_page
+from otel_rollout.view.built_page import FOLDER, Page, as_json
+from otel_rollout.view.html import InMemory, whole_page
 from tests.kit.conversations import said, user
 from tests.kit.recording import Clients, Recording
 from tests.view.made import PAGE, Call, made
@@ -46,7 +46,7 @@ def held_in(page: str) -> Any:
 
 def page_of(*trajectories: Trajectory, **options: Any) -> tuple[str, list[str]]:
     """A page, and what is not in it."""
-    with Held(trajectories) as held:
+    with InMemory(trajectories) as held:
         return whole_page(Answers(held), PAGE, title="a <b>", **options)
 
 
@@ -58,7 +58,7 @@ def test_a_page_holds_all_that_the_server_answers():
     page, left_out = page_of(*members)
     found = held_in(page)
     assert left_out == []
-    with Held(members) as held:
+    with InMemory(members) as held:
         answers = Answers(held)
         assert found["state"] == answers.state({})
         assert found["summary"] == answers.summary({})
@@ -209,7 +209,7 @@ def test_the_build_is_a_page():
     """It has one script and one style, which a page that holds its answers has inside."""
     page = Page.read()
     assert sorted(page.files) == ["", "assets/app.css", "assets/app.js"]
-    with Held([trajectory()]) as held:
+    with InMemory([trajectory()]) as held:
         text, _ = whole_page(Answers(held), page, title="x")
     assert "./assets" not in text
     assert 'id="otel-rollout"' in text

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 
 from otel_rollout import JsonlTrajectoryExporter
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import Page
+from otel_rollout.view.built_page import Page
 from otel_rollout.view.html import whole_page
 from otel_rollout.view.index import Index
 from tests.kit.conversations import user

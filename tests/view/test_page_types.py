@@ -9,10 +9,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import otel_rollout.view
-from otel_rollout.trajectory import Finding, Overview
-from otel_rollout.view import page_types
+from otel_rollout.view import Finding, Overview, page_types
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.html import Held
+from otel_rollout.view.html import InMemory
 from tests.kit.conversations import said, user
 from tests.view.made import Call, made
 
@@ -57,7 +56,7 @@ def test_what_is_answered_is_of_these_types() -> None:
     calls = Call([hi], "one", [1], [2]), Call(again, "two", [1, 2, 3], [4]), Call([hi], None)
     one = made(*calls, id_="a", group_id="g", metadata={"x": 1})
     other = made(Call([hi], "other", [1], [5]), id_="b", group_id="g", parent_id="a")
-    with Held([one, other]) as held:
+    with InMemory([one, other]) as held:
         answers = Answers(held, jaeger="http://jaeger")
         a, b = one.id, other.id
         for answer, of in (

@@ -15,7 +15,7 @@ import requests
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import Page
+from otel_rollout.view.built_page import Page
 from otel_rollout.view.index import Index
 from otel_rollout.view.server import Server
 from tests.kit.conversations import user

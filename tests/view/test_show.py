@@ -12,8 +12,7 @@ import pytest
 from otel_rollout import rollout
 from otel_rollout.command.cli import main
 from otel_rollout.otlp.writing import to_json_line
-from otel_rollout.trajectory import findings_of
-from otel_rollout.view import format_trajectory
+from otel_rollout.view import findings_of, format_trajectory
 from tests.kit.conversations import said, user
 from tests.kit.recording import Clients, Recording
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from otel_rollout import TrajectoryGroup
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.html import Held
+from otel_rollout.view.html import InMemory
 from otel_rollout.view.table import Filter, WritableTable
 from tests.kit.conversations import user
 from tests.view.made import Call, ask, made
@@ -27,7 +27,7 @@ REWARDS = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0])
 @contextmanager
 def answers(*trajectories: Any, **options: Any) -> Iterator[Answers]:
     """Answers about some trajectories."""
-    with Held(trajectories) as held:
+    with InMemory(trajectories) as held:
         yield Answers(held, **options)
 
 

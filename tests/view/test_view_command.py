@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from otel_rollout.command import main
-from otel_rollout.view.built import FOLDER
+from otel_rollout.view.built_page import FOLDER
 from tests.kit.conversations import user
 from tests.view.made import Call, line, write
 

@@ -30,7 +30,7 @@ def check(
 
     `self_test`: also run a rollout with two calls to a model server on this host. Its spans go
     where all spans go, its trajectory to no exporter.
-    `server`: base URL of a model server that is asked, in a rollout alike, for a streamed reply
+    `server`: base URL of a model server that gets, in a rollout too, a request for a streamed reply
     with tools; `model`: which of its models. None: none is asked; the first that it lists.
     """
     findings = [*versions(), *environment()]

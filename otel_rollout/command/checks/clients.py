@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator
 
 from otel_rollout.command.checks.finding import Finding
+from otel_rollout.command.checks.versions import installed, listed
 from otel_rollout.record import capture
 
 _OWN_HOOKS = ("openai", "anthropic", "groq", "together", "cerebras-cloud-sdk")
@@ -34,55 +34,38 @@ _NOT_SEEN = {
     "curl_cffi": ("curl_cffi", "it has a network stack of its own"),
     "pycurl": ("pycurl", "it has a network stack of its own"),
 }
-"""Libraries whose calls nothing here sees: the module to look for, and why."""
+"""Libraries whose calls are not seen: the module to look for, and why."""
 
 
 def clients() -> Iterator[Finding]:
     """What becomes of the calls of each client, and of each HTTP library."""
-    own, on_http, http = _found(_OWN_HOOKS), _found(_ON_HTTP), _found(_HTTP)
+    own, on_http, http = installed(_OWN_HOOKS), installed(_ON_HTTP), installed(_HTTP)
     replaced = [] if capture.not_hooked() else capture.libraries_not_hooked()
     if replaced:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "clients",
             f"methods of {', '.join(replaced)} were replaced after they were hooked: model calls "
             f"through them may be neither captured nor counted. Call otel_rollout.configure() "
             f"after whatever replaces them",
         )
     if own:
-        yield Finding("ok", "clients", f"captured by hooks of their own: {_listed(own)}")
+        yield Finding.ok("clients", f"captured by hooks of their own: {listed(own)}")
     if on_http:
         above = {name: f"{number} (on {_ON_HTTP[name]})" for name, number in on_http.items()}
-        yield Finding(
-            "ok", "clients", f"captured where they send, if the API is known: {_listed(above)}"
+        yield Finding.ok(
+            "clients", f"captured where they send, if the API is known: {listed(above)}"
         )
     if http:
-        yield Finding(
-            "ok",
+        yield Finding.ok(
             "HTTP libraries",
-            f"calls of known model APIs are captured, other model calls counted: {_listed(http)}",
+            f"calls of known model APIs are captured, other model calls counted: {listed(http)}",
         )
-    counted = _listed({**_found(_COUNTED), "http.client": "", "urllib": ""})
-    yield Finding("ok", "HTTP libraries", f"model calls are counted, not captured: {counted}")
-    for name, number in _found(_NOT_SEEN).items():
+    counted = listed({**installed(_COUNTED), "http.client": "", "urllib": ""})
+    yield Finding.ok("HTTP libraries", f"model calls are counted, not captured: {counted}")
+    for name, number in installed(_NOT_SEEN).items():
         module, reason = _NOT_SEEN[name]
         yield Finding(
             "warning" if module in sys.modules else "ok",
             "clients",
             f"not seen, neither captured nor counted: {name} {number}; {reason}",
         )
-
-
-def _found(names: Iterable[str]) -> dict[str, str]:
-    """The versions of those that are installed."""
-    there = {}
-    for name in names:
-        try:
-            there[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return there
-
-
-def _listed(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {number}".rstrip() for name, number in versions.items())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -15,6 +16,7 @@ from otel_rollout.command.checks.provider import flat
 from otel_rollout.otlp import SplittingSpanExporter
 from otel_rollout.record import process_state, switched_off
 
+T = TypeVar("T")
 _SMALL_QUEUE = 16_384
 """A rollout of 1,000 calls ends two or three thousand spans, and several may end at once."""
 _CONNECT_SECONDS = 2.0
@@ -28,8 +30,7 @@ def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
         if (exporter := _exporter(processor)) is not None
     ]
     if not found:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "span exporters",
             "there are none: no trace to look at, and nothing to rebuild from later. Set "
             "OTEL_EXPORTER_OTLP_ENDPOINT, or pass configure(span_exporters=[...])",
@@ -39,7 +40,7 @@ def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
         name, address = type(inner).__name__, getattr(inner, "_endpoint", None)
         if not isinstance(address, str):
             address = None
-        yield Finding("ok", "span exporter", name if address is None else f"{name} {address}")
+        yield Finding.ok("span exporter", name if address is None else f"{name} {address}")
         yield from _queue(processor, name, is_network=address is not None)
         if address is not None:
             yield from _network(exporter, name, address)
@@ -48,8 +49,7 @@ def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
 def _queue(processor: SpanProcessor, name: str, *, is_network: bool) -> Iterator[Finding]:
     size = _queue_size(processor)
     if size is not None and size < _SMALL_QUEUE:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "span queue",
             f"the queue to {name} holds {size} spans, and a rollout of 1,000 calls ends more than "
             f"2,000: what finds it full is dropped from traces (not from trajectories). Raise "
@@ -57,8 +57,7 @@ def _queue(processor: SpanProcessor, name: str, *, is_network: bool) -> Iterator
             f"exporter as configure(span_exporters=[...])",
         )
     if size is None and is_network:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "span exporter",
             f"{name} is on a {type(processor).__name__}: each span that ends waits for the "
             f"network. Use a BatchSpanProcessor",
@@ -67,41 +66,37 @@ def _queue(processor: SpanProcessor, name: str, *, is_network: bool) -> Iterator
 
 def _network(exporter: SpanExporter, name: str, address: str) -> Iterator[Finding]:
     if not isinstance(exporter, SplittingSpanExporter):
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "size of batches",
             f"{name} sends a batch whatever its size, and receivers refuse it above 4 MiB "
             f"(gRPC) or 20 MiB (HTTP) with all that is in it. Wrap it: "
             f"otel_rollout.otlp.SplittingSpanExporter",
         )
     if error := _unreachable(address):
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "span exporter",
             f"{address} cannot be reached ({error}): spans will be dropped. Start the "
             f"collector, or correct OTEL_EXPORTER_OTLP_ENDPOINT",
         )
 
 
-def _exporter(processor: Any) -> SpanExporter | None:
-    """The exporter of a batch or simple processor of any version of the SDK."""
-    for owner in (processor, getattr(processor, "_batch_processor", None)):
-        for name in ("span_exporter", "_exporter"):
-            exporter = getattr(owner, name, None)
-            if isinstance(exporter, SpanExporter):
-                return exporter
-    return None
+def _exporter(processor: SpanProcessor) -> SpanExporter | None:
+    return _attribute(processor, ("span_exporter", "_exporter"), SpanExporter)
 
 
-def _queue_size(processor: Any) -> int | None:
+def _queue_size(processor: SpanProcessor) -> int | None:
+    queue = _attribute(processor, ("_queue",), deque)
+    size = _attribute(processor, ("max_queue_size", "_max_queue_size"), int)
+    return size if queue is None or size is not None else queue.maxlen
+
+
+def _attribute(processor: SpanProcessor, names: Iterable[str], kind: type[T]) -> T | None:
+    """The first of these attributes of a batch or simple processor of any version of the SDK."""
     for owner in (processor, getattr(processor, "_batch_processor", None)):
-        for name in ("max_queue_size", "_max_queue_size"):
-            size = getattr(owner, name, None)
-            if isinstance(size, int):
-                return size
-        size = getattr(getattr(owner, "_queue", None), "maxlen", None)
-        if isinstance(size, int):
-            return size
+        for name in names:
+            found = getattr(owner, name, None)
+            if isinstance(found, kind):
+                return found
     return None
 
 
@@ -120,29 +115,25 @@ def content() -> Iterator[Finding]:
     """Where prompts and replies go."""
     rule, off = process_state.content, switched_off()
     if not rule.exported:
-        yield Finding(
-            "ok",
+        yield Finding.ok(
             "content",
             "prompts and replies are in the trajectories of this process and on no span that is "
             "exported: trajectories cannot be rebuilt from the spans",
         )
     elif off is not None and rule.is_whole:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "content",
             f"{off} keeps prompts and replies off LLM spans, but exchange spans have them. "
             f"configure(content='none') keeps them off all spans that are exported",
         )
     elif rule.redact is not None:
-        yield Finding(
-            "ok",
+        yield Finding.ok(
             "content",
             "exchange spans have prompts and replies, redacted; LLM spans have none. Calls that "
             "are changed do not train",
         )
     else:
-        yield Finding(
-            "ok",
+        yield Finding.ok(
             "content",
             "prompts and replies are on LLM spans and on exchange spans, which go to every span "
             "exporter, and in trajectories" + _SHOWS[rule.shows],

@@ -19,5 +19,20 @@ class Finding:
     text: str
     """The finding itself, what it costs, and what to do."""
 
+    @classmethod
+    def ok(cls, subject: str, text: str) -> Finding:
+        """A finding that nothing is lost."""
+        return cls("ok", subject, text)
+
+    @classmethod
+    def warning(cls, subject: str, text: str) -> Finding:
+        """A finding that something else than training data is lost."""
+        return cls("warning", subject, text)
+
+    @classmethod
+    def problem(cls, subject: str, text: str) -> Finding:
+        """A finding that training data is lost."""
+        return cls("problem", subject, text)
+
     def __str__(self) -> str:
         return f"{self.level:<8} {self.subject}: {self.text}"

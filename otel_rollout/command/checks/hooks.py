@@ -1,4 +1,4 @@
-"""Hooks into clients: instrumentations that draw spans, and our own capture of model calls."""
+"""Hooks into clients: instrumentations that create spans, and our own capture of model calls."""
 
 from __future__ import annotations
 
@@ -15,64 +15,68 @@ from otel_rollout.record import capture, process_state
 
 
 def instrumentors() -> Iterator[Finding]:
-    """The instrumentations that draw spans of model calls, and that of threads."""
-    active = {
-        kind.__module__
-        for kind in _subclasses(BaseInstrumentor)
-        if getattr(getattr(kind, "_instance", None), "_is_instrumented_by_opentelemetry", False)
-    }
-    drawing = [
-        name
-        for name in sorted(active)
-        if "openai" in name
-        and "agents" not in name
-        and not any(name.startswith(f"{other}.") for other in active)  # a part of the other one
-    ]
-    if len(drawing) > 1:
-        yield Finding(
-            "warning",
-            "LLM spans",
-            f"{len(drawing)} instrumentations are active: {', '.join(drawing)}. Each call has a "
-            f"span of each in traces (once in trajectories). Use one: configure(instrumentor=None) "
-            f"adds none",
+    """The instrumentations that create spans of model calls, and that of threads."""
+    active = sorted(
+        {
+            kind.__module__
+            for kind in _subclasses(BaseInstrumentor)
+            if getattr(getattr(kind, "_instance", None), "_is_instrumented_by_opentelemetry", False)
+        }
+    )
+    yield from _llm_spans(
+        [
+            name
+            for name in active
+            if "openai" in name
+            and "agents" not in name
+            and not any(name.startswith(f"{other}.") for other in active)  # a part of the other one
+        ]
+    )
+    for name in active:
+        if ".httpx" in name:
+            text = f"{name} is active: each call has a further span in traces"
+            yield Finding.warning("HTTP spans", text)
+    if any(name.endswith(".threading") for name in active):
+        yield Finding.ok("threads", "work that is given to threads and pools keeps its rollout")
+    else:
+        yield Finding.problem(
+            "threads",
+            "opentelemetry-instrumentation-threading is not active: calls from threads and pools "
+            "are in no rollout. ThreadingInstrumentor().instrument(), or configure()",
         )
-    elif drawing:
+
+
+def _llm_spans(instrumentations: list[str]) -> Iterator[Finding]:
+    """The instrumentations of OpenAI's client: one is enough, and it should record texts."""
+    if len(instrumentations) > 1:
+        yield Finding.warning(
+            "LLM spans",
+            f"{len(instrumentations)} instrumentations are active: {', '.join(instrumentations)}. "
+            f"Each call has a span of each in traces (once in trajectories). Use one: "
+            f"configure(instrumentor=None) adds none",
+        )
+    elif instrumentations:
         again = (
             "not drawn again: the framework's span stays (configure(llm_spans='both') has both)"
             if process_state.settings.llm_spans == "outer"
             else "drawn again inside that span (configure(llm_spans='outer') has that alone)"
         )
-        text = f"{drawing[0]}; in a rollout a call that a framework draws itself is {again}"
-        yield Finding("ok", "LLM spans", text)
+        which = instrumentations[0]
+        text = f"{which}; in a rollout a call that a framework draws itself is {again}"
+        yield Finding.ok("LLM spans", text)
     else:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "LLM spans",
             "no instrumentation of OpenAI is active: traces show no prompts or replies to "
             "people. Use configure(instrumentor='openai')",
         )
-    genai = [name for name in drawing if "genai" in name or "openai_v2" in name]
+    genai = [name for name in instrumentations if "genai" in name or "openai_v2" in name]
     content = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
     if genai and not os.environ.get(content):
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             content,
             f"it is not set, and {genai[0]} records texts only if it is: nobody can read them in "
             f"a trace backend. Trajectories have them. Set it to SPAN_ONLY",
-        )
-    for name in sorted(active):
-        if ".httpx" in name:
-            yield Finding(
-                "warning", "HTTP spans", f"{name} is active: each call has a further span in traces"
-            )
-    if any(name.endswith(".threading") for name in active):
-        yield Finding("ok", "threads", "work that is given to threads and pools keeps its rollout")
-    else:
-        yield Finding(
-            "problem",
-            "threads",
-            "opentelemetry-instrumentation-threading is not active: calls from threads and pools "
-            "are in no rollout. ThreadingInstrumentor().instrument(), or configure()",
         )
 
 
@@ -86,11 +90,10 @@ def capture_hooks() -> Iterator[Finding]:
     """The hooks on clients, without which model calls are not captured."""
     missing = capture.not_hooked()
     if missing:
-        yield Finding(
-            "problem",
+        yield Finding.problem(
             "capture",
             f"model calls are not captured: {', '.join(missing)} is not hooked. Call "
             f"otel_rollout.configure(), after whatever replaces the client's methods",
         )
     else:
-        yield Finding("ok", "capture", "the methods of the OpenAI client are hooked")
+        yield Finding.ok("capture", "the methods of the OpenAI client are hooked")

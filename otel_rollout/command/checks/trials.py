@@ -48,8 +48,7 @@ def one_rollout(provider: TracerProvider) -> Iterator[Finding]:
         rebuilt = [t for t in reconstruct(collecting.spans) if t.id == trajectory.id]
         yield from _judge(trajectory, rebuilt)
     except Exception as error:  # whatever the set-up does to a rollout is a finding
-        yield Finding(
-            "problem",
+        yield Finding.problem(
             "self-test",
             f"a rollout with two calls raised {type(error).__name__}: {error}",
         )
@@ -95,17 +94,17 @@ def model_server(provider: TracerProvider, address: str, model: str | None) -> I
         trajectory = _one_call(provider, address, model)
     except Exception as error:  # whatever the user's server does to a call is a finding
         text = f"a streamed call with tools to {address} raised {type(error).__name__}: {error}"
-        yield Finding("problem", "model server", text)
+        yield Finding.problem("model server", text)
         return
     completion = trajectory.completions[-1]
     problem = _lost_tokens(completion)
     if problem is None and completion.prompt_token_ids is None:
         problem = "a streamed call with tools has no token ids of its prompt: it does not train"
     if problem is not None:
-        yield Finding("problem", "model server", f"{address}: {problem}")
+        yield Finding.problem("model server", f"{address}: {problem}")
     else:
         text = f"{address} sent the ids of all {completion.sampled_count} tokens that it sampled"
-        yield Finding("ok", "model server", f"{text}, in a streamed call with tools")
+        yield Finding.ok("model server", f"{text}, in a streamed call with tools")
 
 
 def _one_call(provider: TracerProvider, address: str, model: str | None) -> Trajectory:
@@ -184,7 +183,7 @@ def _judge(trajectory: Trajectory, rebuilt: list[Trajectory]) -> Iterator[Findin
     if trajectory.warnings:
         wrong.append(f"the trajectory says: {'; '.join(trajectory.warnings)}")
     for problem in wrong:
-        yield Finding("problem", "self-test", problem)
+        yield Finding.problem("self-test", problem)
     if rebuilt != [trajectory]:
         yield Finding(
             "warning" if rebuilt else "problem",
@@ -195,8 +194,7 @@ def _judge(trajectory: Trajectory, rebuilt: list[Trajectory]) -> Iterator[Findin
             else "no trajectory can be rebuilt from the spans of a rollout",
         )
     elif not wrong:
-        yield Finding(
-            "ok",
+        yield Finding.ok(
             "self-test",
             f"a plain and a streamed call were recorded whole, and are rebuilt from their spans "
             f"(trace {trajectory.trace_id})",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -29,23 +29,31 @@ _FALSE = ("false", "0", "no", "off")
 
 def versions() -> Iterator[Finding]:
     """The installed packages, and those whose requirements are not met."""
-    there: dict[str, str] = {}
-    for package in _PACKAGES:
-        try:
-            there[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    there = installed(_PACKAGES)
     wrong = list(_conflicts(there))
     for package, asked, got in wrong:
-        yield Finding(
-            "problem",
+        yield Finding.problem(
             package,
             f"it asks for {asked}, but {got}: install versions that go together "
             f"(pip install -U otel-rollout, and what pip check says)",
         )
     if not wrong:
-        numbers = ", ".join(f"{package} {number}" for package, number in there.items())
-        yield Finding("ok", "versions", f"python {platform.python_version()}, {numbers}")
+        yield Finding.ok("versions", f"python {platform.python_version()}, {listed(there)}")
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those that are installed."""
+    there = {}
+    for name in names:
+        try:
+            there[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return there
+
+
+def listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {number}".rstrip() for name, number in versions.items())
 
 
 def _conflicts(there: dict[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -70,12 +78,11 @@ def _conflicts(there: dict[str, str]) -> Iterator[tuple[str, str, str]]:
 def environment() -> Iterator[Finding]:
     """Environment variables that switch recording, or texts on spans, off."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        yield Finding(
-            "problem", "OTEL_SDK_DISABLED", "it is true: nothing is recorded at all. Unset it"
+        yield Finding.problem(
+            "OTEL_SDK_DISABLED", "it is true: nothing is recorded at all. Unset it"
         )
     if os.environ.get("TRACELOOP_TRACE_CONTENT", "").strip().lower() in _FALSE:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "TRACELOOP_TRACE_CONTENT",
             "it is off: LLM spans have no texts, so nobody can read them in a trace backend. "
             "Trajectories have them all the same",

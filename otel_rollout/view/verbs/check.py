@@ -14,10 +14,12 @@ from hashlib import blake2b
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.terminal import escaped, number_of, say, sentence_about
-from otel_rollout.trajectory import Dropped, Finding, Overview, Trajectory, findings_of
-from otel_rollout.view.verbs.choosing import Choice
+from otel_rollout.trajectory import Dropped, Trajectory
+from otel_rollout.view.findings import Finding
+from otel_rollout.view.overview import Overview, examine
+from otel_rollout.view.sources import Sources, say_unreadable
+from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON
-from otel_rollout.view.verbs.sources import Sources, say_unreadable
 from otel_rollout.wire import Json, dumps
 
 _SHOWN = 20
@@ -114,9 +116,7 @@ class _Report:
 
     def check(self, trajectory: Trajectory, choice: Choice) -> Checked | None:
         """What is found in a trajectory; None for one that is not asked about."""
-        rows = trajectory.token_sequences()
-        findings = findings_of(trajectory, rows=rows)
-        overview = Overview.of(trajectory, rows=rows, findings=findings)
+        overview, findings, rows = examine(trajectory)
         if not choice.keeps(overview):
             return None
         digest = blake2b(trajectory.id.encode(errors="replace"), digest_size=16).digest()

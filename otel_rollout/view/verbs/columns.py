@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from otel_rollout.terminal import escaped
-from otel_rollout.trajectory import Overview
+from otel_rollout.view.overview import Overview
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,11 @@ import argparse
 import shutil
 from collections.abc import Iterable, Iterator
 
-from otel_rollout.errors import ConfigurationError
 from otel_rollout.terminal import say
-from otel_rollout.trajectory import Overview, findings_of
-from otel_rollout.view.fields import Field
-from otel_rollout.view.verbs.choosing import Choice, field_of
+from otel_rollout.view.overview import Overview, examine
+from otel_rollout.view.sources import Sources, say_unreadable
+from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.columns import Table
-from otel_rollout.view.verbs.sources import Sources, say_unreadable
 from otel_rollout.view.verbs.totals import Totals
 from otel_rollout.wire import dumps
 
@@ -23,7 +21,7 @@ _WIDTH = 160
 def list(options: argparse.Namespace) -> int:  # noqa: A001 - the verb's name
     """Run the verb; the exit status."""
     choice = Choice(options)
-    totals = Totals(_group_by(options))
+    totals = Totals(group_by=choice.group_by)
     sources = Sources(options.sources, prints_lines=True)
     overviews = choice.in_order(_overviews(sources, choice, totals, options))
     if options.json:
@@ -35,23 +33,12 @@ def list(options: argparse.Namespace) -> int:  # noqa: A001 - the verb's name
     return say_unreadable(sources.errors)
 
 
-def _group_by(options: argparse.Namespace) -> Field | None:
-    if options.group_by is not None:
-        try:
-            return field_of("--group-by", options.group_by)
-        except ConfigurationError as error:
-            options.wrong(str(error))
-    return None
-
-
 def _overviews(
     sources: Sources, choice: Choice, totals: Totals, options: argparse.Namespace
 ) -> Iterator[Overview]:
     """The overviews that are kept, one at a time; they are counted as they come."""
     for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
-        rows = trajectory.token_sequences()
-        findings = findings_of(trajectory, rows=rows)
-        overview = Overview.of(trajectory, rows=rows, findings=findings)
+        overview, findings, _ = examine(trajectory)
         if choice.keeps(overview):
             totals.add(overview, findings)
             yield overview

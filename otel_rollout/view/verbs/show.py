@@ -12,8 +12,8 @@ from typing import get_args
 from otel_rollout.terminal import has_colours, say
 from otel_rollout.trajectory import Kind
 from otel_rollout.view.as_text import trajectory_lines
-from otel_rollout.view.verbs.choosing import Choice
-from otel_rollout.view.verbs.sources import Sources, say_unreadable
+from otel_rollout.view.sources import Sources, say_unreadable
+from otel_rollout.view.verbs.choice import Choice
 
 
 def show(options: argparse.Namespace) -> int:

@@ -13,18 +13,20 @@ from dataclasses import dataclass, field
 
 from otel_rollout.terminal import escaped, number_of, say
 from otel_rollout.trajectory import Drift, TokenFork, Trajectory
-from otel_rollout.view.verbs.sources import Sources, say_unreadable
+from otel_rollout.view.sources import Sources, say_unreadable
 from otel_rollout.wire import Json, dumps
 
 _FORKS_SHOWN = 5
 _HEAD = ("calls", "continued", "merged", "forked", "unknown", "ratio", "read again")
+_NUMBERS = ("calls", "continued", "merged", "unknown")
+"""Numbers of a trajectory that are added up."""
 _NAMES = 26
 """Characters of the column that names a trajectory."""
 
 
 def stats(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
-    sources = Sources(options.sources)
+    sources = Sources(options.sources, prints_lines=not options.json)
     total = _Total()
     each: list[Json] = []
     for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
@@ -51,10 +53,8 @@ class _Total:
     """The sums over all trajectories, which are not kept."""
 
     trajectories: int = 0
-    calls: int = 0
-    continued: int = 0
-    merged: int = 0
-    unknown: int = 0
+    numbers: Counter[str] = field(default_factory=Counter)
+    """The numbers `_NUMBERS` of all trajectories, by name."""
     causes: Counter[str] = field(default_factory=Counter)
     """Forks by class."""
     again: Counter[str] = field(default_factory=Counter)
@@ -63,10 +63,9 @@ class _Total:
     def add(self, calls: int, drift: Drift) -> None:
         """Count the calls of a trajectory."""
         self.trajectories += 1
-        self.calls += calls
-        self.continued += drift.continued
-        self.merged += drift.merged
-        self.unknown += drift.unknown
+        self.numbers.update(
+            calls=calls, continued=drift.continued, merged=drift.merged, unknown=drift.unknown
+        )
         for fork in drift.forks:
             self.causes[fork.cause] += 1
             self.again[fork.cause] += fork.prefilled_again
@@ -74,12 +73,13 @@ class _Total:
     @property
     def merge_ratio(self) -> float | None:
         """As that of one trajectory."""
-        known = self.merged + self.causes.total()
-        return self.merged / known if known else None
+        known = self.numbers["merged"] + self.causes.total()
+        return self.numbers["merged"] / known if known else None
 
     def lines(self) -> Iterator[str]:
         """The last lines of the table: the sums, and a line for each class."""
-        numbers = (self.calls, self.continued, self.merged, self.causes.total(), self.unknown)
+        calls, continued, merged, unknown = (self.numbers[name] for name in _NUMBERS)
+        numbers = (calls, continued, merged, self.causes.total(), unknown)
         name = number_of(self.trajectories, "trajectory")
         yield _line(name, (*numbers, _ratio(self.merge_ratio), self.again.total()))
         for cause, count in self.causes.most_common():
@@ -89,10 +89,7 @@ class _Total:
         """The sums as JSON."""
         return {
             "trajectories": self.trajectories,
-            "calls": self.calls,
-            "continued": self.continued,
-            "merged": self.merged,
-            "unknown": self.unknown,
+            **{name: self.numbers[name] for name in _NUMBERS},
             "merge_ratio": self.merge_ratio,
             "prefilled_again": self.again.total(),
             "causes": dict(self.causes.most_common()),

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from otel_rollout.terminal import escaped, number_of
-from otel_rollout.trajectory import Finding, Overview
 from otel_rollout.view.fields import Field
-from otel_rollout.view.sums import Rewards, RewardsByValue, label
+from otel_rollout.view.findings import Finding
+from otel_rollout.view.overview import Overview
+from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, label
 from otel_rollout.view.verbs.columns import number, padded
 from otel_rollout.wire import Json
 
@@ -24,15 +25,11 @@ _SHOWN = 20
 
 
 @dataclass(slots=True)
-class Totals:
+class Totals(Endings):
     """The sums over trajectories, which are not kept."""
 
     group_by: Field | None = None
     """None: groups are only counted."""
-    rewards: Rewards = field(default_factory=Rewards)
-    statuses: Counter[str] = field(default_factory=Counter)
-    endings: Counter[str] = field(default_factory=Counter)
-    """Termination reasons of those that have one."""
     trained_tokens: int = 0
     dropped: int = 0
     """Completions that no row trains."""
@@ -46,10 +43,7 @@ class Totals:
 
     def add(self, overview: Overview, findings: Iterable[Finding]) -> None:
         """Count a trajectory."""
-        self.rewards.add(overview.reward)
-        self.statuses[overview.status] += 1
-        if overview.termination_reason is not None:
-            self.endings[overview.termination_reason] += 1
+        self.add_ending(overview.reward, overview.status, overview.termination_reason)
         self.trained_tokens += overview.trained_tokens
         self.dropped += overview.dropped
         if overview.group_id is not None:
@@ -71,7 +65,7 @@ class Totals:
         return {
             "trajectories": self.rewards.count,
             "statuses": dict(self.statuses.most_common()),
-            "termination_reasons": dict(self.endings.most_common()),
+            "termination_reasons": dict(self.reasons.most_common()),
             "reward": self.rewards.to_dict(),
             "group_ids": len(self._group_ids),
             "group_by": self.group_by and self.group_by.text,
@@ -91,7 +85,7 @@ class Totals:
         endings = ", ".join(f"{n} {status}" for status, n in self.statuses.most_common())
         reasons = ", ".join(
             f"{n} {reason}"
-            for reason, n in self.endings.most_common()
+            for reason, n in self.reasons.most_common()
             if reason not in self.statuses
         )
         grouped = f", {number_of(len(self._group_ids), 'group')}" if self._group_ids else ""

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from otel_rollout.terminal import say
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.built import Page
+from otel_rollout.view.built_page import Page
 from otel_rollout.view.html import whole_page
 from otel_rollout.view.index import Index
+from otel_rollout.view.sources import ERRORS_SHOWN
 from otel_rollout.view.tokens import Tokenizer
-from otel_rollout.view.verbs.sources import ERRORS_SHOWN
 
 
 def view(options: argparse.Namespace) -> int:

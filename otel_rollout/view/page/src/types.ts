@@ -16,7 +16,7 @@ export interface Overview {
   reward: number | null;
   /** Replies of the model, side calls aside; several choices of one call count once. */
   turns: number;
-  /** Calls that were asked to generate, also those that failed and side calls. */
+  /** Calls to endpoints that generate, including failed ones and side calls. */
   calls: number;
   histories: number;
   /** Token sequences that train. */

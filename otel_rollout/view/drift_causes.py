@@ -1,7 +1,7 @@
 """Why the token ids of a conversation changed: the class of a fork by tokens.
 
-Pure. The messages decide first: what was said and what the next request replays. Where the replay
-is what was said, the chat template changed the ids, and their place and texts tell what it did.
+Pure. The messages decide first: the reply and its replay in the next request. Where both are equal,
+the chat template changed the ids, and their place and texts show how.
 Texts of ids are known where log-probabilities came with the tokens; nothing is tokenised here.
 """
 
@@ -11,21 +11,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Literal
 
-from otel_rollout.trajectory.completion import Completion
-from otel_rollout.trajectory.histories import reasoning_in
+from otel_rollout.trajectory import Completion, ForkCause, reasoning_in
 from otel_rollout.wire import Json, MessagePath, sampled_texts, tool_calls
-
-Cause = Literal[
-    "reasoning_dropped",
-    "arguments_reformatted",
-    "tokens_merged",
-    "template_changed",
-    "truncated",
-    "other",
-]
-"""The classes, as `docs/drift.md` describes them."""
 
 _OPENING = 2
 """Tokens before reasoning that may stay when it is dropped: the mark that opens it, a line feed."""
@@ -55,7 +43,7 @@ Texts = Mapping[int, bytes]
 """The text of token ids, as far as it is known."""
 
 
-def cause_of(difference: Difference, texts: Texts) -> Cause:
+def cause_of(difference: Difference, texts: Texts) -> ForkCause:
     """The class of the difference. `texts`: what is known of the texts of token ids."""
     owner = difference.owner
     same_text = _same_text(difference, texts)
@@ -112,7 +100,7 @@ def _same_text(difference: Difference, texts: Texts) -> bool | None:
             return True
 
 
-def _changed_message(before: Completion, after: Completion) -> Cause | None:
+def _changed_message(before: Completion, after: Completion) -> ForkCause | None:
     """What the client changed in the first message that it replays otherwise than it was."""
     sent = _by_key(after.prompt)
     for key, messages in _by_key(before.path).items():
@@ -162,7 +150,7 @@ def _is_in_arguments(
 ) -> bool:
     """True if a template may have written arguments anew: those in a form of the model's own.
 
-    Where the texts of the tokens are known, what is said before the arguments must be the same.
+    Where the texts of the tokens are known, the text before the arguments must be the same.
     """
     if not _arguments(owner.items):
         return False

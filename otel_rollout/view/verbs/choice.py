@@ -9,14 +9,15 @@ from typing import Any
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import Store
-from otel_rollout.trajectory import Overview, Trajectory
+from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.fields import Field
-from otel_rollout.view.where import Where
+from otel_rollout.view.filter_expression import Where
+from otel_rollout.view.overview import Overview
 from otel_rollout.wire import dumps, loads
 
 
 class Choice:
-    """The filter and the order that a command line asks for; a wrong one ends the command."""
+    """The filter, order and groups that a command line asks for; a wrong one ends the command."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.where: Where | None = None
@@ -24,11 +25,15 @@ class Choice:
         self.sorts: str | None = getattr(options, "sort", None)
         """A field, `-` before it for descending; None: as they come."""
         self._by: Field | None = None
+        self.group_by: Field | None = None
+        """None: groups are only counted."""
         try:
             if options.where is not None:
                 self.where = Where.parse(options.where)
             if self.sorts is not None:
                 self._by = field_of("--sort", self.sorts.removeprefix("-"), not_of=("list",))
+            if getattr(options, "group_by", None) is not None:
+                self.group_by = field_of("--group-by", options.group_by)
         except ConfigurationError as error:
             options.wrong(str(error))
 

@@ -1,7 +1,7 @@
 """The SQLite file of an index: where it is, who may read it, who writes to it.
 
-Indexes hold texts of trajectories: their folder, or a file that is named, is the user's alone. One
-process writes to an index; another that wants the same one makes its own.
+An index contains texts of trajectories: only the user can read its folder, or the named file. One
+process writes to an index; another one creates its own.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def open_table(path: Path) -> WritableTable:
         head = b""
     connection = connect(path, "rw")
     try:
-        # Before the journal: what marks the file then stands in it, and not in the journal alone.
+        # Before the journal: the mark is then in the file, and not in the journal alone.
         table = WritableTable(connection) if head else WritableTable.create(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")

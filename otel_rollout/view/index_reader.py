@@ -1,4 +1,4 @@
-"""Sources read into an index: what is new in files of trajectories, and all else, made to one.
+"""Sources read into an index: lines of trajectories in their files, all else converted first.
 
 A file of trajectories is known by its inode, its size and the bytes before the place that it was
 read to: one that only grew is read on from there, any other is read anew. What cannot be read at
@@ -7,11 +7,11 @@ its place, spans and gzipped files, is written to a file of trajectories first (
 
 from __future__ import annotations
 
-import itertools
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -22,17 +22,16 @@ from otel_rollout.errors import ConfigurationError, RolloutError, SpanFormatErro
 from otel_rollout.export import (
     HEAD,
     LINE_PREFIX,
-    JsonlTrajectoryExporter,
     Layout,
     layout_of,
     parsed_lines,
-    reconstruct_by_rollout,
 )
-from otel_rollout.otlp import files_of, read, rotated_beside
-from otel_rollout.spans import SpanRecord
-from otel_rollout.trajectory import Overview, Trajectory, findings_of
+from otel_rollout.otlp import files_of, rotated_beside
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.view.overview import examine
+from otel_rollout.view.search_text import words_of
+from otel_rollout.view.sources import Sources, is_address
 from otel_rollout.view.table import FileState, WritableTable
-from otel_rollout.view.words import words_of
 from otel_rollout.wire import Json, dumps, loads
 
 _PATIENCE = 5
@@ -50,11 +49,6 @@ _DAMAGED = (
 """What a trajectory raises whose JSON is not as it was written."""
 
 
-def is_address(source: str) -> bool:
-    """True for the address of a backend; any other source is a file or a folder."""
-    return source.startswith(("http://", "https://"))
-
-
 def check_source(source: str) -> None:
     """ConfigurationError or OSError for a source that cannot be read again and again."""
     if source == "-":
@@ -67,10 +61,10 @@ def check_source(source: str) -> None:
 
 
 class Reader:
-    """Reads sources into the table of an index, as often as it is told to.
+    """Reads sources into the table of an index; each `read` adds what is new.
 
     rebuilt: the file for the trajectories of spans and of gzipped files.
-    stopped: asked from time to time; once it is True, reading ends where it is.
+    stopped: called from time to time; once it returns True, reading ends.
     """
 
     def __init__(
@@ -104,7 +98,8 @@ class Reader:
             except OSError as error:
                 self._fail_rebuilding(SpanFormatError(f"{path}: {error}"))
         if others and not self._stopped():
-            self._rebuild(others)
+            with suppress(_StoppedError):
+                self._rebuild(others)
             if self._rebuilt.exists():
                 self._read_lines(str(self._rebuilt), "what was rebuilt")
         self._table.connection.commit()
@@ -113,7 +108,7 @@ class Reader:
         """The addresses, and the files of the other sources."""
         for source in self._sources:
             try:
-                yield from [source] if is_address(source) else files_of(source)
+                yield from files_of(source)
             except (OSError, SpanFormatError) as error:
                 self._fail_rebuilding(SpanFormatError(f"{source}: {error}"))
 
@@ -137,7 +132,11 @@ class Reader:
                 now = replace(now, number=self._table.put_file(now.unfinished()))
             elif known.is_like(now):
                 return
-            elif known.inode == now.inode and now.size > known.size and _has_tail(file, known):
+            elif (
+                known.inode == now.inode
+                and now.size > known.size
+                and known.tail == _tail(file, known.read_to)
+            ):
                 now = replace(now, read_to=known.read_to)
             else:
                 self._table.remove_file(known.number)
@@ -169,9 +168,7 @@ class Reader:
             trajectory = Trajectory.from_dict(data)
             if not isinstance(trajectory.id, str) or not trajectory.id:
                 raise SpanFormatError(f"expected an id, got {trajectory.id!r:.100}")
-            rows = trajectory.token_sequences()
-            findings = findings_of(trajectory, rows=rows)
-            overview = Overview.of(trajectory, rows=rows, findings=findings)
+            overview, findings, _ = examine(trajectory)
             before = self._table.add(
                 overview, findings, words_of(trajectory), file=file, start=start, size=size
             )
@@ -191,57 +188,40 @@ class Reader:
 
     def _rebuild(self, sources: Sequence[str]) -> None:
         """Write the trajectories of the sources to a file, if they are others than before."""
-        states = [[file, *_state_of(file)] for source in sources for file in _with_rotated(source)]
+        files = (file for source in sources for file in (*rotated_beside(source), source))
+        states = [[file, *_state_of(file)] for file in files]
         now, asks = dumps(states), not self._asked and any(map(is_address, sources))
         is_known = self._table.note("spans") == now and self._rebuilt.exists()
         if (is_known and not asks) or time.monotonic() < self._rebuild_after:
             return
         began = time.monotonic()
         self._table.connection.execute("DELETE FROM errors WHERE file = ?", (_OF_REBUILDING,))
-        part = self._rebuilt.with_name(self._rebuilt.name + ".part")
+        part, spans = (Path(f"{self._rebuilt}.{name}") for name in ("part", "spans"))
+        reader = Sources(sources, report=self._fail_rebuilding, check=self._check_stopped)
+        found = reader.trajectories(infer_rollouts=self._infer_rollouts, path=spans, in_order=False)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            for trajectory in self._trajectories(sources):
+            for trajectory in found:
                 file.write(dumps(trajectory.to_dict()).encode() + b"\n")
-                if self._stopped():
-                    return
+                self._check_stopped()
         os.replace(part, self._rebuilt)
         self._table.put_note("spans", now)
         self._asked = True
         self._rebuild_after = time.monotonic() + _PATIENCE * (time.monotonic() - began)
 
-    def _trajectories(self, sources: Sequence[str]) -> Iterator[Trajectory]:
-        spans = []
-        for source in sources:
-            try:
-                if is_address(source) or _kind_of(source)[0] is None:
-                    spans.append(source)
-                else:
-                    yield from JsonlTrajectoryExporter.read(source, on_error=self._fail_rebuilding)
-            except OSError as error:
-                self._fail_rebuilding(SpanFormatError(f"{source}: {error}"))
-        if spans:
-            yield from self._of_spans(spans)
-
-    def _of_spans(self, sources: Sequence[str]) -> Iterator[Trajectory]:
-        path = self._rebuilt.with_name(self._rebuilt.name + ".spans")
-        records = itertools.chain.from_iterable(map(self._records, sources))
-        return reconstruct_by_rollout(records, path, infer_rollouts=self._infer_rollouts)
-
-    def _records(self, source: str) -> Iterator[SpanRecord]:
-        try:
-            for record in read(source, on_error=self._fail_rebuilding):
-                if self._stopped():
-                    return
-                yield record
-        except (OSError, LookupError, RolloutError) as error:
-            self._fail_rebuilding(SpanFormatError(f"{source}: {error}"))
+    def _check_stopped(self) -> None:
+        if self._stopped():
+            raise _StoppedError
 
     def _fail_rebuilding(self, error: SpanFormatError) -> None:
         self._fail(_OF_REBUILDING, error)
 
 
+class _StoppedError(Exception):
+    """The index is being closed: reading ends unfinished."""
+
+
 class _Lines:
-    """The whole lines of a file from an offset on, and where the last one that was given stands."""
+    """The whole lines of a file from an offset on, and the place of the last one."""
 
     def __init__(self, file: BinaryIO, start: int) -> None:
         self.start = self.end = start
@@ -261,7 +241,7 @@ class _Lines:
             yield line
 
     def place(self, part: bytes) -> tuple[int, int]:
-        """Offset and size of an object of the line that was given last."""
+        """Offset and size of an object of the last line."""
         if part is self._line:
             return self.start, len(part)
         at = self._line.find(part, self._within)
@@ -270,7 +250,7 @@ class _Lines:
 
 
 def _kind_of(path: str) -> tuple[Layout | None, bool]:
-    """How trajectories stand in a file, one that is empty so far included; if it is gzipped."""
+    """The layout of a file, "lines" for an empty one, and True if it is gzipped."""
     with open(path, "rb") as file:
         head, is_packed, _ = begun(file, path, HEAD)
     return "lines" if LINE_PREFIX.startswith(head) else layout_of(head), is_packed
@@ -285,7 +265,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _tail(file: BinaryIO, end: int) -> bytes:
-    """A digest of the bytes before this place; the file goes on from where it is."""
+    """A digest of the bytes before this place; the position in the file stays."""
     place = file.tell()
     file.seek(max(0, end - _TAIL))
     digest = blake2b(file.read(min(end, _TAIL)), digest_size=16).digest()
@@ -293,16 +273,9 @@ def _tail(file: BinaryIO, end: int) -> bytes:
     return digest
 
 
-def _has_tail(file: BinaryIO, known: FileState) -> bool:
-    return known.tail == _tail(file, known.read_to)
-
-
-def _with_rotated(source: str) -> list[str]:
-    return [source] if is_address(source) else [*rotated_beside(source), source]
-
-
 def _state_of(file: str) -> list[int]:
-    if is_address(file) or not os.path.exists(file):
+    """Inode, size and time of a file; nothing of an address, and of a file that is gone."""
+    if not os.path.exists(file):
         return []
     state = os.stat(file)
     return [state.st_ino, state.st_size, state.st_mtime_ns]

@@ -1,4 +1,4 @@
-"""The built page: its files as the server sends them, or one file that holds all answers.
+"""The built page: its files as the server sends them, or one file with all answers.
 
 The page is built from TypeScript beside it (`page/`), and the build is part of the package.
 """
@@ -20,7 +20,7 @@ from otel_rollout.wire import Json, finite
 FOLDER = Path(__file__).parent / "page" / "built"
 """The build of the page."""
 DATA = "otel-rollout"
-"""Id of the element with the answers, in a page that holds them itself."""
+"""Id of the element with the answers, in a page that contains them."""
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -86,7 +86,7 @@ class Page:
 
 
 def _inside(element: str, text: str) -> str:
-    """A script or style that does not end the element that it stands in."""
+    """A script or style that cannot end its own element."""
     text = re.sub(f"</(?={element})", r"<\\/", text, flags=re.IGNORECASE)
     return text.replace("<!--", r"<\!--")
 

@@ -1,13 +1,20 @@
-"""A trajectory in one line: what lists, filters, checks and tables say of it. Pure."""
+"""A trajectory in one line: the row of lists, filters, checks and tables. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
-from otel_rollout.trajectory.completion import Completion
-from otel_rollout.trajectory.findings import Finding, findings_of
-from otel_rollout.trajectory.tokens import TokenSequences
-from otel_rollout.trajectory.trajectory import Trajectory
+from otel_rollout.export import TabularList, columns_of, members
+from otel_rollout.trajectory import (
+    Completion,
+    Episode,
+    TokenSequences,
+    Trajectory,
+    TrajectoryGroup,
+)
+from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.wire import Json, finite
 
 
@@ -29,7 +36,7 @@ class Overview:
     turns: int
     """Replies of the model, side calls aside; several choices of one call count once."""
     calls: int
-    """Calls that were asked to generate, also those that failed and side calls."""
+    """Calls to endpoints that generate, including failed ones and side calls."""
     histories: int
     rows: int
     """Token sequences that train."""
@@ -56,19 +63,13 @@ class Overview:
     metadata: dict[str, Json]
 
     @classmethod
-    def of(
-        cls,
-        trajectory: Trajectory,
-        *,
-        rows: TokenSequences | None = None,
-        findings: list[Finding] | None = None,
-    ) -> Overview:
-        """The overview of a trajectory. `rows`, `findings`: of it, where they are known already."""
-        rows = trajectory.token_sequences() if rows is None else rows
-        findings = findings_of(trajectory, rows=rows) if findings is None else findings
+    def of(cls, trajectory: Trajectory) -> Overview:
+        """The overview of a trajectory."""
+        return examine(trajectory).overview
+
+    @classmethod
+    def _of(cls, trajectory: Trajectory, rows: TokenSequences, findings: list[Finding]) -> Overview:
         completions = trajectory.completions
-        replies = [c for c in completions if c.items and c.side_call is None]
-        ended, started = trajectory.end_time_ns, trajectory.start_time_ns
         reward = trajectory.reward
         return cls(
             id=trajectory.id,
@@ -81,15 +82,15 @@ class Overview:
             status=trajectory.status,
             termination_reason=trajectory.termination_reason,
             reward=None if reward is None else float(reward),
-            turns=len({completion.span_id for completion in replies}),
+            turns=_turns(completions),
             calls=len({completion.span_id for completion in completions}),
             histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
             rows=len(rows),
             sampled_tokens=_sampled(completions),
             trained_tokens=sum(sum(row.loss_mask) for row in rows),
             dropped=sum(drop.completion is not None for drop in rows.dropped),
-            seconds=(ended - started) / 1e9 if ended is not None and started else None,
-            start_time_ns=started,
+            seconds=_seconds(trajectory),
+            start_time_ns=trajectory.start_time_ns,
             versions=tuple(trajectory.policy_versions),
             models=tuple(dict.fromkeys(c.model for c in completions if c.model is not None)),
             warnings=len(trajectory.warnings),
@@ -104,6 +105,30 @@ class Overview:
         return {each.name: finite(getattr(self, each.name)) for each in fields(self)}
 
 
+class Examined(NamedTuple):
+    """All that is computed of a trajectory to list, check or index it."""
+
+    overview: Overview
+    findings: list[Finding]
+    rows: TokenSequences
+
+
+def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Examined:
+    """Overview, findings and rows. rows: others than those of `Trajectory.token_sequences()`."""
+    rows = trajectory.token_sequences() if rows is None else rows
+    findings = findings_of(trajectory, rows=rows)
+    return Examined(Overview._of(trajectory, rows, findings), findings, rows)
+
+
+def _turns(completions: list[Completion]) -> int:
+    return len({c.span_id for c in completions if c.items and c.side_call is None})
+
+
+def _seconds(trajectory: Trajectory) -> float | None:
+    started, ended = trajectory.start_time_ns, trajectory.end_time_ns
+    return (ended - started) / 1e9 if ended is not None and started else None
+
+
 def _sampled(completions: list[Completion]) -> int | None:
     total = 0
     for completion in completions:
@@ -113,3 +138,29 @@ def _sampled(completions: list[Completion]) -> int | None:
             return None
         total += count or 0
     return total
+
+
+class Overviews(TabularList, list[Overview]):
+    """Overviews of trajectories, in order, and a table of them.
+
+    In Arrow `metrics` and `rewards` are maps, and `metadata` is JSON text.
+    """
+
+    _columns: ClassVar = columns_of(Overview)
+
+    def _dicts(self) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in self]
+
+
+def overviews(
+    trajectories: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory,
+) -> Overviews:
+    """A line of names and numbers for each trajectory: a list that is a table, too.
+
+        frame = otel_rollout.overviews(trajectories).to_pandas()
+        frame.groupby("group_id")["reward"].mean()
+
+    trajectories: as for `to_token_rows`; the failures and the children of a group are in it.
+    Each line is an `Overview`: status, reward, turns, tokens, seconds, what does not train.
+    """
+    return Overviews(map(Overview.of, members(trajectories, "overviews")))

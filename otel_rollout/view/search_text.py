@@ -1,4 +1,4 @@
-"""The words by which a trajectory is found: a bounded part of what was said and logged. Pure."""
+"""The words by which a trajectory is found: a bounded part of its messages and logs. Pure."""
 
 from __future__ import annotations
 

@@ -5,15 +5,20 @@ Every warning and every completion that no row trains is in one finding; advice 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from otel_rollout.trajectory.completion import Completion
-from otel_rollout.trajectory.sentences import DAMAGED, Kind, sentence_of
-from otel_rollout.trajectory.tokens import Cause, Dropped, TokenSequences
-from otel_rollout.trajectory.trajectory import Trajectory
+from otel_rollout.terminal import without_ids, without_ids_and_numbers
+from otel_rollout.trajectory import (
+    DROPS,
+    Completion,
+    Dropped,
+    Kind,
+    TokenSequences,
+    Trajectory,
+    sentences,
+)
 from otel_rollout.wire import Json
 
 
@@ -33,7 +38,9 @@ class Finding:
     @property
     def plain(self) -> str:
         """The text without ids and numbers; what an error says keeps its numbers."""
-        return without_ids(self.text) if self.kind == "failed" else plain(self.text)
+        if self.kind == "failed":
+            return without_ids(self.text)
+        return without_ids_and_numbers(self.text)
 
     def to_dict(self) -> dict[str, Json]:
         """The finding as JSON."""
@@ -80,9 +87,9 @@ def _of_warnings(trajectory: Trajectory) -> Iterator[Finding]:
         return
     calls = {completion.span_id: completion for completion in trajectory.completions}
     for warning in warnings:
-        sentence, values = sentence_of(warning)
+        sentence, values = sentences.sentence_of(warning)
         kind: Kind = "incomplete" if warning in missing else sentence.kind
-        about = calls.get(values["span"]) if sentence is DAMAGED else None
+        about = calls.get(values["span"]) if sentence is sentences.DAMAGED else None
         id_, choice = (about.id, about.choice_index) if about else (None, 0)
         yield Finding(kind, warning, sentence.advice, id_, choice)
 
@@ -105,19 +112,6 @@ def _of_the_ending(trajectory: Trajectory) -> Iterator[Finding]:
         yield Finding("unscored", text, _WEIGHT if named else _REWARD)
 
 
-def plain(sentence: str) -> str:
-    """A sentence without what differs between equal ones, ids and numbers, to count them."""
-    return _number.sub("N", without_ids(sentence))
-
-
-def without_ids(sentence: str) -> str:
-    """The same with its numbers."""
-    return _id.sub("…", sentence)
-
-
-_id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b|'[^'\s/]*\d[^'\s/]*'")
-"""Our ids, and those of responses, which stand in quotes."""
-_number = re.compile(r"(?<![\w/.'])\d+(?![\w/.'])")
 _REWARD = (
     "Set trajectory.reward, or record_reward(...) in the rollout; later with `otel-rollout reward`."
 )
@@ -176,55 +170,3 @@ def _of_drift(trajectory: Trajectory, rows: TokenSequences) -> Iterator[Finding]
             forks[0].after_id,
             forks[0].after.choice_index,
         )
-
-
-_IDS = "Ask the server for them: otel_rollout.request_token_ids(), or configure() with it."
-DROPS: dict[Cause, tuple[Kind, str]] = {
-    "no_calls": ("incomplete", "See the warnings: they say which calls are missing."),
-    "rollout_failed": (
-        "failed",
-        'Give it a reward (0, say) to train on what failed, or on_failure="keep".',
-    ),
-    "rollout_cancelled": ("failed", "Nothing has to be done: what was cancelled never trains."),
-    "not_trainable": (
-        "dropped",
-        "Nothing has to be done if that was asked for (@rollout(trainable=False)); else see the "
-        "warnings.",
-    ),
-    "call_failed": (
-        "failed",
-        "Nothing has to be done for single ones; if they are many, see the server's errors and the "
-        "client's timeouts. Read streams to their ends.",
-    ),
-    "damaged": ("damaged", DAMAGED.advice),
-    "side_call": (
-        "side_call",
-        'Nothing has to be done: it is not the agent\'s task. on_side_call="keep" trains it.',
-    ),
-    "not_asked_for": (
-        "dropped",
-        "Nothing has to be done: such requests only fill a cache or count tokens.",
-    ),
-    "nothing_sampled": ("dropped", "Nothing has to be done: there is no token to train on."),
-    "no_token_ids": ("inexact", _IDS),
-    "no_token_ids_there": (
-        "inexact",
-        "Ask the model through an API that gives token ids, such as /v1/chat/completions of vLLM "
-        "(docs/model-apis.md).",
-    ),
-    "uncounted": ("inexact", _IDS),
-    "disagreement": (
-        "inexact",
-        "Check the server with `otel-rollout doctor --server URL`: some lose tokens that a parser "
-        "keeps back.",
-    ),
-    "unresolved_retry": (
-        "uncertain",
-        "Record with otel-rollout itself, which sees which reply was delivered; other "
-        "instrumentations do not say.",
-    ),
-    "masked": ("dropped", "Nothing has to be done if that was asked for (mask_truncated)."),
-    "too_long": ("dropped", "Raise max_length, or shorten what the agent sends."),
-    "other": ("dropped", "See the options of the exporter: `otel-rollout export --list`."),
-}
-"""What kind of finding a dropped completion is, and what to do, by the cause."""

@@ -19,11 +19,11 @@ from otel_rollout import Trajectory, reconstruct, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.spans import as_records
 from otel_rollout.testing import Raw, Reply
-from otel_rollout.trajectory import Dropped, Finding, Overview, TokenSequences, findings_of
+from otel_rollout.trajectory import DROPS, Dropped, TokenSequences
 from otel_rollout.trajectory import sentences as every
-from otel_rollout.trajectory.findings import DROPS
 from otel_rollout.trajectory.sentences import UNKNOWN, Kind, Sentence, sentence_of
 from otel_rollout.trajectory.tokens import Cause
+from otel_rollout.view import Finding, Overview, findings_of
 from tests.kit.conversations import TITLE, ask, said, user
 from tests.kit.recording import Clients, Recording
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.trajectory import Overview
-from otel_rollout.view import Where
+from otel_rollout.view import Overview, Where
 from otel_rollout.view.fields import COLUMNS, row_of
 
 PLAIN = Overview.of(Trajectory(id="a" * 32, name="agent", reward=0.5))

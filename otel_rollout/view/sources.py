@@ -1,0 +1,247 @@
+"""Sources of trajectories: files, folders, stdin and addresses of backends.
+
+The content of a file decides: trajectories, one a line, or spans to rebuild them from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from tqdm import tqdm
+
+from otel_rollout import semconv as sc
+from otel_rollout.compressed import begun, joined
+from otel_rollout.errors import RolloutError, SpanFormatError
+from otel_rollout.export import (
+    HEAD,
+    item_of,
+    item_of_trajectory,
+    layout_of,
+    lines_of,
+    parsed_lines,
+    read_lines,
+    reconstruct_by_rollout,
+)
+from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
+from otel_rollout.spans import SpanRecord
+from otel_rollout.terminal import number_of, say
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.view.verbs.choice import lines_in_order
+from otel_rollout.wire import loads
+
+Keeps = Callable[[Trajectory], bool]
+OnError = Callable[[SpanFormatError], None]
+_Spans = Iterator[SpanRecord]
+
+ERRORS_SHOWN = 10
+"""Errors that are printed; the others are counted."""
+
+
+def is_address(source: str) -> bool:
+    """True for the address of a backend; any other source is a file, a folder or stdin."""
+    return source.startswith(("http://", "https://"))
+
+
+class Sources:
+    """Reads sources in order, and counts what was read and what could not be.
+
+    prints_lines: the verb prints while it reads: on a terminal no bar is among them.
+    report: called with each place that cannot be read, a source as a whole included. None: the
+    first ones are printed, and a source that cannot be read as a whole raises.
+    check: called before each span; what it raises ends the reading.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        *,
+        prints_lines: bool = False,
+        report: OnError | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.spans = 0
+        """Spans that were read."""
+        self.foreign = 0
+        """Spans among them that other libraries wrote."""
+        self.errors = 0
+        """Places that could not be read."""
+        self._sources = [each for source in sources for each in files_of(source)]
+        for source in self._sources if report is None else ():
+            if not is_address(source) and source != "-":
+                open(source, "rb").close()  # fails now, not after hours of reading others
+        self._on_error = report
+        self._check = check
+        self._opened = set[tuple[int, int]]()
+        """The files that were opened, by `inode_of`."""
+        has_no_bar = report is not None or (prints_lines and sys.stdout.isatty())
+        self._bar = tqdm(
+            total=_size_of(self._sources),
+            unit="B",
+            unit_scale=True,
+            disable=True if has_no_bar else None,
+            delay=1,
+            leave=False,
+        )
+
+    def records(self) -> Iterator[SpanRecord]:
+        """The spans of all sources."""
+        for source in self._sources:
+            if is_address(source):
+                yield from self._counted(source, read(source))
+            else:
+                with self._open(source) as file:
+                    yield from self._counted(source, self._spans(file, source))
+        self._bar.close()
+
+    def trajectories(
+        self, *, infer_rollouts: bool, path: Path | None = None, in_order: bool = True
+    ) -> Iterator[Trajectory]:
+        """The trajectories of all sources: first those of files, then those rebuilt from spans.
+
+        path: of the file for spans meanwhile. None: in a temporary folder.
+        in_order: those that are rebuilt come in order of their start. False: in any.
+        """
+        with ExitStack() as opened:
+            spans: list[_Spans] = []
+            for lines, source in self._of_trajectories(opened, spans):
+                yield from read_lines(lines, source, on_error=self.report)
+            if spans:
+                if path is None:
+                    made = tempfile.TemporaryDirectory(prefix="otel-rollout-")
+                    path = Path(opened.enter_context(made)) / "spans"
+                records = itertools.chain.from_iterable(spans)
+                found = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
+                yield from _in_order(found) if in_order else found
+            self._bar.close()
+
+    def items(
+        self, path: Path, *, infer_rollouts: bool, keeps: Keeps | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """The same as `item_of` has them; their spans are at the path meanwhile.
+
+        keeps: true for a trajectory that is wanted. None: all are.
+        """
+        with ExitStack() as opened:
+            spans: list[_Spans] = []
+            for lines, source in self._of_trajectories(opened, spans):
+                yield from self._items(lines, source, keeps)
+            records = itertools.chain.from_iterable(spans)
+            found = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
+            yield from map(item_of_trajectory, filter(keeps, found) if keeps else found)
+            self._bar.close()
+
+    def _of_trajectories(
+        self, opened: ExitStack, spans: list[_Spans]
+    ) -> Iterator[tuple[Iterator[bytes], str]]:
+        """The lines of sources that hold trajectories; those of the others are added to `spans`."""
+        for source in self._sources:
+            with self._failing(source):
+                if is_address(source):
+                    spans.append(self._counted(source, read(source)))
+                    continue
+                file = opened.enter_context(self._open(source))
+                head, _, file = begun(file, source, HEAD)
+                if layout_of(head) is None:
+                    spans.append(self._counted(source, self._spans(file, source)))
+                else:
+                    yield lines_of(file, source), source
+
+    def _spans(self, file: BinaryIO, source: str) -> _Spans:
+        """The spans of a file, then of those it was rotated to; without any it is an error."""
+        errors, spans = self.errors, 0
+        for part in itertools.chain((file,), self._rotated(source)):
+            for record in read(part, on_error=self.report):
+                spans += 1
+                yield record
+        if not spans and errors == self.errors:
+            self.report(SpanFormatError(f"{source}: there is no span in it"))
+
+    def _rotated(self, source: str) -> Iterator[BinaryIO]:
+        """The files beside a source to which a collector has rotated it."""
+        if os.path.isfile(source):
+            for name, file in parts_of(source, self._opened):
+                yield joined(b"", file, name, self._bar.update)
+
+    def _items(
+        self, lines: Iterable[bytes], source: str, keeps: Keeps | None
+    ) -> Iterator[tuple[str, bytes]]:
+        for line, data, where in parsed_lines(lines, source, self.report, self.report):
+            try:
+                item = item_of(line, data, where)
+                is_kept = keeps is None or keeps(Trajectory.from_dict(data))
+            except SpanFormatError as error:
+                self.report(error)
+            else:
+                if is_kept:
+                    yield item
+
+    @contextmanager
+    def _open(self, source: str) -> Iterator[BinaryIO]:
+        if source == "-":
+            yield joined(b"", sys.stdin.buffer, "stdin")
+            return
+        with open(source, "rb", buffering=0) as file:
+            self._opened.add(inode_of(file))
+            yield joined(b"", file, source, self._bar.update)
+
+    def _counted(self, source: str, records: _Spans) -> _Spans:
+        with self._failing(source):
+            for record in records:
+                self._check()
+                self.spans += 1
+                is_ours = record.scope == sc.SCOPE or sc.ROLLOUT_ID in record.attributes
+                self.foreign += not is_ours
+                yield record
+
+    @contextmanager
+    def _failing(self, source: str) -> Iterator[None]:
+        """Report that a source cannot be read as a whole, if reading is to go on then."""
+        try:
+            yield
+        except (OSError, LookupError, RolloutError) as error:
+            if self._on_error is None:
+                raise
+            self.report(SpanFormatError(f"{source}: {error}"))
+
+    def report(self, error: SpanFormatError) -> None:
+        """Report a place that cannot be read; reading goes on."""
+        self.errors += 1
+        if self._on_error is not None:
+            self._on_error(error)
+        elif self.errors <= ERRORS_SHOWN:
+            say_above(str(error))
+
+
+def _in_order(found: Iterator[Trajectory]) -> Iterator[Trajectory]:
+    """The trajectories in order of their start; memory holds one at a time."""
+    for line in lines_in_order(found, lambda each: (each.start_time_ns, each.id)):
+        yield Trajectory.from_dict(loads(line))
+
+
+def _size_of(sources: Sequence[str]) -> int | None:
+    """Bytes of files with those they were rotated to; None if a source is no file."""
+    if not all(map(os.path.isfile, sources)):
+        return None
+    files = {each for file in sources for each in (file, *rotated_beside(file))}
+    return sum(os.path.getsize(file) for file in files if os.path.exists(file))
+
+
+def say_above(text: str) -> None:
+    """Print to stderr, above the progress bar."""
+    with tqdm.external_write_mode(file=sys.stderr):
+        say(text)
+
+
+def say_unreadable(places: int) -> int:
+    """Say how many places could not be read; the exit status."""
+    if places:
+        were = "was" if places == 1 else "were"
+        say(f"{number_of(places, 'place')} could not be read and {were} left out")
+    return int(places > 0)
