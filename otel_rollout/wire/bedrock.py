@@ -110,7 +110,19 @@ class Converse(ModelApi):
         return any(name in chunk for chunk in chunks for name in _EVENTS)
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return _merge_events(chunks)
+        body: dict[str, Any] = {}
+        message: dict[str, Any] = {}
+        blocks: dict[int, _Block] = {}
+        for kind, event in (member for chunk in chunks for member in chunk.items()):
+            if kind == "messageStart":
+                message["role"] = event["role"]
+            elif kind in ("contentBlockStart", "contentBlockDelta"):
+                block = blocks.setdefault(event["contentBlockIndex"], _Block())
+                block.add(event.get("start") or event.get("delta") or {})
+            elif kind in ("messageStop", "metadata"):
+                body |= {name: value for name, value in event.items() if name != "p"}
+        message["content"] = [blocks[index].finished() for index in sorted(blocks)]
+        return {**body, "output": {"message": message}}
 
     def is_whole(self, events: Events, body: Json, choices: int) -> bool:
         return events.error is None and any("messageStop" in chunk for chunk in events.chunks)
@@ -137,24 +149,6 @@ class Converse(ModelApi):
     def tool_name(self, tool: Message) -> str | None:
         spec = tool.get("toolSpec")
         return str(spec.get("name")) if isinstance(spec, Mapping) else None
-
-
-def _merge_events(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """The reply of Converse that its stream amounts to."""
-    body: dict[str, Any] = {}
-    message: dict[str, Any] = {}
-    blocks: dict[int, _Block] = {}
-    for chunk in chunks:
-        for kind, event in chunk.items():
-            if kind == "messageStart":
-                message["role"] = event["role"]
-            elif kind in ("contentBlockStart", "contentBlockDelta"):
-                block = blocks.setdefault(event["contentBlockIndex"], _Block())
-                block.add(event.get("start") or event.get("delta") or {})
-            elif kind in ("messageStop", "metadata"):
-                body |= {name: value for name, value in event.items() if name != "p"}
-    message["content"] = [blocks[index].finished() for index in sorted(blocks)]
-    return {**body, "output": {"message": message}}
 
 
 class _Block:

@@ -140,14 +140,15 @@ def read_message(message: Json) -> tuple[list[Part], dict[str, Json]]:
             found.append((read is not _reasoning, name, read(value)))
     if len(found) == 1:
         return list(found[0][2]), others
-    found.sort(key=_place)  # whatever the order of members: reasoning, content, calls
+    return _in_order(found), others
+
+
+def _in_order(found: list[tuple[bool, str, Iterable[Part]]]) -> list[Part]:
+    """The parts of all members, whatever their order: reasoning, content, calls."""
+    found.sort(key=lambda member: member[:2])
     thoughts = [parts for is_not, _, parts in found if not is_not][:1]  # others repeat the first
     rest = [parts for is_not, _, parts in found if is_not]
-    return [part for parts in (*thoughts, *rest) for part in parts], others
-
-
-def _place(found: tuple[bool, str, Iterable[Part]]) -> tuple[bool, str]:
-    return found[:2]
+    return [part for parts in (*thoughts, *rest) for part in parts]
 
 
 def text_part(part: Members) -> Part | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from otel_rollout.wire.events import EventCutter, count_of
+from otel_rollout.wire.events import EventCutter, is_count
 from otel_rollout.wire.json import Json, elements, members
 
 _CUT: Mapping[str, tuple[str, ...]] = {
@@ -88,7 +88,7 @@ class HidingReader:
 
 def _shown_event(event: bytes, hiding: Hiding) -> bytes:
     """One event as the client is shown it; nothing if all that it says is hidden."""
-    if hiding.count and count_of(event) is not None:
+    if hiding.count and is_count(event):
         return b""
     start = event.find(b"{")
     head = event[:start]
