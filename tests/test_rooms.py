@@ -306,6 +306,7 @@ BOUNDARIES = {
     "view/tokens.py": "the package tokenizers raises no other exception",
     "record/observer.py": "observers, inside the user's call",
     "trajectory/steps.py": "objects of the user's that are to be shown",
+    "workflows/rllm.py": "values of the user's that cannot be copied",
     "workflows/workflow.py": "what a run or a hook of the user's raises is in the episode",
 }
 """Modules that swallow any exception, and whose it is; `record.boundary` is the other place."""
@@ -505,7 +506,6 @@ EXCEPTIONS = {
     "record/transports/requests.py": LIBRARY,
     "record/transports/watched.py": LIBRARY,
     "wire/mistral.py": API,
-    "workflows/rllm.py": LATER,
 }
 """Modules (`wire/json.py`) and functions (`wire/json.py:loads`) that are larger or more complex, or
 small and imported once, each with its reason."""
