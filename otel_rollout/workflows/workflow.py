@@ -16,7 +16,7 @@ import logging
 import traceback
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from statistics import fmean
@@ -343,14 +343,19 @@ class Workflow(ABC):
         A last step whose model call was never made is dropped. The reward of a trajectory is
         computed from the raw rewards of its steps, which are kept in `raw_reward`.
         """
-        return _drive(self._judge(episode, termination_reason, error))
+        judging = self._judge(episode, termination_reason, error)
+        for hook in judging:
+            if isinstance(hook, Awaitable):
+                return _judged_async(episode, hook, judging)
+        return episode
 
     def _judge(
         self,
         episode: Episode,
         termination_reason: TerminationReason | None,
         error: dict[str, Any] | None,
-    ) -> Generator[Any, None, Episode]:
+    ) -> Iterator[Any]:
+        """Score the episode; yields what each hook returned, to be awaited if it is a coroutine."""
         episode.id, episode.task = self.uid or episode.id, self.task
         for trajectory in episode.trajectories:
             steps = trajectory.steps
@@ -368,7 +373,6 @@ class Workflow(ABC):
         if error is not None:
             episode.info["error"] = error
         episode.termination_reason = termination_reason or TerminationReason.UNKNOWN
-        return episode
 
     # --- agents, environments, threads
 
@@ -392,23 +396,20 @@ class Workflow(ABC):
         call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
         return await loop.run_in_executor(self.executor, call)
 
-    def _attributes(self) -> Iterator[Any]:
+    def _resettable(self) -> Iterator[Any]:
+        """The attributes that can be reset, each once."""
         seen: set[int] = set()
         for owner in (vars(self), *map(vars, type(self).__mro__[:-1])):
             for name, value in list(owner.items()):
-                if not name.startswith("_") and id(value) not in seen:
+                if not name.startswith("_") and id(value) not in seen and _can_reset(value):
                     seen.add(id(value))
                     yield value
 
-    def _agents(self) -> Iterator[Any]:
-        for value in self._attributes():
-            if _can_reset(value) and getattr(value, "trajectory", None) is not None:
-                yield value
+    def _agents(self) -> list[Any]:
+        return [a for a in self._resettable() if getattr(a, "trajectory", None) is not None]
 
-    def _environments(self) -> Iterator[Any]:
-        for value in self._attributes():
-            if _can_reset(value) and hasattr(value, "is_multithread_safe"):
-                yield value
+    def _environments(self) -> list[Any]:
+        return [e for e in self._resettable() if hasattr(e, "is_multithread_safe")]
 
 
 def _can_reset(value: object) -> bool:
@@ -439,23 +440,9 @@ async def _cancel(work: asyncio.Future[Any]) -> None:
         work.exception()
 
 
-def _drive(judging: Generator[Any, None, Episode]) -> Any:
-    """Run the scoring to its end; from the first hook that is a coroutine on, as a coroutine."""
-    while True:
-        try:
-            waiting = next(judging)
-        except StopIteration as stop:
-            return stop.value
-        if isinstance(waiting, Awaitable):
-            return _drive_async(judging, waiting)
-
-
-async def _drive_async(judging: Generator[Any, None, Episode], waiting: Any) -> Episode:
-    while True:
-        if isinstance(waiting, Awaitable):
-            await waiting
-        try:
-            waiting = next(judging)
-        except StopIteration as stop:
-            episode: Episode = stop.value
-            return episode
+async def _judged_async(episode: Episode, first: Awaitable[Any], judging: Iterator[Any]) -> Episode:
+    """The episode, once this hook and the following ones have scored it."""
+    await first
+    for hook in judging:
+        await _done(hook)
+    return episode
