@@ -479,18 +479,18 @@ LINES = {
     "look": 1_980,
     "otlp": 1_655,
     "rebuild": 1_250,
-    "rebuild/dialects": 2_150,
+    "rebuild/dialects": 2_130,
     "record": 7_800,
     "spans": 1_735,
-    "testing": 1_200,
-    "trajectory": 5_200,
+    "testing": 1_195,
+    "trajectory": 5_075,
     "view": 5_030,
     "wire": 4_575,
-    "workflows": 800,
+    "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one
 number: lowered when a room gets smaller, raised with a reason in the commit."""
-LINES_OF_A_FILE = 652
+LINES_OF_A_FILE = 575
 LINES_OF_A_FUNCTION = 164
 COMPLEXITY = 30
 FILES_OF_A_FOLDER = 44
@@ -498,7 +498,7 @@ FLOORS = {"record": 15}
 """Rooms whose modules may import each other in chains of so many."""
 SMALL = 60
 """Lines below which a module that one other imports belongs into that."""
-API, LIBRARY, LATER = "a module for each API", "a module for each library", "to be joined"
+API, LIBRARY = "a module for each API", "a module for each library"
 EXCEPTIONS = {
     "command/checks/check.py": "documented: programs call it",
     "record/transports/botocore.py": LIBRARY,

@@ -209,7 +209,7 @@ def _exchange_to_dict(
 ) -> dict[str, Json]:
     reply, text, events, asked = exchange.reply, None, None, exchange.supplied
     if reply is None and exchange.events is not None:
-        events = exchange.events  # of no known shape, though each may be JSON
+        events = exchange.events  # of an unknown shape, though each may be JSON
     elif reply is None:
         text = exchange.response()
     elif any(word in (exchange.body or exchange.events or "") for word in ("NaN", "Infinity")):

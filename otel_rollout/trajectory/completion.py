@@ -36,7 +36,7 @@ from otel_rollout.wire import (
 
 
 class Judge(Protocol):
-    """Tells which calls of one trajectory are side calls. Any thread may ask."""
+    """Finds the calls of one trajectory that are side calls. Any thread may ask."""
 
     def add(self, completion: Completion) -> None:
         """Take in a call of the trajectory; more than once does no harm."""
@@ -48,7 +48,7 @@ class Judge(Protocol):
 @frozen("trajectory.add_reward(Reward(..., completion_id=...)) sets its reward")
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Completion:
-    """One sampled choice of one exchange: what the model said, or how the call failed."""
+    """One sampled choice of one exchange: the model's message, or how the call failed."""
 
     id: str
     """The response id. Choices of one response share it; (`id`, `choice_index`) is unique."""
@@ -73,7 +73,7 @@ class Completion:
     rewards: AllRewards
     """All rewards of the trajectory."""
     judge: Judge | None = None
-    """Tells the side calls of the trajectory. None: only what was written is known."""
+    """Finds the side calls of the trajectory. None: only those that were recorded as such are."""
 
     @property
     def trainable(self) -> bool:
@@ -126,7 +126,7 @@ class Completion:
 
     @property
     def model(self) -> str | None:
-        """The model that the server says answered."""
+        """The model that answered, as the server reports it."""
         model = self._whole.get(self.api.model_name)
         return model if isinstance(model, str) else None
 
@@ -149,7 +149,7 @@ class Completion:
     def truncated(self) -> bool:
         """True if the model did not end it: a length limit did, a filter, an abort, an error.
 
-        The server says so, gives no reason or one that is not known, or sent as many tokens as the
+        The server reports so, gives no reason or an unknown one, or sent as many tokens as the
         limit.
         """
         api, whole = self.api, self._whole
@@ -176,7 +176,7 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """How many tokens the server counted, in OpenAI's words; None where it did not say."""
+        """Token counts of the server under OpenAI's names; None if it sent none."""
         return self.api.usage(self._whole)
 
     @property
@@ -243,7 +243,7 @@ class Completion:
 
         `constrained`: the request had the server take tokens away (a schema, a grammar, a forced
         tool call), so that they are not the policy's, whatever the server calls them. Else few
-        servers say. vLLM's are raw unless it was started otherwise (`--logprobs-mode`).
+        servers report it. vLLM's are raw unless it was started otherwise (`--logprobs-mode`).
         """
         return logprobs_mode(self.exchange.params, self.choice, self._whole)
 
@@ -254,7 +254,7 @@ class Completion:
 
     @property
     def policy_version(self) -> str | int | None:
-        """The policy version when the call was made: the rollout's, else what the server says."""
+        """The policy version when the call was made: the rollout's, else the server's."""
         if self.exchange.policy_version is not None:
             return self.exchange.policy_version
         return weight_version(self.choice, self._whole)
@@ -290,7 +290,7 @@ class Completion:
 
     @property
     def end_time_ns(self) -> int | None:
-        """When the call ended, in ns since the epoch; None where that is not known."""
+        """When the call ended, in ns since the epoch; None if unknown."""
         return self.exchange.end_time_ns
 
     @property
@@ -323,7 +323,7 @@ class Completion:
 
     @property
     def sampled_count(self) -> int | None:
-        """How many tokens the server says it sampled for its response; None if it does not say."""
+        """Number of sampled tokens that the server reports for its response; None if none."""
         counted = sampled_count(self._whole)
         if counted is None:
             counted = (self.usage or {}).get("completion_tokens")

@@ -89,7 +89,7 @@ class RolloutRecord(Fixed):
     """JSON values to keep with the trajectory, by name."""
     _logs: list[str]
     status: str
-    """`running`, `complete`, `error` or `cancelled`; `unknown` where nothing tells."""
+    """`running`, `complete`, `error` or `cancelled`; `unknown` if it was not recorded."""
     termination_reason: str | None
     """Why it did not end by returning: `error`, `timeout` or `cancelled`; else None."""
     error: dict[str, str] | None
@@ -97,9 +97,9 @@ class RolloutRecord(Fixed):
     output: Json
     """Return value of the function, if that is JSON; else None."""
     start_time_ns: int
-    """Nanoseconds since 1970; 0 where it is not known."""
+    """Nanoseconds since 1970; 0 if unknown."""
     end_time_ns: int | None
-    """Nanoseconds since 1970; None while the rollout runs, or where it is not known."""
+    """Nanoseconds since 1970; None while the rollout runs, or if unknown."""
     _warnings: list[str]
     _missing_calls: list[str]
     _lock: threading.RLock

@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 class Recorded:
-    """Contents that are known already: the exchanges of a file, or none."""
+    """Contents that are complete already: the exchanges of a file, or none."""
 
     def __init__(
         self, exchanges: Sequence[Exchange], rewards: AllRewards, *, trainable: bool = True

@@ -1,4 +1,4 @@
-"""A trajectory: the record of one rollout, what the model saw and said in it and how well it went.
+"""A trajectory: the record of one rollout, what the model saw and sampled, and its rewards.
 
 It is *live* while its rollout runs: reward, metrics and metadata can be set. It is *sealed* once
 the rollout has ended: only a reward may still arrive. What was exchanged comes from one `Source`;
@@ -35,11 +35,11 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
 
     __slots__ = ()
 
-    # --- what the model saw and said
+    # --- what the model saw and sampled
 
     @property
     def why_empty(self) -> str | None:
-        """Why it has no completion; None where it has some, or none is known to be missing."""
+        """Why it has no completion; None if it has some, or no missing call was noted."""
         return None if self.completions else "; ".join(self.missing_calls) or None
 
     @property

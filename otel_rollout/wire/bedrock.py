@@ -43,7 +43,7 @@ _OBJECTS = ("toolUse", "toolResult", "reasoningContent", "citationsContent", *_M
 
 
 def _block(part: Members) -> Part | None:
-    """A block whose one member is an object that says what it is."""
+    """A block, whose one member is an object with the name of its kind."""
     name = next(name for name in _OBJECTS if name in part)
     value = part[name]
     if not isinstance(value, Mapping):
@@ -156,7 +156,7 @@ class _Block:
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
-        """The object inside the block, as its start and deltas say."""
+        """The object inside the block, as its start and deltas have it."""
         self._kind = "text"
         self._pieces: dict[str, list[str]] = {}
         self._citations: list[Json] = []
@@ -180,7 +180,7 @@ class _Block:
                 self._fields.setdefault("content", []).extend(value)
 
     def finished(self) -> Json:
-        """The block as it stands in an unstreamed reply."""
+        """The block as an unstreamed reply has it."""
         texts = {name: "".join(pieces) for name, pieces in self._pieces.items()}
         if self._citations:
             content = [{"text": texts.get("text", "")}]

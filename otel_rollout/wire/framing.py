@@ -22,7 +22,7 @@ _HEAD = struct.Struct(">III")
 _TEXT = 7
 """Type of a header's value: a text, after its length in two bytes."""
 _SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
-"""Bytes of a header's value by its type, where the type tells."""
+"""Bytes of a header's value by its type, where the type fixes it."""
 _UNNAMED = ("", "chunk")
 """Event types that do not say what a payload is; an exception has none."""
 

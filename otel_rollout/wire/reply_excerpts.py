@@ -43,7 +43,7 @@ class TokenCounts(NamedTuple):
     output: int
     """Tokens that were sampled."""
     cached: int | None
-    """Tokens of the prompt that were read from a cache. None: not told."""
+    """Tokens of the prompt that were read from a cache. None: not reported."""
 
 
 def token_counts(body: bytes, api: ModelApi, *, events: bool) -> TokenCounts | None:
@@ -132,7 +132,7 @@ class ShownReply(NamedTuple):
     text: str
     """Text and tool calls."""
     finish_reason: str | None
-    """Why sampling ended, as the server said it. None: not told."""
+    """Why sampling ended, as the server sent it. None: not sent."""
     items: tuple[Json, ...]
     """What was sampled, in wire form; of a long stream its text alone, as a message."""
 

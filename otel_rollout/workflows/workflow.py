@@ -31,9 +31,9 @@ from otel_rollout.trajectory import (
     TerminationReason,
     Trajectory,
     task_of,
-    tie,
 )
 from otel_rollout.workflows.enclosing import WorkflowRun
+from otel_rollout.workflows.matching import tie
 from otel_rollout.workflows.rllm import RllmTrajectory, reward_completions, snapshot
 
 logger = logging.getLogger("otel_rollout")
