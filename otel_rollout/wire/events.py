@@ -32,10 +32,11 @@ class Cutter(ABC):
 
     def cut(self, chunk: bytes) -> Iterable[bytes]:
         """The chunks that these bytes end."""
-        self._bytes += chunk
+        buffer = self._bytes
+        buffer += chunk
         while end := self._find_end():
-            piece = bytes(self._bytes[:end])
-            del self._bytes[:end]
+            piece = bytes(buffer[:end])
+            del buffer[:end]
             self._searched = 0
             yield piece
 
