@@ -306,6 +306,7 @@ BOUNDARIES = {
     "view/tokens.py": "the package tokenizers raises no other exception",
     "record/observer.py": "observers, inside the user's call",
     "trajectory/steps.py": "objects of the user's that are to be shown",
+    "workflows/rllm.py": "values of the user's that cannot be copied",
     "workflows/workflow.py": "what a run or a hook of the user's raises is in the episode",
 }
 """Modules that swallow any exception, and whose it is; `record.boundary` is the other place."""
@@ -478,18 +479,18 @@ LINES = {
     "look": 1_973,
     "otlp": 1_651,
     "rebuild": 1_250,
-    "rebuild/dialects": 2_150,
+    "rebuild/dialects": 2_130,
     "record": 7_800,
     "spans": 1_735,
-    "testing": 1_200,
-    "trajectory": 4_565,
+    "testing": 1_195,
+    "trajectory": 4_465,
     "view": 5_724,
-    "wire": 4_660,
-    "workflows": 800,
+    "wire": 4_575,
+    "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one
 number: lowered when a room gets smaller, raised with a reason in the commit."""
-LINES_OF_A_FILE = 652
+LINES_OF_A_FILE = 575
 LINES_OF_A_FUNCTION = 164
 COMPLEXITY = 30
 FILES_OF_A_FOLDER = 44
@@ -497,7 +498,7 @@ FLOORS = {"record": 15}
 """Rooms whose modules may import each other in chains of so many."""
 SMALL = 60
 """Lines below which a module that one other imports belongs into that."""
-API, LIBRARY, LATER = "a module for each API", "a module for each library", "to be joined"
+API, LIBRARY = "a module for each API", "a module for each library"
 EXCEPTIONS = {
     "command/checks/check.py": "documented: programs call it",
     "record/transports/botocore.py": LIBRARY,
@@ -507,7 +508,6 @@ EXCEPTIONS = {
     "record/transports/requests.py": LIBRARY,
     "record/transports/watched.py": LIBRARY,
     "wire/mistral.py": API,
-    "workflows/rllm.py": LATER,
 }
 """Modules (`wire/json.py`) and functions (`wire/json.py:loads`) that are larger or more complex, or
 small and imported once, each with its reason."""

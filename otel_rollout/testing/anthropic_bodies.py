@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from otel_rollout.testing.bodies import (
     MODEL,
     TOKENIZER,
-    Call,
     Json,
+    ModelCall,
     completion_ids,
     content_text,
     dump,
@@ -20,7 +20,7 @@ from otel_rollout.testing.bodies import (
 )
 
 
-def message_body(call: Call) -> Json:
+def message_body(call: ModelCall) -> Json:
     """The message: thinking, text and tool uses as content blocks.
 
     `Reply.message_extra` may give other blocks as `content`.
@@ -71,14 +71,14 @@ def count_tokens(body: Json) -> Json:
     return {"input_tokens": len(TOKENIZER.encode_messages([*before, *body["messages"]]))}
 
 
-def message_events(call: Call) -> list[bytes]:
+def message_events(call: ModelCall) -> list[bytes]:
     return [
         b"event: %b\ndata: %b\n\n" % (name.encode(), dump({"type": name, **fields}))
         for name, fields in _named_events(call)
     ]
 
 
-def _named_events(call: Call) -> Iterator[tuple[str, Json]]:
+def _named_events(call: ModelCall) -> Iterator[tuple[str, Json]]:
     message = message_body(call)
     opened = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
     usage = message.get("usage")

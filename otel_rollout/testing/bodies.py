@@ -195,7 +195,7 @@ def prompt_ids_of(prompt: Any) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModelCall:
     """One request with its reply: all inputs of the response."""
 
     body: Json
@@ -242,7 +242,7 @@ def completion_ids(choice: Reply) -> list[int]:
     return TOKENIZER.encode(text) + _end_ids(choice)
 
 
-def _message(call: Call, choice: Reply, index: int) -> Json:
+def _message(call: ModelCall, choice: Reply, index: int) -> Json:
     message: Json = {"role": "assistant", "content": choice.content, "refusal": choice.refusal}
     if choice.reasoning is not None:
         message["reasoning_content"] = choice.reasoning
@@ -251,7 +251,7 @@ def _message(call: Call, choice: Reply, index: int) -> Json:
     return {**message, **choice.message_extra}
 
 
-def _deltas(call: Call, choice: Reply, index: int) -> Iterator[tuple[Json, list[int]]]:
+def _deltas(call: ModelCall, choice: Reply, index: int) -> Iterator[tuple[Json, list[int]]]:
     """A message in pieces, each with the ids sampled for it: together `completion_ids`."""
     spans, extra = _reply_spans(choice), choice.message_extra
     calls = call.tool_calls(choice, index)
@@ -275,7 +275,7 @@ def _deltas(call: Call, choice: Reply, index: int) -> Iterator[tuple[Json, list[
     yield {}, _end_ids(choice)
 
 
-def _chat_logprobs(call: Call, token_ids: list[int], start: int) -> Json:
+def _chat_logprobs(call: ModelCall, token_ids: list[int], start: int) -> Json:
     def entry(token_id: int, logprob: float) -> Json:
         as_id = call.body.get("return_tokens_as_token_ids")
         token = f"token_id:{token_id}" if as_id else _TOKEN_TEXT[token_id]
@@ -304,7 +304,7 @@ def _text_logprobs(token_ids: list[int], start: int, offset: int) -> Json:
 
 
 def _choice_parts(
-    call: Call, choice: Reply, index: int, chat: bool, echoed: Sequence[int]
+    call: ModelCall, choice: Reply, index: int, chat: bool, echoed: Sequence[int]
 ) -> list[Json]:
     """A choice as entries of `choices`: one for each chunk, or one for the whole response.
 
@@ -341,7 +341,7 @@ def _choice_parts(
     return parts
 
 
-def generation(call: Call) -> list[Json]:
+def generation(call: ModelCall) -> list[Json]:
     """A chat or a text completion: one response object, or the chunks of a stream."""
     body, reply, chat = call.body, call.reply, "messages" in call.body
     if chat:
@@ -390,116 +390,6 @@ def input_messages(body: Json) -> list[Json]:
         elif kind in ("function_call_output", "custom_tool_call_output"):
             messages.append({"role": "tool", "content": item.get("output")})
     return messages
-
-
-_FUNCTION_CALL: Final = ("function_call", "fc")
-
-
-def _output_items(call: Call) -> list[Json]:
-    reply, number = call.reply, f"{call.sequence:06d}"
-    items, parts = list[Json](), list[Json]()
-    if reply.reasoning:
-        content = [{"type": "reasoning_text", "text": reply.reasoning}]
-        item: Json = {"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": content}
-        if "reasoning.encrypted_content" in (call.body.get("include") or ()):
-            item["encrypted_content"] = base64.b64encode(reply.reasoning.encode()).decode()
-        items.append(item)
-    if reply.content is not None:
-        text = {"type": "output_text", "text": reply.content}
-        parts.append({**text, "annotations": [], "logprobs": []})
-    if reply.refusal is not None:
-        parts.append({"type": "refusal", "refusal": reply.refusal})
-    if parts:
-        message = {"id": f"msg_{number}", "type": "message", "role": "assistant"}
-        items.append({**message, "status": "completed", "content": parts, **reply.message_extra})
-    for index, tool_call in enumerate(call.tool_calls(reply, 0)):
-        kind, prefix = ("custom_tool_call", "ctc") if "custom" in tool_call else _FUNCTION_CALL
-        item = {"id": f"{prefix}_{number}_{index}", "type": kind, "status": "completed"}
-        said = tool_call[tool_call["type"]]
-        items.append({**item, "call_id": tool_call["id"], **said})
-    return items
-
-
-def response_body(call: Call) -> Json:
-    body, reply = call.body, call.reply
-    truncated = reply.finish_reason == "length"
-    head = call.head("response", "resp_")
-    echoed = ("instructions", "previous_response_id", "temperature", "top_p")
-    response = {
-        **head,
-        "created_at": head.pop("created"),
-        "status": "incomplete" if truncated else "completed",
-        "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
-        "output": _output_items(call),
-        "parallel_tool_calls": body.get("parallel_tool_calls", True),
-        "tool_choice": body.get("tool_choice", "auto"),
-        "tools": body.get("tools") or [],
-        "metadata": body.get("metadata") or {},
-        **{name: body.get(name) for name in echoed},
-    }
-    if conversation := body.get("conversation"):
-        named = isinstance(conversation, str)
-        response["conversation"] = {"id": conversation} if named else conversation
-    if body.get("background"):
-        response["background"] = True
-    if reply.usage:
-        input_tokens = len(TOKENIZER.encode_messages(input_messages(body)))
-        output_tokens = len(completion_ids(reply))
-        reasoning_tokens = len(TOKENIZER.encode(reply.reasoning or ""))
-        response["usage"] = {
-            "input_tokens": input_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": output_tokens,
-            "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
-            "total_tokens": input_tokens + output_tokens,
-        }
-    return {**response, **reply.extra}
-
-
-def unfinished(response: Json, status: str) -> Json:
-    """The response before it is complete: without output and usage."""
-    nothing: Json = {"output": [], "usage": None, "error": None, "incomplete_details": None}
-    return {**response, "status": status, **nothing}
-
-
-def response_events(call: Call) -> Iterator[bytes]:
-    for number, (name, fields) in enumerate(_named_events(call)):
-        event = {"type": f"response.{name}", "sequence_number": number, **fields}
-        yield b"event: response.%b\ndata: %b\n\n" % (name.encode(), dump(event))
-
-
-def _named_events(call: Call) -> Iterator[tuple[str, Json]]:
-    final = response_body(call)
-    opened = unfinished(final, "in_progress")
-    yield "created", {"response": opened}
-    yield "in_progress", {"response": opened}
-    for output_index, item in enumerate(final["output"]):
-        at = {"item_id": item["id"], "output_index": output_index}
-        argument = _ARGUMENTS.get(item["type"])
-        empty: Json = {argument: ""} if argument else {"content": []}
-        added = {**item, **empty, "status": "in_progress"}
-        yield "output_item.added", {"output_index": output_index, "item": added}
-        for content_index, part in enumerate(item.get("content", ())):
-            here, kind = {**at, "content_index": content_index}, part["type"]
-            name = "refusal" if kind == "refusal" else "text"
-            logprobs: Json = {"logprobs": []} if kind == "output_text" else {}
-            yield "content_part.added", {**here, "part": {**part, name: ""}}
-            for piece in split(part[name], call.chunk_size):
-                yield f"{kind}.delta", {**here, "delta": piece, **logprobs}
-            yield f"{kind}.done", {**here, name: part[name], **logprobs}
-            yield "content_part.done", {**here, "part": part}
-        if argument:
-            event = f"{item['type']}_{argument}"
-            for piece in split(item[argument], call.chunk_size):
-                yield f"{event}.delta", {**at, "delta": piece}
-            named = {"name": item["name"]} if argument == "arguments" else {}
-            yield f"{event}.done", {**at, **named, argument: item[argument]}
-        yield "output_item.done", {"output_index": output_index, "item": item}
-    yield final["status"], {"response": final}
-
-
-_ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 def embeddings(body: Json) -> Json:

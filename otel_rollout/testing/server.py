@@ -22,8 +22,8 @@ from otel_rollout.testing.bodies import (
     CREATED,
     MODEL,
     TOKENIZER,
-    Call,
     Json,
+    ModelCall,
     Reply,
     content_text,
     dump,
@@ -31,10 +31,8 @@ from otel_rollout.testing.bodies import (
     generation,
     input_messages,
     prompt_ids_of,
-    response_body,
-    response_events,
-    unfinished,
 )
+from otel_rollout.testing.responses_bodies import response_body, response_events, unfinished
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
@@ -262,7 +260,7 @@ class ModelServer:
         self._token_ids, self._logprobs = token_ids, logprobs
         self._chunk_size, self._port = chunk_size, port
         self._compress, self._routes = compress, dict(routes or {})
-        self._responses: dict[str, tuple[Call, Iterator[None]]] = {}
+        self._responses: dict[str, tuple[ModelCall, Iterator[None]]] = {}
         self._server: _Server | None = None
         self._lock = threading.Lock()
         self._exchanges: list[WireExchange] = []
@@ -365,7 +363,7 @@ class ModelServer:
         token_ids = self._token_ids or bool(body.get("return_token_ids"))
         # Of a text completion `logprobs` is a number, and 0 asks for them.
         logprobs = self._logprobs or body.get("logprobs") not in (None, False)
-        call = Call(body, reply, sequence, self._chunk_size, token_ids, logprobs)
+        call = ModelCall(body, reply, sequence, self._chunk_size, token_ids, logprobs)
         if path == "/v1/messages":
             if not call.stream:
                 return _Answer([dump(message_body(call))], pace=reply)

@@ -2,10 +2,6 @@
 
 from otel_rollout.trajectory import sentences as sentences
 from otel_rollout.trajectory.completion import Completion as Completion
-from otel_rollout.trajectory.completion import completions_of as completions_of
-from otel_rollout.trajectory.completion import is_in_background as is_in_background
-from otel_rollout.trajectory.completion import is_unread as is_unread
-from otel_rollout.trajectory.completion import with_retrieved as with_retrieved
 from otel_rollout.trajectory.conversations import Conversations as Conversations
 from otel_rollout.trajectory.drift import Drift as Drift
 from otel_rollout.trajectory.drift import ForkCause as ForkCause
@@ -20,7 +16,6 @@ from otel_rollout.trajectory.groups import TrajectoryGroup as TrajectoryGroup
 from otel_rollout.trajectory.groups import advantages_of as advantages_of
 from otel_rollout.trajectory.groups import group_in_workflow as group_in_workflow
 from otel_rollout.trajectory.histories import ended_before as ended_before
-from otel_rollout.trajectory.histories import in_order as in_order
 from otel_rollout.trajectory.histories import names_previous as names_previous
 from otel_rollout.trajectory.histories import path_key as path_key
 from otel_rollout.trajectory.histories import reasoning_in as reasoning_in
@@ -29,7 +24,10 @@ from otel_rollout.trajectory.history import HistoryItem as HistoryItem
 from otel_rollout.trajectory.reward import AllRewards as AllRewards
 from otel_rollout.trajectory.reward import Reward as Reward
 from otel_rollout.trajectory.reward import RewardKey as RewardKey
-from otel_rollout.trajectory.reward import Rewards as Rewards
+from otel_rollout.trajectory.sampling import completions_of as completions_of
+from otel_rollout.trajectory.sampling import is_in_background as is_in_background
+from otel_rollout.trajectory.sampling import is_unread as is_unread
+from otel_rollout.trajectory.sampling import with_retrieved as with_retrieved
 from otel_rollout.trajectory.sentences import Kind as Kind
 from otel_rollout.trajectory.side_calls import Rule as Rule
 from otel_rollout.trajectory.side_calls import SideCalls as SideCalls
@@ -41,9 +39,7 @@ from otel_rollout.trajectory.source import Recorded as Recorded
 from otel_rollout.trajectory.source import Source as Source
 from otel_rollout.trajectory.steps import Action as Action
 from otel_rollout.trajectory.steps import Step as Step
-from otel_rollout.trajectory.steps import call_key as call_key
 from otel_rollout.trajectory.steps import json_of as json_of
-from otel_rollout.trajectory.steps import tie as tie
 from otel_rollout.trajectory.tokens import Dropped as Dropped
 from otel_rollout.trajectory.tokens import ExactIds as ExactIds
 from otel_rollout.trajectory.tokens import NotExact as NotExact
@@ -51,6 +47,5 @@ from otel_rollout.trajectory.tokens import TokenSequence as TokenSequence
 from otel_rollout.trajectory.tokens import TokenSequences as TokenSequences
 from otel_rollout.trajectory.tokens import exact_ids as exact_ids
 from otel_rollout.trajectory.tokens import model_of as model_of
-from otel_rollout.trajectory.tokens import token_sequences as token_sequences
 from otel_rollout.trajectory.tokens import untrained_sequences as untrained_sequences
 from otel_rollout.trajectory.trajectory import Trajectory as Trajectory

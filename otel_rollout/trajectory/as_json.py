@@ -8,8 +8,8 @@ values are null, since earlier rows have them, is [params, {name: row that has i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.spans import (
@@ -21,35 +21,14 @@ from otel_rollout.spans import (
     digest_of,
     extend_tokens,
 )
-from otel_rollout.trajectory.reward import AllRewards, Reward
+from otel_rollout.trajectory.record import FIELDS, RolloutRecord
+from otel_rollout.trajectory.reward import Reward
 from otel_rollout.trajectory.steps import Step
 from otel_rollout.wire import Json, MessagePath, Params, context_key, copy_json, dumps, extend
 
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
 
-FIELDS = (
-    "id",
-    "name",
-    "trace_id",
-    "span_id",
-    "parent_id",
-    "task_id",
-    "group_id",
-    "sample_index",
-    "policy_version",
-    "trainable",
-    "status",
-    "termination_reason",
-    "error",
-    "output",
-    "logs",
-    "start_time_ns",
-    "end_time_ns",
-    "warnings",
-)
-FACTS = tuple(name for name in FIELDS if name not in ("id", "logs", "warnings"))
-"""Those that a trajectory keeps as they were given."""
 _EXCHANGE_FIELDS = (
     "span_id",
     "start_time_ns",
@@ -75,38 +54,9 @@ _MARKS = ("session", "policy_model", "side_call")
 _Node = TypeVar("_Node", MessagePath, TokenPath)
 
 
-class _Trajectory(Protocol):
-    """The parts of a trajectory that its JSON has, beside `FIELDS`."""
-
-    metrics: MutableMapping[str, float]
-    metadata: MutableMapping[str, Json]
-    appended: dict[tuple[str, int], list[Json]]
-    all_rewards: AllRewards
-
-    @property
-    def exchanges(self) -> list[Exchange]:
-        """Its calls."""
-
-    @property
-    def reward(self) -> float | None:
-        """Its reward."""
-
-    @property
-    def missing_calls(self) -> list[str]:
-        """Warnings about calls that are not in it."""
-
-    @property
-    def built_by_hand(self) -> bool:
-        """True if its steps are recorded with it."""
-
-    @property
-    def steps(self) -> list[Step]:
-        """Its steps."""
-
-
-def as_json(trajectory: _Trajectory) -> dict[str, Json]:
+def as_json(trajectory: RolloutRecord) -> dict[str, Json]:
     """A trajectory as plain JSON."""
-    exchanges, reward = exchanges_to_dict(trajectory.exchanges), trajectory.reward
+    exchanges, reward = exchanges_to_dict(trajectory.exchanges), trajectory.all_rewards.total
     data = {
         "schema_version": SCHEMA_VERSION,
         **{name: getattr(trajectory, name) for name in FIELDS},
@@ -259,7 +209,7 @@ def _exchange_to_dict(
 ) -> dict[str, Json]:
     reply, text, events, asked = exchange.reply, None, None, exchange.supplied
     if reply is None and exchange.events is not None:
-        events = exchange.events  # of no known shape, though each may be JSON
+        events = exchange.events  # of an unknown shape, though each may be JSON
     elif reply is None:
         text = exchange.response()
     elif any(word in (exchange.body or exchange.events or "") for word in ("NaN", "Infinity")):

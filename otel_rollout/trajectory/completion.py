@@ -6,8 +6,8 @@ completion need not know which API that is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from otel_rollout.spans import EXACT_SOURCE, Exchange, Supplied, TokenPath
@@ -19,19 +19,15 @@ from otel_rollout.wire import (
     MessagePath,
     ModelApi,
     Reply,
-    Sampled,
     api_of,
     asked_ids,
     copy_json,
     empty_ids,
-    error_text,
-    extend,
     length_limit,
     logprobs_mode,
     media_of,
     path_messages,
     prompt_ids,
-    retrieval_of,
     sampled_count,
     sampled_ids,
     sampled_logprobs,
@@ -40,7 +36,7 @@ from otel_rollout.wire import (
 
 
 class Judge(Protocol):
-    """Tells which calls of one trajectory are side calls. Any thread may ask."""
+    """Finds the calls of one trajectory that are side calls. Any thread may ask."""
 
     def add(self, completion: Completion) -> None:
         """Take in a call of the trajectory; more than once does no harm."""
@@ -52,7 +48,7 @@ class Judge(Protocol):
 @frozen("trajectory.add_reward(Reward(..., completion_id=...)) sets its reward")
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Completion:
-    """One sampled choice of one exchange: what the model said, or how the call failed."""
+    """One sampled choice of one exchange: the model's message, or how the call failed."""
 
     id: str
     """The response id. Choices of one response share it; (`id`, `choice_index`) is unique."""
@@ -77,7 +73,7 @@ class Completion:
     rewards: AllRewards
     """All rewards of the trajectory."""
     judge: Judge | None = None
-    """Tells the side calls of the trajectory. None: only what was written is known."""
+    """Finds the side calls of the trajectory. None: only those that were recorded as such are."""
 
     @property
     def trainable(self) -> bool:
@@ -130,7 +126,7 @@ class Completion:
 
     @property
     def model(self) -> str | None:
-        """The model that the server says answered."""
+        """The model that answered, as the server reports it."""
         model = self._whole.get(self.api.model_name)
         return model if isinstance(model, str) else None
 
@@ -153,7 +149,7 @@ class Completion:
     def truncated(self) -> bool:
         """True if the model did not end it: a length limit did, a filter, an abort, an error.
 
-        The server says so, gives no reason or one that is not known, or sent as many tokens as the
+        The server reports so, gives no reason or an unknown one, or sent as many tokens as the
         limit.
         """
         api, whole = self.api, self._whole
@@ -180,7 +176,7 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """How many tokens the server counted, in OpenAI's words; None where it did not say."""
+        """Token counts of the server under OpenAI's names; None if it sent none."""
         return self.api.usage(self._whole)
 
     @property
@@ -247,7 +243,7 @@ class Completion:
 
         `constrained`: the request had the server take tokens away (a schema, a grammar, a forced
         tool call), so that they are not the policy's, whatever the server calls them. Else few
-        servers say. vLLM's are raw unless it was started otherwise (`--logprobs-mode`).
+        servers report it. vLLM's are raw unless it was started otherwise (`--logprobs-mode`).
         """
         return logprobs_mode(self.exchange.params, self.choice, self._whole)
 
@@ -258,7 +254,7 @@ class Completion:
 
     @property
     def policy_version(self) -> str | int | None:
-        """The policy version when the call was made: the rollout's, else what the server says."""
+        """The policy version when the call was made: the rollout's, else the server's."""
         if self.exchange.policy_version is not None:
             return self.exchange.policy_version
         return weight_version(self.choice, self._whole)
@@ -294,7 +290,7 @@ class Completion:
 
     @property
     def end_time_ns(self) -> int | None:
-        """When the call ended, in ns since the epoch; None where that is not known."""
+        """When the call ended, in ns since the epoch; None if unknown."""
         return self.exchange.end_time_ns
 
     @property
@@ -327,7 +323,7 @@ class Completion:
 
     @property
     def sampled_count(self) -> int | None:
-        """How many tokens the server says it sampled for its response; None if it does not say."""
+        """Number of sampled tokens that the server reports for its response; None if none."""
         counted = sampled_count(self._whole)
         if counted is None:
             counted = (self.usage or {}).get("completion_tokens")
@@ -342,155 +338,3 @@ class Completion:
     @property
     def _sampled_ids(self) -> list[Json] | None:
         return sampled_ids(self.choice, self._whole)
-
-
-def completions_of(
-    exchange: Exchange,
-    rewards: AllRewards,
-    *,
-    trainable: bool = True,
-    judge: Judge | None = None,
-) -> list[Completion]:
-    """The completions of an exchange; [] for an endpoint that does not generate.
-
-    A call of a generating endpoint has at least one, also when it failed. `trainable` is False
-    for a rollout that is not to be learned from. `judge` tells the side calls of its trajectory.
-    """
-    api = api_of(exchange.path)
-    if api is None:
-        return []
-    status, error = exchange.status, exchange.error
-    if is_unread(exchange):
-        return []
-    outcome = api.outcome(exchange.reply) if status == "complete" else None
-    if outcome is not None:
-        status = outcome
-        error = _nothing_sampled(exchange) if outcome == "error" else None
-    sampled = _sampled_of(exchange, api)
-    if not sampled:
-        if status == "complete":
-            status = "error"
-            error = error or _missing_response(exchange) or _nothing_sampled(exchange)
-        sampled = [Sampled(0, {}, (), api.asked(exchange.params, exchange.prompt))]
-    found = [_completion(exchange, api, one, status, error, rewards, trainable) for one in sampled]
-    return found if judge is None else [replace(one, judge=judge) for one in found]
-
-
-def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
-    reply = exchange.reply
-    if not isinstance(reply, Mapping) or (exchange.error is not None and not exchange.stream):
-        return []
-    return list(api.sampled(exchange.params, exchange.prompt, reply))
-
-
-def _completion(
-    exchange: Exchange,
-    api: ModelApi,
-    sampled: Sampled,
-    status: str,
-    error: dict[str, str] | None,
-    rewards: AllRewards,
-    trainable: bool,
-) -> Completion:
-    path = sampled.prompt
-    for item in sampled.items:
-        path = extend(path, item)
-    if status == "complete" and api.is_aborted(sampled.choice):
-        reason = api.finish_reason(sampled.choice)
-        status, error = "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
-    elif status == "complete" and not sampled.items:
-        status, error = "error", _nothing_sampled(exchange)
-    return Completion(
-        id=exchange.reply_id or f"span-{exchange.span_id}",
-        choice_index=sampled.index,
-        status=status,
-        error=error,
-        is_whole=trainable and status == "complete" and not exchange.damage,
-        items=sampled.items,
-        prompt=sampled.prompt,
-        path=path,
-        choice=sampled.choice,
-        exchange=exchange,
-        rewards=rewards,
-    )
-
-
-def _missing_response(exchange: Exchange) -> dict[str, str] | None:
-    """The error of a call whose response came, but is missing on its span; None if it is there."""
-    if exchange.damage and exchange.is_unanswered:
-        return {"type": "IncompleteSpan", "message": "; ".join(exchange.damage)}
-    return None
-
-
-def is_unread(exchange: Exchange) -> bool:
-    """True if the reply is whole, and of a shape that is not read; it has no completions then."""
-    api = api_of(exchange.path)
-    if api is None or not api.shapes_vary or exchange.is_unanswered:
-        return False
-    return exchange.status == "complete" and api.is_unread(exchange.reply)
-
-
-def _nothing_sampled(exchange: Exchange) -> dict[str, str]:
-    """The error of a call whose reply has no sampled message."""
-    reply, api = exchange.reply, api_of(exchange.path)
-    if isinstance(reply, Mapping) and reply.get("error"):
-        return {"type": "ErrorResponse", "message": error_text(reply["error"])}
-    if isinstance(reply, Mapping):
-        because = api.empty_because(reply) if api is not None else None
-        said = f" ({because})" if because else ""
-        return {"type": "EmptyResponse", "message": f"the response has no message{said}"}
-    return {
-        "type": "InvalidResponse",
-        "message": f"the response is not a JSON object: {str(reply)[:200]!r}",
-    }
-
-
-def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """The exchanges; those that began a background reply get the reply that it came to.
-
-    The first reply to such a request has no content yet. The content comes with a later exchange
-    that retrieves it (`GET /responses/{id}`, or its events); the first that has it whole counts.
-    """
-    retrieved: dict[str, Exchange] = {}
-    for exchange in exchanges:
-        found = retrieval_of(exchange.path)
-        reply = exchange.reply if found else None
-        if found and isinstance(reply, Mapping) and not found[0].is_unfinished(reply):
-            first = retrieved.setdefault(found[1], exchange)
-            retrieved[found[1]] = min(first, exchange, key=lambda e: (e.start_time_ns, e.span_id))
-    if not retrieved:
-        return list(exchanges)
-    return [
-        _with_reply(exchange, retrieved[exchange.reply_id])
-        if exchange.reply_id in retrieved and _is_unfinished(exchange)
-        else exchange
-        for exchange in exchanges
-    ]
-
-
-def _is_unfinished(exchange: Exchange) -> bool:
-    api, reply = api_of(exchange.path), exchange.reply
-    return api is not None and isinstance(reply, Mapping) and api.is_unfinished(reply)
-
-
-def is_in_background(exchange: Exchange) -> bool:
-    """Whether the reply to a request is in another exchange, or may be: see `with_retrieved`."""
-    return retrieval_of(exchange.path) is not None or _is_unfinished(exchange)
-
-
-def _with_reply(exchange: Exchange, later: Exchange) -> Exchange:
-    """The exchange, ended by the reply of a later one."""
-    here = exchange.process == later.process
-    return replace(
-        exchange,
-        status=later.status,
-        error=later.error,
-        ended=later.ended if here else exchange.ended,
-        end_time_ns=later.end_time_ns,
-        body=later.body,
-        events=later.events,
-        prompts=later.prompts,
-        damage=[*exchange.damage, *later.damage],
-        _reply=later.reply,
-        _is_read=True,
-    )

@@ -198,7 +198,7 @@ class Conversations:
 
 
 def _is_linked(completion: Completion) -> bool:
-    """Whether it is part of a history: it said something, and its conversation is known."""
+    """True if it is part of a history: it sampled something, and its whole prompt is known."""
     return bool(completion.items) and completion.exchange.prompt_is_known
 
 

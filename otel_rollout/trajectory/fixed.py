@@ -27,9 +27,9 @@ class Fixed:
 
 
 def frozen(hint: str) -> Any:
-    """A decorator for a frozen dataclass: whoever sets an attribute is told the way.
+    """A decorator for a frozen dataclass: setting an attribute raises an error with a hint.
 
-    hint: the way, as the end of a sentence.
+    hint: what to do instead, as the end of a sentence.
     """
 
     def decorate(cls: Class) -> Class:

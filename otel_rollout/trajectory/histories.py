@@ -1,7 +1,6 @@
-"""Histories: completions linked into conversations by what was sent.
+"""Rules by which one completion continues another, and the history that ends in a completion.
 
-What continues what is decided in `conversations.py`; here each leaf of its forest becomes a
-history.
+`conversations.py` applies them to all completions of a trajectory.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ def reasoning_in(messages: Iterable[Json]) -> list[Json]:
 
 
 def _is_break(completion: Completion, replayed: Sequence[Json], follower: Completion) -> bool:
-    """Whether what follows did not see the tokens that were sampled, as far as anything tells."""
+    """True if the follower did not see the tokens that were sampled, or may not have."""
     said = reasoning_in(completion.items)
     if said and said != reasoning_in(replayed):
         return True

@@ -1,7 +1,7 @@
 """Replies that a client sends back in other words: a tool call as text, a text left out.
 
 Each trains where it was said, and what was sent back is context, so every turn is a history of its
-own. That is what happened, and no fault of the record; a trajectory says it in one sentence.
+own. The record is right all the same; the trajectory has one warning about it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from otel_rollout.wire import MessagePath, is_of_model
 
 
 @dataclass(slots=True)
-class _Place:
+class _Samples:
     """What was sampled after one conversation."""
 
     replies: list[Completion] = field(default_factory=list)
@@ -26,42 +26,42 @@ class _Place:
 def rewritten(completions: Sequence[Completion]) -> list[Completion]:
     """The completions in whose place a later request has another message of the model.
 
-    completions: those that said something, in order. A request is later if it began after the
-    reply had ended. It has to go on from the same prompt, with the same tools: what forks, or puts
-    a summary in the place of the prompt, says nothing. Nor does one that has another sample of that
+    completions: those with sampled items, in order. A request is later if it began after the
+    reply had ended. It has to continue the same prompt, with the same tools: a fork, or a summary
+    in the place of the prompt, does not count. Nor does a request that has another sample of that
     prompt in the place.
     """
-    places: dict[tuple[bytes, bytes], _Place] = {}
+    samples: dict[tuple[bytes, bytes], _Samples] = {}
     for completion in completions:
-        if completion.status == "complete" and completion.prompt and _is_told(completion):
-            place = places.setdefault(_key(completion, completion.prompt), _Place())
-            place.replies.append(completion)
-            place.begins.add(_beginning(completion))
+        if completion.status == "complete" and completion.prompt and _is_complete(completion):
+            of_prompt = samples.setdefault(_key(completion, completion.prompt), _Samples())
+            of_prompt.replies.append(completion)
+            of_prompt.begins.add(_beginning(completion))
     found: set[Completion] = set()
     seen: set[tuple[bytes, int]] = set()
-    for request in filter(_is_told, completions):
+    for request in filter(_is_complete, completions):
         node = request.prompt
         while node is not None and (name := (request.context_key, id(node))) not in seen:
             seen.add(name)
-            found.update(_replaced(places, request, node))
+            found.update(_replaced(samples, request, node))
             node = node.parent
     return [completion for completion in completions if completion in found]
 
 
 def _replaced(
-    places: dict[tuple[bytes, bytes], _Place], request: Completion, node: MessagePath
+    samples: dict[tuple[bytes, bytes], _Samples], request: Completion, node: MessagePath
 ) -> list[Completion]:
     """The completions in whose place this message of a request is."""
     if node.parent is None or not is_of_model(node.message):
         return []
-    place = places.get(_key(request, node.parent))
-    if place is None or node.key in place.begins:
+    of_prompt = samples.get(_key(request, node.parent))
+    if of_prompt is None or node.key in of_prompt.begins:
         return []
-    return [reply for reply in place.replies if ended_before(reply, request)]
+    return [reply for reply in of_prompt.replies if ended_before(reply, request)]
 
 
-def _is_told(completion: Completion) -> bool:
-    """Whether the request has its whole conversation, not only what is new."""
+def _is_complete(completion: Completion) -> bool:
+    """True if the request has its whole conversation, not only what is new."""
     return names_previous(completion) is None
 
 

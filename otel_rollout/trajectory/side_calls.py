@@ -36,12 +36,12 @@ _PROMPTS = {
         r"You are a security monitor for autonomous AI coding agents",
     ),
 }
-"""How the texts of known side calls begin, by what they ask for."""
+"""Patterns for the first words of known side calls, by what they ask for."""
 _known = [(what, re.compile("|".join(texts)).match) for what, texts in _PROMPTS.items()]
 
 
 class SideCalls:
-    """What tells the side calls of one trajectory apart: facts of all of its calls together.
+    """Facts of all calls of one trajectory together, by which rules find its side calls.
 
     Calls may be added in any order and more than once; the answers depend on the set alone. Each
     costs as much as its own request is long, up to a few messages.
@@ -60,7 +60,7 @@ class SideCalls:
         """Keys of the paths that end with the replies to such requests."""
         self._added = 0
         self._reasons: dict[tuple[str, int], tuple[int, str | None]] = {}
-        """What the default rule said of each completion, and how many calls there were then."""
+        """The default rule's result for each completion, with the number of calls at that time."""
 
     def add(self, completion: Completion) -> None:
         """Take in a call."""
@@ -75,7 +75,7 @@ class SideCalls:
             self._said.update(_said(completion))
 
     def goes_on(self, completion: Completion) -> bool:
-        """True if a request goes on from what it said, or it goes on from another reply.
+        """True if a request continues its reply, or it continues another reply itself.
 
         Only requests without tools and of few messages are looked at.
         """
@@ -86,7 +86,7 @@ class SideCalls:
         return not self._said.isdisjoint(_keys(completion.prompt))
 
     def reason(self, completion: Completion) -> str | None:
-        """Why the default rule says that it is a side call; None if it is none."""
+        """Why it is a side call by the default rule; None if it is none."""
         key, added = (completion.exchange.span_id, completion.choice_index), self._added
         known = self._reasons.get(key)
         if known is None or known[0] != added:
@@ -105,7 +105,7 @@ def _said(completion: Completion) -> Iterator[bytes]:
 
 
 Rule = Callable[[Completion, SideCalls], str | None]
-"""Says why a completion is a side call; None where it is none, as far as this rule knows."""
+"""Returns why a completion is a side call; None where it is none by this rule."""
 
 
 def is_short(prompt: MessagePath | None) -> bool:
@@ -136,7 +136,7 @@ def known_prompt(completion: Completion, calls: SideCalls) -> str | None:
 
 
 def quota_probe(completion: Completion, calls: SideCalls) -> str | None:
-    """A request for one token that says "quota", beside calls with tools."""
+    """A request for one token with the text "quota", beside calls with tools."""
     prompt = completion.prompt
     if prompt is None or prompt.length > 1 or not _is_beside(completion, calls):
         return None

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from otel_rollout.spans import Exchange, SpanRecord
-from otel_rollout.trajectory.completion import completions_of, with_retrieved
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.reward import AllRewards
+from otel_rollout.trajectory.sampling import completions_of, with_retrieved
 from otel_rollout.trajectory.side_calls import SideCalls
 from otel_rollout.trajectory.steps import Step
 
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 class Recorded:
-    """Contents that are known already: the exchanges of a file, or none."""
+    """Contents that are complete already: the exchanges of a file, or none."""
 
     def __init__(
         self, exchanges: Sequence[Exchange], rewards: AllRewards, *, trainable: bool = True

@@ -22,17 +22,14 @@ from otel_rollout.wire.conversation import extend as extend
 from otel_rollout.wire.conversation import joined_pieces as joined_pieces
 from otel_rollout.wire.conversation import path_messages as path_messages
 from otel_rollout.wire.conversation import visible_key as visible_key
+from otel_rollout.wire.events import Cutter as Cutter
 from otel_rollout.wire.events import EventCutter as EventCutter
-from otel_rollout.wire.events import count_of as count_of
 from otel_rollout.wire.events import is_count as is_count
-from otel_rollout.wire.framing import Cutter as Cutter
 from otel_rollout.wire.framing import as_events as as_events
 from otel_rollout.wire.framing import cutter_of as cutter_of
-from otel_rollout.wire.framing import framing_at as framing_at
 from otel_rollout.wire.framing import framing_said as framing_said
 from otel_rollout.wire.json import Choice as Choice
 from otel_rollout.wire.json import Json as Json
-from otel_rollout.wire.json import Message as Message
 from otel_rollout.wire.json import Params as Params
 from otel_rollout.wire.json import Reply as Reply
 from otel_rollout.wire.json import check_depth as check_depth
@@ -89,7 +86,6 @@ from otel_rollout.wire.servers import sampled_count as sampled_count
 from otel_rollout.wire.servers import sampled_ids as sampled_ids
 from otel_rollout.wire.servers import sampled_logprobs as sampled_logprobs
 from otel_rollout.wire.servers import sampled_texts as sampled_texts
-from otel_rollout.wire.servers import usage as usage
 from otel_rollout.wire.servers import weight_version as weight_version
 from otel_rollout.wire.servers import without_tokens as without_tokens
 from otel_rollout.wire.sse import expands_too_far as expands_too_far

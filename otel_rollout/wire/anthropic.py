@@ -13,6 +13,7 @@ from typing import Any
 from otel_rollout.wire.api import Events, ModelApi, Sampled
 from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Chunk, Json, Params, Reply
+from otel_rollout.wire.merging import merge_members
 from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
 from otel_rollout.wire.parts import Media, Members, Part, Text, ToolCall, ToolResult
 from otel_rollout.wire.sse import try_loads
@@ -90,7 +91,25 @@ class Messages(ModelApi):
         return any(chunk.get("type") == "message_start" for chunk in chunks)
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return _merge_message(chunks)
+        message: dict[str, Any] = {}
+        blocks: dict[int, dict[str, Any]] = {}
+        texts: dict[tuple[int, str], list[str]] = {}
+        for chunk in chunks:
+            kind = chunk.get("type")
+            if kind == "message_start":
+                message = chunk["message"]
+            elif kind == "content_block_start":
+                blocks[chunk["index"]] = chunk["content_block"]
+            elif kind == "content_block_delta":
+                block = blocks.setdefault(chunk["index"], {})
+                _merge_delta(block, chunk["index"], chunk["delta"], texts)
+            elif kind == "message_delta":
+                _merge_message_delta(message, chunk)
+        for (index, key), pieces in texts.items():
+            _add_text(blocks[index], key, "".join(pieces))
+        if blocks:
+            message["content"] = [blocks[index] for index in sorted(blocks)]
+        return message
 
     def is_whole(self, events: Events, body: Json, choices: int) -> bool:
         return events.error is None and any(map(_ends_message, events.chunks))
@@ -111,34 +130,22 @@ def _ends_message(chunk: Chunk) -> bool:
     return chunk.get("type") == "message_stop" or reason is not None
 
 
-def _merge_message(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    message: dict[str, Any] = {}
-    blocks: dict[int, dict[str, Any]] = {}
-    texts: dict[tuple[int, str], list[str]] = {}
-    for chunk in chunks:
-        kind = chunk.get("type")
-        if kind == "message_start":
-            message = chunk["message"]
-        elif kind == "content_block_start":
-            blocks[chunk["index"]] = chunk["content_block"]
-        elif kind == "content_block_delta":
-            block = blocks.setdefault(chunk["index"], {})
-            _merge_delta(block, chunk["index"], chunk["delta"], texts)
-        elif kind == "message_delta":
-            said = {key: value for key, value in chunk.items() if key not in ("type", "delta")}
-            if isinstance(said.get("usage"), dict):
-                said["usage"] = _known(message.get("usage") or {}, said["usage"])
-            message = _known(message, said, chunk.get("delta") or {})
-    for (index, key), pieces in texts.items():
-        text = "".join(pieces)
-        if key != "input":
-            blocks[index][key] = text
-        elif text:
-            parsed = try_loads(text)
-            blocks[index][key] = text if parsed is None else parsed
-    if blocks:
-        message["content"] = [blocks[index] for index in sorted(blocks)]
-    return message
+def _merge_message_delta(message: dict[str, Any], chunk: Chunk) -> None:
+    members = {key: value for key, value in chunk.items() if key not in ("type", "delta")}
+    if isinstance(usage := members.get("usage"), dict):
+        members["usage"] = dict(message.get("usage") or {})
+        merge_members(members["usage"], usage)
+    merge_members(message, members)
+    merge_members(message, chunk.get("delta") or {})
+
+
+def _add_text(block: dict[str, Any], key: str, text: str) -> None:
+    """Add a text that came in pieces; the input of a tool is JSON, where it came whole."""
+    if key != "input":
+        block[key] = text
+    elif text:
+        parsed = try_loads(text)
+        block[key] = text if parsed is None else parsed
 
 
 def _merge_delta(
@@ -157,11 +164,3 @@ def _merge_delta(
             block["citations"] = [*(block.get("citations") or ()), value]
         elif key != "type" and value is not None:
             block[key] = value
-
-
-def _known(first: dict[str, Any], *later: dict[str, Any]) -> dict[str, Any]:
-    """All members in one object: later ones win, except with None."""
-    known = dict(first)
-    for fields in later:
-        known |= {k: v for k, v in fields.items() if v is not None or k not in known}
-    return known

@@ -1,4 +1,4 @@
-"""Every model API, listed once, and what is asked of all of them where the path tells nothing."""
+"""Every model API, listed once, and what is asked of all of them where a path names none."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Merged:
     body: Json
     """The reply in unstreamed shape; None where no API recognises the events."""
     complete: bool | None
-    """True if the server said all it had to say, not merely that reading ended. None: not known,
+    """True if the reply came to its end, not merely that reading ended. None: unknown,
     since the path is one where a stream may have a shape that is not read."""
     error: Json
     """The error that the server reported inside the stream, or None."""
@@ -79,7 +79,7 @@ _LAST = frozenset(["/", *(end[-1] for end in _MODEL_PATHS)])
 
 
 def asks_a_model(path: str) -> bool:
-    """True if a POST to this path (without its query) asks a model, as far as a path tells."""
+    """True if a POST to this path (without its query) asks a model, by its path alone."""
     if path[-1:] not in _LAST:  # asked for every request of a program
         return False
     return path.endswith(_MODEL_PATHS) or (path.endswith("/") and asks_a_model(path[:-1]))
@@ -100,7 +100,7 @@ def endpoint_of(path: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def apis_of(path: str) -> tuple[ModelApi, ...]:
-    """The API at a path, alone; all of them where the path tells nothing."""
+    """The API at a path, alone; all of them where the path names none."""
     api = api_of(path)
     return APIS if api is None else (api,)
 

@@ -43,7 +43,7 @@ _OBJECTS = ("toolUse", "toolResult", "reasoningContent", "citationsContent", *_M
 
 
 def _block(part: Members) -> Part | None:
-    """A block whose one member is an object that says what it is."""
+    """A block, whose one member is an object with the name of its kind."""
     name = next(name for name in _OBJECTS if name in part)
     value = part[name]
     if not isinstance(value, Mapping):
@@ -110,7 +110,19 @@ class Converse(ModelApi):
         return any(name in chunk for chunk in chunks for name in _EVENTS)
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return _merge_events(chunks)
+        body: dict[str, Any] = {}
+        message: dict[str, Any] = {}
+        blocks: dict[int, _Block] = {}
+        for kind, event in (member for chunk in chunks for member in chunk.items()):
+            if kind == "messageStart":
+                message["role"] = event["role"]
+            elif kind in ("contentBlockStart", "contentBlockDelta"):
+                block = blocks.setdefault(event["contentBlockIndex"], _Block())
+                block.add(event.get("start") or event.get("delta") or {})
+            elif kind in ("messageStop", "metadata"):
+                body |= {name: value for name, value in event.items() if name != "p"}
+        message["content"] = [blocks[index].finished() for index in sorted(blocks)]
+        return {**body, "output": {"message": message}}
 
     def is_whole(self, events: Events, body: Json, choices: int) -> bool:
         return events.error is None and any("messageStop" in chunk for chunk in events.chunks)
@@ -139,30 +151,12 @@ class Converse(ModelApi):
         return str(spec.get("name")) if isinstance(spec, Mapping) else None
 
 
-def _merge_events(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """The reply of Converse that its stream amounts to."""
-    body: dict[str, Any] = {}
-    message: dict[str, Any] = {}
-    blocks: dict[int, _Block] = {}
-    for chunk in chunks:
-        for kind, event in chunk.items():
-            if kind == "messageStart":
-                message["role"] = event["role"]
-            elif kind in ("contentBlockStart", "contentBlockDelta"):
-                block = blocks.setdefault(event["contentBlockIndex"], _Block())
-                block.add(event.get("start") or event.get("delta") or {})
-            elif kind in ("messageStop", "metadata"):
-                body |= {name: value for name, value in event.items() if name != "p"}
-    message["content"] = [blocks[index].finished() for index in sorted(blocks)]
-    return {**body, "output": {"message": message}}
-
-
 class _Block:
     """A block of a stream, put together from its start and its deltas."""
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
-        """The object inside the block, as its start and deltas say."""
+        """The object inside the block, as its start and deltas have it."""
         self._kind = "text"
         self._pieces: dict[str, list[str]] = {}
         self._citations: list[Json] = []
@@ -186,7 +180,7 @@ class _Block:
                 self._fields.setdefault("content", []).extend(value)
 
     def finished(self) -> Json:
-        """The block as it stands in an unstreamed reply."""
+        """The block as an unstreamed reply has it."""
         texts = {name: "".join(pieces) for name, pieces in self._pieces.items()}
         if self._citations:
             content = [{"text": texts.get("text", "")}]

@@ -19,9 +19,12 @@ _PADDING = "obfuscation"
 """Noise on the chunks of a stream, so that their lengths tell nothing."""
 
 
-def indexed_choices(reply: Reply) -> Iterator[tuple[int, Choice]]:
-    """`(index, choice)` of each choice; its position where the server gave no index from 0 on."""
-    choices = reply.get("choices")
+def indexed_choices(reply: Reply, name: str = "choices") -> Iterator[tuple[int, Choice]]:
+    """`(index, choice)` of each choice; its position where the server gave no index from 0 on.
+
+    name: the member of the reply that is their list.
+    """
+    choices = reply.get(name)
     for position, choice in enumerate(choices if isinstance(choices, list) else ()):
         if isinstance(choice, Mapping):
             index = choice.get("index")

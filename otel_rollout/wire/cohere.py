@@ -12,7 +12,7 @@ from typing import Any
 from otel_rollout.wire.api import Events, ModelApi, Sampled
 from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Chunk, Json, Params, Reply
-from otel_rollout.wire.merging import finish, merge_field
+from otel_rollout.wire.merging import finish, merge_field, merge_members
 from otel_rollout.wire.message import Shapes
 
 _LISTS = {"content": "content", "tool": "tool_calls", "citation": "citations"}
@@ -34,7 +34,30 @@ class CohereChat(ModelApi):
         return any(chunk.get("type") == "message-start" for chunk in chunks)
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return _merge_events(chunks)
+        body: dict[str, Any] = {}
+        message: dict[str, Any] = {}
+        lists: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in _LISTS.values()}
+        for chunk in chunks:
+            kind, delta = str(chunk.get("type")), chunk.get("delta") or {}
+            if chunk.get("id"):
+                body.setdefault("id", chunk["id"])
+            if chunk.get("logprobs"):
+                body.setdefault("logprobs", []).append(chunk["logprobs"])
+            members = delta.get("message") or {}
+            name = _LISTS.get(kind.partition("-")[0])
+            if kind == "message-start":
+                message = {k: v for k, v in members.items() if v not in ([], "")}
+            elif kind == "message-end":
+                body |= delta
+            elif kind == "tool-plan-delta":
+                merge_field(message, "tool_plan", members.get("tool_plan"))
+            elif name is not None and isinstance(members.get(name), Mapping):
+                element = lists[name].setdefault(chunk.get("index") or 0, {})
+                merge_members(element, members[name], growing=members[name])
+        for name, elements in lists.items():
+            if elements:
+                message[name] = [finish(elements[index]) for index in sorted(elements)]
+        return {**body, "message": finish(message)}
 
     def is_whole(self, events: Events, body: Json, choices: int) -> bool:
         ended = any(chunk.get("type") == "message-end" for chunk in events.chunks)
@@ -55,31 +78,3 @@ class CohereChat(ModelApi):
         found = [counts.get(name) for name in ("input_tokens", "output_tokens")]
         whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in found]
         return {"prompt_tokens": whole[0], "completion_tokens": whole[1]}
-
-
-def _merge_events(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    message: dict[str, Any] = {}
-    lists: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in _LISTS.values()}
-    for chunk in chunks:
-        kind, delta = str(chunk.get("type")), chunk.get("delta") or {}
-        if chunk.get("id"):
-            body.setdefault("id", chunk["id"])
-        if chunk.get("logprobs"):
-            body.setdefault("logprobs", []).append(chunk["logprobs"])
-        said = delta.get("message") or {}
-        name = _LISTS.get(kind.partition("-")[0])
-        if kind == "message-start":
-            message = {k: v for k, v in said.items() if v not in ([], "")}
-        elif kind == "message-end":
-            body |= delta
-        elif kind == "tool-plan-delta":
-            merge_field(message, "tool_plan", said.get("tool_plan"))
-        elif name is not None and isinstance(said.get(name), Mapping):
-            element = lists[name].setdefault(chunk.get("index") or 0, {})
-            for key, value in said[name].items():
-                merge_field(element, key, value)
-    for name, elements in lists.items():
-        if elements:
-            message[name] = [finish(elements[index]) for index in sorted(elements)]
-    return {**body, "message": finish(message)}

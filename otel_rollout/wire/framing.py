@@ -11,11 +11,9 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import TypeAlias
 
 from otel_rollout.wire.api import Framing
-from otel_rollout.wire.apis import api_of
-from otel_rollout.wire.events import ArrayCutter, EventCutter, FrameCutter, LineCutter
+from otel_rollout.wire.events import ArrayCutter, Cutter, EventCutter, FrameCutter, LineCutter
 from otel_rollout.wire.json import dumps, loads
 from otel_rollout.wire.sse import try_loads
 
@@ -24,15 +22,13 @@ _HEAD = struct.Struct(">III")
 _TEXT = 7
 """Type of a header's value: a text, after its length in two bytes."""
 _SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
-"""Bytes of a header's value by its type, where the type tells."""
+"""Bytes of a header's value by its type, where the type fixes it."""
 _UNNAMED = ("", "chunk")
 """Event types that do not say what a payload is; an exception has none."""
 
 _is_framed = re.compile(r"application/vnd\.amazon\.eventstream").match
 _has_lines = re.compile(r"application/(?:x-)?(?:ndjson|jsonl|jsonlines|json-lines)\b").match
 
-Cutter: TypeAlias = EventCutter | FrameCutter | LineCutter | ArrayCutter
-"""Cuts the bytes of one stream at the ends of its chunks: `cut`, then `rest`."""
 _CUTTERS: dict[Framing, type[Cutter]] = {
     "events": EventCutter,
     "frames": FrameCutter,
@@ -49,12 +45,6 @@ def framing_said(content_type: str) -> Framing | None:
     if "event-stream" in content_type:
         return "events"
     return "lines" if _has_lines(content_type) else None
-
-
-def framing_at(path: str) -> Framing | None:
-    """The framing of streams that come from `path` under the content type of JSON, if of any."""
-    api = api_of(path)
-    return None if api is None else api.framing(path.partition("?")[0])
 
 
 def cutter_of(framing: Framing) -> Cutter:

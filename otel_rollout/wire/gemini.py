@@ -13,8 +13,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
+from otel_rollout.wire.choices import indexed_choices
 from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply
+from otel_rollout.wire.merging import merge_members
 from otel_rollout.wire.message import Shapes, content_parts, part_of, text_of
 from otel_rollout.wire.parts import (
     Media,
@@ -28,8 +30,8 @@ from otel_rollout.wire.parts import (
 )
 
 _STREAMED = ":streamGenerateContent"
-_CHAINED = ("chosenCandidates", "topCandidates")
-"""Members of `logprobsResult` of which each chunk of a stream has its own tokens."""
+_CHAINED = {"content": ("parts",), "logprobsResult": ("chosenCandidates", "topCandidates")}
+"""Members of a candidate, with the lists in them of which each chunk of a stream has its own."""
 
 _path = re.compile(r"((?:/publishers/[^/]+)?/[^/]+/[^/:]+):(?:g|streamG)enerateContent$").search
 
@@ -177,7 +179,15 @@ class GenerateContent(ModelApi):
         )
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return _merge_replies(chunks)
+        body: dict[str, Any] = {}
+        candidates: dict[int, dict[str, Any]] = {}
+        for chunk in chunks:
+            merge_members(body, {k: v for k, v in chunk.items() if k != "candidates"})
+            for index, candidate in _candidates(chunk):
+                _merge_candidate(candidates.setdefault(index, {}), candidate)
+        if candidates:
+            body["candidates"] = [_finished(candidates[index]) for index in sorted(candidates)]
+        return body
 
     def is_whole(self, events: Events, body: Json, choices: int) -> bool:
         if body is None or events.error is not None:
@@ -222,12 +232,7 @@ class GenerateContent(ModelApi):
 
 
 def _candidates(reply: Reply) -> Iterator[tuple[int, Choice]]:
-    """`(index, candidate)` of each; its position where the server gave no index."""
-    candidates = reply.get("candidates")
-    for position, one in enumerate(candidates if isinstance(candidates, list) else ()):
-        if isinstance(one, Mapping):
-            index = one.get("index")
-            yield index if isinstance(index, int) and index >= 0 else position, one
+    return indexed_choices(reply, "candidates")
 
 
 def _blocked(reply: Reply) -> Json:
@@ -236,36 +241,20 @@ def _blocked(reply: Reply) -> Json:
     return feedback.get("blockReason") if isinstance(feedback, Mapping) else None
 
 
-def _merge_replies(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    candidates: dict[int, dict[str, Any]] = {}
-    for chunk in chunks:
-        for key, value in chunk.items():
-            if key != "candidates" and (value is not None or key not in body):
-                body[key] = value
-        for index, candidate in _candidates(chunk):
-            _merge_candidate(candidates.setdefault(index, {}), candidate)
-    for candidate in candidates.values():
-        content = candidate.get("content")
-        if isinstance(content, dict) and isinstance(content.get("parts"), list):
-            content["parts"] = _joined(content["parts"])
-    if candidates:
-        body["candidates"] = [candidates[index] for index in sorted(candidates)]
-    return body
-
-
 def _merge_candidate(merged: dict[str, Any], candidate: Choice) -> None:
     for key, value in candidate.items():
         known = merged.get(key)
-        if key == "content" and isinstance(value, Mapping):
-            parts = [*((known or {}).get("parts") or ()), *(value.get("parts") or ())]
-            merged[key] = {**(known or {}), **value}
-            if parts:
-                merged[key]["parts"] = parts
-        elif key == "logprobsResult" and isinstance(known, Mapping) and isinstance(value, Mapping):
-            chained = {
-                name: [*(known.get(name) or ()), *(value.get(name) or ())] for name in _CHAINED
+        if key in _CHAINED and isinstance(known, Mapping) and isinstance(value, Mapping):
+            both = {
+                name: [*(known.get(name) or ()), *(value.get(name) or ())] for name in _CHAINED[key]
             }
-            merged[key] = {**known, **value, **{k: v for k, v in chained.items() if v}}
-        elif value is not None or key not in merged:
-            merged[key] = value
+            merged[key] = {**known, **value, **{name: rows for name, rows in both.items() if rows}}
+        else:
+            merge_members(merged, {key: value})
+
+
+def _finished(candidate: dict[str, Any]) -> dict[str, Any]:
+    content = candidate.get("content")
+    if isinstance(content, dict) and isinstance(content.get("parts"), list):
+        candidate["content"] = {**content, "parts": _joined(content["parts"])}
+    return candidate

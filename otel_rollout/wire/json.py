@@ -125,7 +125,7 @@ def checked_json(value: Json, what: str) -> Json:
 # --- byte of a multi-byte character can be mistaken for JSON syntax.
 
 
-# --- It is scanned on the agent's thread: `_space` is C code, and stands without a function.
+# --- It is scanned on the agent's thread: `_space` is C code, called without a function around it.
 
 _space: Callable[[str, int], re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
 """The white space at a position: it matches everywhere."""

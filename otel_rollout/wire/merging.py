@@ -6,14 +6,13 @@ Pure. While a stream is merged a text is a list of `Text` pieces, joined once at
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from otel_rollout.wire.json import Json
 
 _WHOLE = ("role", "id", "type")
 """Texts that a server may repeat, but never sends in pieces."""
-
-
 _GROWING = ("text", "thinking")
 """Types of parts that a stream sends in pieces."""
 
@@ -32,17 +31,8 @@ def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
     """Add a value to a member: texts and lists grow, objects are merged, the rest is replaced."""
     old = target.get(key)
     if old is None:
-        if isinstance(value, str) and key not in _WHOLE:
-            value = [Text(value)]
-        elif isinstance(value, dict):
-            target[key] = {}
-            for name, part in value.items():
-                merge_field(target[key], name, part)
-            return
-        elif isinstance(value, list):
-            value = list(value)
         if value is not None or key not in target:
-            target[key] = value
+            target[key] = _first_piece(key, value)
     elif isinstance(value, str) and isinstance(old, list) and old and isinstance(old[0], Text):
         old.append(Text(value))
     elif isinstance(value, list) and isinstance(old, list):
@@ -52,6 +42,28 @@ def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
             merge_field(old, name, part)
     elif value is not None:
         target[key] = value
+
+
+def _first_piece(key: str, value: Json) -> Json:
+    if isinstance(value, str):
+        return value if key in _WHOLE else [Text(value)]
+    if isinstance(value, dict):
+        return {name: _first_piece(name, part) for name, part in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def merge_members(
+    target: dict[str, Any], members: Mapping[str, Json], growing: Container[str] = ()
+) -> None:
+    """Add the members of an object: of each the last value that is not null counts.
+
+    growing: members that a stream sends in pieces, which are added by `merge_field`.
+    """
+    for key, value in members.items():
+        if key in growing:
+            merge_field(target, key, value)
+        elif value is not None or key not in target:
+            target[key] = value
 
 
 def merge_parts(target: dict[str, Any], key: str, value: Json) -> None:

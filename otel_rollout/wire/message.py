@@ -30,7 +30,7 @@ _IDENTITY = ("id", "status")
 _PARSED = ("parsed", "parsed_arguments", "parsed_output")
 """What clients add to a reply that they have parsed."""
 _NO_TEXT = ("type", "text", "annotations", "citations", "logprobs", "cache_control", *_PARSED)
-"""Members of a text part that say nothing more to a model."""
+"""Members of a text part that change nothing for a model."""
 
 
 PartReader: TypeAlias = Callable[[Members], Part | None]
@@ -69,7 +69,7 @@ RESULT_MARKS: dict[bytes, None] = {}
 
 
 def add_shapes(shapes: Shapes) -> None:
-    """Make the shapes of an API known; the first that was added for a name stays."""
+    """Add the shapes of an API; the first that was added for a name stays."""
     TYPES.update({**shapes.types, **TYPES})
     BLOCKS.update({**shapes.blocks, **BLOCKS})
     MEMBERS.update({**shapes.members, **dict.fromkeys(shapes.reasoning, _reasoning), **MEMBERS})
@@ -140,14 +140,15 @@ def read_message(message: Json) -> tuple[list[Part], dict[str, Json]]:
             found.append((read is not _reasoning, name, read(value)))
     if len(found) == 1:
         return list(found[0][2]), others
-    found.sort(key=_place)  # whatever the order of members: reasoning, content, calls
+    return _in_order(found), others
+
+
+def _in_order(found: list[tuple[bool, str, Iterable[Part]]]) -> list[Part]:
+    """The parts of all members, whatever their order: reasoning, content, calls."""
+    found.sort(key=lambda member: member[:2])
     thoughts = [parts for is_not, _, parts in found if not is_not][:1]  # others repeat the first
     rest = [parts for is_not, _, parts in found if is_not]
-    return [part for parts in (*thoughts, *rest) for part in parts], others
-
-
-def _place(found: tuple[bool, str, Iterable[Part]]) -> tuple[bool, str]:
-    return found[:2]
+    return [part for parts in (*thoughts, *rest) for part in parts]
 
 
 def text_part(part: Members) -> Part | None:
@@ -297,7 +298,7 @@ def author_of(message: Json) -> Json:
 
 
 def shown_message(message: Json, *, reasoning: bool = True) -> str:
-    """The text of a message: what it says, its tool calls, its reasoning in parentheses.
+    """The text of a message: its texts, its tool calls, its reasoning in parentheses.
 
     A part that is no text, such as an image, is named: `<image_url>`. reasoning: False leaves
     reasoning out where the message says anything else.

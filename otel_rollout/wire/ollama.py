@@ -12,11 +12,11 @@ from typing import Any
 from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
 from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Chunk, Json, Params, Reply
-from otel_rollout.wire.merging import finish, merge_field
+from otel_rollout.wire.merging import finish, merge_members
 from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.parts import Media, Part
 
-_PIECEWISE = ("response", "thinking", "logprobs")
+_PIECEWISE = ("message", "response", "thinking", "logprobs")
 """Members of a chunk of which each has its own piece."""
 
 
@@ -49,7 +49,10 @@ class Ollama(ModelApi):
         return any(map(_is_chunk, chunks))
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return _merge_chunks(chunks)
+        body: dict[str, Any] = {}
+        for chunk in chunks:
+            merge_members(body, chunk, _PIECEWISE)
+        return finish(body)
 
     def is_whole(self, events: Events, body: Json, choices: int) -> bool:
         return events.error is None and any(chunk.get("done") is True for chunk in events.chunks)
@@ -74,25 +77,3 @@ class Ollama(ModelApi):
 def _is_chunk(chunk: Chunk) -> bool:
     said = isinstance(chunk.get("message"), Mapping) or isinstance(chunk.get("response"), str)
     return said and isinstance(chunk.get("done"), bool)
-
-
-def _merge_chunks(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    for chunk in chunks:
-        for key, value in chunk.items():
-            if key == "message" and isinstance(value, Mapping):
-                for name, part in value.items():
-                    if name != "tool_calls":
-                        merge_field(body.setdefault(key, {}), name, part)
-                    else:  # each comes as a whole
-                        body.setdefault(key, {}).setdefault(name, []).extend(part or ())
-            elif key in _PIECEWISE:
-                merge_field(body, key, value)
-            elif value is not None or key not in body:
-                body[key] = value
-    return {
-        key: {name: finish(part) for name, part in value.items()}
-        if key == "message" and isinstance(value, dict)
-        else finish(value)
-        for key, value in body.items()
-    }

@@ -16,7 +16,7 @@ from otel_rollout.wire.json import Json, check_depth, dumps
 Members: TypeAlias = Mapping[str, Json]
 
 _UNSEEN = ("logprobs", "cache_control")
-"""Members of parts that say nothing to a model."""
+"""Members of parts that change nothing for a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ToolCall:
     """A tool that the model asked for."""
 
     id: str | None
-    """The id by which the result names it. None: nothing tells which result is its own."""
+    """The id by which the result names it. None: its result cannot be found by an id."""
     name: str
     arguments: Json
     """JSON text as the model wrote it, or JSON, as the API has it."""
@@ -92,7 +92,7 @@ class ToolResult:
     parts: list[Part]
     """The parts in it."""
     failed: bool = False
-    """True if the API says that the tool failed; few have a place for that."""
+    """True if the message marks the tool as failed; few APIs have a member for that."""
     name: str | None = None
     """The name of the tool, in APIs that have no ids."""
     others: Json = None
@@ -116,7 +116,7 @@ class Media:
     """Its type, in the API's word."""
     wire: Json
     url: str | None = None
-    """Where it is; None where its bytes are in the message, and where that is not known."""
+    """Where it is; None where its bytes are in the message, and where it is unknown."""
     data: str | None = None
     """Its bytes in base64."""
     media_type: Json = None
@@ -127,7 +127,7 @@ class Media:
 
     @property
     def address(self) -> str | None:
-        """Where it is: `data:` for bytes in the message. None: not known."""
+        """Where it is: `data:` for bytes in the message. None: unknown."""
         return self.url if self.data is None else f"data:{self.media_type};base64,{self.data}"
 
     @property

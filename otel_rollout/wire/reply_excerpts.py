@@ -30,6 +30,8 @@ _choice = re.compile(
     rb'"choices"\s*:\s*\[\s*\{\s*(?:"index"\s*:\s*0\s*,\s*)?"message"\s*:\s*'
 ).search
 _has_calls = re.compile(rb'"(?:tool_calls|function_call)"\s*:\s*[\[{](?!\s*[\]}])').search
+_SHOWN = 1 << 16
+"""Characters after which a long stream is read no further for an LLM span."""
 _TAIL = 1 << 12
 """Bytes of a long reply in which its message begins, and its finish reason ends it."""
 _NEXT_CHOICE = ('"index":1,', '"index": 1,')
@@ -43,7 +45,7 @@ class TokenCounts(NamedTuple):
     output: int
     """Tokens that were sampled."""
     cached: int | None
-    """Tokens of the prompt that were read from a cache. None: not told."""
+    """Tokens of the prompt that were read from a cache. None: not reported."""
 
 
 def token_counts(body: bytes, api: ModelApi, *, events: bool) -> TokenCounts | None:
@@ -132,25 +134,20 @@ class ShownReply(NamedTuple):
     text: str
     """Text and tool calls."""
     finish_reason: str | None
-    """Why sampling ended, as the server said it. None: not told."""
+    """Why sampling ended, as the server sent it. None: not sent."""
     items: tuple[Json, ...]
     """What was sampled, in wire form; of a long stream its text alone, as a message."""
 
 
-def shown_replies(
-    body: bytes, path: str, *, events: bool, limit: int = 1 << 16
-) -> list[ShownReply]:
-    """The choices of a reply, or of the events of one; [] where it has none.
-
-    limit: characters after which a long stream is read no further.
-    """
+def shown_replies(body: bytes, path: str, *, events: bool) -> list[ShownReply]:
+    """The choices of a reply, or of the events of one; [] where it has none."""
     api = api_of(path)
     if api is None:
         return []
     if len(body) > _WHOLE and api.delta_name is not None:
         message = _message_in(body)
         if message is None and not _has_calls(body):
-            said = said_in(body, path, events=events, limit=limit)
+            said = said_in(body, path, events=events, limit=_SHOWN)
             message = {"role": "assistant", "content": said} if said else None
         if message is not None:
             found = _finish_of(api, body[-_TAIL:].decode("utf-8", "replace"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from otel_rollout.wire.events import EventCutter, count_of
+from otel_rollout.wire.events import EventCutter, is_count
 from otel_rollout.wire.json import Json, elements, members
 
 _CUT: Mapping[str, tuple[str, ...]] = {
@@ -36,7 +36,7 @@ _SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """What of a reply the client is not shown."""
+    """The members of a reply that the client does not get."""
 
     cut: frozenset[str]
     """Members that are cut out, of the reply and of its choices."""
@@ -87,8 +87,8 @@ class HidingReader:
 
 
 def _shown_event(event: bytes, hiding: Hiding) -> bytes:
-    """One event as the client is shown it; nothing if all that it says is hidden."""
-    if hiding.count and count_of(event) is not None:
+    """One event as the client is shown it; nothing if all of its content is hidden."""
+    if hiding.count and is_count(event):
         return b""
     start = event.find(b"{")
     head = event[:start]
@@ -120,13 +120,13 @@ class _Cutting:
         self._hiding = hiding
         self._has_cut = False
         """True if a list of token ids, or another member, was cut."""
-        self._says = False
-        """True if it says something beside what is hidden."""
+        self._has_content = False
+        """True if it has content beside what is hidden."""
 
     @property
     def is_empty(self) -> bool:
         """True for a chunk that the server would not have sent without what is hidden."""
-        return self._has_cut and not self._says
+        return self._has_cut and not self._has_content
 
     def without(self, text: str, *, is_choice: bool) -> str:
         """The object without the members that are hidden. ValueError for what is no object."""
@@ -151,11 +151,11 @@ class _Cutting:
         if key in self._hiding.null:
             return "null"
         if is_choice:
-            self._says = self._says or _is_said(key, value)
+            self._has_content = self._has_content or _is_content(key, value)
         elif key == "choices" and value.startswith("["):
             return self._choices(value)
         elif key not in _HEAD and value != "null":
-            self._says = True
+            self._has_content = True
         return value
 
     def _choices(self, text: str) -> str:
@@ -174,6 +174,6 @@ _HEAD = frozenset(("id", "object", "created", "model", "system_fingerprint", "se
 """Members that every chunk of a stream has."""
 
 
-def _is_said(key: str, value: str) -> bool:
-    """Whether a member of a choice says something, or is only there."""
+def _is_content(key: str, value: str) -> bool:
+    """True if a member of a choice has content, and not only its place."""
     return key != "index" and value.strip(_SPACE) not in ("{}", "null")

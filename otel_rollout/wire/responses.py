@@ -1,8 +1,8 @@
 """OpenAI's Responses API: items are asked with, items are sampled; the server may keep them.
 
-A stream tells of every change of an item, and its last event holds the whole response. A request
-may continue an earlier response by id, and a response may be made in the background: then the
-reply has only a status, and the content comes to whoever retrieves it.
+A stream has an event for every change of an item, and its last event holds the whole response. A
+request may continue an earlier response by id, and a response may be made in the background: then
+the reply has only a status, and the content comes to whoever retrieves it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _last_event(chunks: Sequence[Chunk]) -> Chunk | None:
 
 
 def _merge_items(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """The response as far as it was told, of a stream that did not end."""
+    """The response as far as it came, of a stream that did not end."""
     response: dict[str, Any] = {}
     items: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
@@ -187,7 +187,7 @@ def _merge_items(chunks: Sequence[Chunk]) -> dict[str, Any]:
 
 
 def _merge_part(item: dict[str, Any], event: Chunk) -> None:
-    """Add what an event says about a part of an output item, or about the item itself."""
+    """Add an event to the part of an output item that it is about, or to the item itself."""
     target = item
     for key, position in _PARTS.items():
         place = event.get(position)

@@ -1,6 +1,6 @@
 """Where servers put token ids and log-probabilities: the replies of vLLM, SGLang and llama.cpp.
 
-Pure: a choice and the reply around it in, what the server said out. A server may say the same
+Pure: a choice and the reply around it in, what the server sent out. A server may send the same
 thing in several places, and lose tokens in some of them (parsers of tool calls do). So the ids are
 taken from the place that has most of them, the log-probabilities from one that has as many;
 nothing is made up where no place has them, and whether all came is the server's own count to say.
@@ -51,7 +51,7 @@ def sampled_ids(choice: _Fields, reply: _Fields) -> list[Json] | None:
 
 
 def _are_all(ids: list[Json], reply: _Fields) -> bool:
-    """False if these ids, of single entries, are not as many as the server says it sampled.
+    """False if these ids, of single entries, are not as many as the server counted.
 
     llama.cpp leaves out the entries of tokens that are only a part of a character.
     """
@@ -72,7 +72,7 @@ def empty_ids(choice: _Fields) -> bool:
 
 
 def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] | None:
-    """The log-probabilities of a choice, None in the place of each that is not known.
+    """The log-probabilities of a choice, None in the place of each unknown one.
 
     Of several lists that with `count` of them, if there is one, else the first.
     """
@@ -86,7 +86,7 @@ def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] |
 
 
 def sampled_texts(choice: _Fields) -> list[bytes | None]:
-    """The text of each sampled token, as log-probabilities have it; None where it is not known.
+    """The text of each sampled token, as log-probabilities have it; None where it is unknown.
 
     A token that is only a part of a character has its bytes there, or no text that can be used.
     """
@@ -103,7 +103,7 @@ class Alternative:
     """A token that the server lists at a place, with its log-probability."""
 
     text: bytes | None
-    """None: not known, as where only its id came."""
+    """None: unknown, as where only its id came."""
     id: int | None
     logprob: float
 
@@ -204,7 +204,7 @@ def asked_ids(prompt: Json, params: _Fields, reply: _Fields) -> list[Json] | Non
 
 
 def usage(reply: _Fields) -> dict[str, Json] | None:
-    """How many tokens the server counted. llama.cpp's `/completion` has its own words for it."""
+    """How many tokens the server counted. llama.cpp's `/completion` has its own names for it."""
     said = reply.get("usage")
     if isinstance(said, dict):
         return said
@@ -217,7 +217,7 @@ def usage(reply: _Fields) -> dict[str, Json] | None:
 
 
 def sampled_count(reply: _Fields) -> int | None:
-    """How many tokens the server says that it sampled, in all choices; None if it does not say."""
+    """Number of sampled tokens that the server reports, in all choices; None if it reports none."""
     counts, timings = usage(reply) or {}, reply.get("timings")
     found = [counts.get(name) for name in ("completion_tokens", "output_tokens")]
     if isinstance(timings, Mapping) and not _has_several(reply):

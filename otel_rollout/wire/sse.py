@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: parsed, told from other replies, and packed for spans.
+"""Server-sent events as bytes: parsed, recognised among other replies, and packed for spans.
 
 Pure. Parsing never fails: an event that is no JSON is None in the list of chunks.
 """

@@ -19,7 +19,7 @@ from otel_rollout.wire.choices import (
 )
 from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
-from otel_rollout.wire.merging import finish, merge_field
+from otel_rollout.wire.merging import finish, merge_members
 from otel_rollout.wire.params import allows_no_token
 from otel_rollout.wire.servers import ID_PREFIX, sampled_count
 
@@ -56,7 +56,12 @@ class TextCompletions(ModelApi):
         return has_choices(chunks) or _has_pieces(chunks)
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return _merge_pieces(chunks) if _has_pieces(chunks) else merge_choices(chunks)
+        if not _has_pieces(chunks):
+            return merge_choices(chunks)
+        body: dict[str, Any] = {}
+        for chunk in chunks:
+            merge_members(body, chunk, _PIECEWISE)
+        return finish(body)
 
     def is_whole(self, events: Events, body: Json, choices: int) -> bool:
         if _has_pieces(events.chunks):
@@ -165,14 +170,3 @@ def _has_pieces(chunks: Sequence[Chunk]) -> bool:
         isinstance(chunk.get("content"), str) and isinstance(chunk.get("stop"), bool)
         for chunk in chunks
     )
-
-
-def _merge_pieces(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    for chunk in chunks:
-        for key, value in chunk.items():
-            if key in _PIECEWISE:
-                merge_field(body, key, value)
-            elif value is not None or key not in body:
-                body[key] = value
-    return {key: finish(value) for key, value in body.items()}

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copy
 import functools
 import inspect
 import logging
 import traceback
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -27,19 +27,27 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.record import Options, Secrets, begin, end, guarded, message_of
 from otel_rollout.trajectory import (
     Episode,
-    Reward,
-    Step,
     TerminationEvent,
     TerminationReason,
     Trajectory,
     task_of,
-    tie,
 )
 from otel_rollout.workflows.enclosing import WorkflowRun
-from otel_rollout.workflows.rllm import RllmTrajectory
+from otel_rollout.workflows.matching import tie
+from otel_rollout.workflows.rllm import RllmTrajectory, reward_completions, snapshot
 
 logger = logging.getLogger("otel_rollout")
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Ending:
+    """How a run ended."""
+
+    episode: Episode
+    reason: TerminationReason = TerminationReason.UNKNOWN
+    failure: BaseException | None = None
+    """The exception that its rollout is recorded with. None: it did not fail."""
 
 
 class Workflow(ABC):
@@ -114,59 +122,60 @@ class Workflow(ABC):
         run = begin(self._options(uid, options or {}), sc.OPERATION_INVOKE_WORKFLOW, own)
         own.active = run.active if run is not None else None
         recorder = run.active.recorder if run is not None else None
-        episode = Episode(id=uid, task=task)
-        reason, details = TerminationReason.UNKNOWN, None
-        failure: BaseException | None = None
+        ending = _Ending(Episode(id=uid, task=task))
         try:
-            returned = None
-            try:
-                returned = await self._within(timeout, task, uid, **kwargs)
-            except WorkflowTimeoutError as error:
-                failure = error
-                reason = TerminationReason.TIMEOUT
-            except TerminationEvent as event:
-                reason = event.reason
-                if run is not None and reason in _EARLY:
-                    run.active.ended_early = TerminationReason.of(reason).value
-            except Exception as error:
-                failure = error
-                reason = TerminationReason.ERROR
-                details = self._details(error)
-            if isinstance(returned, Episode):
-                episode = returned
-                try:
-                    self._tie(episode)
-                    for trajectory in episode.trajectories:
-                        _reward_completions(trajectory)
-                except Exception:  # the user's episode may hold anything
-                    logger.exception("the episode %s cannot be tied to its calls", episode.id)
-                return episode
-            try:
-                episode = self.collect_trajectories()
-                judged = await _done(self.postprocess_episode(episode, reason, details))
-                episode = judged if isinstance(judged, Episode) else episode
-            except Exception as error:  # a hook of the user's
-                failure = error
-                episode.info["error"] = details or self._details(error)
-                episode.termination_reason = TerminationReason.ERROR
-            return episode
+            await self._end_of_run(ending, self._within(timeout, task, uid, **kwargs))
+            return ending.episode
         except BaseException as error:
-            failure = error
-            if not episode.trajectories:
-                episode = Workflow.collect_trajectories(self)
-            episode.id, episode.task = uid, task
-            episode.termination_reason = episode.termination_reason or reason
+            ending.failure = error
+            if not ending.episode.trajectories:
+                ending.episode = Workflow.collect_trajectories(self)
+            ending.episode.id, ending.episode.task = uid, task
+            ending.episode.termination_reason = ending.episode.termination_reason or ending.reason
             raise
         finally:
             self._run = None
-            summary = None
+            episode, summary = ending.episode, None
             with guarded("the episode %s cannot be put on its trace", episode.id):
                 summary = episode.summary()
             with guarded("trajectories of the episode %s were not recorded", episode.id):
                 own.record(summary)
-            end(run, error=failure)
+            end(run, error=ending.failure)
             if recorder is not None:
                 recorder.export_episode(episode)
+
+    async def _end_of_run(self, ending: _Ending, running: Awaitable[Episode | None]) -> None:
+        """Await `run`, and put its episode and how it ended into `ending`."""
+        returned = details = None
+        try:
+            returned = await running
+        except WorkflowTimeoutError as error:
+            ending.failure, ending.reason = error, TerminationReason.TIMEOUT
+        except TerminationEvent as event:
+            ending.reason = event.reason
+            active = self._run.active if self._run is not None else None
+            if active is not None and event.reason in _EARLY:
+                active.ended_early = TerminationReason.of(event.reason).value
+        except Exception as error:
+            ending.failure, ending.reason = error, TerminationReason.ERROR
+            details = self._details(error)
+        if isinstance(returned, Episode):
+            ending.episode = returned
+            try:
+                self._tie(returned)
+                for trajectory in returned.trajectories:
+                    reward_completions(trajectory)
+            except Exception:  # the user's episode may hold anything
+                logger.exception("the episode %s cannot be tied to its calls", returned.id)
+            return
+        try:
+            ending.episode = self.collect_trajectories()
+            judged = await _done(self.postprocess_episode(ending.episode, ending.reason, details))
+            ending.episode = judged if isinstance(judged, Episode) else ending.episode
+        except Exception as error:  # a hook of the user's
+            ending.failure = error
+            ending.episode.info["error"] = details or self._details(error)
+            ending.episode.termination_reason = TerminationReason.ERROR
 
     def _options(self, uid: str, options: Mapping[str, Any]) -> Options:
         """The options of the run; its group is the task where no group is given."""
@@ -234,7 +243,7 @@ class Workflow(ABC):
         if name:
             found.name = name
         if found.steps:
-            taken = _snapshot(found)
+            taken = snapshot(found)
             if any(taken.id == other.id for other in self._committed):
                 taken.id = uuid.uuid4().hex  # the agent's reset did not start a new one
             self._committed.append(taken)
@@ -256,7 +265,7 @@ class Workflow(ABC):
             if isinstance(trajectory, Trajectory) and trajectory.id not in known:
                 known.add(trajectory.id)
                 if trajectory.steps:
-                    episode.trajectories.append(_snapshot(trajectory))
+                    episode.trajectories.append(snapshot(trajectory))
         if (own := self._tie(episode)) is not None:
             episode.trajectories.append(own)
         return episode
@@ -334,14 +343,19 @@ class Workflow(ABC):
         A last step whose model call was never made is dropped. The reward of a trajectory is
         computed from the raw rewards of its steps, which are kept in `raw_reward`.
         """
-        return _drive(self._judge(episode, termination_reason, error))
+        judging = self._judge(episode, termination_reason, error)
+        for hook in judging:
+            if isinstance(hook, Awaitable):
+                return _judged_async(episode, hook, judging)
+        return episode
 
     def _judge(
         self,
         episode: Episode,
         termination_reason: TerminationReason | None,
         error: dict[str, Any] | None,
-    ) -> Generator[Any, None, Episode]:
+    ) -> Iterator[Any]:
+        """Score the episode; yields what each hook returned, to be awaited if it is a coroutine."""
         episode.id, episode.task = self.uid or episode.id, self.task
         for trajectory in episode.trajectories:
             steps = trajectory.steps
@@ -353,13 +367,12 @@ class Workflow(ABC):
                     step.raw_reward = step.reward if step.scored else None
                 if len(steps) > 1:
                     yield self.adjust_step_rewards(trajectory)
-                _reward_completions(trajectory)
+                reward_completions(trajectory)
         yield self.assign_episode_correctness(episode)
         yield self.collect_metrics(episode)
         if error is not None:
             episode.info["error"] = error
         episode.termination_reason = termination_reason or TerminationReason.UNKNOWN
-        return episode
 
     # --- agents, environments, threads
 
@@ -383,23 +396,20 @@ class Workflow(ABC):
         call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
         return await loop.run_in_executor(self.executor, call)
 
-    def _attributes(self) -> Iterator[Any]:
+    def _resettable(self) -> Iterator[Any]:
+        """The attributes that can be reset, each once."""
         seen: set[int] = set()
         for owner in (vars(self), *map(vars, type(self).__mro__[:-1])):
             for name, value in list(owner.items()):
-                if not name.startswith("_") and id(value) not in seen:
+                if not name.startswith("_") and id(value) not in seen and _can_reset(value):
                     seen.add(id(value))
                     yield value
 
-    def _agents(self) -> Iterator[Any]:
-        for value in self._attributes():
-            if _can_reset(value) and getattr(value, "trajectory", None) is not None:
-                yield value
+    def _agents(self) -> list[Any]:
+        return [a for a in self._resettable() if getattr(a, "trajectory", None) is not None]
 
-    def _environments(self) -> Iterator[Any]:
-        for value in self._attributes():
-            if _can_reset(value) and hasattr(value, "is_multithread_safe"):
-                yield value
+    def _environments(self) -> list[Any]:
+        return [e for e in self._resettable() if hasattr(e, "is_multithread_safe")]
 
 
 def _can_reset(value: object) -> bool:
@@ -430,67 +440,9 @@ async def _cancel(work: asyncio.Future[Any]) -> None:
         work.exception()
 
 
-def _drive(judging: Generator[Any, None, Episode]) -> Any:
-    """Run the scoring to its end; from the first hook that is a coroutine on, as a coroutine."""
-    while True:
-        try:
-            waiting = next(judging)
-        except StopIteration as stop:
-            return stop.value
-        if isinstance(waiting, Awaitable):
-            return _drive_async(judging, waiting)
-
-
-async def _drive_async(judging: Generator[Any, None, Episode], waiting: Any) -> Episode:
-    while True:
-        if isinstance(waiting, Awaitable):
-            await waiting
-        try:
-            waiting = next(judging)
-        except StopIteration as stop:
-            episode: Episode = stop.value
-            return episode
-
-
-def _reward_completions(trajectory: Trajectory) -> None:
-    """Set the reward of each step on its completion, for trainers that read completions."""
-    for step in trajectory.steps:
-        completion = step.completion
-        if completion is None or not step.scored:
-            continue
-        key = None, completion.id, completion.choice_index
-        if trajectory.all_rewards.get(key) != step.reward:
-            trajectory.all_rewards.put(
-                Reward(
-                    step.reward, completion_id=completion.id, choice_index=completion.choice_index
-                )
-            )
-
-
-def _snapshot(trajectory: Trajectory) -> Trajectory:
-    """A copy of a trajectory built by hand, which its agent may change; others as they are."""
-    if not trajectory.built_by_hand:
-        return trajectory
-    return RllmTrajectory(
-        id=trajectory.id,
-        name=trajectory.name,
-        metadata=dict(trajectory.metadata),
-        metrics=dict(trajectory.metrics),
-        rewards=dict(trajectory.all_rewards),
-        trainable=trajectory.trainable,
-        output=trajectory.output,
-        logs=trajectory.logs,
-        steps=[_copied(step) for step in trajectory.steps],
-        task=getattr(trajectory, "task", None),
-    )
-
-
-def _copied(step: Step) -> Step:
-    copied = copy.copy(step)
-    for name in ("chat_completions", "action", "observation", "info"):
-        value = getattr(step, name)
-        try:
-            setattr(copied, name, copy.deepcopy(value))
-        except Exception:
-            logger.debug("a step's %s cannot be copied; it is kept as it is", name)
-    return copied
+async def _judged_async(episode: Episode, first: Awaitable[Any], judging: Iterator[Any]) -> Episode:
+    """The episode, once this hook and the following ones have scored it."""
+    await first
+    for hook in judging:
+        await _done(hook)
+    return episode

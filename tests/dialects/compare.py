@@ -14,7 +14,8 @@ from typing import Any
 
 from otel_rollout import Completion, Trajectory, reconstruct
 from otel_rollout.otlp import read_json_lines
-from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact
+from otel_rollout.rebuild.dialects.call import Dialect, Fact
+from otel_rollout.rebuild.dialects.reader import DIALECTS
 from otel_rollout.spans.exchange import Exchange
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.wire import merge

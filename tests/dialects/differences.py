@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from otel_rollout import Completion
-from otel_rollout.rebuild.dialects import Fact
+from otel_rollout.rebuild.dialects.call import Fact
 from otel_rollout.spans.exchange import Exchange
 from otel_rollout.wire import Json
 

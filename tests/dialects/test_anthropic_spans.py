@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import Completion, reconstruct
-from otel_rollout.rebuild.dialects import Fact
+from otel_rollout.rebuild.dialects.call import Fact
 from tests.dialects.compare import spans_of, trajectories_of, wire_of
 
 NAME = "anthropic"

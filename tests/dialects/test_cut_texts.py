@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
-from otel_rollout.rebuild.dialects import Fact
-from otel_rollout.rebuild.dialects.call import ForeignCall, check_not_cut
+from otel_rollout.rebuild.dialects.call import Fact, ForeignCall, check_not_cut
 from otel_rollout.spans.record import SpanRecord
 from tests.dialects.compare import ALL, NAMES, spans_of
 

@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from otel_rollout import Trajectory, gather_trajectory, reconstruct, rollout
-from otel_rollout.rebuild.dialects import DIALECTS, Dialect, Fact, dialect_of
+from otel_rollout.rebuild.dialects.call import Dialect, Fact
+from otel_rollout.rebuild.dialects.reader import DIALECTS, dialect_of
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.wire import visible_key
 from tests.dialects.compare import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import Completion, Trajectory, reconstruct
-from otel_rollout.rebuild.dialects import Fact
+from otel_rollout.rebuild.dialects.call import Fact
 from otel_rollout.spans.record import SpanRecord
 
 ASKED = [{"role": "user", "parts": [{"type": "text", "content": "hm?"}]}]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout import Completion, reconstruct
-from otel_rollout.rebuild.dialects import Fact
+from otel_rollout.rebuild.dialects.call import Fact
 from otel_rollout.spans.record import SpanRecord
 
 ASKED = [{"role": "user", "parts": [{"type": "text", "content": "hm?"}]}]

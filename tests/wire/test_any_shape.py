@@ -12,8 +12,7 @@ import pytest
 
 from otel_rollout import Completion
 from otel_rollout.spans import Exchange
-from otel_rollout.trajectory.completion import completions_of
-from otel_rollout.trajectory.reward import AllRewards
+from otel_rollout.trajectory import AllRewards, completions_of
 from otel_rollout.trajectory.tokens import token_sequences
 from otel_rollout.wire import api_of, extend
 from tests.kit.model_apis import COHERE, CONVERSE, GEMINI, TALKS

@@ -15,7 +15,6 @@ from otel_rollout.wire import (
     api_of,
     as_events,
     cutter_of,
-    framing_at,
     framing_said,
     media_of,
     merge,
@@ -42,7 +41,9 @@ def path_of(messages: list[Json]) -> MessagePath | None:
 
 
 def framing_of(talk: Talk) -> Any:
-    return framing_said(talk.content_type) or framing_at(talk.streamed)
+    api = api_of(talk.streamed)
+    assert api is not None
+    return framing_said(talk.content_type) or api.framing(talk.streamed.partition("?")[0])
 
 
 def events_of(talk: Talk, body: bytes) -> str:

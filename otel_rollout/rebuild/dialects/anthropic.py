@@ -48,7 +48,7 @@ def read(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
     check_whole(span, call)
     rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
     if rows is None and call.prompt_is_known:
-        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
+        call.miss_messages()
     call.request["messages"] = [
         {"role": row.get("role"), "content": _content(row.get("parts"), call, prompt=True)}
         for row in rows or ()

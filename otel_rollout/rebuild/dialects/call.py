@@ -79,12 +79,21 @@ class ForeignCall:
     also_loses: frozenset[Fact] = frozenset()
     """Facts that are lost in this call, although its dialect does not always lose them."""
 
+    @property
+    def choices(self) -> list[dict[str, Json]]:
+        """The choices of the response; [] where it has none."""
+        return objects(self.reply.get("choices") if isinstance(self.reply, Mapping) else None)
+
     def miss(self, sentence: str, *, prompt: bool = False) -> None:
         """Add a sentence to `damage`; `prompt`: it concerns the messages of the request."""
         if sentence not in self.damage:
             self.damage.append(sentence)
         if prompt:
             self.prompt_is_known = False
+
+    def miss_messages(self) -> None:
+        """Add to `damage` that the span has none of the request's messages."""
+        self.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +154,7 @@ def _has_tool_calls(call: ForeignCall) -> bool:
 
 def _messages(call: ForeignCall) -> list[Mapping[str, Json]]:
     """The messages of request and reply."""
-    choices = objects(call.reply.get("choices") if isinstance(call.reply, Mapping) else None)
-    replies = objects([choice.get("message") for choice in choices])
+    replies = objects([choice.get("message") for choice in call.choices])
     return [*objects(call.request.get("messages")), *replies]
 
 
@@ -226,7 +234,7 @@ def check_not_empty(call: ForeignCall) -> None:
                 f"it held was not written down",
                 prompt=True,
             )
-    for choice in objects(call.reply.get("choices") if isinstance(call.reply, Mapping) else None):
+    for choice in call.choices:
         message = choice.get("message") or {}
         # An empty text counts as empty too: streamed refusals look like this.
         if choice.get("finish_reason") and _is_empty(
@@ -239,10 +247,10 @@ def check_roles(call: ForeignCall) -> None:
     """Note a request without messages or roles, and replies that are not what a model sampled."""
     messages = call.request.get("messages")
     if call.path != "/embeddings" and messages == [] and call.prompt_is_known:
-        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
+        call.miss_messages()
     if not all(isinstance(message.get("role"), str) for message in objects(messages)):
         call.miss("the role of a message of its request is missing", prompt=True)
-    choices = objects(call.reply.get("choices") if isinstance(call.reply, Mapping) else None)
+    choices = call.choices
     for choice in choices:
         message = choice.get("message") or {}
         if message.get("role") in _NOT_SAMPLED:
@@ -331,6 +339,15 @@ def check_tool_call(name: Json, arguments: Json, call: ForeignCall, *, prompt: b
         call.miss("a tool call has no name: it was not written down", prompt=prompt)
     if arguments is None:
         call.miss("a tool call has no arguments: they were not written down", prompt=prompt)
+
+
+def chat_tool_call(
+    call_id: Json, name: Json, arguments: Json, call: ForeignCall, *, prompt: bool
+) -> dict[str, Json]:
+    """A call of a function as chat has it; whatever it lacks is noted."""
+    check_tool_call(name, arguments, call, prompt=prompt)
+    function = {"name": name, "arguments": arguments or ""}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def without_none(fields: Mapping[str, Json]) -> dict[str, Json]:

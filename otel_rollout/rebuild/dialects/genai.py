@@ -13,7 +13,7 @@ from otel_rollout.rebuild.dialects import (
     openllmetry_flat,
 )
 from otel_rollout.rebuild.dialects.call import Dialect, Fact, ForeignCall, is_true
-from otel_rollout.rebuild.dialects.parts import read_call
+from otel_rollout.rebuild.dialects.parts import LOST_BY_CONVENTIONS, read_call
 from otel_rollout.spans import SpanRecord
 
 _V2_SCOPES = ("opentelemetry.util.genai", f"{openllmetry.SCOPE}openai_v2")
@@ -55,25 +55,7 @@ _LOST_BY_OTHERS = frozenset((Fact.TOOLS, Fact.NAMES, Fact.PARTS, Fact.IMAGES, Fa
 """What the recorded instrumentations keep, and others that follow the conventions may not."""
 
 
-_LOSES = frozenset(
-    (
-        Fact.LOGPROBS,
-        Fact.TOKEN_IDS,
-        Fact.EXTRA_BODY,
-        Fact.PARAMETERS,
-        Fact.STRICT,
-        Fact.ARGUMENTS,
-        Fact.REQUEST_REASONING,
-        Fact.REPLY_REASONING,
-        Fact.REQUEST_REFUSAL,
-        Fact.REPLY_REFUSAL,
-        Fact.DETAIL,
-        Fact.RESPONSE_FIELDS,
-        Fact.USAGE_DETAILS,
-        Fact.CUSTOM_TOOLS,
-        Fact.FUNCTION_CALL,
-    )
-)
+_LOSES = LOST_BY_CONVENTIONS | {Fact.STRICT, Fact.REPLY_REFUSAL, Fact.USAGE_DETAILS}
 DIALECT = Dialect(
     "genai",
     "opentelemetry-instrumentation-genai-openai 1.3b0",

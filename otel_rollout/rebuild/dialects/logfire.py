@@ -20,6 +20,7 @@ from otel_rollout.rebuild.dialects.call import (
     structure,
 )
 from otel_rollout.rebuild.dialects.parts import (
+    LOST_BY_CONVENTIONS,
     as_turns,
     joined,
     lost_of_other_api,
@@ -73,7 +74,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
         stream=output is not None,
         is_responses=span.name.startswith(_RESPONSES),
     )
-    _settle(call, span, output)
+    _note_end(call, span, output)
     if call.path == "/completions" and not call.request.get("prompt"):
         call.miss("its prompt was not written down", prompt=True)
         call.also_loses |= {Fact.FINISH_REASON} if call.stream else set()
@@ -108,7 +109,7 @@ def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
     call.request = dict(request) if isinstance(request, Mapping) else {}
     if _EVENTS in span.attributes:
         _read_events(call, span, output or span)
-        _settle(call, span, output)
+        _note_end(call, span, output)
         return call
     if "prompt" in call.request:
         call.path = "/completions"
@@ -116,7 +117,7 @@ def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
         call.path = "/embeddings" if "input" in call.request else call.path
         if call.path == "/embeddings":
             return call
-        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
+        call.miss_messages()
     data = structure(output or span, _RESPONSE, call)
     call.stream = bool(call.request.get("stream"))
     reasons = structure(span, sc.GEN_AI_RESPONSE_FINISH_REASONS, call)
@@ -135,7 +136,7 @@ def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
             model=span.text(sc.GEN_AI_RESPONSE_MODEL),
             usage=data.get("usage"),
         )
-    _settle(call, span, output)
+    _note_end(call, span, output)
     return call
 
 
@@ -192,7 +193,8 @@ def _event_message(row: dict[str, Json], call: ForeignCall) -> dict[str, Json] |
     return None
 
 
-def _settle(call: ForeignCall, span: SpanRecord, output: SpanRecord | None) -> None:
+def _note_end(call: ForeignCall, span: SpanRecord, output: SpanRecord | None) -> None:
+    """Note when the reply of a stream ended, and a reply that is missing or was scrubbed."""
     if output is not None:
         call.stream = True
         call.ended_ns = output.end_time_ns or output.start_time_ns
@@ -250,26 +252,7 @@ DIALECT = Dialect(
     "logfire 5.2.0",
     recognises,
     read,
-    loses=frozenset(
-        (
-            Fact.LOGPROBS,
-            Fact.TOKEN_IDS,
-            Fact.EXTRA_BODY,
-            Fact.PARAMETERS,
-            Fact.ARGUMENTS,
-            Fact.REQUEST_REASONING,
-            Fact.REPLY_REASONING,
-            Fact.REQUEST_REFUSAL,
-            Fact.REPLY_REFUSAL,
-            Fact.DETAIL,
-            Fact.RESPONSE_FIELDS,
-            Fact.CUSTOM_TOOLS,
-            Fact.FUNCTION_CALL,
-            Fact.FILES,
-            Fact.ITEMS,
-            Fact.PREVIOUS,
-        )
-    ),
+    loses=LOST_BY_CONVENTIONS | {Fact.REPLY_REFUSAL, Fact.FILES, Fact.ITEMS, Fact.PREVIOUS},
     loses_in_streams=frozenset((Fact.RESPONSE_ID, Fact.RESPONSE_MODEL)),
 )
 DIALECT_V1 = Dialect(

@@ -14,9 +14,9 @@ from otel_rollout.rebuild.dialects.call import (
     Dialect,
     Fact,
     ForeignCall,
+    chat_tool_call,
     check_not_cut,
     check_not_empty,
-    check_tool_call,
     completion_reply,
     numbered,
     structure,
@@ -28,8 +28,8 @@ from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json
 
 _KIND = sc.OPENINFERENCE_KIND
-_INPUT = "input.value"
-_OUTPUT = "output.value"
+_INPUT = sc.INPUT_VALUE
+_OUTPUT = sc.OUTPUT_VALUE
 _INPUT_MESSAGES = "llm.input_messages."
 _OUTPUT_MESSAGES = "llm.output_messages."
 _PARAMETERS = "llm.invocation_parameters"
@@ -155,9 +155,7 @@ def _message(row: Mapping[str, Any], call: ForeignCall, *, prompt: bool) -> dict
     calls = []
     for made in numbered(fields, "tool_calls.").values():
         name, arguments = (made.get(f"tool_call.function.{key}") for key in ("name", "arguments"))
-        check_tool_call(name, arguments, call, prompt=prompt)
-        function = {"name": name, "arguments": arguments or ""}
-        calls.append({"id": made.get("tool_call.id"), "type": "function", "function": function})
+        calls.append(chat_tool_call(made.get("tool_call.id"), name, arguments, call, prompt=prompt))
     if calls:
         message["tool_calls"] = calls
     named = {key: fields.get(key) for key in ("name", "tool_call_id")}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import Dialect, Fact, ForeignCall, is_true
-from otel_rollout.rebuild.dialects.parts import read_call
+from otel_rollout.rebuild.dialects.parts import LOST_BY_CONVENTIONS, read_call
 from otel_rollout.spans import SpanRecord
 
 SCOPE = "opentelemetry.instrumentation."
@@ -30,29 +30,16 @@ DIALECT = Dialect(
     "opentelemetry-instrumentation-openai >= 0.55",
     recognises,
     read,
-    loses=frozenset(
-        (
-            Fact.LOGPROBS,
-            Fact.TOKEN_IDS,
-            Fact.EXTRA_BODY,
-            Fact.PARAMETERS,
-            Fact.STRICT,
-            Fact.ARGUMENTS,
-            Fact.REQUEST_REASONING,
-            Fact.REQUEST_REFUSAL,
-            Fact.NAMES,
-            Fact.IMAGES,
-            Fact.DETAIL,
-            Fact.RESPONSE_MODEL,
-            Fact.RESPONSE_FIELDS,
-            Fact.REPLY_REASONING,
-            Fact.USAGE_DETAILS,
-            Fact.CUSTOM_TOOLS,
-            Fact.FUNCTION_CALL,
-            Fact.CALL_IDS,
-            Fact.ITEMS,
-            Fact.PREVIOUS,
-        )
-    ),
+    loses=LOST_BY_CONVENTIONS
+    | {
+        Fact.STRICT,
+        Fact.NAMES,
+        Fact.IMAGES,
+        Fact.RESPONSE_MODEL,
+        Fact.USAGE_DETAILS,
+        Fact.CALL_IDS,
+        Fact.ITEMS,
+        Fact.PREVIOUS,
+    },
     loses_in_streams=frozenset((Fact.REPLY_REFUSAL,)),
 )

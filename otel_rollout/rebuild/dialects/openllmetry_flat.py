@@ -14,16 +14,21 @@ from otel_rollout.rebuild.dialects.call import (
     Dialect,
     Fact,
     ForeignCall,
+    chat_tool_call,
     check_not_cut,
     check_not_empty,
-    check_tool_call,
     completion_reply,
     is_true,
     numbered,
     usage,
     without_none,
 )
-from otel_rollout.rebuild.dialects.parts import first_integer, lost_of_other_api, parameters
+from otel_rollout.rebuild.dialects.parts import (
+    LOST_BY_CONVENTIONS,
+    first_integer,
+    lost_of_other_api,
+    parameters,
+)
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, loads
 
@@ -52,20 +57,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
     if kind == "embedding":
         call.path = "/embeddings"
         return call
-    if not prompts:
-        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
-    elif list(prompts) != list(range(len(prompts))):
-        missing = max(prompts) + 1 - len(prompts)
-        call.miss(
-            f"{missing} messages of its request are missing: its span had more attributes than "
-            f"its limit",
-            prompt=True,
-        )
-    elif span.dropped_attributes:
-        call.miss(
-            f"{span.dropped_attributes} attributes of its span were dropped by a limit",
-            prompt=True,
-        )
+    _check_prompts(span, prompts, call)
     if kind == "completion":
         call.path = "/completions"
         texts = [row.get("user", row.get("content")) for row in prompts.values()]
@@ -76,27 +68,7 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
     tools = numbered(span.attributes, _FUNCTIONS)
     if tools:
         request["tools"] = [_tool(row, call) for row in tools.values()]
-    rows = numbered(span.attributes, sc.GEN_AI_COMPLETION)
-    call.reply = completion_reply(
-        [
-            {
-                "index": index,
-                "finish_reason": row.get("finish_reason"),
-                "message": _message({"role": "assistant", **row}, call, is_reply=True),
-            }
-            for index, row in rows.items()
-        ],
-        is_text=kind == "completion",
-        id=span.text(sc.GEN_AI_RESPONSE_ID),
-        model=span.text(sc.GEN_AI_RESPONSE_MODEL),
-        usage=usage(
-            span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
-            span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
-            # It writes 0 where the server told nothing.
-            cached=first_integer(span, sc.GEN_AI_USAGE_CACHE_READ) or None,
-            reasoning=span.integer(_REASONING_TOKENS) or None,
-        ),
-    )
+    _read_reply(span, call)
     call.is_responses = span.name == "openai.response"
     if call.is_responses:
         call.miss("of the Responses API this dialect leaves items of the request out", prompt=True)
@@ -111,6 +83,48 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
         trace,
     )
     return call
+
+
+def _check_prompts(span: SpanRecord, prompts: Mapping[int, Any], call: ForeignCall) -> None:
+    """Note messages that are missing: the first ones, where the span had too many attributes."""
+    if not prompts:
+        call.miss_messages()
+    elif list(prompts) != list(range(len(prompts))):
+        missing = max(prompts) + 1 - len(prompts)
+        call.miss(
+            f"{missing} messages of its request are missing: its span had more attributes than "
+            f"its limit",
+            prompt=True,
+        )
+    elif span.dropped_attributes:
+        call.miss(
+            f"{span.dropped_attributes} attributes of its span were dropped by a limit",
+            prompt=True,
+        )
+
+
+def _read_reply(span: SpanRecord, call: ForeignCall) -> None:
+    rows = numbered(span.attributes, sc.GEN_AI_COMPLETION)
+    call.reply = completion_reply(
+        [
+            {
+                "index": index,
+                "finish_reason": row.get("finish_reason"),
+                "message": _message({"role": "assistant", **row}, call, is_reply=True),
+            }
+            for index, row in rows.items()
+        ],
+        is_text=call.path == "/completions",
+        id=span.text(sc.GEN_AI_RESPONSE_ID),
+        model=span.text(sc.GEN_AI_RESPONSE_MODEL),
+        usage=usage(
+            span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
+            span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
+            # It writes 0 where the server told nothing.
+            cached=first_integer(span, sc.GEN_AI_USAGE_CACHE_READ) or None,
+            reasoning=span.integer(_REASONING_TOKENS) or None,
+        ),
+    )
 
 
 def _message(
@@ -130,21 +144,14 @@ def _message(
         call.miss("a content filter ended its reply, and its text was replaced")
     if is_reply and row.get("refusal"):
         message["refusal"] = row["refusal"]
-    calls = numbered(row, "tool_calls.")
-    for fields in calls.values():
-        check_tool_call(fields.get("name"), fields.get("arguments"), call, prompt=not is_reply)
+    calls = [
+        chat_tool_call(
+            made.get("id"), made.get("name"), made.get("arguments"), call, prompt=not is_reply
+        )
+        for made in numbered(row, "tool_calls.").values()
+    ]
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": fields.get("id"),
-                "type": "function",
-                "function": {
-                    "name": fields.get("name"),
-                    "arguments": fields.get("arguments", ""),
-                },
-            }
-            for fields in calls.values()
-        ]
+        message["tool_calls"] = calls
     return message
 
 
@@ -162,28 +169,17 @@ DIALECT = Dialect(
     "opentelemetry-instrumentation-openai <= 0.54",
     recognises,
     read,
-    loses=frozenset(
-        (
-            Fact.LOGPROBS,
-            Fact.TOKEN_IDS,
-            Fact.EXTRA_BODY,
-            Fact.PARAMETERS,
-            Fact.STRICT,
-            Fact.REQUEST_REASONING,
-            Fact.REPLY_REASONING,
-            Fact.REQUEST_REFUSAL,
-            Fact.NAMES,
-            Fact.IMAGES,
-            Fact.RESPONSE_MODEL,
-            Fact.RESPONSE_FIELDS,
-            Fact.USAGE_DETAILS,
-            Fact.PARTS,
-            Fact.CUSTOM_TOOLS,
-            Fact.FUNCTION_CALL,
-            Fact.CALL_IDS,
-            Fact.ITEMS,
-            Fact.PREVIOUS,
-        )
-    ),
+    loses=LOST_BY_CONVENTIONS - {Fact.ARGUMENTS, Fact.DETAIL}
+    | {
+        Fact.STRICT,
+        Fact.NAMES,
+        Fact.IMAGES,
+        Fact.RESPONSE_MODEL,
+        Fact.USAGE_DETAILS,
+        Fact.PARTS,
+        Fact.CALL_IDS,
+        Fact.ITEMS,
+        Fact.PREVIOUS,
+    },
     loses_in_streams=frozenset((Fact.REPLY_REFUSAL,)),
 )

@@ -14,6 +14,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
     Fact,
     ForeignCall,
+    chat_tool_call,
     check_not_empty,
     check_tool_call,
     check_whole,
@@ -27,6 +28,23 @@ from otel_rollout.rebuild.dialects.call import (
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, dumps, loads
 
+LOST_BY_CONVENTIONS = frozenset(
+    (
+        Fact.LOGPROBS,
+        Fact.TOKEN_IDS,
+        Fact.EXTRA_BODY,
+        Fact.PARAMETERS,
+        Fact.ARGUMENTS,
+        Fact.REQUEST_REASONING,
+        Fact.REPLY_REASONING,
+        Fact.REQUEST_REFUSAL,
+        Fact.DETAIL,
+        Fact.RESPONSE_FIELDS,
+        Fact.CUSTOM_TOOLS,
+        Fact.FUNCTION_CALL,
+    )
+)
+"""Facts that no instrumentation which follows the conventions records."""
 _PARAMETERS = {
     "model": sc.GEN_AI_REQUEST_MODEL,
     "temperature": sc.GEN_AI_REQUEST_TEMPERATURE,
@@ -91,7 +109,7 @@ def read_call(
 def _read_request(span: SpanRecord, call: ForeignCall) -> None:
     rows = object_rows(span, sc.GEN_AI_INPUT_MESSAGES, call, prompt=True)
     if rows is None and call.prompt_is_known:
-        call.miss("its span has no messages: they were not recorded, or not kept", prompt=True)
+        call.miss_messages()
     instructions = object_rows(span, sc.GEN_AI_SYSTEM_INSTRUCTIONS, call, prompt=True)
     system = [{"role": "system", "parts": instructions}] if instructions else []
     messages = to_messages([*system, *(rows or [])], call, prompt=True)
@@ -302,8 +320,7 @@ def _tool_call(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> 
         return {"id": part.get("id"), "type": "custom", "custom": custom}
     if arguments is not None and not isinstance(arguments, str):
         arguments = dumps(arguments)
-    function = {"name": name, "arguments": arguments or ""}
-    return {"id": part.get("id"), "type": "function", "function": function}
+    return chat_tool_call(part.get("id"), name, arguments, call, prompt=prompt)
 
 
 def _custom_tools(call: ForeignCall) -> list[Json]:

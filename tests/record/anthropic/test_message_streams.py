@@ -26,10 +26,10 @@ blocks = st.one_of(
 def test_a_merged_stream_is_the_unstreamed_reply(content: list[Json], size: int, usage: bool):
     """Whatever blocks a message has, its events merge to it."""
     from otel_rollout.testing.anthropic_bodies import message_body, message_events
-    from otel_rollout.testing.bodies import Call
+    from otel_rollout.testing.bodies import ModelCall
 
     reply = Reply(usage=usage, message_extra={"content": content})
-    call = Call({"messages": ASK}, reply, 1, size, token_ids=False, logprobs=False)
+    call = ModelCall({"messages": ASK}, reply, 1, size, token_ids=False, logprobs=False)
     events = b"".join(message_events(call)).decode()
     merged = merge(events)
     assert merged.body == message_body(call)

@@ -1,0 +1,361 @@
+"""The fields of a trajectory, and how they are recorded while its rollout runs.
+
+A record is *live* until `seal`; then only a reward may still be set. What was exchanged is read
+from its `Source` when it is asked for, and kept once the rollout has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from otel_rollout import semconv as sc
+from otel_rollout.errors import TrajectorySealedError
+from otel_rollout.spans import Exchange, SpanRecord, as_records
+from otel_rollout.trajectory.fixed import Fixed
+from otel_rollout.trajectory.reward import AllRewards, OnChange, Reward, RewardKey
+from otel_rollout.trajectory.source import Built, Contents, Recorded, Source
+from otel_rollout.trajectory.steps import CallKey, Step, call_key
+from otel_rollout.trajectory.values import Values
+from otel_rollout.wire import Json
+
+FIELDS = (
+    "id",
+    "name",
+    "trace_id",
+    "span_id",
+    "parent_id",
+    "task_id",
+    "group_id",
+    "sample_index",
+    "policy_version",
+    "trainable",
+    "status",
+    "termination_reason",
+    "error",
+    "output",
+    "logs",
+    "start_time_ns",
+    "end_time_ns",
+    "warnings",
+)
+FACTS = tuple(name for name in FIELDS if name not in ("id", "logs", "warnings"))
+"""Those that a trajectory keeps as they were given."""
+
+
+class RolloutRecord(Fixed):
+    """The fields of one rollout; `Trajectory` adds the views of them."""
+
+    id: str
+    """Final from the start, and unique."""
+    name: str
+    """Name of the rollout; of a decorated function its name, unless another was given."""
+    trace_id: str
+    """Trace id of the rollout span, hex; "" where the rollout was on no trace."""
+    span_id: str
+    """Span id of the rollout span, hex; "" where the rollout was on no trace."""
+    parent_id: str | None
+    """Id of the rollout that this one ran inside, or None."""
+    task_id: str | None
+    """The task that was worked on; None: not set."""
+    group_id: str | None
+    """Trajectories with one group id are compared with each other by the trainer."""
+    sample_index: int | None
+    """Number of this sample within its group, from 0; None: not set."""
+    policy_version: str | int | None
+    """Version of the policy when the rollout began; None: not set."""
+    trainable: bool
+    """Whether a trainer should learn from any of it."""
+    appended: dict[tuple[str, int], list[Json]]
+    """Messages that the agent appended after a completion (id, choice index)."""
+    all_rewards: AllRewards
+    """Every reward by key, those of single completions included, in the order they were set."""
+    _built: list[Step] | None
+    """Steps that were built by hand; None for a captured trajectory."""
+    _views: dict[CallKey, Step]
+    """Steps of a captured trajectory, by the completions that they show."""
+    _steps: list[Step]
+    """The same, in order."""
+    claimed: set[CallKey]
+    """Calls of this rollout that are steps of trajectories inside it."""
+    _bound: Contents | None
+    """The contents that the steps have their completions from, once it is sealed."""
+    _sealed: bool
+    metrics: MutableMapping[str, float]
+    """Numbers to watch, by name."""
+    metadata: MutableMapping[str, Json]
+    """JSON values to keep with the trajectory, by name."""
+    _logs: list[str]
+    status: str
+    """`running`, `complete`, `error` or `cancelled`; `unknown` if it was not recorded."""
+    termination_reason: str | None
+    """Why it did not end by returning: `error`, `timeout` or `cancelled`; else None."""
+    error: dict[str, str] | None
+    """`type`, `message` and `traceback` of the exception that ended it, or None."""
+    output: Json
+    """Return value of the function, if that is JSON; else None."""
+    start_time_ns: int
+    """Nanoseconds since 1970; 0 if unknown."""
+    end_time_ns: int | None
+    """Nanoseconds since 1970; None while the rollout runs, or if unknown."""
+    _warnings: list[str]
+    _missing_calls: list[str]
+    _lock: threading.RLock
+    _source: Source
+    _contents: Contents | None
+    """What the source gave, once the rollout has ended."""
+
+    __slots__ = tuple(__annotations__)
+
+    def __init__(
+        self,
+        *,
+        id: str = "",  # noqa: A002 - the field's name
+        name: str = "",
+        trace_id: str = "",
+        span_id: str = "",
+        parent_id: str | None = None,
+        task_id: str | None = None,
+        group_id: str | None = None,
+        sample_index: int | None = None,
+        policy_version: str | int | None = None,
+        trainable: bool = True,
+        exchanges: Sequence[Exchange] = (),
+        source: Source | None = None,
+        appended: Mapping[tuple[str, int], Sequence[Json]] | None = None,
+        rewards: Mapping[RewardKey, Reward] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        metadata: Mapping[str, Json] | None = None,
+        logs: Sequence[str] = (),
+        status: str = "complete",
+        termination_reason: str | None = None,
+        error: dict[str, str] | None = None,
+        output: Json = None,
+        start_time_ns: int = 0,
+        end_time_ns: int | None = None,
+        warnings: Sequence[str] = (),
+        missing_calls: Sequence[str] = (),
+        steps: Sequence[Step] | None = None,
+        reward: float | None = None,
+        sealed: bool | None = None,
+    ) -> None:
+        given = locals()
+        by_hand = steps is not None or not (id or source or exchanges)
+        is_sealed = not by_hand if sealed is None else sealed
+        own = id or uuid.uuid4().hex
+        closed = own if is_sealed else None
+        if not isinstance(rewards, AllRewards):
+            rewards = AllRewards(rewards)
+        if source is None:
+            source = Recorded(exchanges, rewards, trainable=trainable)
+            if not is_sealed:
+                source = Built(lambda: self._built or ())
+        put = object.__setattr__  # each name is right: what `Fixed` checks costs thrice as much
+        for name_, value in (
+            *((field, given[field]) for field in FACTS),
+            ("id", own),
+            ("appended", {key: list(rows) for key, rows in appended.items()} if appended else {}),
+            ("all_rewards", rewards),
+            ("_built", list(steps or ()) if by_hand else None),
+            ("_views", {}),
+            ("_steps", []),
+            ("claimed", set()),
+            ("_bound", None),
+            ("_sealed", is_sealed),
+            ("metrics", Values("metrics", metrics or {}, closed)),
+            ("metadata", Values("metadata", metadata or {}, closed)),
+            ("_logs", list(logs)),
+            ("_warnings", list(warnings)),
+            ("_missing_calls", list(missing_calls)),
+            ("_lock", threading.RLock()),
+            ("_source", source),
+            ("_contents", None),
+        ):
+            put(self, name_, value)
+        if reward is not None:
+            self.all_rewards.put(Reward(reward))
+
+    @property
+    def logs(self) -> list[str]:
+        """The lines that were logged; a copy, `log` adds to them."""
+        return list(self._logs)
+
+    @property
+    def sealed(self) -> bool:
+        """True once the rollout has ended."""
+        return self._sealed
+
+    @property
+    def built_by_hand(self) -> bool:
+        """Whether its steps were built by the agent, and are recorded with it."""
+        return self._built is not None
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Every call, also to endpoints that do not generate; [] while the rollout runs."""
+        return list(self._read().exchanges)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Short sentences about what is missing or uncertain; a clean rollout has none."""
+        if self._sealed:
+            self._read()
+        return self._warnings
+
+    @property
+    def missing_calls(self) -> list[str]:
+        """The warnings about model calls that are not in it, or that it has none; a copy.
+
+        [] where all of them are in it, and while its rollout runs.
+        """
+        if self._sealed:
+            self._read()
+        return list(self._missing_calls)
+
+    def miss_calls(self, warning: str, *, instead_of: str | None) -> None:
+        """Add a warning about calls that are not in it, in the place of an earlier one."""
+        for warnings in (self.warnings, self._missing_calls):
+            if instead_of in warnings:
+                warnings.remove(instead_of)
+            warnings.append(warning)
+
+    def _read(self) -> Contents:
+        """What was exchanged: read anew while the rollout runs, once after it has ended."""
+        while not self._sealed:
+            source = self._source
+            contents = source.read()
+            if source is self._source:  # else the rollout ended just now
+                return contents
+        with self._lock:
+            if self._contents is None:
+                self._contents = self._source.read()
+                self._warnings += self._contents.warnings
+                self._missing_calls += self._contents.missing_calls
+                # Spans that were read are not needed any more.
+                self._source = Recorded((), self.all_rewards)
+            return self._contents
+
+    @property
+    def steps(self) -> list[Step]:
+        """One step for each completion that said something, in order; or those built by hand.
+
+        Side calls are no steps.
+        A reward that is set on a step is the reward of its completion.
+        """
+        if self._built is None:
+            return self._shown(self._read())
+        if self._sealed and self._bound is not (contents := self._read()):
+            self._bound = contents
+            found = {call_key(c): c for c in contents.conversations.completions}
+            for step in self._built:
+                step.find(found)
+        return self._built
+
+    @steps.setter
+    def steps(self, steps: Iterable[Step]) -> None:
+        if self._built is not None:
+            self._built, self._bound = list(steps), None
+        else:
+            self._views = {key: step for step in steps if (key := step.call_key or step.missing)}
+            self._bound = None
+
+    def _shown(self, contents: Contents) -> list[Step]:
+        if self._bound is contents:
+            return self._steps
+        steps: list[Step] = []
+        for completion in contents.conversations.completions:
+            if completion.side_call is not None or call_key(completion) in self.claimed:
+                continue
+            if completion.items:
+                step = self._views.setdefault(call_key(completion), Step())
+                if step.completion is not completion:
+                    step.show(completion)
+                steps.append(step)
+        self._steps, self._bound = steps, contents if self._sealed else None
+        return steps
+
+    def log(self, text: str) -> None:
+        """Keep a line of text with the trajectory. TrajectorySealedError once it is sealed."""
+        text = str(text)
+        with self._lock:
+            if self._sealed:
+                raise TrajectorySealedError(
+                    f"trajectory.log: the rollout {self.id} has ended; log while it runs"
+                )
+            self._logs.append(text)
+
+    # --- while its rollout is recorded
+
+    def reopen(self) -> None:
+        """Take changes again, until `seal`: a trajectory that was built by hand is recorded now."""
+        with self._lock:
+            self._sealed, self._contents = False, None
+            self._source = Built(lambda: self._built or ())
+        self._close_values(None)
+
+    def rewrite(self, change: Callable[[Json], Json]) -> None:
+        """Change each text of the user in it, such as to redact it, before it is recorded."""
+        with self._lock:
+            self.output, self._logs = change(self.output), [str(change(log)) for log in self._logs]
+            metadata, self.metadata = dict(self.metadata), Values("metadata", {}, None)
+            self.metadata.update({name: change(value) for name, value in metadata.items()})
+            for messages in self.appended.values():
+                messages[:] = [change(message) for message in messages]
+        for reward in self.all_rewards.all():
+            explanation = change(reward.explanation)
+            reward.explanation = None if explanation is None else str(explanation)
+            label = change(reward.label)
+            reward.label = None if label is None else str(label)
+
+    def seal(self, on_reward: OnChange) -> None:
+        """The rollout has ended: nothing but a reward may be set from now on.
+
+        `on_reward` is called with each reward that is set or removed later.
+        """
+        with self._lock:
+            self._sealed = True
+        self.all_rewards.on_change = on_reward
+        self._close_values(self.id)
+
+    def _close_values(self, rollout_id: str | None) -> None:
+        for values in (self.metrics, self.metadata):
+            if isinstance(values, Values):
+                values.close(rollout_id)
+
+    def settle(self, source: Source, end_time_ns: int | None) -> None:
+        """Take what was exchanged from this source, when somebody asks for it."""
+        with self._lock:
+            self.end_time_ns = end_time_ns
+            self._source, self._contents = source, None
+
+    def join(self, part: RolloutRecord) -> None:
+        """Add what another process set on the same rollout; what is set here stays."""
+        for mine, theirs in ((self.metrics, part.metrics), (self.metadata, part.metadata)):
+            if isinstance(mine, Values):
+                mine.join(theirs)
+        for key, messages in part.appended.items():
+            self.appended.setdefault(key, messages)
+        self.all_rewards.join(part.all_rewards)
+        self._logs += part._logs
+        self._warnings += part._warnings
+
+    def add_spans(self, spans: Iterable[Any]) -> None:
+        """Take in what another process recorded of this rollout, while it runs.
+
+        `spans`: those of `continue_rollout(...)` there, or what `otel_rollout.otlp` reads; spans
+        of other rollouts are passed over, and duplicates do no harm. TrajectorySealedError once
+        the rollout has ended: then `reconstruct` the spans of both. SpanFormatError for what is no
+        span.
+        """
+        records = [record for record in as_records(spans) if self._owns(record)]
+        if self._sealed:
+            raise TrajectorySealedError(
+                f"trajectory.add_spans: the rollout {self.id} has ended; add the spans while it "
+                f"runs, or reconstruct(...) the spans of all its processes"
+            )
+        self._source.take(records)
+
+    def _owns(self, record: SpanRecord) -> bool:
+        return record.text(sc.ROLLOUT_ID) == self.id and record.span_id != self.span_id

@@ -1,0 +1,166 @@
+"""The completions of an exchange: one for each sampled choice, or for how the call failed.
+
+A reply that is made in the background has its content in a later exchange: `with_retrieved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from otel_rollout.spans import Exchange
+from otel_rollout.trajectory.completion import Completion, Judge
+from otel_rollout.trajectory.reward import AllRewards
+from otel_rollout.wire import ModelApi, Sampled, api_of, error_text, extend, retrieval_of
+
+
+def completions_of(
+    exchange: Exchange,
+    rewards: AllRewards,
+    *,
+    trainable: bool = True,
+    judge: Judge | None = None,
+) -> list[Completion]:
+    """The completions of an exchange; [] for an endpoint that does not generate.
+
+    A call of a generating endpoint has at least one, also when it failed. `trainable` is False
+    for a rollout that is not to be learned from. `judge` tells the side calls of its trajectory.
+    """
+    api = api_of(exchange.path)
+    if api is None:
+        return []
+    status, error = exchange.status, exchange.error
+    if is_unread(exchange):
+        return []
+    outcome = api.outcome(exchange.reply) if status == "complete" else None
+    if outcome is not None:
+        status = outcome
+        error = _nothing_sampled(exchange) if outcome == "error" else None
+    sampled = _sampled_of(exchange, api)
+    if not sampled:
+        if status == "complete":
+            status = "error"
+            error = error or _missing_response(exchange) or _nothing_sampled(exchange)
+        sampled = [Sampled(0, {}, (), api.asked(exchange.params, exchange.prompt))]
+    found = [_completion(exchange, api, one, status, error, rewards, trainable) for one in sampled]
+    return found if judge is None else [replace(one, judge=judge) for one in found]
+
+
+def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
+    reply = exchange.reply
+    if not isinstance(reply, Mapping) or (exchange.error is not None and not exchange.stream):
+        return []
+    return list(api.sampled(exchange.params, exchange.prompt, reply))
+
+
+def _completion(
+    exchange: Exchange,
+    api: ModelApi,
+    sampled: Sampled,
+    status: str,
+    error: dict[str, str] | None,
+    rewards: AllRewards,
+    trainable: bool,
+) -> Completion:
+    path = sampled.prompt
+    for item in sampled.items:
+        path = extend(path, item)
+    if status == "complete" and api.is_aborted(sampled.choice):
+        reason = api.finish_reason(sampled.choice)
+        status, error = "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
+    elif status == "complete" and not sampled.items:
+        status, error = "error", _nothing_sampled(exchange)
+    return Completion(
+        id=exchange.reply_id or f"span-{exchange.span_id}",
+        choice_index=sampled.index,
+        status=status,
+        error=error,
+        is_whole=trainable and status == "complete" and not exchange.damage,
+        items=sampled.items,
+        prompt=sampled.prompt,
+        path=path,
+        choice=sampled.choice,
+        exchange=exchange,
+        rewards=rewards,
+    )
+
+
+def _missing_response(exchange: Exchange) -> dict[str, str] | None:
+    """The error of a call whose response came, but is missing on its span; None if it is there."""
+    if exchange.damage and exchange.is_unanswered:
+        return {"type": "IncompleteSpan", "message": "; ".join(exchange.damage)}
+    return None
+
+
+def is_unread(exchange: Exchange) -> bool:
+    """True if the reply is whole, and of a shape that is not read; it has no completions then."""
+    api = api_of(exchange.path)
+    if api is None or not api.shapes_vary or exchange.is_unanswered:
+        return False
+    return exchange.status == "complete" and api.is_unread(exchange.reply)
+
+
+def _nothing_sampled(exchange: Exchange) -> dict[str, str]:
+    """The error of a call whose reply has no sampled message."""
+    reply, api = exchange.reply, api_of(exchange.path)
+    if isinstance(reply, Mapping) and reply.get("error"):
+        return {"type": "ErrorResponse", "message": error_text(reply["error"])}
+    if isinstance(reply, Mapping):
+        because = api.empty_because(reply) if api is not None else None
+        said = f" ({because})" if because else ""
+        return {"type": "EmptyResponse", "message": f"the response has no message{said}"}
+    return {
+        "type": "InvalidResponse",
+        "message": f"the response is not a JSON object: {str(reply)[:200]!r}",
+    }
+
+
+def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """The exchanges; those that began a background reply get the reply that it came to.
+
+    The first reply to such a request has no content yet. The content comes with a later exchange
+    that retrieves it (`GET /responses/{id}`, or its events); the first that has it whole counts.
+    """
+    retrieved: dict[str, Exchange] = {}
+    for exchange in exchanges:
+        found = retrieval_of(exchange.path)
+        reply = exchange.reply if found else None
+        if found and isinstance(reply, Mapping) and not found[0].is_unfinished(reply):
+            first = retrieved.setdefault(found[1], exchange)
+            retrieved[found[1]] = min(first, exchange, key=lambda e: (e.start_time_ns, e.span_id))
+    if not retrieved:
+        return list(exchanges)
+    return [
+        _with_reply(exchange, retrieved[exchange.reply_id])
+        if exchange.reply_id in retrieved and _is_unfinished(exchange)
+        else exchange
+        for exchange in exchanges
+    ]
+
+
+def _is_unfinished(exchange: Exchange) -> bool:
+    api, reply = api_of(exchange.path), exchange.reply
+    return api is not None and isinstance(reply, Mapping) and api.is_unfinished(reply)
+
+
+def is_in_background(exchange: Exchange) -> bool:
+    """Whether the reply to a request is in another exchange, or may be: see `with_retrieved`."""
+    return retrieval_of(exchange.path) is not None or _is_unfinished(exchange)
+
+
+def _with_reply(exchange: Exchange, later: Exchange) -> Exchange:
+    """The exchange, ended by the reply of a later one."""
+    here = exchange.process == later.process
+    return replace(
+        exchange,
+        status=later.status,
+        error=later.error,
+        ended=later.ended if here else exchange.ended,
+        end_time_ns=later.end_time_ns,
+        body=later.body,
+        events=later.events,
+        prompts=later.prompts,
+        damage=[*exchange.damage, *later.damage],
+        _reply=later.reply,
+        _is_read=True,
+    )
