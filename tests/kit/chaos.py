@@ -161,9 +161,7 @@ class Run:
         sys.exit(0)
 
     def note(self) -> None:
-        """Write down what the library says that it lost."""
-        if self.disk is not None:
-            limit_files(None)
+        """Write down what the library says that it lost; the disk stays full for what still tries."""
         note = {
             "ended": self.ended,
             "dropped": self.processor._delivery_of[id(self.jsonl)].dropped,
