@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from otel_rollout.errors import ExportError, SpanFormatError
-from otel_rollout.export.row_exporter import RowExporter
+from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.terminal import without_ids_and_numbers
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json, dumps, finite, loads

@@ -17,7 +17,7 @@ from typing import Any
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.group_rows import Tally
-from otel_rollout.export.row_exporter import RowExporter
+from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.export.store import Store
 from otel_rollout.lines import write_whole
 from otel_rollout.wire import Json, dumps, loads

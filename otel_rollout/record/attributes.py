@@ -55,8 +55,8 @@ def end_attributes(trajectory: Trajectory) -> dict[str, Any]:
         sc.ROLLOUT_ERROR: trajectory.error,
         sc.ROLLOUT_OUTPUT: trajectory.output,
         sc.ROLLOUT_REWARDS: rewards and [r.to_dict() for r in rewards],
-        sc.ROLLOUT_METRICS: dict(trajectory.metrics),
-        sc.ROLLOUT_METADATA: dict(trajectory.metadata),
+        sc.ROLLOUT_METRICS: trajectory.metrics and dict(trajectory.metrics),
+        sc.ROLLOUT_METADATA: trajectory.metadata and dict(trajectory.metadata),
         sc.ROLLOUT_LOGS: trajectory.logs,
         sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in list(trajectory.appended.items())],
     }

@@ -127,9 +127,8 @@ class TrajectorySpanProcessor(SpanProcessor):
         if not is_ours:
             self._other_began(active, span, parent_context)
         elif not active.begun:  # its own span
-            assembly = Assembly(active.id)
             trajectory = active.trajectory
-            assembly.trainable, assembly.rewards = trajectory.trainable, trajectory.all_rewards
+            assembly = Assembly(active.id, trajectory.trainable, trajectory.all_rewards)
             active.recorder = active.recorder or self
             with self._lock:
                 self._buffers[active.key] = _Buffer(active, span, assembly)
@@ -238,7 +237,9 @@ class TrajectorySpanProcessor(SpanProcessor):
             self._bytes -= buffer.size
         for span_id in buffer.active.others.open:
             self._others.pop(span_id, None)
-        whole = replace(record, attributes={**record.attributes, **buffer.active.kept_back})
+        whole = record
+        if kept_back := buffer.active.kept_back:
+            whole = replace(record, attributes={**record.attributes, **kept_back})
         if buffer.active.is_part:
             buffer.active.records.append(whole)
         elif not buffer.cut_off:

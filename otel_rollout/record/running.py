@@ -410,10 +410,10 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         stream.leave()
     span = active.span
     content = process_state.content
-    if content.redact is not None:
-        active.trajectory.rewrite(content.value)
-    # Another thread may set a reward just now: from here on it gets a span of its own.
     trajectory = active.trajectory
+    if content.redact is not None:
+        trajectory.rewrite(content.value)
+    # Another thread may set a reward just now: from here on it gets a span of its own.
     observers = process_state.observers
     score = partial(observers.notify, "scored", active)
     trajectory.seal(late_reward(active.tracer, trajectory, span.get_span_context(), score))

@@ -153,8 +153,9 @@ class RolloutRecord(Fixed):
             if not is_sealed:
                 source = Built(lambda: self._built or ())
         put = object.__setattr__  # each name is right: what `Fixed` checks costs thrice as much
+        for field in FACTS:
+            put(self, field, given[field])
         for name_, value in (
-            *((field, given[field]) for field in FACTS),
             ("id", own),
             ("appended", {key: list(rows) for key, rows in appended.items()} if appended else {}),
             ("all_rewards", rewards),

@@ -29,7 +29,7 @@ from otel_rollout import (
 )
 from otel_rollout.command import main
 from otel_rollout.export import TokenRows, row_exporter
-from otel_rollout.export.row_exporter import OURS
+from otel_rollout.export.row_contract import OURS
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.workflows import reconstruct_episodes, run_workflows
 from tests.kit.programs import ROOT

@@ -355,7 +355,7 @@ def test_every_exporter_has_the_option(
 ):
     """Also one that does not declare it; a wrong value is an error that says so."""
     found = [EntryPoint("ids", f"{__name__}:IdRows", ""), *row_exporters()]
-    module = sys.modules["otel_rollout.export.row_exporter"]
+    module = sys.modules["otel_rollout.export.row_contract"]
     monkeypatch.setattr(module, "row_exporters", lambda: found)
     group = TrajectoryGroup.of([partly_captured(clients)])
     for exporter in (
