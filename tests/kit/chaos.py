@@ -161,7 +161,7 @@ class Run:
         sys.exit(0)
 
     def note(self) -> None:
-        """Write down what the library says that it lost; the disk stays full for what still tries."""
+        """Write down what the library counts as lost; the disk stays full for later attempts."""
         note = {
             "ended": self.ended,
             "dropped": self.processor._delivery_of[id(self.jsonl)].dropped,
