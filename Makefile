@@ -49,7 +49,7 @@ VERSIONED := tests/test_configure.py tests/look tests/trajectory/test_media.py t
 MARKS ?=# of test-versions: "not slow" is a third of the time
 test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ## the other versions that we support
 	set -e; for name in openai2 openai1 lowest; do \
-		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) -m "$(MARKS)" $(or $(TESTS),$(VERSIONED) --ignore=tests/record/clients/test_other_model_apis.py); \
+		echo "== $$name"; .venv-$$name/bin/python -m pytest -q -n $(JOBS) -m "$(MARKS)" $(or $(TESTS),$(VERSIONED) $(addprefix --ignore=tests/,record/clients/test_other_model_apis.py look/test_tool_spans.py)); \
 	done
 
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
