@@ -98,10 +98,10 @@ class Variant:
         otel_rollout.shutdown()
         provider.shutdown()
         if self.llm and not self.ours:
-            from otel_rollout.look.instrumentors import _unwrap
+            from otel_rollout.look.instrumentors import unwrap
 
             OpenAIInstrumentor().uninstrument()
-            _unwrap()
+            unwrap()
 
     def check(self, calls: int, rollouts: int) -> None:
         expected = calls * (self.ours + self.llm) + rollouts * self.ours

@@ -16,7 +16,7 @@ The run is an OpenTelemetry trace, and a `Trajectory`: its histories, rewards an
 """
 
 from otel_rollout.first_use import load_on_first_use, loaded_on_first_call
-from otel_rollout.notebook import show_with
+from otel_rollout.looking import show_with
 
 __all__, __getattr__, __dir__ = load_on_first_use(__name__, __file__)
 show_with(

@@ -98,7 +98,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def no_hook_is_left() -> Iterator[None]:
     """Fail the test that leaves a hook behind, not one that runs after it in the process."""
     yield
-    every = {openai_client.MODULE: openai_client.HOOKS, **capture._LIBRARIES}
+    every = {openai_client.MODULE: openai_client.HOOKS, **capture.LIBRARIES}
     left = [
         hook.name
         for name, hooks in every.items()

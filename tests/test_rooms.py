@@ -15,7 +15,7 @@ import otel_rollout
 
 PACKAGE = Path(otel_rollout.__file__).parent
 LAYERS = {
-    0: ("errors", "first_use", "notebook", "semconv", "terminal"),
+    0: ("errors", "first_use", "looking", "semconv", "terminal"),
     1: ("compressed", "lines", "wire"),
     2: ("spans",),
     3: ("trajectory",),
@@ -252,7 +252,7 @@ def test_a_door_only_names_what_is_behind_it(path: str):
         ("look.guard", "import otel_rollout.record.capture"),
         ("look.guard", "from otel_rollout.workflows import Workflow"),
         ("record.rollouts", "def f():\n    from otel_rollout.look import instrument"),
-        ("notebook", "def f():\n    import_module('otel_rollout.view').notebook_cell(1)"),
+        ("looking", "def f():\n    import_module('otel_rollout.view').notebook_cell(1)"),
         ("record.capture", "importlib.import_module('otel_rollout.view')"),
         ("record.capture", "x = import_module(f'otel_rollout.command.{verb}')"),
         ("rebuild.assembly", "import_module('opentelemetry.sdk.trace')"),
@@ -484,17 +484,17 @@ LINES = {
     "spans": 1_735,
     "testing": 1_195,
     "trajectory": 4_460,
-    "view": 5_725,
+    "view": 5_735,
     "wire": 4_575,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one
 number: lowered when a room gets smaller, raised with a reason in the commit."""
-LINES_OF_A_FILE = 575
-LINES_OF_A_FUNCTION = 164
-COMPLEXITY = 30
-FILES_OF_A_FOLDER = 44
-FLOORS = {"record": 7_510}
+LINES_OF_A_FILE = 573
+LINES_OF_A_FUNCTION = 119
+COMPLEXITY = 29
+FILES_OF_A_FOLDER = 42
+FLOORS = {"record": 15}
 """Rooms whose modules may import each other in chains of so many."""
 SMALL = 60
 """Lines below which a module that one other imports belongs into that."""

@@ -15,7 +15,7 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.options import Positive, check_choice
 from otel_rollout.export.row_contract import JsonRows, dropped_completions
 from otel_rollout.export.tables import RowTable, checked_items
-from otel_rollout.notebook import ShownInNotebooks
+from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.terminal import without_ids_and_numbers
 from otel_rollout.trajectory import (
     Completion,

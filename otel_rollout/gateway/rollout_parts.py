@@ -138,9 +138,9 @@ class HeldRollouts:
         """Look for idle ones in a while."""
         if self._timer is not None:
             return
-        held = (*self._parts.values(), *self._begun.values())
-        if held:
-            least = min(held.idle_seconds for held in held)
+        every = (*self._parts.values(), *self._begun.values())
+        if every:
+            least = min(held.idle_seconds for held in every)
             later = max(0.05, least / 4)
             self._timer = asyncio.get_running_loop().call_later(later, self._end_idle)
 

@@ -79,12 +79,12 @@ def _instrument_genai(instrumentor: Any, provider: TracerProvider, undo: ExitSta
         undo.callback(os.environ.pop, _CONTENT, None)
     instrumentor.instrument(tracer_provider=NamingProvider(provider))
     _guard()
-    undo.callback(_unwrap)
+    undo.callback(unwrap)
     undo.callback(instrumentor.uninstrument)
 
 
 def _instrument_openai(provider: TracerProvider, undo: ExitStack) -> None:
-    _unwrap()  # what the user took out is in there still
+    unwrap()  # what the user took out is in there still
     # The default upload_base64_image makes it lose every conversation with an image in it.
     instrumentor = OpenAIInstrumentor(upload_base64_image=None, exception_logger=log_swallowed)
     instrumentor.instrument(tracer_provider=NamingProvider(provider))
@@ -120,7 +120,7 @@ def _mend(kind: Any, undo: ExitStack) -> None:
         return new
 
     replace(kind, "_instrument", followed_by(_guard))
-    replace(kind, "_uninstrument", followed_by(_unwrap))  # its own leaves every wrapper in place
+    replace(kind, "_uninstrument", followed_by(unwrap))  # its own leaves every wrapper in place
     chat = import_module(f"{_SCOPE}.shared.chat_wrappers")
     replace(chat, "run_async", lambda _: _run)
     for module in (chat, import_module(f"{_SCOPE}.shared.completion_wrappers")):
@@ -200,7 +200,7 @@ def _guard() -> None:
             setattr(owner, attribute, wrapt.FunctionWrapper(method, guard))
 
 
-def _unwrap() -> None:
+def unwrap() -> None:
     for owner, attribute, wrapper in _wrapped_methods():
         method = wrapper
         while _is_wrapper(method):

@@ -286,7 +286,7 @@ class _Documents:
             yield from self._list(data)
         elif "TraceId" in members:
             yield from read_clickhouse([data])
-        elif {"meta", "data"} <= members:
+        elif "data" in members and isinstance(data.get("meta"), list):
             names = [column["name"] for column in data["meta"]]
             for row in data["data"]:
                 yield from self._row(names, row)

@@ -21,7 +21,7 @@ from otel_rollout.record.content import Content, content_rule
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports import TRANSPORTS
 
-_LIBRARIES = {
+LIBRARIES = {
     **dict.fromkeys(openai_client.ALIKE, openai_client.HOOKS),
     **TRANSPORTS,
     **children.HOOKS,
@@ -53,7 +53,7 @@ def instrument(content: Content | None = None) -> None:
         process_state.use(replace(process_state.settings, content=content))
     hooks = process_state.hooks
     hooks.install(module, openai_client.HOOKS)
-    for name, library in _LIBRARIES.items():
+    for name, library in LIBRARIES.items():
         hooks.install_when_imported(name, library)
 
 
@@ -74,7 +74,7 @@ def libraries_not_hooked() -> list[str]:
     """The libraries that are imported, and whose calls are not, or no longer, captured."""
     lost = [
         name
-        for name, hooks in _LIBRARIES.items()
+        for name, hooks in LIBRARIES.items()
         for module in (sys.modules.get(name),)
         if module is not None
         and not all(hook.is_in_place(module) for hook in hooks if hook.required)

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.notebook import ShownInNotebooks
+from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.steps import Step, json_of
 from otel_rollout.trajectory.trajectory import Trajectory

@@ -13,7 +13,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Literal
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.notebook import ShownInNotebooks
+from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.trajectory import Trajectory
 from otel_rollout.wire import Json

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
 
-from otel_rollout.notebook import ShownInNotebooks
+from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.spans import TokenPath, extend_tokens
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.fixed import frozen

@@ -17,7 +17,7 @@ from otel_rollout.errors import (
     TrajectorySealedError,
     UnknownCompletionError,
 )
-from otel_rollout.notebook import Printed, ShownInNotebooks, drift_of
+from otel_rollout.looking import Printed, ShownInNotebooks, drift_of
 from otel_rollout.trajectory.as_json import as_json, damaged, parameters_of
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations

@@ -33,7 +33,7 @@ from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
 from otel_rollout.spans import SpanRecord
 from otel_rollout.terminal import number_of, say
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.view.verbs.choice import lines_in_order
+from otel_rollout.view.ordering import lines_in_order
 from otel_rollout.wire import loads
 
 Keeps = Callable[[Trajectory], bool]

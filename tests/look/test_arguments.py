@@ -163,5 +163,5 @@ async def test_an_image_callback_of_the_users_is_awaited(clients: Clients):
     finally:
         otel_rollout.shutdown()
         theirs.uninstrument()
-        instrumentors._unwrap()
+        instrumentors.unwrap()
         OpenAIInstrumentor()

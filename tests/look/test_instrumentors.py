@@ -49,7 +49,7 @@ def nothing_left() -> Iterator[None]:
     yield
     otel_rollout.shutdown()
     OpenAIInstrumentor().uninstrument()
-    instrumentors._unwrap()
+    instrumentors.unwrap()
     assert list(instrumentors._wrapped_methods()) == []
 
 

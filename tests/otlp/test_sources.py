@@ -444,3 +444,11 @@ def test_half_a_line_that_ends_like_an_object_over_lines(spans: Any, tmp_path: P
             f"{path}, line 1",
             f"{path}, line 3",
         ]
+
+
+@pytest.mark.parametrize("meta", [{}, {"meta": {"page": 1}}, {"meta": None}])
+def test_an_answer_of_jaegers_older_api_is_recognised(meta: dict[str, Any]):
+    """Whatever is beside its data: only ClickHouse's rows have a list of columns there."""
+    answer = json.dumps({"data": [{"traceID": "1", "spans": []}], **meta}).encode()
+    with pytest.raises(SpanFormatError, match="Jaeger's older API"):
+        list(read(io.BytesIO(answer)))

@@ -361,7 +361,7 @@ def test_two_processors_on_one_provider(provider: TracerProvider, clients: Clien
 
 def test_set_up_by_hand(provider: TracerProvider, clients: Clients):
     """A processor, the instrumentor and `capture.instrument` record as `configure` does."""
-    from otel_rollout.look.instrumentors import _unwrap
+    from otel_rollout.look.instrumentors import unwrap
     from otel_rollout.record import capture
 
     memory, spans = InMemoryTrajectoryExporter(), InMemorySpanExporter()
@@ -379,7 +379,7 @@ def test_set_up_by_hand(provider: TracerProvider, clients: Clients):
     finally:
         capture.uninstrument()
         instrumentor.uninstrument()
-        _unwrap()
+        unwrap()
     assert memory.get_finished_trajectories() == (trajectory,)
     assert [m["content"] for m in trajectory.messages()] == ["a", "You said: a"]
     assert trajectory.warnings == []

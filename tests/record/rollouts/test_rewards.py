@@ -223,6 +223,17 @@ def test_all_named_rewards_at_once(recording: Recording):
     assert dict(replayed(recording).rewards) == {"c": 1.0}
 
 
+def test_rewards_that_are_assigned_keep_what_they_have(recording: Recording):
+    """Label and explanation; the name is that of the assignment."""
+    with rollout("x") as trajectory:
+        judged = Reward(0.5, name="judge", label="fair", explanation="half of it")
+        trajectory.rewards = {"quality": judged}
+    for each in (trajectory, replayed(recording)):
+        found = each.rewards["quality"]
+        assert isinstance(found, Reward)
+        assert (found.name, found.label, found.explanation) == ("quality", "fair", "half of it")
+
+
 def test_a_late_step_reward(recording: Recording, clients: Clients):
     """A reward of one completion can come late; it is on that completion alone."""
     client = clients.sync(clients.serve())
