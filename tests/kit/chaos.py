@@ -8,6 +8,7 @@ in one way or another, or is killed. What does not hold is printed, one finding 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import importlib
 import json
 import os
@@ -161,7 +162,14 @@ class Run:
         sys.exit(0)
 
     def note(self) -> None:
-        """Write down what the library counts as lost; the disk stays full for later attempts."""
+        """Write down what the library counts as lost; what it still tries to write does not count.
+
+        The disk is full no more then: what is buffered for stderr must not fail at the exit.
+        """
+        for name in ("spans.jsonl", "t.jsonl"):
+            fcntl.flock(os.open(self.folder / name, os.O_CREAT | os.O_WRONLY), fcntl.LOCK_EX)
+        if self.disk is not None:
+            limit_files(None)
         note = {
             "ended": self.ended,
             "dropped": self.processor._delivery_of[id(self.jsonl)].dropped,

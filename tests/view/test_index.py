@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sqlite3
 import stat
 import threading
@@ -226,6 +227,22 @@ def test_a_trajectory_that_takes_anothers_place_is_a_change(tmp_path: Path):
         assert ask(asked, "state")["changes"] > before["changes"]
         assert ask(asked, "state", id="t1")["changed"] > one["changed"]
         assert ask(asked, "state", id="t2")["changed"] == two["changed"]
+
+
+@pytest.mark.parametrize("page", ["", "/trace/0af7651916cd43dd8448eb211c80319c"])
+def test_an_address_that_cannot_be_read_is_listed(recording: Recording, tmp_path: Path, page: str):
+    """The other sources of spans are read all the same."""
+    with rollout("agent") as trajectory:
+        pass
+    path = tmp_path / "spans.jsonl"
+    JsonLinesSpanExporter(path).export(recording.spans)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}{page}"
+    with Index([address, str(path)], follow=False) as index:
+        assert index.wait()
+        assert ids(index) == [trajectory.id]
+        (error,) = index.errors
+        assert address in error
 
 
 def test_spans_are_rebuilt(recording: Recording, clients: Clients, tmp_path: Path):
