@@ -63,9 +63,9 @@ from otel_rollout.record.remote import headers_of as headers_of
 from otel_rollout.record.remote import record_call as record_call
 from otel_rollout.record.remote import rollout_or_part as rollout_or_part
 from otel_rollout.record.remote import with_fields as with_fields
+from otel_rollout.record.rollout_span import close as close
 from otel_rollout.record.rollouts import rollout as rollout
 from otel_rollout.record.running import ActiveRollout as ActiveRollout
-from otel_rollout.record.running import close as close
 from otel_rollout.record.secrets import Secrets as Secrets
 from otel_rollout.record.settings import MAX_BYTES as MAX_BYTES
 from otel_rollout.record.settings import Settings as Settings

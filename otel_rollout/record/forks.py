@@ -20,7 +20,8 @@ from otel_rollout.record.children import is_pool_worker, origin, parent_span
 from otel_rollout.record.context import ROLLOUT
 from otel_rollout.record.options import Options
 from otel_rollout.record.provider import rollout_provider, rollout_tracer
-from otel_rollout.record.running import ActiveRollout, close, start_span
+from otel_rollout.record.rollout_span import close, start_span
+from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 
 logger = logging.getLogger("otel_rollout")

@@ -40,7 +40,8 @@ from otel_rollout.record.current import (
     end,
     running_rollout,
 )
-from otel_rollout.record.running import ActiveRollout, close
+from otel_rollout.record.rollout_span import close
+from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord
 
