@@ -286,11 +286,18 @@ class ActiveRollout:
 
     def begin_call(self, path: str) -> dict[str, Any]:
         """Count a call that begins now at this path; the attributes that its span begins with."""
+        with self.lock:
+            self.clock += 1
+            began = self.clock
+            if self.running:
+                self.open += 1
+            else:
+                self._began_late()
         attributes: dict[str, Any] = {
             sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION,
             sc.ROLLOUT_ID: self.id,
             sc.EXCHANGE_PROCESS: self.process,
-            sc.EXCHANGE_STARTED: self._count_call(),
+            sc.EXCHANGE_STARTED: began,
             sc.REQUEST_PATH: path,
         }
         if self.options.policy_version is not None:
@@ -303,22 +310,16 @@ class ActiveRollout:
             attributes[sc.ROLLOUT_TRAINABLE] = False  # the rollout's own span may be lost
         return attributes
 
-    def _count_call(self) -> int:
-        """The logical time at which a call begins."""
-        with self.lock:
-            self.clock += 1
-            if self.running:
-                self.open += 1
-                return self.clock
-            self.began_late += 1
-            former = sentences.AFTER(count=self.began_late - 1) if self.began_late > 1 else None
-            self.trajectory.miss_calls(sentences.AFTER(count=self.began_late), instead_of=former)
-            logger.warning(
-                "rollout %s has ended, but a model call was made in its context: it is not part "
-                "of the trajectory. Await the tasks that a rollout starts.",
-                self.id,
-            )
-            return self.clock
+    def _began_late(self) -> None:
+        """A call began after the end."""
+        self.began_late += 1
+        former = sentences.AFTER(count=self.began_late - 1) if self.began_late > 1 else None
+        self.trajectory.miss_calls(sentences.AFTER(count=self.began_late), instead_of=former)
+        logger.warning(
+            "rollout %s has ended, but a model call was made in its context: it is not part "
+            "of the trajectory. Await the tasks that a rollout starts.",
+            self.id,
+        )
 
     @guarded("the processes that began inside a rollout could not be heard")
     def hear(self) -> None:
