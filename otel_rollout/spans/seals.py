@@ -30,8 +30,8 @@ _SUMMED = frozenset(
     )
 )
 """Texts that decide what trains; messages and long parameters have digests of their own."""
-_MEASURED = frozenset((str, int, bool))
-"""Types of values that have a length; a float is written by each store in its own way."""
+_MEASURED = (str, int)
+"""Types of values that have a length; a float is written by each store in a way of its own."""
 
 
 def with_lengths(
@@ -53,11 +53,12 @@ def with_lengths(
     ]
     if sums:
         sealed[sc.CHECKSUMS] = every[sc.CHECKSUMS] = ",".join(sums) + _END
-    if not _MEASURED.issuperset(map(type, every.values())):
-        every = {key: value for key, value in every.items() if isinstance(value, str | int)}
-    # All of it in C: a call has thirty attributes.
-    lengths = zip(map(_short, every), map(len, map(str, every.values())), strict=True)
-    sealed[sc.LENGTHS] = ",".join(map("%s:%d".__mod__, lengths)) + _END
+    lengths = [
+        f"{_short(key)}:{len(value if type(value) is str else str(value))}"
+        for key, value in every.items()
+        if isinstance(value, _MEASURED)
+    ]
+    sealed[sc.LENGTHS] = ",".join(lengths) + _END
     return sealed
 
 
