@@ -6,12 +6,11 @@ reason and the usage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from otel_rollout.wire.api import Events, ModelApi, Sampled
-from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Chunk, Json, Params, Reply
+from otel_rollout.wire.api import ModelApi
+from otel_rollout.wire.json import Chunk, Json, Reply
 from otel_rollout.wire.merging import finish, merge_field, merge_members
 from otel_rollout.wire.message import Shapes
 
@@ -26,12 +25,13 @@ class CohereChat(ModelApi):
     paths = ("/v2/chat",)
     shapes = Shapes(reasoning=("tool_plan",))
     context = ("tools", "documents")
+    choices_name = None
 
-    def choices_asked(self, params: Params) -> int:
-        return 1
+    def is_own(self, chunk: Chunk) -> bool:
+        return chunk.get("type") == "message-start"
 
-    def recognises(self, chunks: Sequence[Chunk]) -> bool:
-        return any(chunk.get("type") == "message-start" for chunk in chunks)
+    def ends(self, chunk: Chunk) -> bool:
+        return chunk.get("type") == "message-end"
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
         body: dict[str, Any] = {}
@@ -59,16 +59,9 @@ class CohereChat(ModelApi):
                 message[name] = [finish(elements[index]) for index in sorted(elements)]
         return {**body, "message": finish(message)}
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
-        ended = any(chunk.get("type") == "message-end" for chunk in events.chunks)
-        return ended and events.error is None
-
-    def sampled(
-        self, params: Params, prompt: MessagePath | None, reply: Reply
-    ) -> Iterator[Sampled]:
+    def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
         message = reply.get("message")
-        if isinstance(message, dict):
-            yield Sampled(0, reply, ({"role": "assistant", **message},), prompt)
+        return ({"role": "assistant", **message},) if isinstance(message, dict) else None
 
     def usage(self, reply: Reply) -> dict[str, Json] | None:
         said = reply.get("usage")

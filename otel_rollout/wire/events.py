@@ -10,7 +10,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from otel_rollout.wire.sse import data_of, try_loads
+from otel_rollout.wire.json import try_loads
+from otel_rollout.wire.sse import data_of
 
 _end = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}").search
 """The empty line after an event."""

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 
 from otel_rollout.wire.api import Framing
 from otel_rollout.wire.events import ArrayCutter, Cutter, EventCutter, FrameCutter, LineCutter
-from otel_rollout.wire.json import dumps, loads
-from otel_rollout.wire.sse import try_loads
+from otel_rollout.wire.json import dumps, loads, try_loads
 
 _HEAD = struct.Struct(">III")
 """Head of a frame: length of the frame, length of its headers, checksum of the two."""

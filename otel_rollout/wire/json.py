@@ -35,6 +35,14 @@ def loads(text: str | bytes) -> Json:
     return _decoder.decode(text)
 
 
+def try_loads(text: str) -> Json:
+    """The JSON value of a text; None where it is no JSON."""
+    try:
+        return loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 scan = _decoder.raw_decode
 """`scan(text, start) -> (value, end)`: the JSON value that begins exactly at `start`."""
 

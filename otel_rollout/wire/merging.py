@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from otel_rollout.wire.json import Json
+from otel_rollout.wire.json import Json, try_loads
 
 _WHOLE = ("role", "id", "type")
 """Texts that a server may repeat, but never sends in pieces."""
@@ -50,6 +50,15 @@ def _first_piece(key: str, value: Json) -> Json:
     if isinstance(value, dict):
         return {name: _first_piece(name, part) for name, part in value.items()}
     return list(value) if isinstance(value, list) else value
+
+
+def add_text(target: dict[str, Any], key: str, piece: Json) -> None:
+    """Add a piece to a text that may have begun as a whole one."""
+    if not isinstance(piece, str):
+        raise TypeError(f"expected a piece of text, got {piece!r}")
+    if isinstance(target.get(key), str):
+        target[key] = [Text(target[key])]
+    merge_field(target, key, piece)
 
 
 def merge_members(
@@ -101,3 +110,9 @@ def finish(value: Json) -> Json:
     if isinstance(value, list) and value and isinstance(value[0], Text):
         return "".join(value)
     return value
+
+
+def finished_json(text: str) -> Json:
+    """What a text that came in pieces is as JSON; a truncated one stays the text that it is."""
+    parsed = try_loads(text)
+    return text if parsed is None else parsed

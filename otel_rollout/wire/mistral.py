@@ -21,9 +21,6 @@ class Mistral(ChatCompletions):
     paths = ("/fim/completions", "/agents/completions")
     context = ("tools", "suffix", "agent_id")
 
-    def token_id_params(self, path: str) -> Params | None:
-        return None
-
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:

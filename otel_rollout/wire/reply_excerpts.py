@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from otel_rollout.wire.api import ModelApi
 from otel_rollout.wire.apis import api_of, merge
-from otel_rollout.wire.json import Json, scan
+from otel_rollout.wire.json import Json, scan, try_loads
 from otel_rollout.wire.message import is_reasoning, shown_message
-from otel_rollout.wire.sse import try_loads
 
 _WHOLE = 1 << 14
 """Characters of a reply that are parsed whole."""

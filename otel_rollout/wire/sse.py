@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from otel_rollout.wire.json import Json, loads
+from otel_rollout.wire.json import Json, loads, try_loads
 
 _FIRST = (b"data:", b"event:", b"id:", b"retry:", b":")
 """Beginnings of the first line of events."""
@@ -76,14 +76,6 @@ def is_json_object(body: bytes) -> bool:
 
 def _with_newlines(events: str) -> str:
     return events.replace("\r\n", "\n").replace("\r", "\n") if "\r" in events else events
-
-
-def try_loads(text: str) -> Json:
-    """The JSON value of a text; None where it is no JSON."""
-    try:
-        return loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def pack_events(events: str) -> str:
