@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from otel_rollout.wire.events import EventCutter, is_count
+from otel_rollout.wire.framing import EventCutter, is_count
 from otel_rollout.wire.json import Json, elements, members
 
 _CUT: Mapping[str, tuple[str, ...]] = {
