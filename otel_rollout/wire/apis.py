@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events, ModelApi
@@ -105,48 +104,46 @@ def apis_of(path: str) -> tuple[ModelApi, ...]:
     return APIS if api is None else (api,)
 
 
-class _RequestMembers(NamedTuple):
-    """Members of requests, of all APIs together."""
-
-    conversation: frozenset[str]
-    context: tuple[tuple[str, str], ...]
-    """Each with its inner member, or none."""
-    context_names: tuple[str, ...]
-
-
 @lru_cache
-def _request_members(apis: tuple[ModelApi, ...]) -> _RequestMembers:
-    context = dict.fromkeys(name.partition(".")[::2] for api in apis for name in api.context)
-    names = dict.fromkeys(name for name, _ in context)
-    conversation = frozenset(api.conversation for api in apis)
-    return _RequestMembers(conversation, tuple(context), tuple(names))
+def _conversation_members(apis: tuple[ModelApi, ...]) -> frozenset[str]:
+    return frozenset(api.conversation for api in apis)
 
 
 def conversation_members() -> frozenset[str]:
     """The members of requests that may hold the conversation."""
-    return _request_members(APIS).conversation
+    return _conversation_members(APIS)
+
+
+@lru_cache
+def _context_members(apis: tuple[ModelApi, ...]) -> tuple[tuple[str, str], ...]:
+    """Names of members that are context, or that hold the inner member which is; "": none."""
+    return tuple(dict.fromkeys(name.partition(".")[::2] for api in apis for name in api.context))
+
+
+@lru_cache
+def _context_names(apis: tuple[ModelApi, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name, _ in _context_members(apis)))
 
 
 def context_members() -> tuple[str, ...]:
     """The members of requests that the model sees before the conversation, each once."""
-    return _request_members(APIS).context_names
+    return _context_names(APIS)
 
 
 def context_of(params: Params) -> list[Json]:
     """What the model sees of a request before the conversation, in a fixed order."""
-    return [_context_value(params, *names) for names in _request_members(APIS).context]
+    found: list[Json] = []
+    for name, inner in _context_members(APIS):
+        value = params.get(name)
+        if inner:
+            value = value.get(inner) if isinstance(value, Mapping) else None
+        found.append(value)
+    return found
 
 
 def context_key(params: Params) -> bytes:
     """Bytes that are equal for requests that may continue one another."""
     return contents_key(context_of(params))
-
-
-def _context_value(params: Params, name: str, inner: str) -> Json:
-    value = params.get(name)
-    if not inner:
-        return value
-    return value.get(inner) if isinstance(value, Mapping) else None
 
 
 def retrieval_of(path: str) -> tuple[ModelApi, str] | None:

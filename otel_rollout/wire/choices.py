@@ -11,7 +11,7 @@ from typing import Any
 
 from otel_rollout.wire.api import Events, ModelApi
 from otel_rollout.wire.json import Choice, Chunk, Json, Reply
-from otel_rollout.wire.merging import Parts, finish, merge_field, merge_parts
+from otel_rollout.wire.merging import GrowingParts, finish, merge_field, merge_parts
 
 _EXTENSION = "sglext"
 """SGLang's own fields of a reply, sent in one chunk or in two."""
@@ -91,7 +91,7 @@ def _merge_delta(choice: dict[str, Any], delta: dict[str, Any]) -> None:
         if name == "tool_calls":
             _merge_tool_calls(message, part or [])
         elif name == "content" and (
-            isinstance(part, list) or isinstance(message.get(name), Parts)
+            isinstance(part, list) or isinstance(message.get(name), GrowingParts)
         ):  # Mistral's, with its reasoning
             merge_parts(message, name, part)
         else:

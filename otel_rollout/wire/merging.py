@@ -1,6 +1,6 @@
 """Merging the pieces of a stream: texts are joined, lists chained, objects merged.
 
-Pure. While a stream is merged a text is a list of `Text` pieces, joined once at the end by
+Pure. While a stream is merged a text is a list of `GrowingText` pieces, joined once at the end by
 `finish`: to join at every piece would cost the square of the text's length.
 """
 
@@ -17,13 +17,13 @@ _GROWING = ("text", "thinking")
 """Types of parts that a stream sends in pieces."""
 
 
-class Text(str):
+class GrowingText(str):
     """A piece of a text that is still growing."""
 
     __slots__ = ()
 
 
-class Parts(list[Json]):
+class GrowingParts(list[Json]):
     """The parts of a content, of which the last one may still be growing."""
 
 
@@ -33,8 +33,10 @@ def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
     if old is None:
         if value is not None or key not in target:
             target[key] = _first_piece(key, value)
-    elif isinstance(value, str) and isinstance(old, list) and old and isinstance(old[0], Text):
-        old.append(Text(value))
+    elif (
+        isinstance(value, str) and isinstance(old, list) and old and isinstance(old[0], GrowingText)
+    ):
+        old.append(GrowingText(value))
     elif isinstance(value, list) and isinstance(old, list):
         old.extend(value)
     elif isinstance(value, dict) and isinstance(old, dict):
@@ -46,7 +48,7 @@ def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
 
 def _first_piece(key: str, value: Json) -> Json:
     if isinstance(value, str):
-        return value if key in _WHOLE else [Text(value)]
+        return value if key in _WHOLE else [GrowingText(value)]
     if isinstance(value, dict):
         return {name: _first_piece(name, part) for name, part in value.items()}
     return list(value) if isinstance(value, list) else value
@@ -57,7 +59,7 @@ def add_text(target: dict[str, Any], key: str, piece: Json) -> None:
     if not isinstance(piece, str):
         raise TypeError(f"expected a piece of text, got {piece!r}")
     if isinstance(target.get(key), str):
-        target[key] = [Text(target[key])]
+        target[key] = [GrowingText(target[key])]
     merge_field(target, key, piece)
 
 
@@ -78,10 +80,10 @@ def merge_members(
 def merge_parts(target: dict[str, Any], key: str, value: Json) -> None:
     """Add to a content that is a list of parts; a text, before or after them, is a part, too."""
     parts = target.get(key)
-    if not isinstance(parts, Parts):
-        before, parts = finish(parts), Parts()
+    if not isinstance(parts, GrowingParts):
+        before, parts = finish(parts), GrowingParts()
         if before:
-            parts.append({"type": "text", "text": [Text(before)]})
+            parts.append({"type": "text", "text": [GrowingText(before)]})
         target[key] = parts
     if isinstance(value, str):
         value = [{"type": "text", "text": value}] if value else []
@@ -105,9 +107,9 @@ def finish(value: Json) -> Json:
             else finish(part)
             for key, part in value.items()
         }
-    if isinstance(value, Parts):
+    if isinstance(value, GrowingParts):
         return [finish(part) for part in value]
-    if isinstance(value, list) and value and isinstance(value[0], Text):
+    if isinstance(value, list) and value and isinstance(value[0], GrowingText):
         return "".join(value)
     return value
 

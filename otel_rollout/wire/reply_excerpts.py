@@ -55,10 +55,7 @@ def token_counts(body: bytes, api: ModelApi, *, events: bool) -> TokenCounts | N
     said: dict[str, Json] = {}
     for found in _objects(body, f'"{api.usage_name}"'.encode(), _LAST if events else len(body)):
         # A stream may count the prompt in its first event, and the reply in its last.
-        if said:
-            said = {**found, **{name: count for name, count in said.items() if count is not None}}
-        else:
-            said = found
+        said = {**found, **{name: count for name, count in said.items() if count is not None}}
         if (counts := _counts(api.usage({api.usage_name: said}) or {})) is not None:
             return counts
     tail = body[-_USAGE:].decode("utf-8", "replace")
