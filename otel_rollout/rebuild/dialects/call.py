@@ -13,6 +13,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from otel_rollout import semconv as sc
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, ToolCall, check_depth, dumps, loads, media_of, message_parts
 
@@ -105,7 +106,7 @@ class Dialect:
     written_by: str
     """The instrumentation and its versions, for people."""
     recognises: Callable[[SpanRecord], bool]
-    """True if the span is a model call in this dialect. At most one dialect recognises a span."""
+    """True if the span is a model call in this dialect, or in an earlier one of `DIALECTS`."""
     read: Callable[[SpanRecord, Sequence[SpanRecord]], ForeignCall]
     """Reads the call of a span that is recognised, given all spans of its trace.
 
@@ -355,10 +356,19 @@ def without_none(fields: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def completion_reply(
-    choices: list[dict[str, Json]], *, is_text: bool = False, **fields: Json
+    span: SpanRecord,
+    choices: list[dict[str, Json]],
+    usage: dict[str, Json] | None,
+    *,
+    is_text: bool = False,
+    model: str = sc.GEN_AI_RESPONSE_MODEL,
 ) -> dict[str, Json] | None:
-    """A chat completion (or text completion) with these choices. None: nothing is known."""
-    known = without_none(fields)
+    """A chat completion (or text completion) with these choices. None: nothing is known.
+
+    model: the attribute of the span that names the model which answered.
+    """
+    named = span.text(model) if choices else None
+    known = without_none({"id": span.text(sc.GEN_AI_RESPONSE_ID), "model": named, "usage": usage})
     if not choices and not known:
         return None
     if is_text:

@@ -5,41 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects import (
-    anthropic,
-    logfire,
-    openinference,
-    openllmetry,
-    openllmetry_flat,
-)
+from otel_rollout.rebuild.dialects import openllmetry
 from otel_rollout.rebuild.dialects.call import Dialect, Fact, ForeignCall, is_true
+from otel_rollout.rebuild.dialects.logfire import is_logfire
 from otel_rollout.rebuild.dialects.parts import LOST_BY_CONVENTIONS, read_call
 from otel_rollout.spans import SpanRecord
 
 _V2_SCOPES = ("opentelemetry.util.genai", f"{openllmetry.SCOPE}openai_v2")
-_NEITHER = (
-    anthropic.recognises,
-    openllmetry.recognises,
-    openllmetry_flat.recognises,
-    openinference.recognises,
-    logfire.is_logfire,
-)
 
 
 def recognises(span: SpanRecord) -> bool:
-    return (
-        span.text(sc.GEN_AI_OPERATION_NAME) in sc.MODEL_OPERATIONS
-        and not span.scope.startswith(_V2_SCOPES)
-        and not any(other(span) for other in _NEITHER)
-    )
+    return span.text(sc.GEN_AI_OPERATION_NAME) in sc.MODEL_OPERATIONS and not is_logfire(span)
 
 
 def recognises_v2(span: SpanRecord) -> bool:
-    return (
-        span.text(sc.GEN_AI_OPERATION_NAME) in sc.MODEL_OPERATIONS
-        and span.scope.startswith(_V2_SCOPES)
-        and not openllmetry_flat.recognises(span)
-    )
+    return recognises(span) and span.scope.startswith(_V2_SCOPES)
 
 
 def read(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:

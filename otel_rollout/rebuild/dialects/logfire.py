@@ -129,13 +129,9 @@ def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
             message = {"role": "assistant", "content": data["combined_chunk_content"]}
         reason = reasons[0] if isinstance(reasons, list) and reasons else None
         choice = {"index": 0, "finish_reason": reason, "message": message}
-        call.reply = completion_reply(
-            [choice] if message is not None else [],
-            is_text=call.path == "/completions",
-            id=span.text(sc.GEN_AI_RESPONSE_ID),
-            model=span.text(sc.GEN_AI_RESPONSE_MODEL),
-            usage=data.get("usage"),
-        )
+        choices = [choice] if message is not None else []
+        is_text = call.path == "/completions"
+        call.reply = completion_reply(span, choices, data.get("usage"), is_text=is_text)
     _note_end(call, span, output)
     return call
 
@@ -163,12 +159,7 @@ def _read_events(call: ForeignCall, span: SpanRecord, output: SpanRecord) -> Non
     if tools:
         call.request["tools"] = tools
     call.stream = output is not span or call.request.get("stream") is True
-    call.reply = completion_reply(
-        choices,
-        id=span.text(sc.GEN_AI_RESPONSE_ID),
-        model=span.text(sc.GEN_AI_RESPONSE_MODEL) if choices else None,
-        usage=_usage(output, call) or usage_of(output),
-    )
+    call.reply = completion_reply(span, choices, _usage(output, call) or usage_of(output))
 
 
 def _event_message(row: dict[str, Json], call: ForeignCall) -> dict[str, Json] | None:

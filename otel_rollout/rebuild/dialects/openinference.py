@@ -123,18 +123,12 @@ def _read_request_fields(span: SpanRecord, call: ForeignCall) -> None:
 def _read_reply_fields(span: SpanRecord, call: ForeignCall) -> None:
     rows = numbered(span.attributes, _OUTPUT_MESSAGES)
     reason = span.text(_FINISH_REASON)
-    call.reply = completion_reply(
-        [
-            {
-                "index": index,
-                "finish_reason": reason,
-                "message": _message(row, call, prompt=False),
-            }
-            for index, row in enumerate(rows.values())
-        ],
-        model=span.text(_MODEL) if rows else None,
-        usage=usage(span.integer(_PROMPT_TOKENS), span.integer(_COMPLETION_TOKENS)),
-    )
+    choices = [
+        {"index": index, "finish_reason": reason, "message": _message(row, call, prompt=False)}
+        for index, row in enumerate(rows.values())
+    ]
+    counted = usage(span.integer(_PROMPT_TOKENS), span.integer(_COMPLETION_TOKENS))
+    call.reply = completion_reply(span, choices, counted, model=_MODEL)
     if call.path != "/chat/completions" and call.reply is not None:
         call.miss("its response as a whole is missing")
         call.reply = None

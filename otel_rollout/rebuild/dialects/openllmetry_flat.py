@@ -105,26 +105,22 @@ def _check_prompts(span: SpanRecord, prompts: Mapping[int, Any], call: ForeignCa
 
 def _read_reply(span: SpanRecord, call: ForeignCall) -> None:
     rows = numbered(span.attributes, sc.GEN_AI_COMPLETION)
-    call.reply = completion_reply(
-        [
-            {
-                "index": index,
-                "finish_reason": row.get("finish_reason"),
-                "message": _message({"role": "assistant", **row}, call, is_reply=True),
-            }
-            for index, row in rows.items()
-        ],
-        is_text=call.path == "/completions",
-        id=span.text(sc.GEN_AI_RESPONSE_ID),
-        model=span.text(sc.GEN_AI_RESPONSE_MODEL),
-        usage=usage(
-            span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
-            span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
-            # It writes 0 where the server told nothing.
-            cached=first_integer(span, sc.GEN_AI_USAGE_CACHE_READ) or None,
-            reasoning=span.integer(_REASONING_TOKENS) or None,
-        ),
+    choices = [
+        {
+            "index": index,
+            "finish_reason": row.get("finish_reason"),
+            "message": _message({"role": "assistant", **row}, call, is_reply=True),
+        }
+        for index, row in rows.items()
+    ]
+    counted = usage(
+        span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
+        span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
+        # It writes 0 where the server told nothing.
+        cached=first_integer(span, sc.GEN_AI_USAGE_CACHE_READ) or None,
+        reasoning=span.integer(_REASONING_TOKENS) or None,
     )
+    call.reply = completion_reply(span, choices, counted, is_text=call.path == "/completions")
 
 
 def _message(

@@ -131,16 +131,12 @@ def _read_reply(span: SpanRecord, output: SpanRecord, call: ForeignCall) -> None
     call.also_loses |= _lost_of_reply(span, call, ends, reasons)
     if call.is_responses and rows:  # its items are one reply
         messages, ends = [joined(messages)], [next(filter(None, reversed(ends)), None)]
-    call.reply = completion_reply(
-        [
-            {"index": index, "finish_reason": _finish_reason(end), "message": message}
-            for index, (message, end) in enumerate(zip(messages, ends, strict=True))
-        ],
-        is_text=call.path == "/completions",
-        id=span.text(sc.GEN_AI_RESPONSE_ID),
-        model=span.text(sc.GEN_AI_RESPONSE_MODEL) if rows else None,
-        usage=usage_of(output),
-    )
+    choices = [
+        {"index": index, "finish_reason": _finish_reason(end), "message": message}
+        for index, (message, end) in enumerate(zip(messages, ends, strict=True))
+    ]
+    is_text = call.path == "/completions"
+    call.reply = completion_reply(span, choices, usage_of(output), is_text=is_text)
     if "error" in ends:
         call.stream = True  # only a stream can break off with part of its reply
 

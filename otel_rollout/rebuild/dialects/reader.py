@@ -24,11 +24,12 @@ DIALECTS = (
     logfire.DIALECT_V1,
     openllmetry_flat.DIALECT,
     openllmetry.DIALECT,
-    genai.DIALECT,
     logfire.DIALECT,
-    genai.DIALECT_V2,
     anthropic.DIALECT,
+    genai.DIALECT_V2,
+    genai.DIALECT,
 )
+"""All dialects. Where several would read a span, the first of them does."""
 
 
 def dialect_of(span: SpanRecord) -> Dialect | None:
