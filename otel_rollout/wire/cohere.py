@@ -38,22 +38,14 @@ class CohereChat(ModelApi):
         message: dict[str, Any] = {}
         lists: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in _LISTS.values()}
         for chunk in chunks:
-            kind, delta = str(chunk.get("type")), chunk.get("delta") or {}
             if chunk.get("id"):
                 body.setdefault("id", chunk["id"])
             if chunk.get("logprobs"):
                 body.setdefault("logprobs", []).append(chunk["logprobs"])
-            members = delta.get("message") or {}
-            name = _LISTS.get(kind.partition("-")[0])
-            if kind == "message-start":
-                message = {k: v for k, v in members.items() if v not in ([], "")}
-            elif kind == "message-end":
-                body |= delta
-            elif kind == "tool-plan-delta":
-                merge_field(message, "tool_plan", members.get("tool_plan"))
-            elif name is not None and isinstance(members.get(name), Mapping):
-                element = lists[name].setdefault(chunk.get("index") or 0, {})
-                merge_members(element, members[name], growing=members[name])
+            if self.ends(chunk):
+                body |= chunk.get("delta") or {}
+            else:
+                _merge_event(message, lists, chunk)
         for name, elements in lists.items():
             if elements:
                 message[name] = [finish(elements[index]) for index in sorted(elements)]
@@ -71,3 +63,19 @@ class CohereChat(ModelApi):
         found = [counts.get(name) for name in ("input_tokens", "output_tokens")]
         whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in found]
         return {"prompt_tokens": whole[0], "completion_tokens": whole[1]}
+
+
+def _merge_event(
+    message: dict[str, Any], lists: dict[str, dict[int, dict[str, Any]]], event: Chunk
+) -> None:
+    """Add an event to a message, and to the elements of its lists, by their names and indexes."""
+    kind = str(event.get("type"))
+    members = (event.get("delta") or {}).get("message") or {}
+    name = _LISTS.get(kind.partition("-")[0])
+    if kind == "message-start":
+        message |= {k: v for k, v in members.items() if v not in ([], "")}
+    elif kind == "tool-plan-delta":
+        merge_field(message, "tool_plan", members.get("tool_plan"))
+    elif name is not None and isinstance(members.get(name), Mapping):
+        element = lists[name].setdefault(event.get("index") or 0, {})
+        merge_members(element, members[name], growing=members[name])

@@ -13,7 +13,7 @@ from typing import Any
 
 from otel_rollout.wire.api import TRUNCATED, ModelApi
 from otel_rollout.wire.json import Choice, Chunk, Json, Reply
-from otel_rollout.wire.merging import add_text, finish
+from otel_rollout.wire.merging import GrowingParts, add_text, finish
 from otel_rollout.wire.message import (
     Shapes,
     content_parts,
@@ -166,10 +166,6 @@ def _merge_items(chunks: Sequence[Chunk]) -> dict[str, Any]:
             items[index] = chunk["item"]
         elif index in items:
             _merge_part(items[index], chunk)
-    for item in items.values():
-        for key in _PARTS:
-            if isinstance(item.get(key), list):
-                item[key] = [finish(part) for part in item[key]]
     output = [finish(items[index]) for index in sorted(items)]
     return {**response, "output": output or response.get("output")}
 
@@ -181,8 +177,8 @@ def _merge_part(item: dict[str, Any], event: Chunk) -> None:
         place = event.get(position)
         if isinstance(place, int):
             parts = item.get(key)
-            if not isinstance(parts, list):
-                parts = item[key] = []
+            if not isinstance(parts, GrowingParts):
+                parts = item[key] = GrowingParts(parts if isinstance(parts, list) else ())
             if isinstance(event.get("part"), dict):
                 parts[place : place + 1] = [event["part"]]
             elif place >= len(parts):

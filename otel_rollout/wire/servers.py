@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from otel_rollout.wire.constraints import is_constrained
 from otel_rollout.wire.json import Json, dumps, loads
+from otel_rollout.wire.params import is_constrained
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
 ID_PREFIX = "token_id:"
