@@ -163,7 +163,6 @@ def _tool_result(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -
 
 DIALECT = Dialect(
     "anthropic",
-    "anthropic >= 2.10, by itself",
     recognises,
     read,
     loses=frozenset(

@@ -103,8 +103,6 @@ class Dialect:
 
     name: str
     """Name of the dialect, in `Completion.exchange.source`."""
-    written_by: str
-    """The instrumentation and its versions, for people."""
     recognises: Callable[[SpanRecord], bool]
     """True if the span is a model call in this dialect, or in an earlier one of `DIALECTS`."""
     read: Callable[[SpanRecord, Sequence[SpanRecord]], ForeignCall]
@@ -251,7 +249,10 @@ def check_roles(call: ForeignCall) -> None:
         call.miss_messages()
     if not all(isinstance(message.get("role"), str) for message in objects(messages)):
         call.miss("the role of a message of its request is missing", prompt=True)
-    choices = call.choices
+    _check_choices(call, call.choices)
+
+
+def _check_choices(call: ForeignCall, choices: list[dict[str, Json]]) -> None:
     for choice in choices:
         message = choice.get("message") or {}
         if message.get("role") in _NOT_SAMPLED:

@@ -38,14 +38,12 @@ _LOST_BY_OTHERS = frozenset((Fact.TOOLS, Fact.NAMES, Fact.PARTS, Fact.IMAGES, Fa
 _LOSES = LOST_BY_CONVENTIONS | {Fact.STRICT, Fact.REPLY_REFUSAL, Fact.USAGE_DETAILS}
 DIALECT = Dialect(
     "genai",
-    "opentelemetry-instrumentation-genai-openai 1.3b0",
     recognises,
     read,
     loses=_LOSES | {Fact.FILES, Fact.ITEMS, Fact.PREVIOUS},
 )
 DIALECT_V2 = Dialect(
     "openai-v2",
-    "opentelemetry-instrumentation-openai-v2 2.4b0",
     recognises_v2,
     read,
     loses=_LOSES | {Fact.TOOLS, Fact.NAMES, Fact.IMAGES},

@@ -27,7 +27,6 @@ def read(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
 
 DIALECT = Dialect(
     "openllmetry",
-    "opentelemetry-instrumentation-openai >= 0.55",
     recognises,
     read,
     loses=LOST_BY_CONVENTIONS

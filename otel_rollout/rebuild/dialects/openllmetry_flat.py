@@ -127,19 +127,17 @@ def _message(
     row: Mapping[str, Any], call: ForeignCall, *, is_reply: bool = False
 ) -> dict[str, Json]:
     message = {key: row[key] for key in _PROMPTS_KEPT if key in row}
-    if "role" not in message:
-        call.miss("the role of a message of its request is missing", prompt=True)
-    content = row.get("content")
-    if not is_reply and isinstance(content, str) and content.startswith('[{"type": '):
-        try:
-            message["content"] = loads(content)  # a list of parts is written as its JSON
-        except ValueError:
-            call.miss("a content cannot be read: was it cut by a length limit?", prompt=True)
     message.setdefault("content", "" if row.get("role") == "tool" else None)
-    if is_reply and content == "FILTERED" and row.get("finish_reason") == "content_filter":
-        call.miss("a content filter ended its reply, and its text was replaced")
-    if is_reply and row.get("refusal"):
-        message["refusal"] = row["refusal"]
+    if is_reply:
+        filtered = ("FILTERED", "content_filter")
+        if (message["content"], row.get("finish_reason")) == filtered:
+            call.miss("a content filter ended its reply, and its text was replaced")
+        if row.get("refusal"):
+            message["refusal"] = row["refusal"]
+    else:
+        if "role" not in message:
+            call.miss("the role of a message of its request is missing", prompt=True)
+        message["content"] = _parts(message["content"], call)
     calls = [
         chat_tool_call(
             made.get("id"), made.get("name"), made.get("arguments"), call, prompt=not is_reply
@@ -149,6 +147,17 @@ def _message(
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _parts(content: Json, call: ForeignCall) -> Json:
+    """A content of the request: a list of parts is written as its JSON."""
+    if not isinstance(content, str) or not content.startswith('[{"type": '):
+        return content
+    try:
+        return loads(content)
+    except ValueError:
+        call.miss("a content cannot be read: was it cut by a length limit?", prompt=True)
+        return content
 
 
 def _tool(row: Mapping[str, Any], call: ForeignCall) -> Json:
@@ -162,7 +171,6 @@ def _tool(row: Mapping[str, Any], call: ForeignCall) -> Json:
 
 DIALECT = Dialect(
     "openllmetry-flat",
-    "opentelemetry-instrumentation-openai <= 0.54",
     recognises,
     read,
     loses=LOST_BY_CONVENTIONS - {Fact.ARGUMENTS, Fact.DETAIL}
