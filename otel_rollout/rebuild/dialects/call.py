@@ -57,6 +57,10 @@ class Fact(Enum):
     PREVIOUS = "which response a call of the Responses API continues"
 
 
+KEPT_BY_NONE = frozenset((Fact.LOGPROBS, Fact.TOKEN_IDS, Fact.EXTRA_BODY))
+"""Facts that nearly no instrumentation records."""
+
+
 @dataclass(slots=True)
 class ForeignCall:
     """One model call in wire form, as far as its dialect kept it."""
@@ -373,19 +377,14 @@ def completion_reply(
     if not choices and not known:
         return None
     if is_text:
-        choices = [
-            {**{k: v for k, v in choice.items() if k != "message"}, "text": _text_of(choice)}
-            for choice in choices
-        ]
+        choices = [dict(choice) for choice in choices]
+        for choice in choices:
+            choice["text"] = (choice.pop("message") or {}).get("content") or ""
     return {
         **known,
         "object": "text_completion" if is_text else "chat.completion",
         "choices": choices,
     }
-
-
-def _text_of(choice: Mapping[str, Json]) -> Json:
-    return (choice.get("message") or {}).get("content") or ""
 
 
 def usage(

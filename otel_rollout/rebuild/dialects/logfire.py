@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
+    KEPT_BY_NONE,
     Dialect,
     Fact,
     ForeignCall,
@@ -246,16 +247,6 @@ DIALECT_V1 = Dialect(
     "logfire-v1",
     recognises_v1,
     read_v1,
-    loses=frozenset(
-        (
-            Fact.LOGPROBS,
-            Fact.TOKEN_IDS,
-            Fact.EXTRA_BODY,
-            Fact.CHOICES,
-            Fact.RESPONSE_FIELDS,
-            Fact.ITEMS,
-            Fact.PREVIOUS,
-        )
-    ),
+    loses=KEPT_BY_NONE | {Fact.CHOICES, Fact.RESPONSE_FIELDS, Fact.ITEMS, Fact.PREVIOUS},
     loses_in_streams=frozenset((Fact.RESPONSE_ID, Fact.RESPONSE_MODEL, Fact.FINISH_REASON)),
 )

@@ -25,20 +25,20 @@ def read(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
     return read_call(span, span, stream=is_true(span, sc.GEN_AI_IS_STREAMING))
 
 
+LOST = LOST_BY_CONVENTIONS | {
+    Fact.STRICT,
+    Fact.NAMES,
+    Fact.IMAGES,
+    Fact.RESPONSE_MODEL,
+    Fact.USAGE_DETAILS,
+    Fact.CALL_IDS,
+    Fact.ITEMS,
+    Fact.PREVIOUS,
+}
 DIALECT = Dialect(
     "openllmetry",
     recognises,
     read,
-    loses=LOST_BY_CONVENTIONS
-    | {
-        Fact.STRICT,
-        Fact.NAMES,
-        Fact.IMAGES,
-        Fact.RESPONSE_MODEL,
-        Fact.USAGE_DETAILS,
-        Fact.CALL_IDS,
-        Fact.ITEMS,
-        Fact.PREVIOUS,
-    },
+    loses=LOST,
     loses_in_streams=frozenset((Fact.REPLY_REFUSAL,)),
 )

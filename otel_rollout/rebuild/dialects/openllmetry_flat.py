@@ -23,12 +23,8 @@ from otel_rollout.rebuild.dialects.call import (
     usage,
     without_none,
 )
-from otel_rollout.rebuild.dialects.parts import (
-    LOST_BY_CONVENTIONS,
-    first_integer,
-    lost_of_other_api,
-    parameters,
-)
+from otel_rollout.rebuild.dialects.openllmetry import LOST
+from otel_rollout.rebuild.dialects.parts import first_integer, lost_of_other_api, parameters
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, loads
 
@@ -173,17 +169,6 @@ DIALECT = Dialect(
     "openllmetry-flat",
     recognises,
     read,
-    loses=LOST_BY_CONVENTIONS - {Fact.ARGUMENTS, Fact.DETAIL}
-    | {
-        Fact.STRICT,
-        Fact.NAMES,
-        Fact.IMAGES,
-        Fact.RESPONSE_MODEL,
-        Fact.USAGE_DETAILS,
-        Fact.PARTS,
-        Fact.CALL_IDS,
-        Fact.ITEMS,
-        Fact.PREVIOUS,
-    },
+    loses=LOST - {Fact.ARGUMENTS, Fact.DETAIL} | {Fact.PARTS},
     loses_in_streams=frozenset((Fact.REPLY_REFUSAL,)),
 )

@@ -12,6 +12,7 @@ from itertools import groupby
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
+    KEPT_BY_NONE,
     Fact,
     ForeignCall,
     chat_tool_call,
@@ -28,11 +29,8 @@ from otel_rollout.rebuild.dialects.call import (
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, dumps, loads
 
-LOST_BY_CONVENTIONS = frozenset(
+LOST_BY_CONVENTIONS = KEPT_BY_NONE | frozenset(
     (
-        Fact.LOGPROBS,
-        Fact.TOKEN_IDS,
-        Fact.EXTRA_BODY,
         Fact.PARAMETERS,
         Fact.ARGUMENTS,
         Fact.REQUEST_REASONING,
