@@ -105,6 +105,7 @@ class ChatCompletions(ChoicesApi):
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:
         conversations, n = _conversations(params), max(1, super().choices_asked(params))
+        prompt = self.asked(params, prompt)
         for index, choice in indexed_choices(reply):
             message = choice.get("message")
             if conversations is not None:

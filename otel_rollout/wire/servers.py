@@ -8,12 +8,13 @@ nothing is made up where no place has them, and whether all came is the server's
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from otel_rollout.wire.json import Json, dumps, loads
+from otel_rollout.wire.json import Json, dumps
 from otel_rollout.wire.params import is_constrained
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
@@ -386,7 +387,7 @@ def without_tokens(reply: bytes) -> bytes:
     What is no JSON is left out whole if it names any of them.
     """
     try:
-        return dumps(_without_tokens(loads(reply))).encode()
+        return dumps(json.loads(reply, strict=False, object_hook=_without_tokens)).encode()
     except (ValueError, RecursionError):
         return b"" if any(name.encode() in reply for name in _TOKEN_MEMBERS) else reply
 
@@ -397,14 +398,13 @@ _TOKEN_MEMBERS = frozenset(
 )
 
 
-def _without_tokens(value: Json) -> Json:
-    if isinstance(value, list):
-        return [_without_tokens(element) for element in value]
-    if isinstance(value, dict):
-        return {k: _without_tokens(v) for k, v in value.items() if not _has_tokens(k, v)}
-    return value
+def _without_tokens(found: dict[str, Json]) -> Json:
+    """An object without token ids and what has the texts of tokens.
 
-
-def _has_tokens(name: str, value: Json) -> bool:
-    """True for token ids and what has the texts of tokens; Ollama's are in a list `context`."""
-    return name in _TOKEN_MEMBERS or (name == "context" and bool(_ids(value)))
+    Ollama's ids are in a list `context`.
+    """
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in _TOKEN_MEMBERS and not (name == "context" and _ids(value))
+    }
