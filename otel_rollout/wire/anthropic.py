@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.api import ModelApi
-from otel_rollout.wire.json import Chunk, Json, Params, Reply
+from otel_rollout.wire.json import Chunk, Json, Params, Reply, member_of
 from otel_rollout.wire.merging import add_text, finish, finished_json, merge_members
 from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
 from otel_rollout.wire.parts import Media, Members, Part, Text, ToolCall, ToolResult
@@ -76,8 +76,7 @@ class Messages(ModelApi):
     last_marks = (b"message_stop", b"[DONE]")
 
     def previous_reply(self, params: Params) -> Json:
-        thread = params.get("thread")
-        return thread.get("previous_message_id") if isinstance(thread, Mapping) else None
+        return member_of(params, "thread", "previous_message_id")
 
     def is_last(self, tail: bytes) -> bool:
         # Proxies send OpenAI's last event.
@@ -88,9 +87,9 @@ class Messages(ModelApi):
 
     def ends(self, chunk: Chunk) -> bool:
         # Some clients read no further than the stop reason.
-        delta = chunk.get("delta") if chunk.get("type") == "message_delta" else None
-        reason = delta.get("stop_reason") if isinstance(delta, dict) else None
-        return chunk.get("type") == "message_stop" or reason is not None
+        if chunk.get("type") == "message_delta":
+            return member_of(chunk, "delta", "stop_reason") is not None
+        return chunk.get("type") == "message_stop"
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
         message: dict[str, Any] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +12,7 @@ from otel_rollout.wire.chat import ChatCompletions
 from otel_rollout.wire.cohere import CohereChat
 from otel_rollout.wire.conversation import contents_key
 from otel_rollout.wire.gemini import GenerateContent
-from otel_rollout.wire.json import Json, Message, Params
+from otel_rollout.wire.json import Json, Message, Params, member_of
 from otel_rollout.wire.message import add_shapes
 from otel_rollout.wire.mistral import Mistral
 from otel_rollout.wire.ollama import Ollama
@@ -115,14 +114,14 @@ def conversation_members() -> frozenset[str]:
 
 
 @lru_cache
-def _context_members(apis: tuple[ModelApi, ...]) -> tuple[tuple[str, str], ...]:
-    """Names of members that are context, or that hold the inner member which is; "": none."""
-    return tuple(dict.fromkeys(name.partition(".")[::2] for api in apis for name in api.context))
+def _context_members(apis: tuple[ModelApi, ...]) -> tuple[tuple[str, ...], ...]:
+    """The members that are context, each by its name or by the names that lead to it."""
+    return tuple(dict.fromkeys(tuple(name.split(".")) for api in apis for name in api.context))
 
 
 @lru_cache
 def _context_names(apis: tuple[ModelApi, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for name, _ in _context_members(apis)))
+    return tuple(dict.fromkeys(names[0] for names in _context_members(apis)))
 
 
 def context_members() -> tuple[str, ...]:
@@ -132,13 +131,10 @@ def context_members() -> tuple[str, ...]:
 
 def context_of(params: Params) -> list[Json]:
     """What the model sees of a request before the conversation, in a fixed order."""
-    found: list[Json] = []
-    for name, inner in _context_members(APIS):
-        value = params.get(name)
-        if inner:
-            value = value.get(inner) if isinstance(value, Mapping) else None
-        found.append(value)
-    return found
+    return [
+        params.get(names[0]) if len(names) == 1 else member_of(params, *names)
+        for names in _context_members(APIS)
+    ]
 
 
 def context_key(params: Params) -> bytes:
@@ -180,8 +176,7 @@ def merge(events: str, choices: int = 1, path: str = "") -> Merged:
 
 def _error_of(chunk: dict[str, Json]) -> Json:
     """The error that an event reports; one of the Responses API is the error itself."""
-    delta = chunk.get("delta")  # Cohere reports it at the end of a message
-    ended = delta.get("error") if isinstance(delta, dict) else None
+    ended = member_of(chunk, "delta", "error")  # Cohere reports it at the end of a message
     return chunk.get("error") or ended or (chunk if chunk.get("type") == "error" else None)
 
 

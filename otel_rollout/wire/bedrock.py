@@ -15,7 +15,7 @@ from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events, ModelApi, Sampled
 from otel_rollout.wire.chat import ChatCompletions
 from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps
+from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps, member_of
 from otel_rollout.wire.merging import finish, finished_json, merge_field
 from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
 from otel_rollout.wire.parts import (
@@ -51,12 +51,10 @@ def _block(part: Members) -> Part | None:
             return ToolResult(text_of(call_id), content, content_parts(content), failed)
         case "reasoningContent":
             text = value.get("reasoningText")
-            said = text.get("text") if isinstance(text, Mapping) else "redacted"
-            return reasoning_block(part, said)
+            return reasoning_block(part, member_of(text, "text") if text else "redacted")
         case "citationsContent":
             return Other(name, part, " ".join(one.shown for one in content_parts(content)))
-    source = value.get("source")
-    data = text_of(source.get("bytes")) if isinstance(source, Mapping) else None
+    data = text_of(member_of(value, "source", "bytes"))
     return Media(name, part, None, data, data and f"{name}/{value.get('format')}")
 
 
@@ -85,8 +83,7 @@ class Converse(ModelApi):
     id_name = None
 
     def tools(self, params: Params) -> list[Json] | None:
-        config = params.get("toolConfig")
-        tools = config.get("tools") if isinstance(config, Mapping) else None
+        tools = member_of(params, "toolConfig", "tools")
         return tools if isinstance(tools, list) else None
 
     def is_own(self, chunk: Chunk) -> bool:
@@ -111,8 +108,7 @@ class Converse(ModelApi):
         return {**body, "output": {"message": message}}
 
     def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
-        output = reply.get("output")
-        message = output.get("message") if isinstance(output, Mapping) else None
+        message = member_of(reply, "output", "message")
         if not isinstance(message, dict) or not isinstance(message.get("content"), list):
             return None
         return ({"role": "assistant", **message},) if message["content"] else ()

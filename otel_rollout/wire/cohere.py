@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.api import ModelApi
-from otel_rollout.wire.json import Chunk, Json, Reply
+from otel_rollout.wire.json import Chunk, Json, Reply, member_of
 from otel_rollout.wire.merging import finish, merge_field, merge_members
 from otel_rollout.wire.message import Shapes
 
@@ -56,8 +56,7 @@ class CohereChat(ModelApi):
         return ({"role": "assistant", **message},) if isinstance(message, dict) else None
 
     def usage(self, reply: Reply) -> dict[str, Json] | None:
-        said = reply.get("usage")
-        counts = said.get("tokens") if isinstance(said, Mapping) else None
+        counts = member_of(reply, "usage", "tokens")
         if not isinstance(counts, Mapping):
             return None
         found = [counts.get(name) for name in ("input_tokens", "output_tokens")]

@@ -14,7 +14,7 @@ from typing import Any
 from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
 from otel_rollout.wire.choices import indexed_choices
 from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply
+from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply, member_of
 from otel_rollout.wire.merging import finish, merge_members
 from otel_rollout.wire.message import Shapes, content_parts, part_of, text_of
 from otel_rollout.wire.parts import (
@@ -222,8 +222,7 @@ def _candidates(reply: Reply) -> Iterator[tuple[int, Choice]]:
 
 def _blocked(reply: Reply) -> Json:
     """Why the server did not take the prompt; None if it did."""
-    feedback = reply.get("promptFeedback")
-    return feedback.get("blockReason") if isinstance(feedback, Mapping) else None
+    return member_of(reply, "promptFeedback", "blockReason")
 
 
 def _finished(candidate: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from otel_rollout.wire.json import Json, Params
+from otel_rollout.wire.json import Json, Params, member_of
 
 _LENGTH_LIMITS = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"),
@@ -125,22 +125,22 @@ def _is_format(value: Json) -> bool:
     if not isinstance(value, Mapping):
         return False
     value = value.get("format", value)
-    kind = value.get("type") if isinstance(value, Mapping) else None
+    kind = member_of(value, "type")
     return isinstance(kind, str) and kind != "text"
 
 
 def _forces_a_call(choice: Json) -> bool:
     """Whether a tool has to be called: by its name, or any of them."""
     if isinstance(choice, Mapping):
-        mode = choice.get("mode") or _member(choice, "allowed_tools", "mode")
+        mode = choice.get("mode") or member_of(choice, "allowed_tools", "mode")
         choice = mode or choice.get("type") or "function"
     return isinstance(choice, str) and choice.lower() not in ("auto", "none", "")
 
 
 def _is_nested_choice(config: Json) -> bool:
     """Whether Gemini's or Bedrock's `toolConfig` has a tool be called."""
-    mode = str(_member(config, "functionCallingConfig", "mode") or "auto")
-    choice = config.get("toolChoice") if isinstance(config, Mapping) else None
+    mode = str(member_of(config, "functionCallingConfig", "mode") or "auto")
+    choice = member_of(config, "toolChoice")
     forced = isinstance(choice, Mapping) and not choice.keys() <= {"auto"}
     return forced or mode.lower() in ("any", "validated")
 
@@ -157,11 +157,6 @@ def _is_strict(tool: Json) -> bool:
         return False
     return any(
         isinstance(body, Mapping)
-        and (body.get("strict") is True or _member(body, "format", "type") == "grammar")
+        and (body.get("strict") is True or member_of(body, "format", "type") == "grammar")
         for body in (tool, tool.get("function"), tool.get("custom"))
     )
-
-
-def _member(value: Json, name: str, inner: str) -> Json:
-    outer = value.get(name) if isinstance(value, Mapping) else None
-    return outer.get(inner) if isinstance(outer, Mapping) else None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.api import TRUNCATED, ModelApi
-from otel_rollout.wire.json import Choice, Chunk, Json, Reply
+from otel_rollout.wire.json import Choice, Chunk, Json, Reply, member_of
 from otel_rollout.wire.merging import GrowingParts, add_text, finish
 from otel_rollout.wire.message import (
     Shapes,
@@ -126,8 +126,7 @@ class Responses(ModelApi):
         return tuple(output) if isinstance(output, list) else None
 
     def is_truncated(self, choice: Choice, reply: Reply) -> bool:
-        details = reply.get("incomplete_details")
-        return isinstance(details, Mapping) and details.get("reason") in TRUNCATED
+        return member_of(reply, "incomplete_details", "reason") in TRUNCATED
 
     def is_stopped(self, choice: Choice, reply: Reply) -> bool:
         # An unfinished or failed response has a status of its own.
@@ -136,13 +135,10 @@ class Responses(ModelApi):
         return is_incomplete and not self.is_truncated(choice, reply)
 
     def is_aborted(self, choice: Choice) -> bool:
-        details = choice.get("incomplete_details")
-        reason = details.get("reason") if isinstance(details, Mapping) else None
-        return super().is_aborted({"status": reason})
+        return super().is_aborted({"status": member_of(choice, "incomplete_details", "reason")})
 
     def outcome(self, reply: Json) -> str | None:
-        status = reply.get("status") if isinstance(reply, Mapping) else None
-        return _STATUSES.get(str(status), "complete")
+        return _STATUSES.get(str(member_of(reply, "status")), "complete")
 
     def retrieved_id(self, path: str) -> str | None:
         found = _retrieval(path) if "responses/" in path else None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from otel_rollout.wire.json import Json, dumps
+from otel_rollout.wire.json import Json, dumps, member_of
 from otel_rollout.wire.params import is_constrained
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
@@ -33,7 +33,7 @@ def sampled_ids(choice: _Fields, reply: _Fields) -> list[Json] | None:
     log-probabilities: llama.cpp's `id`, and tokens that are written as `token_id:1`.
     """
     given = [choice.get(place) for place in _IDS]
-    of_choices, index = _extension(reply).get("output_ids"), choice.get("index", 0)
+    of_choices, index = member_of(reply, "sglext", "output_ids"), choice.get("index", 0)
     if isinstance(of_choices, list) and index in range(len(of_choices)):
         given.append(of_choices[index])
     found = listed = max(map(_ids, given), key=len)
@@ -151,8 +151,7 @@ def prompt_texts(choice: _Fields, reply: _Fields) -> dict[int, bytes]:
     for place in (choice.get("prompt_logprobs"), reply.get("prompt_logprobs")):
         for entries in place if isinstance(place, list) else ():
             for token, entry in entries.items() if isinstance(entries, Mapping) else ():
-                text = entry.get("decoded_token") if isinstance(entry, Mapping) else None
-                known = _token_bytes(text, None)
+                known = _token_bytes(member_of(entry, "decoded_token"), None)
                 if known is not None and str(token).isdecimal():
                     found[int(token)] = known
     return found
@@ -173,7 +172,7 @@ def prompt_ids(choice: _Fields, reply: _Fields) -> Iterator[Json]:
     """The places that may hold the token ids of a choice's prompt, the best first."""
     yield choice.get("prompt_token_ids")
     yield reply.get("prompt_token_ids")
-    yield _extension(reply).get("input_ids")
+    yield member_of(reply, "sglext", "input_ids")
 
 
 def asked_ids(prompt: Json, params: _Fields, reply: _Fields) -> list[Json] | None:
@@ -214,7 +213,7 @@ def sampled_count(reply: _Fields) -> int | None:
 def weight_version(choice: _Fields, reply: _Fields) -> str | int | None:
     """The version of the weights that sampled: SGLang's word, on the choice or on the reply."""
     for place in (choice.get("meta_info"), reply.get("metadata")):
-        version = place.get("weight_version") if isinstance(place, Mapping) else None
+        version = member_of(place, "weight_version")
         if isinstance(version, str | int):
             return version
     return None
@@ -238,11 +237,6 @@ def logprobs_mode(params: _Fields, choice: _Fields, reply: _Fields) -> _Mode | N
 
 _Mode = Literal["raw", "processed", "constrained"]
 _MODES: dict[str, _Mode] = {"raw": "raw", "processed": "processed"}
-
-
-def _extension(reply: _Fields) -> _Fields:
-    found = reply.get("sglext")
-    return found if isinstance(found, Mapping) else {}
 
 
 def _ids(value: Json) -> list[Json]:
@@ -309,7 +303,7 @@ def _of_pieces(pieces: list[Json]) -> list[_Fields]:
     """An entry for each token: Ollama's are that already, Cohere's have several tokens each."""
     entries: list[_Fields] = []
     for piece in pieces:
-        ids = piece.get("token_ids") if isinstance(piece, Mapping) else None
+        ids = member_of(piece, "token_ids")
         if not isinstance(ids, list):
             entries.append(piece)
             continue
@@ -324,10 +318,9 @@ def _of_pieces(pieces: list[Json]) -> list[_Fields]:
 
 def _logprobs_of_parts(items: list[Json]) -> Iterator[Json]:
     for item in items:
-        content = item.get("content") if isinstance(item, Mapping) else None
+        content = member_of(item, "content")
         for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping):
-                yield part.get("logprobs")
+            yield member_of(part, "logprobs")
 
 
 def _chained(*lists: Json) -> list[Json] | None:
