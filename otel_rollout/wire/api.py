@@ -142,7 +142,10 @@ class ModelApi:
 
     def token_id_params(self, path: str) -> Params | None:
         """Members that ask for token ids and log-probabilities; None if nothing does at `path`."""
-        return self.token_id_members.get(self.path_of(path) or "")
+        for end, members in self.token_id_members.items():
+            if path.endswith(end):
+                return members
+        return None
 
     def request_model(self, path: str, params: Params) -> str | None:
         """The model that a request names, in its body or its path; None where it names none."""

@@ -176,7 +176,8 @@ def merge(events: str, choices: int = 1, path: str = "") -> Merged:
 
 def _error_of(chunk: dict[str, Json]) -> Json:
     """The error that an event reports; one of the Responses API is the error itself."""
-    ended = member_of(chunk, "delta", "error")  # Cohere reports it at the end of a message
+    delta = chunk.get("delta")  # Cohere reports it at the end of a message
+    ended = delta.get("error") if isinstance(delta, dict) else None
     return chunk.get("error") or ended or (chunk if chunk.get("type") == "error" else None)
 
 

@@ -28,7 +28,8 @@ _value = re.compile(r"\s*:\s*(?=\{)").match
 _choice = re.compile(
     rb'"choices"\s*:\s*\[\s*\{\s*(?:"index"\s*:\s*0\s*,\s*)?"message"\s*:\s*'
 ).search
-_has_calls = re.compile(rb'"(?:tool_calls|function_call)"\s*:\s*[\[{](?!\s*[\]}])').search
+_CALLS = (b'"tool_calls"', b'"function_call"')
+_is_given = re.compile(rb"\s*:\s*[\[{](?!\s*[\]}])").match
 _SHOWN = 1 << 16
 """Characters of its text after which a long stream is read no further."""
 _TAIL = 1 << 12
@@ -195,3 +196,15 @@ def _streamed_message(api: ModelApi, body: bytes) -> dict[str, Json] | None:
         if length > _SHOWN:
             break
     return {"role": "assistant", "content": "".join(said)} if length else None
+
+
+def _has_calls(body: bytes) -> bool:
+    """True if a member that has calls of tools is not empty."""
+    for name in _CALLS:
+        position = body.find(name)
+        while position >= 0:
+            position += len(name)
+            if _is_given(body, position):
+                return True
+            position = body.find(name, position)
+    return False
