@@ -23,7 +23,7 @@ from otel_rollout.rebuild.dialects.call import (
     usage,
     without_none,
 )
-from otel_rollout.rebuild.dialects.openllmetry import LOST
+from otel_rollout.rebuild.dialects.genai import LOST_BY_OPENLLMETRY
 from otel_rollout.rebuild.dialects.parts import first_integer, lost_of_other_api, parameters
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, loads
@@ -169,6 +169,6 @@ DIALECT = Dialect(
     "openllmetry-flat",
     recognises,
     read,
-    loses=LOST - {Fact.ARGUMENTS, Fact.DETAIL} | {Fact.PARTS},
+    loses=LOST_BY_OPENLLMETRY - {Fact.ARGUMENTS, Fact.DETAIL} | {Fact.PARTS},
     loses_in_streams=frozenset((Fact.REPLY_REFUSAL,)),
 )

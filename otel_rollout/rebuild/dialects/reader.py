@@ -12,7 +12,6 @@ from otel_rollout.rebuild.dialects import (
     genai,
     logfire,
     openinference,
-    openllmetry,
     openllmetry_flat,
 )
 from otel_rollout.rebuild.dialects.call import Dialect, ForeignCall, Trace, check_flags, check_roles
@@ -23,7 +22,7 @@ DIALECTS = (
     openinference.DIALECT,
     logfire.DIALECT_V1,
     openllmetry_flat.DIALECT,
-    openllmetry.DIALECT,
+    genai.OPENLLMETRY,
     logfire.DIALECT,
     anthropic.DIALECT,
     genai.DIALECT_V2,
