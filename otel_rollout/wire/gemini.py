@@ -97,23 +97,22 @@ _NAMES = (
     *("functionCall", "functionResponse", "inlineData", "fileData"),
     *("executableCode", "codeExecutionResult"),
 )
-_snake = re.compile(r"([A-Z])").sub
 
 
 def _part(part: Members) -> Part | None:
     """A part that is no text."""
-    present = _camel_case(part)
-    name = next((name for name in _NAMES if name in present), None)
-    if name is None or not isinstance(present[name], Mapping):
+    name = next(name for name in _NAMES if name in part)
+    if not isinstance(part[name], Mapping):
         return None
-    present[name] = value = _camel_case(present[name])
+    value = _camel_case(part[name])
+    present = {**part, name: value}
     named = str(value.get("name") or "")
     match name:
         case "functionCall":  # ids are added and dropped by clients
             return ToolCall(None, named, value.get("args") or {}, name)
         case "functionResponse":
             answer = value.get("response") or {}
-            parts = [*content_parts(answer), *content_parts(value.get("parts"))]
+            parts = [*content_parts(answer), *_parts(value.get("parts") or [])]
             return ToolResult(None, answer, parts, name=named, others=name)
         case "inlineData" | "fileData":
             url, data, kind = (value.get(key) for key in ("fileUri", "data", "mimeType"))
@@ -122,11 +121,7 @@ def _part(part: Members) -> Part | None:
 
 
 _SHAPES = Shapes(
-    blocks={
-        **dict.fromkeys(_NAMES, _part),
-        **{_snake(lambda match: f"_{match[1].lower()}", name): _part for name in _NAMES},
-        "thought": _thought,
-    },
+    blocks={**dict.fromkeys(_NAMES, _part), "thought": _thought},
     members={"parts": _parts},
     pieces=("parts",),
 )
