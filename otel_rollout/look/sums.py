@@ -160,7 +160,7 @@ class Summary:
         reply = None
         if self._last is not None:
             body, path, events = self._last
-            reply = said_in(body, path, events=events, limit=SHOWN)
+            reply = said_in(body, path, events=events)
         elif self._answer_inside is not None:
             reply = self._answer_inside[1]
         if not process_state.content.exported or _is_empty(output):

@@ -23,12 +23,12 @@ from otel_rollout.wire.conversation import extend as extend
 from otel_rollout.wire.conversation import joined_pieces as joined_pieces
 from otel_rollout.wire.conversation import path_messages as path_messages
 from otel_rollout.wire.conversation import visible_key as visible_key
-from otel_rollout.wire.events import Cutter as Cutter
-from otel_rollout.wire.events import EventCutter as EventCutter
-from otel_rollout.wire.events import is_count as is_count
+from otel_rollout.wire.framing import Cutter as Cutter
+from otel_rollout.wire.framing import EventCutter as EventCutter
 from otel_rollout.wire.framing import as_events as as_events
 from otel_rollout.wire.framing import cutter_of as cutter_of
 from otel_rollout.wire.framing import framing_said as framing_said
+from otel_rollout.wire.framing import is_count as is_count
 from otel_rollout.wire.json import Choice as Choice
 from otel_rollout.wire.json import Json as Json
 from otel_rollout.wire.json import Params as Params

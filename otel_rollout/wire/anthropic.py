@@ -7,16 +7,14 @@ input of a tool comes as pieces of JSON text; truncated input stays the text tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from otel_rollout.wire.api import Events, ModelApi, Sampled
-from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Chunk, Json, Params, Reply
-from otel_rollout.wire.merging import merge_members
+from otel_rollout.wire.api import ModelApi
+from otel_rollout.wire.json import Chunk, Json, Params, Reply, member_of
+from otel_rollout.wire.merging import add_text, finish, finished_json, merge_members
 from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
 from otel_rollout.wire.parts import Media, Members, Part, Text, ToolCall, ToolResult
-from otel_rollout.wire.sse import try_loads
 
 _ends_with_stop = re.compile(rb'\ndata: ?\{\s*"type":\s*"message_stop"\s*\}').search
 
@@ -73,27 +71,29 @@ class Messages(ModelApi):
     delta_name = "text"
     finish_names = ("stop_reason",)
     stop_names = ("stop_sequence", "stopping_word")
+    choices_name = None
     keeps_tools = True
     last_marks = (b"message_stop", b"[DONE]")
 
-    def choices_asked(self, params: Params) -> int:
-        return 1
-
     def previous_reply(self, params: Params) -> Json:
-        thread = params.get("thread")
-        return thread.get("previous_message_id") if isinstance(thread, Mapping) else None
+        return member_of(params, "thread", "previous_message_id")
 
     def is_last(self, tail: bytes) -> bool:
         # Proxies send OpenAI's last event.
         return _ends_with_stop(tail) is not None or super().is_last(tail)
 
-    def recognises(self, chunks: Sequence[Chunk]) -> bool:
-        return any(chunk.get("type") == "message_start" for chunk in chunks)
+    def is_own(self, chunk: Chunk) -> bool:
+        return chunk.get("type") == "message_start"
+
+    def ends(self, chunk: Chunk) -> bool:
+        # Some clients read no further than the stop reason.
+        if chunk.get("type") == "message_delta":
+            return member_of(chunk, "delta", "stop_reason") is not None
+        return chunk.get("type") == "message_stop"
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
         message: dict[str, Any] = {}
         blocks: dict[int, dict[str, Any]] = {}
-        texts: dict[tuple[int, str], list[str]] = {}
         for chunk in chunks:
             kind = chunk.get("type")
             if kind == "message_start":
@@ -101,33 +101,18 @@ class Messages(ModelApi):
             elif kind == "content_block_start":
                 blocks[chunk["index"]] = chunk["content_block"]
             elif kind == "content_block_delta":
-                block = blocks.setdefault(chunk["index"], {})
-                _merge_delta(block, chunk["index"], chunk["delta"], texts)
+                _merge_delta(blocks.setdefault(chunk["index"], {}), chunk["delta"])
             elif kind == "message_delta":
                 _merge_message_delta(message, chunk)
-        for (index, key), pieces in texts.items():
-            _add_text(blocks[index], key, "".join(pieces))
         if blocks:
-            message["content"] = [blocks[index] for index in sorted(blocks)]
+            message["content"] = [_finished(blocks[index]) for index in sorted(blocks)]
         return message
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
-        return events.error is None and any(map(_ends_message, events.chunks))
-
-    def sampled(
-        self, params: Params, prompt: MessagePath | None, reply: Reply
-    ) -> Iterator[Sampled]:
+    def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
         content = reply.get("content")
-        if isinstance(content, list):
-            message = {"role": reply.get("role") or "assistant", "content": content}
-            yield Sampled(0, reply, (message,), prompt)
-
-
-def _ends_message(chunk: Chunk) -> bool:
-    """True if the message is over; some clients read no further than the stop reason."""
-    delta = chunk.get("delta") if chunk.get("type") == "message_delta" else None
-    reason = delta.get("stop_reason") if isinstance(delta, dict) else None
-    return chunk.get("type") == "message_stop" or reason is not None
+        if not isinstance(content, list):
+            return None
+        return ({"role": reply.get("role") or "assistant", "content": content},)
 
 
 def _merge_message_delta(message: dict[str, Any], chunk: Chunk) -> None:
@@ -139,28 +124,21 @@ def _merge_message_delta(message: dict[str, Any], chunk: Chunk) -> None:
     merge_members(message, chunk.get("delta") or {})
 
 
-def _add_text(block: dict[str, Any], key: str, text: str) -> None:
-    """Add a text that came in pieces; the input of a tool is JSON, where it came whole."""
-    if key != "input":
-        block[key] = text
-    elif text:
-        parsed = try_loads(text)
-        block[key] = text if parsed is None else parsed
-
-
-def _merge_delta(
-    block: dict[str, Any],
-    index: int,
-    delta: dict[str, Json],
-    texts: dict[tuple[int, str], list[str]],
-) -> None:
-    """Add a delta to its block; `texts` has the pieces of texts by block index and member."""
+def _merge_delta(block: dict[str, Any], delta: dict[str, Json]) -> None:
     for key, value in delta.items():
-        if key == "partial_json":
-            texts.setdefault((index, "input"), []).append(value)
-        elif key in ("text", "thinking"):
-            texts.setdefault((index, key), [block.get(key) or ""]).append(value)
+        if key in ("text", "thinking", "partial_json"):
+            add_text(block, key, value)
         elif key == "citation":
             block["citations"] = [*(block.get("citations") or ()), value]
         elif key != "type" and value is not None:
             block[key] = value
+
+
+def _finished(block: dict[str, Any]) -> Json:
+    """The block with its texts joined; the input of a tool is JSON, where it came whole."""
+    found = {
+        key: finish(value) if isinstance(value, list) else value for key, value in block.items()
+    }
+    if text := found.pop("partial_json", ""):
+        found["input"] = finished_json(text)
+    return found

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+from urllib.parse import unquote
 
-from otel_rollout.wire.choices import samples_per_prompt
 from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply
 from otel_rollout.wire.message import Shapes
@@ -82,6 +82,8 @@ class ModelApi:
     that has a name there."""
     paths: tuple[str, ...] = ()
     """Ends of the paths at which it is asked, such as `/chat/completions`."""
+    model_path: re.Pattern[str] | None = None
+    """Finds the end of a path in which the model is named, its group `model`. None: none has it."""
     conversation: str = "messages"
     """The member of a request that holds the conversation as a list of messages."""
     text: str = "prompt"
@@ -98,6 +100,10 @@ class ModelApi:
     """Members of a choice that may hold the stop string or token id that ended it."""
     settings: tuple[str, ...] = ()
     """Members of a request that are objects of sampling parameters."""
+    choices_name: str | None = "n"
+    """The sampling parameter that asks for several choices. None: a reply has one."""
+    token_id_members: Mapping[str, Params] = {}
+    """Members that ask for token ids and log-probabilities, by the end of the path."""
     id_name: str | None = "id"
     """The member of a reply that is its id. None: replies of this API have none."""
     model_name: str = "model"
@@ -120,11 +126,15 @@ class ModelApi:
 
     def path_of(self, path: str) -> str | None:
         """The end of `path` (without its query) by which the API is recognised; None if by none."""
+        if self.model_path is not None:
+            found = self.model_path.search(path)
+            return found[0] if found else None
         return next((end for end in self.paths if path.endswith(end)), None)
 
     def choices_asked(self, params: Params) -> int:
         """Number of choices that a request asks for."""
-        return samples_per_prompt(params)
+        count = self.sampling(params).get(self.choices_name) if self.choices_name else None
+        return count if isinstance(count, int) else 1
 
     def provider_of(self, path: str) -> str | None:
         """Whose API is asked at a path: `provider`, unless the path is only another server's."""
@@ -132,10 +142,16 @@ class ModelApi:
 
     def token_id_params(self, path: str) -> Params | None:
         """Members that ask for token ids and log-probabilities; None if nothing does at `path`."""
+        for end, members in self.token_id_members.items():
+            if path.endswith(end):
+                return members
         return None
 
     def request_model(self, path: str, params: Params) -> str | None:
         """The model that a request names, in its body or its path; None where it names none."""
+        if self.model_path is not None:
+            found = self.model_path.search(path.partition("?")[0])
+            return unquote(found["model"]) if found else None
         model = params.get("model")
         return model if isinstance(model, str) else None
 
@@ -194,6 +210,10 @@ class ModelApi:
 
     def recognises(self, chunks: Sequence[Chunk]) -> bool:
         """True if these are events of this API. Exclusive among the APIs, as far as possible."""
+        return any(map(self.is_own, chunks))
+
+    def is_own(self, chunk: Chunk) -> bool:
+        """True if this event shows that a stream is one of this API."""
         return False
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
@@ -209,7 +229,11 @@ class ModelApi:
 
         `body` is the merged reply; None if it could not be merged.
         """
-        return events.done and events.error is None
+        return events.error is None and any(map(self.ends, events.chunks))
+
+    def ends(self, chunk: Chunk) -> bool:
+        """True if this event comes only at the end of a whole reply."""
+        return False
 
     # --- replies
 
@@ -217,7 +241,13 @@ class ModelApi:
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:
         """The choices of a reply, in its order; `prompt` is the request's list of messages."""
-        return iter(())
+        items = self.sampled_items(reply)
+        if items is not None:
+            yield Sampled(0, reply, items, self.asked(params, prompt))
+
+    def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
+        """What was sampled, where a reply is itself the one choice; None: it has none."""
+        return None
 
     def empty_because(self, reply: Reply) -> str | None:
         """Why the server sampled nothing, as its reply says; None where it does not say."""

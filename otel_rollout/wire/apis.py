@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events, ModelApi
@@ -14,7 +12,7 @@ from otel_rollout.wire.chat import ChatCompletions
 from otel_rollout.wire.cohere import CohereChat
 from otel_rollout.wire.conversation import contents_key
 from otel_rollout.wire.gemini import GenerateContent
-from otel_rollout.wire.json import Json, Message, Params
+from otel_rollout.wire.json import Json, Message, Params, member_of
 from otel_rollout.wire.message import add_shapes
 from otel_rollout.wire.mistral import Mistral
 from otel_rollout.wire.ollama import Ollama
@@ -105,48 +103,43 @@ def apis_of(path: str) -> tuple[ModelApi, ...]:
     return APIS if api is None else (api,)
 
 
-class _RequestMembers(NamedTuple):
-    """Members of requests, of all APIs together."""
-
-    conversation: frozenset[str]
-    context: tuple[tuple[str, str], ...]
-    """Each with its inner member, or none."""
-    context_names: tuple[str, ...]
-
-
 @lru_cache
-def _request_members(apis: tuple[ModelApi, ...]) -> _RequestMembers:
-    context = dict.fromkeys(name.partition(".")[::2] for api in apis for name in api.context)
-    names = dict.fromkeys(name for name, _ in context)
-    conversation = frozenset(api.conversation for api in apis)
-    return _RequestMembers(conversation, tuple(context), tuple(names))
+def _conversation_members(apis: tuple[ModelApi, ...]) -> frozenset[str]:
+    return frozenset(api.conversation for api in apis)
 
 
 def conversation_members() -> frozenset[str]:
     """The members of requests that may hold the conversation."""
-    return _request_members(APIS).conversation
+    return _conversation_members(APIS)
+
+
+@lru_cache
+def _context_members(apis: tuple[ModelApi, ...]) -> tuple[tuple[str, ...], ...]:
+    """The members that are context, each by its name or by the names that lead to it."""
+    return tuple(dict.fromkeys(tuple(name.split(".")) for api in apis for name in api.context))
+
+
+@lru_cache
+def _context_names(apis: tuple[ModelApi, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names[0] for names in _context_members(apis)))
 
 
 def context_members() -> tuple[str, ...]:
     """The members of requests that the model sees before the conversation, each once."""
-    return _request_members(APIS).context_names
+    return _context_names(APIS)
 
 
 def context_of(params: Params) -> list[Json]:
     """What the model sees of a request before the conversation, in a fixed order."""
-    return [_context_value(params, *names) for names in _request_members(APIS).context]
+    return [
+        params.get(names[0]) if len(names) == 1 else member_of(params, *names)
+        for names in _context_members(APIS)
+    ]
 
 
 def context_key(params: Params) -> bytes:
     """Bytes that are equal for requests that may continue one another."""
     return contents_key(context_of(params))
-
-
-def _context_value(params: Params, name: str, inner: str) -> Json:
-    value = params.get(name)
-    if not inner:
-        return value
-    return value.get(inner) if isinstance(value, Mapping) else None
 
 
 def retrieval_of(path: str) -> tuple[ModelApi, str] | None:

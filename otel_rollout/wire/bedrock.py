@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 from otel_rollout.wire.anthropic import Messages
 from otel_rollout.wire.api import Events, ModelApi, Sampled
 from otel_rollout.wire.chat import ChatCompletions
 from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps
+from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps, member_of
+from otel_rollout.wire.merging import finish, finished_json, merge_field
 from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
 from otel_rollout.wire.parts import (
     Media,
@@ -27,16 +27,8 @@ from otel_rollout.wire.parts import (
     ToolCall,
     ToolResult,
 )
-from otel_rollout.wire.sse import try_loads
 
 _EVENTS = ("messageStart", "contentBlockStart", "contentBlockDelta", "messageStop")
-
-_converse = re.compile(r"/model/(.+)/converse(?:-stream)?$").search
-_passed_on = re.compile(
-    r"/model/(.+)/invoke(?:-with-response-stream)?$"
-    r"|/publishers/[^/]+/models/([^/:]+):(?:r|streamR)awPredict$"
-).search
-
 
 _MEDIA = ("image", "document", "video", "audio")
 _OBJECTS = ("toolUse", "toolResult", "reasoningContent", "citationsContent", *_MEDIA)
@@ -59,12 +51,10 @@ def _block(part: Members) -> Part | None:
             return ToolResult(text_of(call_id), content, content_parts(content), failed)
         case "reasoningContent":
             text = value.get("reasoningText")
-            said = text.get("text") if isinstance(text, Mapping) else "redacted"
-            return reasoning_block(part, said)
+            return reasoning_block(part, member_of(text, "text") if text else "redacted")
         case "citationsContent":
             return Other(name, part, " ".join(one.shown for one in content_parts(content)))
-    source = value.get("source")
-    data = text_of(source.get("bytes")) if isinstance(source, Mapping) else None
+    data = text_of(member_of(value, "source", "bytes"))
     return Media(name, part, None, data, data and f"{name}/{value.get('format')}")
 
 
@@ -82,59 +72,46 @@ class Converse(ModelApi):
     """`/model/{model}/converse` and `/converse-stream`."""
 
     provider = "aws.bedrock"
+    model_path = re.compile(r"/model/(?P<model>.+)/converse(?:-stream)?$")
     shapes = _SHAPES
     instructions = ("system",)
     context = ("toolConfig.tools", "system")
     finish_names = ("stopReason",)
     stop_names = ()
     settings = ("inferenceConfig", "additionalModelRequestFields")
+    choices_name = None
     id_name = None
 
-    def path_of(self, path: str) -> str | None:
-        found = _converse(path)
-        return found[0] if found else None
-
-    def choices_asked(self, params: Params) -> int:
-        return 1
-
-    def request_model(self, path: str, params: Params) -> str | None:
-        found = _converse(path.partition("?")[0])
-        return unquote(found[1]) if found else None
-
     def tools(self, params: Params) -> list[Json] | None:
-        config = params.get("toolConfig")
-        tools = config.get("tools") if isinstance(config, Mapping) else None
+        tools = member_of(params, "toolConfig", "tools")
         return tools if isinstance(tools, list) else None
 
-    def recognises(self, chunks: Sequence[Chunk]) -> bool:
-        return any(name in chunk for chunk in chunks for name in _EVENTS)
+    def is_own(self, chunk: Chunk) -> bool:
+        return not chunk.keys().isdisjoint(_EVENTS)
+
+    def ends(self, chunk: Chunk) -> bool:
+        return "messageStop" in chunk
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
         body: dict[str, Any] = {}
         message: dict[str, Any] = {}
-        blocks: dict[int, _Block] = {}
+        blocks: dict[int, dict[str, Any]] = {}
         for kind, event in (member for chunk in chunks for member in chunk.items()):
             if kind == "messageStart":
                 message["role"] = event["role"]
             elif kind in ("contentBlockStart", "contentBlockDelta"):
-                block = blocks.setdefault(event["contentBlockIndex"], _Block())
-                block.add(event.get("start") or event.get("delta") or {})
+                block = blocks.setdefault(event["contentBlockIndex"], {})
+                _merge_block(block, event.get("start") or event.get("delta") or {})
             elif kind in ("messageStop", "metadata"):
                 body |= {name: value for name, value in event.items() if name != "p"}
-        message["content"] = [blocks[index].finished() for index in sorted(blocks)]
+        message["content"] = [_finished(blocks[index]) for index in sorted(blocks)]
         return {**body, "output": {"message": message}}
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
-        return events.error is None and any("messageStop" in chunk for chunk in events.chunks)
-
-    def sampled(
-        self, params: Params, prompt: MessagePath | None, reply: Reply
-    ) -> Iterator[Sampled]:
-        output = reply.get("output")
-        message = output.get("message") if isinstance(output, Mapping) else None
-        if isinstance(message, dict) and isinstance(message.get("content"), list):
-            items = ({"role": "assistant", **message},) if message["content"] else ()
-            yield Sampled(0, reply, items, prompt)
+    def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
+        message = member_of(reply, "output", "message")
+        if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+            return None
+        return ({"role": "assistant", **message},) if message["content"] else ()
 
     def usage(self, reply: Reply) -> dict[str, Json] | None:
         said = reply.get("usage")
@@ -151,48 +128,29 @@ class Converse(ModelApi):
         return str(spec.get("name")) if isinstance(spec, Mapping) else None
 
 
-class _Block:
-    """A block of a stream, put together from its start and its deltas."""
+def _merge_block(block: dict[str, Any], said: Mapping[str, Json]) -> None:
+    """Add a start or a delta to its block."""
+    for kind, value in said.items():
+        if kind == "citation":
+            merge_field(block, kind, [value])
+        elif isinstance(value, list):  # of the result of a tool that the server ran
+            merge_field(block.setdefault(kind, {}), "content", value)
+        else:
+            merge_field(block, kind, value)
 
-    def __init__(self) -> None:
-        self._fields: dict[str, Any] = {}
-        """The object inside the block, as its start and deltas have it."""
-        self._kind = "text"
-        self._pieces: dict[str, list[str]] = {}
-        self._citations: list[Json] = []
 
-    def add(self, said: Mapping[str, Json]) -> None:
-        """Take in a start or a delta."""
-        for kind, value in said.items():
-            if kind == "citation":
-                self._citations.append(value)
-            elif isinstance(value, str):
-                self._pieces.setdefault(kind, []).append(value)
-            elif isinstance(value, Mapping):
-                self._kind = kind
-                for name, part in value.items():
-                    if name in ("text", "input", "signature") and isinstance(part, str):
-                        self._pieces.setdefault(name, []).append(part)
-                    else:
-                        self._fields[name] = part
-            elif isinstance(value, list):  # of the result of a tool that the server ran
-                self._kind = kind
-                self._fields.setdefault("content", []).extend(value)
-
-    def finished(self) -> Json:
-        """The block as an unstreamed reply has it."""
-        texts = {name: "".join(pieces) for name, pieces in self._pieces.items()}
-        if self._citations:
-            content = [{"text": texts.get("text", "")}]
-            return {"citationsContent": {"content": content, "citations": self._citations}}
-        if self._kind == "toolUse":
-            parsed = try_loads(texts["input"]) if texts.get("input") else {}
-            given = texts["input"] if parsed is None else parsed
-            return {"toolUse": {**self._fields, "input": given}}
-        if self._kind == "reasoningContent":
-            inner = {"reasoningText": texts} if texts else self._fields
-            return {"reasoningContent": inner}
-        return texts if self._kind == "text" else {self._kind: self._fields}
+def _finished(block: dict[str, Any]) -> Json:
+    """The block as an unstreamed reply has it."""
+    found = finish(block)
+    use, thought = found.get("toolUse"), found.get("reasoningContent")
+    if "citation" in found:
+        content = [{"text": found.get("text", "")}]
+        return {"citationsContent": {"content": content, "citations": found["citation"]}}
+    if use is not None:
+        use["input"] = finished_json(use["input"]) if use.get("input") else {}
+    if thought is not None and "redactedContent" not in thought:
+        found["reasoningContent"] = {"reasoningText": thought}
+    return found
 
 
 class PassedOn(ModelApi):
@@ -204,6 +162,10 @@ class PassedOn(ModelApi):
     """
 
     provider = "aws.bedrock"
+    model_path = re.compile(
+        r"/(?:model|publishers/[^/]+/models)/(?P<model>.+)"
+        r"(?:/invoke(?:-with-response-stream)?|:(?:r|streamR)awPredict)$"
+    )
     instructions = ("system",)
     context = ("tools", "system", "toolConfig.tools")
     finish_names = ("stop_reason", "stopReason", "finish_reason")
@@ -214,23 +176,15 @@ class PassedOn(ModelApi):
     last_marks = Messages.last_marks
     """Those that a reply may be of."""
 
-    def path_of(self, path: str) -> str | None:
-        found = _passed_on(path)
-        return found[0] if found else None
-
     def provider_of(self, path: str) -> str | None:
         return self.provider if "/model/" in path else "gcp.vertex_ai"
-
-    def request_model(self, path: str, params: Params) -> str | None:
-        found = _passed_on(path.partition("?")[0])
-        return unquote(found[1] or found[2]) if found else None
 
     def tools(self, params: Params) -> list[Json] | None:
         found = (api.tools(params) for api in self.apis)
         return next((tools for tools in found if tools is not None), None)
 
-    def recognises(self, chunks: Sequence[Chunk]) -> bool:
-        return any(api.recognises(chunks) for api in self.apis)
+    def is_own(self, chunk: Chunk) -> bool:
+        return any(api.is_own(chunk) for api in self.apis)
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
         return next(api.merge(chunks) for api in self.apis if api.recognises(chunks))
@@ -245,17 +199,18 @@ class PassedOn(ModelApi):
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:
-        for api in self.apis:
-            sampled = list(api.sampled(params, prompt, reply))
-            if sampled:
-                yield from sampled
-                return
+        api = self._reader_of(reply)
+        return iter(()) if api is None else api.sampled(params, prompt, reply)
+
+    def _reader_of(self, reply: Reply) -> ModelApi | None:
+        """The API in whose shape the reply is; None if it is in none of them."""
+        return next((api for api in self.apis if list(api.sampled({}, None, reply))), None)
 
     def is_unread(self, reply: Json) -> bool:
         if not isinstance(reply, Mapping):
             return True
-        return not (reply.get("error") or any(True for _ in self.sampled({}, None, reply)))
+        return not reply.get("error") and self._reader_of(reply) is None
 
     def usage(self, reply: Reply) -> dict[str, Json] | None:
-        nova = Converse().usage(reply) if "output" in reply else None
-        return nova or super().usage(reply)
+        api = self._reader_of(reply)
+        return super().usage(reply) if api is None else api.usage(reply)

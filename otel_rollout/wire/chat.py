@@ -5,17 +5,12 @@ vLLM takes several conversations at once at `/chat/completions/batch`: each choi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from otel_rollout.wire.api import Events, ModelApi, Sampled
-from otel_rollout.wire.choices import (
-    finished_choices,
-    has_choices,
-    indexed_choices,
-    merge_choices,
-)
+from otel_rollout.wire.api import Sampled
+from otel_rollout.wire.choices import ChoicesApi, indexed_choices
 from otel_rollout.wire.conversation import MessagePath, extend
-from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply
+from otel_rollout.wire.json import Json, Message, Params, Reply
 from otel_rollout.wire.message import Shapes, content_parts, media_reader, text_of, visible_content
 from otel_rollout.wire.parts import Media, Members, Other, Part, Text, ToolCall, ToolResult
 
@@ -91,35 +86,26 @@ _SHAPES = Shapes(
 )
 
 
-class ChatCompletions(ModelApi):
+class ChatCompletions(ChoicesApi):
     """`/chat/completions`, as OpenAI, vLLM, SGLang, llama.cpp and many others serve it."""
 
     provider = "openai"
     paths = ("/chat/completions", _BATCH)
     shapes = _SHAPES
     delta_name = "content"
+    token_id_members: Mapping[str, Params] = {
+        end: {"return_token_ids": True, "logprobs": True} for end in paths
+    }
 
     def choices_asked(self, params: Params) -> int:
         conversations = _conversations(params)
         return super().choices_asked(params) * (1 if conversations is None else len(conversations))
 
-    def token_id_params(self, path: str) -> Params | None:
-        return {"return_token_ids": True, "logprobs": True}
-
-    def recognises(self, chunks: Sequence[Chunk]) -> bool:
-        return has_choices(chunks)
-
-    def merge(self, chunks: Sequence[Chunk]) -> Json:
-        return merge_choices(chunks)
-
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
-        finished = body is not None and finished_choices(body) >= choices
-        return (events.done or finished) and events.error is None
-
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:
         conversations, n = _conversations(params), max(1, super().choices_asked(params))
+        prompt = self.asked(params, prompt)
         for index, choice in indexed_choices(reply):
             message = choice.get("message")
             if conversations is not None:

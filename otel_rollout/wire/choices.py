@@ -1,4 +1,4 @@
-"""Replies with `choices`, OpenAI's: chat completions and text completions have them in common.
+"""APIs whose replies have `choices`, as OpenAI's: what chat and text completions have in common.
 
 Pure. Every field that a server puts on a chunk survives: texts, token ids and log-probabilities
 are chained, of other fields the last value wins.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
-from otel_rollout.wire.merging import Parts, finish, merge_field, merge_parts
+from otel_rollout.wire.api import Events, ModelApi
+from otel_rollout.wire.json import Choice, Chunk, Json, Reply
+from otel_rollout.wire.merging import GrowingParts, finish, merge_field, merge_parts
 
 _EXTENSION = "sglext"
 """SGLang's own fields of a reply, sent in one chunk or in two."""
@@ -33,20 +34,20 @@ def indexed_choices(reply: Reply, name: str = "choices") -> Iterator[tuple[int, 
             yield index, choice
 
 
-def samples_per_prompt(params: Params) -> int:
-    """The request's `n`; 1 where it has none."""
-    n = params.get("n")
-    return n if isinstance(n, int) else 1
+class ChoicesApi(ModelApi):
+    """An API whose streams are chunks with choices."""
 
+    def is_own(self, chunk: Chunk) -> bool:
+        return isinstance(chunk.get("choices"), list)
 
-def has_choices(chunks: Sequence[Chunk]) -> bool:
-    """True if any chunk of a stream has a list of choices."""
-    return any(isinstance(chunk.get("choices"), list) for chunk in chunks)
+    def merge(self, chunks: Sequence[Chunk]) -> Json:
+        return merge_choices(chunks)
 
-
-def finished_choices(body: Reply) -> int:
-    """Number of choices that have a finish reason."""
-    return sum(choice.get("finish_reason") is not None for choice in body["choices"])
+    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
+        said = (body or {}).get("choices", ())
+        finished = sum(choice.get("finish_reason") is not None for choice in said)
+        ended = events.done or any(map(self.ends, events.chunks)) or finished >= choices
+        return ended and events.error is None
 
 
 def merge_choices(chunks: Sequence[Chunk]) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def _merge_delta(choice: dict[str, Any], delta: dict[str, Any]) -> None:
         if name == "tool_calls":
             _merge_tool_calls(message, part or [])
         elif name == "content" and (
-            isinstance(part, list) or isinstance(message.get(name), Parts)
+            isinstance(part, list) or isinstance(message.get(name), GrowingParts)
         ):  # Mistral's, with its reasoning
             merge_parts(message, name, part)
         else:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
 from otel_rollout.wire.choices import indexed_choices
 from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply
-from otel_rollout.wire.merging import merge_members
+from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply, member_of
+from otel_rollout.wire.merging import finish, merge_members
 from otel_rollout.wire.message import Shapes, content_parts, part_of, text_of
 from otel_rollout.wire.parts import (
     Media,
@@ -30,11 +29,8 @@ from otel_rollout.wire.parts import (
 )
 
 _STREAMED = ":streamGenerateContent"
-_CHAINED = {"content": ("parts",), "logprobsResult": ("chosenCandidates", "topCandidates")}
-"""Members of a candidate, with the lists in them of which each chunk of a stream has its own."""
-
-_path = re.compile(r"((?:/publishers/[^/]+)?/[^/]+/[^/:]+):(?:g|streamG)enerateContent$").search
-
+_GROWING = ("content", "logprobsResult")
+"""Members of a candidate with lists, of which each chunk of a stream has its own part."""
 
 _UNSEEN = ("thoughtSignature", "partMetadata", "videoMetadata")
 """Members of a part that are no content."""
@@ -101,23 +97,22 @@ _NAMES = (
     *("functionCall", "functionResponse", "inlineData", "fileData"),
     *("executableCode", "codeExecutionResult"),
 )
-_snake = re.compile(r"([A-Z])").sub
 
 
 def _part(part: Members) -> Part | None:
     """A part that is no text."""
-    present = _camel_case(part)
-    name = next((name for name in _NAMES if name in present), None)
-    if name is None or not isinstance(present[name], Mapping):
+    name = next(name for name in _NAMES if name in part)
+    if not isinstance(part[name], Mapping):
         return None
-    present[name] = value = _camel_case(present[name])
+    value = _camel_case(part[name])
+    present = {**part, name: value}
     named = str(value.get("name") or "")
     match name:
         case "functionCall":  # ids are added and dropped by clients
             return ToolCall(None, named, value.get("args") or {}, name)
         case "functionResponse":
             answer = value.get("response") or {}
-            parts = [*content_parts(answer), *content_parts(value.get("parts"))]
+            parts = [*content_parts(answer), *_parts(value.get("parts") or [])]
             return ToolResult(None, answer, parts, name=named, others=name)
         case "inlineData" | "fileData":
             url, data, kind = (value.get(key) for key in ("fileUri", "data", "mimeType"))
@@ -126,11 +121,7 @@ def _part(part: Members) -> Part | None:
 
 
 _SHAPES = Shapes(
-    blocks={
-        **dict.fromkeys(_NAMES, _part),
-        **{_snake(lambda match: f"_{match[1].lower()}", name): _part for name in _NAMES},
-        "thought": _thought,
-    },
+    blocks={**dict.fromkeys(_NAMES, _part), "thought": _thought},
     members={"parts": _parts},
     pieces=("parts",),
 )
@@ -140,6 +131,9 @@ class GenerateContent(ModelApi):
     """`models/{model}:generateContent` and `:streamGenerateContent`."""
 
     provider = "gcp.gemini"
+    model_path = re.compile(
+        r"(?:/publishers/[^/]+)?/[^/]+/(?P<model>[^/:]+):(?:g|streamG)enerateContent$"
+    )
     conversation = "contents"
     text = "contents"
     shapes = _SHAPES
@@ -148,14 +142,11 @@ class GenerateContent(ModelApi):
     finish_names = ("finishReason",)
     stop_names = ()
     settings = ("generationConfig", "generation_config")
+    choices_name = "candidateCount"
     id_name = "responseId"
     model_name = "modelVersion"
     usage_name = "usageMetadata"
     delta_name = "text"
-
-    def path_of(self, path: str) -> str | None:
-        found = _path(path)
-        return found[0] if found else None
 
     def framing(self, path: str) -> Framing | None:
         return "array" if path.endswith(_STREAMED) else None
@@ -164,19 +155,8 @@ class GenerateContent(ModelApi):
         is_vertex = "/publishers/" in path or "/endpoints/" in path
         return "gcp.vertex_ai" if is_vertex else self.provider
 
-    def choices_asked(self, params: Params) -> int:
-        count = self.sampling(params).get("candidateCount")
-        return count if isinstance(count, int) else 1
-
-    def request_model(self, path: str, params: Params) -> str | None:
-        found = _path(path.partition("?")[0])
-        return unquote(found[1].rpartition("/")[2]) if found else None
-
-    def recognises(self, chunks: Sequence[Chunk]) -> bool:
-        return any(
-            isinstance(chunk.get("candidates"), list) or "promptFeedback" in chunk
-            for chunk in chunks
-        )
+    def is_own(self, chunk: Chunk) -> bool:
+        return isinstance(chunk.get("candidates"), list) or "promptFeedback" in chunk
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
         body: dict[str, Any] = {}
@@ -184,7 +164,7 @@ class GenerateContent(ModelApi):
         for chunk in chunks:
             merge_members(body, {k: v for k, v in chunk.items() if k != "candidates"})
             for index, candidate in _candidates(chunk):
-                _merge_candidate(candidates.setdefault(index, {}), candidate)
+                merge_members(candidates.setdefault(index, {}), candidate, _GROWING)
         if candidates:
             body["candidates"] = [_finished(candidates[index]) for index in sorted(candidates)]
         return body
@@ -237,24 +217,12 @@ def _candidates(reply: Reply) -> Iterator[tuple[int, Choice]]:
 
 def _blocked(reply: Reply) -> Json:
     """Why the server did not take the prompt; None if it did."""
-    feedback = reply.get("promptFeedback")
-    return feedback.get("blockReason") if isinstance(feedback, Mapping) else None
-
-
-def _merge_candidate(merged: dict[str, Any], candidate: Choice) -> None:
-    for key, value in candidate.items():
-        known = merged.get(key)
-        if key in _CHAINED and isinstance(known, Mapping) and isinstance(value, Mapping):
-            both = {
-                name: [*(known.get(name) or ()), *(value.get(name) or ())] for name in _CHAINED[key]
-            }
-            merged[key] = {**known, **value, **{name: rows for name, rows in both.items() if rows}}
-        else:
-            merge_members(merged, {key: value})
+    return member_of(reply, "promptFeedback", "blockReason")
 
 
 def _finished(candidate: dict[str, Any]) -> dict[str, Any]:
-    content = candidate.get("content")
+    found: dict[str, Any] = finish(candidate)
+    content = found.get("content")
     if isinstance(content, dict) and isinstance(content.get("parts"), list):
-        candidate["content"] = {**content, "parts": _joined(content["parts"])}
-    return candidate
+        content["parts"] = _joined(content["parts"])
+    return found

@@ -35,6 +35,21 @@ def loads(text: str | bytes) -> Json:
     return _decoder.decode(text)
 
 
+def try_loads(text: str) -> Json:
+    """The JSON value of a text; None where it is no JSON."""
+    try:
+        return loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def member_of(value: Json, *names: str) -> Json:
+    """The member of this name, of which each further one is a member; None where one is missing."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
 scan = _decoder.raw_decode
 """`scan(text, start) -> (value, end)`: the JSON value that begins exactly at `start`."""
 

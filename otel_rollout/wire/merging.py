@@ -1,6 +1,6 @@
 """Merging the pieces of a stream: texts are joined, lists chained, objects merged.
 
-Pure. While a stream is merged a text is a list of `Text` pieces, joined once at the end by
+Pure. While a stream is merged a text is a list of `GrowingText` pieces, joined once at the end by
 `finish`: to join at every piece would cost the square of the text's length.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from otel_rollout.wire.json import Json
+from otel_rollout.wire.json import Json, try_loads
 
 _WHOLE = ("role", "id", "type")
 """Texts that a server may repeat, but never sends in pieces."""
@@ -17,13 +17,13 @@ _GROWING = ("text", "thinking")
 """Types of parts that a stream sends in pieces."""
 
 
-class Text(str):
+class GrowingText(str):
     """A piece of a text that is still growing."""
 
     __slots__ = ()
 
 
-class Parts(list[Json]):
+class GrowingParts(list[Json]):
     """The parts of a content, of which the last one may still be growing."""
 
 
@@ -33,8 +33,10 @@ def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
     if old is None:
         if value is not None or key not in target:
             target[key] = _first_piece(key, value)
-    elif isinstance(value, str) and isinstance(old, list) and old and isinstance(old[0], Text):
-        old.append(Text(value))
+    elif (
+        isinstance(value, str) and isinstance(old, list) and old and isinstance(old[0], GrowingText)
+    ):
+        old.append(GrowingText(value))
     elif isinstance(value, list) and isinstance(old, list):
         old.extend(value)
     elif isinstance(value, dict) and isinstance(old, dict):
@@ -46,10 +48,19 @@ def merge_field(target: dict[str, Any], key: str, value: Json) -> None:
 
 def _first_piece(key: str, value: Json) -> Json:
     if isinstance(value, str):
-        return value if key in _WHOLE else [Text(value)]
+        return value if key in _WHOLE else [GrowingText(value)]
     if isinstance(value, dict):
         return {name: _first_piece(name, part) for name, part in value.items()}
     return list(value) if isinstance(value, list) else value
+
+
+def add_text(target: dict[str, Any], key: str, piece: Json) -> None:
+    """Add a piece to a text that may have begun as a whole one."""
+    if not isinstance(piece, str):
+        raise TypeError(f"expected a piece of text, got {piece!r}")
+    if isinstance(target.get(key), str):
+        target[key] = [GrowingText(target[key])]
+    merge_field(target, key, piece)
 
 
 def merge_members(
@@ -69,10 +80,10 @@ def merge_members(
 def merge_parts(target: dict[str, Any], key: str, value: Json) -> None:
     """Add to a content that is a list of parts; a text, before or after them, is a part, too."""
     parts = target.get(key)
-    if not isinstance(parts, Parts):
-        before, parts = finish(parts), Parts()
+    if not isinstance(parts, GrowingParts):
+        before, parts = finish(parts), GrowingParts()
         if before:
-            parts.append({"type": "text", "text": [Text(before)]})
+            parts.append({"type": "text", "text": [GrowingText(before)]})
         target[key] = parts
     if isinstance(value, str):
         value = [{"type": "text", "text": value}] if value else []
@@ -96,8 +107,14 @@ def finish(value: Json) -> Json:
             else finish(part)
             for key, part in value.items()
         }
-    if isinstance(value, Parts):
+    if isinstance(value, GrowingParts):
         return [finish(part) for part in value]
-    if isinstance(value, list) and value and isinstance(value[0], Text):
+    if isinstance(value, list) and value and isinstance(value[0], GrowingText):
         return "".join(value)
     return value
+
+
+def finished_json(text: str) -> Json:
+    """What a text that came in pieces is as JSON; a truncated one stays the text that it is."""
+    parsed = try_loads(text)
+    return text if parsed is None else parsed

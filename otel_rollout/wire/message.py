@@ -316,9 +316,4 @@ def shown_message(message: Json, *, reasoning: bool = True) -> str:
     return dumps({k: v for k, v in message.items() if k != "role" and v is not None})
 
 
-add_shapes(
-    Shapes(
-        types={"text": text_part},
-        members={"content": content_parts},
-    )
-)
+add_shapes(Shapes(types={"text": text_part}, members={"content": content_parts}))

@@ -6,12 +6,7 @@ by `wire.chat`; the content of a reply may be a list there, with its reasoning a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from otel_rollout.wire.api import Sampled
 from otel_rollout.wire.chat import ChatCompletions
-from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Message, Params, Reply
 
 
 class Mistral(ChatCompletions):
@@ -20,14 +15,3 @@ class Mistral(ChatCompletions):
     provider = "mistral_ai"
     paths = ("/fim/completions", "/agents/completions")
     context = ("tools", "suffix", "agent_id")
-
-    def token_id_params(self, path: str) -> Params | None:
-        return None
-
-    def sampled(
-        self, params: Params, prompt: MessagePath | None, reply: Reply
-    ) -> Iterator[Sampled]:
-        return super().sampled(params, self.asked(params, prompt), reply)
-
-    def tool_name(self, tool: Message) -> str | None:
-        return None

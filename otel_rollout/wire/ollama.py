@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
-from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Chunk, Json, Params, Reply
+from otel_rollout.wire.api import Framing, ModelApi
+from otel_rollout.wire.json import Chunk, Json, Reply
 from otel_rollout.wire.merging import finish, merge_members
 from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.parts import Media, Part
@@ -36,17 +35,19 @@ class Ollama(ModelApi):
     delta_name = "content"
     finish_names = ("done_reason",)
     settings = ("options",)
+    choices_name = None
     id_name = None
     count_names = ("prompt_eval_count", "eval_count")
 
     def framing(self, path: str) -> Framing | None:
         return "lines"
 
-    def choices_asked(self, params: Params) -> int:
-        return 1
+    def is_own(self, chunk: Chunk) -> bool:
+        said = isinstance(chunk.get("message"), Mapping) or isinstance(chunk.get("response"), str)
+        return said and isinstance(chunk.get("done"), bool)
 
-    def recognises(self, chunks: Sequence[Chunk]) -> bool:
-        return any(map(_is_chunk, chunks))
+    def ends(self, chunk: Chunk) -> bool:
+        return chunk.get("done") is True
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
         body: dict[str, Any] = {}
@@ -54,26 +55,15 @@ class Ollama(ModelApi):
             merge_members(body, chunk, _PIECEWISE)
         return finish(body)
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
-        return events.error is None and any(chunk.get("done") is True for chunk in events.chunks)
-
-    def sampled(
-        self, params: Params, prompt: MessagePath | None, reply: Reply
-    ) -> Iterator[Sampled]:
+    def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
         message = reply.get("message")
         if not isinstance(message, dict) and isinstance(reply.get("response"), str):
             thinking = {"thinking": reply["thinking"]} if reply.get("thinking") else {}
             message = {"role": "assistant", "content": reply["response"], **thinking}
-        if isinstance(message, dict):
-            yield Sampled(0, reply, (message,), self.asked(params, prompt))
+        return (message,) if isinstance(message, dict) else None
 
     def usage(self, reply: Reply) -> dict[str, Json] | None:
         counts = [reply.get(name) for name in self.count_names]
         if not any(isinstance(count, int) for count in counts):
             return None
         return {"prompt_tokens": counts[0], "completion_tokens": counts[1]}
-
-
-def _is_chunk(chunk: Chunk) -> bool:
-    said = isinstance(chunk.get("message"), Mapping) or isinstance(chunk.get("response"), str)
-    return said and isinstance(chunk.get("done"), bool)

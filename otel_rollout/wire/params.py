@@ -1,10 +1,15 @@
-"""Parameters of requests that steer sampling, by the names that model servers give them."""
+"""Parameters of requests that steer sampling, by the names that model servers give them. Pure.
+
+Some constrain decoding: a grammar, a schema, a regular expression or a forced tool call takes
+tokens away before the log-probabilities are computed, so what is reported as the model's own is
+that of the masked distribution.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from otel_rollout.wire.json import Json, Params
+from otel_rollout.wire.json import Json, Params, member_of
 
 _LENGTH_LIMITS = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"),
@@ -16,6 +21,21 @@ _REASONING = (
     *("thinking", "thinking_token_budget"),
 )
 """Members that steer how long a model thinks, or what becomes of its thoughts."""
+
+_MASKS = (
+    *("guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar"),
+    *("structural_tag", "json_schema", "regex", "ebnf", "grammar", "format", "strict_tools"),
+    *("responseSchema", "responseJsonSchema"),
+)
+"""Members whose value is a constraint, by the names that servers give them."""
+_COLLECTIONS = ("structured_outputs", "guided_decoding")
+"""Members that hold constraints by name."""
+_FORMATS = ("response_format", "output_format", "text", "output_config")
+"""Members that name the form of the reply, themselves or in their member `format`."""
+_NESTED = ("nvext", "sampling_params", "generationConfig", "generation_config")
+"""Members that hold further sampling parameters."""
+_HOW = ("backend", "disable_any_whitespace", "whitespace_pattern", "disable_fallback")
+"""Members of a collection that constrain nothing by themselves."""
 
 _SAMPLING = frozenset(
     (
@@ -30,13 +50,9 @@ _SAMPLING = frozenset(
         *("logprobs_mode", "thinking_token_budget", "reasoning_effort", "reasoning", "thinking"),
         *("tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
         *("continue_final_message", "add_generation_prompt"),
-        # Constraints, by the names that servers give them.
-        *("guided_json", "guided_json_object", "guided_decoding", "guided_regex"),
-        *("guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
-        *("json_schema", "regex", "ebnf", "grammar", "response_format", "output_format"),
-        *("output_config", "text"),
         # Of Cohere, Ollama, Gemini and Bedrock.
-        *("p", "k", "strict_tools", "safety_mode", "think", "format"),
+        *("p", "k", "safety_mode", "think"),
+        *(*_MASKS, *_COLLECTIONS, *_FORMATS),
     )
 )
 
@@ -71,3 +87,76 @@ def allows_no_token(params: Params) -> str | None:
     """The member by which a request allows a choice no token at all; None if none does so."""
     limits = ((name, params.get(name)) for name in _LENGTH_LIMITS)
     return next((name for name, n in limits if n == 0 and n is not False), None)
+
+
+# --- constrained decoding
+
+
+def is_constrained(params: Params) -> bool:
+    """True if the request has the server constrain what is sampled."""
+    return (
+        any(_is_set(params.get(name)) for name in _MASKS)
+        or any(_has_constraint(params.get(name)) for name in _COLLECTIONS)
+        or any(_is_format(params.get(name)) for name in _FORMATS)
+        or any(_forces_a_call(params.get(name)) for name in ("tool_choice", "function_call"))
+        or _has_strict_tools(params)
+        or _is_nested_choice(params.get("toolConfig"))
+        or params.get("responseMimeType") in ("application/json", "text/x.enum")
+        or any(
+            is_constrained(nested)
+            for name in _NESTED
+            if isinstance(nested := params.get(name), Mapping)
+        )
+    )
+
+
+def _is_set(value: Json) -> bool:
+    """Whether a constraint is set; an empty object is one, the JSON schema of any JSON."""
+    return value is not None and value is not False and value != "" and value != []
+
+
+def _has_constraint(value: Json) -> bool:
+    return isinstance(value, Mapping) and any(
+        _is_set(part) for name, part in value.items() if name not in _HOW
+    )
+
+
+def _is_format(value: Json) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    value = value.get("format", value)
+    kind = member_of(value, "type")
+    return isinstance(kind, str) and kind != "text"
+
+
+def _forces_a_call(choice: Json) -> bool:
+    """Whether a tool has to be called: by its name, or any of them."""
+    if isinstance(choice, Mapping):
+        mode = choice.get("mode") or member_of(choice, "allowed_tools", "mode")
+        choice = mode or choice.get("type") or "function"
+    return isinstance(choice, str) and choice.lower() not in ("auto", "none", "")
+
+
+def _is_nested_choice(config: Json) -> bool:
+    """Whether Gemini's or Bedrock's `toolConfig` has a tool be called."""
+    mode = str(member_of(config, "functionCallingConfig", "mode") or "auto")
+    choice = member_of(config, "toolChoice")
+    forced = isinstance(choice, Mapping) and not choice.keys() <= {"auto"}
+    return forced or mode.lower() in ("any", "validated")
+
+
+def _has_strict_tools(params: Params) -> bool:
+    """Whether the arguments of a tool follow its schema strictly, if it is called at all."""
+    tools, choice = params.get("tools"), params.get("tool_choice")
+    choice = choice.get("type") if isinstance(choice, Mapping) else choice
+    return isinstance(tools, list) and choice != "none" and any(map(_is_strict, tools))
+
+
+def _is_strict(tool: Json) -> bool:
+    if not isinstance(tool, Mapping):
+        return False
+    return any(
+        isinstance(body, Mapping)
+        and (body.get("strict") is True or member_of(body, "format", "type") == "grammar")
+        for body in (tool, tool.get("function"), tool.get("custom"))
+    )

@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from otel_rollout.wire.api import ModelApi
 from otel_rollout.wire.apis import api_of, merge
-from otel_rollout.wire.json import Json, scan
+from otel_rollout.wire.json import Json, scan, try_loads
 from otel_rollout.wire.message import is_reasoning, shown_message
-from otel_rollout.wire.sse import try_loads
 
 _WHOLE = 1 << 14
-"""Characters of a reply that are parsed whole."""
+"""Bytes of a reply that is parsed whole."""
 _USAGE = 1 << 10
 """Bytes in which a reply counts its tokens."""
 _TRIES = 4
@@ -29,12 +28,13 @@ _value = re.compile(r"\s*:\s*(?=\{)").match
 _choice = re.compile(
     rb'"choices"\s*:\s*\[\s*\{\s*(?:"index"\s*:\s*0\s*,\s*)?"message"\s*:\s*'
 ).search
-_has_calls = re.compile(rb'"(?:tool_calls|function_call)"\s*:\s*[\[{](?!\s*[\]}])').search
+_CALLS = (b'"tool_calls"', b'"function_call"')
+_is_given = re.compile(rb"\s*:\s*[\[{](?!\s*[\]}])").match
 _SHOWN = 1 << 16
-"""Characters after which a long stream is read no further for an LLM span."""
+"""Characters of its text after which a long stream is read no further."""
 _TAIL = 1 << 12
 """Bytes of a long reply in which its message begins, and its finish reason ends it."""
-_NEXT_CHOICE = ('"index":1,', '"index": 1,')
+_NEXT_CHOICE = (b'"index":1,', b'"index": 1,')
 
 
 class TokenCounts(NamedTuple):
@@ -56,10 +56,7 @@ def token_counts(body: bytes, api: ModelApi, *, events: bool) -> TokenCounts | N
     said: dict[str, Json] = {}
     for found in _objects(body, f'"{api.usage_name}"'.encode(), _LAST if events else len(body)):
         # A stream may count the prompt in its first event, and the reply in its last.
-        if said:
-            said = {**found, **{name: count for name, count in said.items() if count is not None}}
-        else:
-            said = found
+        said = {**found, **{name: count for name, count in said.items() if count is not None}}
         if (counts := _counts(api.usage({api.usage_name: said}) or {})) is not None:
             return counts
     tail = body[-_USAGE:].decode("utf-8", "replace")
@@ -140,18 +137,19 @@ class ShownReply(NamedTuple):
 
 
 def shown_replies(body: bytes, path: str, *, events: bool) -> list[ShownReply]:
-    """The choices of a reply, or of the events of one; [] where it has none."""
+    """The choices of a reply, or of the events of one; [] where it has none.
+
+    Of a long reply only the first choice is read where that can be had without the rest.
+    """
     api = api_of(path)
     if api is None:
         return []
-    if len(body) > _WHOLE and api.delta_name is not None:
-        message = _message_in(body)
-        if message is None and not _has_calls(body):
-            said = said_in(body, path, events=events, limit=_SHOWN)
-            message = {"role": "assistant", "content": said} if said else None
+    if len(body) > _WHOLE:
+        message = _streamed_message(api, body) if events else _message_in(body)
         if message is not None:
-            found = _finish_of(api, body[-_TAIL:].decode("utf-8", "replace"))
-            return [ShownReply(shown_message(message), found, (message,))]
+            names, tail = "|".join(api.finish_names), body[-_TAIL:].decode("utf-8", "replace")
+            found = re.findall(rf'"(?:{names})"\s*:\s*"([^"]+)"', tail)
+            return [ShownReply(shown_message(message), found[-1] if found else None, (message,))]
     text = body.decode("utf-8", "replace")
     reply = merge(text, path=path).body if events else try_loads(text)
     if not isinstance(reply, dict):
@@ -163,28 +161,11 @@ def shown_replies(body: bytes, path: str, *, events: bool) -> list[ShownReply]:
     return shown
 
 
-def _finish_of(api: ModelApi, tail: str) -> str | None:
-    """The last finish reason in the end of a reply."""
-    found = re.findall(rf'"(?:{"|".join(api.finish_names)})"\s*:\s*"([^"]+)"', tail)
-    return found[-1] if found else None
-
-
-def said_in(body: bytes, path: str, *, events: bool, limit: int) -> str | None:
-    """The text of the first choice of a reply, or of the events of one; None where it has none.
-
-    limit: characters after which a stream is read no further.
-    """
-    api = api_of(path)
-    if api is None:
-        return None
-    if len(body) > _WHOLE and (message := _message_in(body)) is not None:
-        return shown_message(message, reasoning=False)
-    text = body.decode("utf-8", "replace")
-    if events:
-        is_one = api.delta_name is not None and not any(mark in text for mark in _NEXT_CHOICE)
-        said = _streamed(text, api.delta_name or "", limit) if is_one else None
-        return said or _of_reply(api, merge(_prefix(text), path=path).body)
-    return _of_reply(api, try_loads(text))
+def said_in(body: bytes, path: str, *, events: bool) -> str | None:
+    """The text of the first choice of a reply, without reasoning; None where it has none."""
+    items = next((reply.items for reply in shown_replies(body, path, events=events)), ())
+    said = [shown_message(item, reasoning=False) for item in items if not is_reasoning(item)]
+    return "\n".join(said) or None
 
 
 def _message_in(body: bytes) -> dict[str, Json] | None:
@@ -196,11 +177,14 @@ def _message_in(body: bytes) -> dict[str, Json] | None:
     return None
 
 
-def _streamed(text: str, name: str, limit: int) -> str:
-    """The strings that are members of this name, joined."""
-    mark = f'"{name}":"'
+def _streamed_message(api: ModelApi, body: bytes) -> dict[str, Json] | None:
+    """The message of a long stream of one choice that is a text alone, as far as it is shown."""
+    if api.delta_name is None or any(mark in body for mark in _NEXT_CHOICE) or _has_calls(body):
+        return None
+    text = body.decode("utf-8", "replace")
+    mark = f'"{api.delta_name}":"'
     if mark not in text:
-        mark = f'"{name}": "'
+        mark = f'"{api.delta_name}": "'
     said: list[str] = []
     length = 0
     for piece in text.split(mark)[1:]:
@@ -208,24 +192,19 @@ def _streamed(text: str, name: str, limit: int) -> str:
         if "\\" in value:
             value = str(_scanned(f'"{piece}', 0) or "")
         said.append(value)
-        length += len(said[-1])
-        if length > limit:
+        length += len(value)
+        if length > _SHOWN:
             break
-    return "".join(said)
+    return {"role": "assistant", "content": "".join(said)} if length else None
 
 
-def _prefix(events: str) -> str:
-    """The first events: as many as are parsed whole."""
-    if len(events) <= 4 * _WHOLE:
-        return events
-    cut = events[: 4 * _WHOLE]
-    return cut[: cut.rfind("\n\n") + 2]
-
-
-def _of_reply(api: ModelApi, reply: Json) -> str | None:
-    if not isinstance(reply, dict):
-        return None
-    sampled = next(api.sampled({}, None, reply), None)
-    items = sampled.items if sampled is not None else ()
-    said = [shown_message(item, reasoning=False) for item in items if not is_reasoning(item)]
-    return "\n".join(said) or None
+def _has_calls(body: bytes) -> bool:
+    """True if a member that has calls of tools is not empty."""
+    for name in _CALLS:
+        position = body.find(name)
+        while position >= 0:
+            position += len(name)
+            if _is_given(body, position):
+                return True
+            position = body.find(name, position)
+    return False

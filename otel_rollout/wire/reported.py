@@ -19,10 +19,14 @@ def error_text(error: Json, *, message: str | None = None, status: int | None = 
     fields = error if isinstance(error, Mapping) else {}
     said = message or fields.get("message") or ("" if error is None else error)
     text = str(said)
-    # Of several names for the kind of error the first is the most exact.
-    named = (fields.get(name) for name in ("code", "type", "status"))
-    code = next((str(name) for name in named if isinstance(name, str | int) and name != ""), None)
+    code = _code_in(fields)
     words = [f"HTTP {status}"] if status is not None and str(status) not in text else []
     if code is not None and code not in text and code != str(status):
         words.append(f"code {code}" if code.isdigit() else code)
     return f"{text} ({', '.join(words)})" if words else text
+
+
+def _code_in(fields: Mapping[str, Json]) -> str | None:
+    """The most exact of the names that an error has for its kind."""
+    named = (fields.get(name) for name in ("code", "type", "status"))
+    return next((str(name) for name in named if isinstance(name, str | int) and name != ""), None)

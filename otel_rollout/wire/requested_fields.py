@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from otel_rollout.wire.events import EventCutter, is_count
-from otel_rollout.wire.json import Json, elements, members
+from otel_rollout.wire.framing import EventCutter, is_count
+from otel_rollout.wire.json import Json, elements, members, try_loads
 
 _CUT: Mapping[str, tuple[str, ...]] = {
     "return_token_ids": ("token_ids", "prompt_token_ids", "response_token_ids"),
@@ -45,9 +45,10 @@ class Hiding:
     count: bool
     """True if the chunk that only counts tokens is left out, and the empty counts of others."""
 
-    @property
-    def _marks(self) -> tuple[bytes, ...]:
-        return tuple(f'"{name}"'.encode() for name in (*self.cut, *self.null))
+    def may_be_in(self, body: bytes) -> bool:
+        """False if nothing in a reply, or a chunk of one, is hidden."""
+        names = ("usage", *self.cut, *self.null) if self.count else (*self.cut, *self.null)
+        return any(f'"{name}"'.encode() in body for name in names)
 
 
 def hiding_of(added: Mapping[str, Json]) -> Hiding | None:
@@ -60,8 +61,13 @@ def hiding_of(added: Mapping[str, Json]) -> Hiding | None:
 
 
 def hidden_reply(body: bytes, hiding: Hiding) -> bytes:
-    """A whole reply, as the client is shown it."""
-    return _shown(body, hiding)[0]
+    """A whole reply, or a chunk of one, as the client is shown it."""
+    if not hiding.may_be_in(body):
+        return body
+    try:  # texts are latin-1 views of bytes, see `wire.json`
+        return _without(body.decode("latin-1"), hiding).encode("latin-1")
+    except (ValueError, RecursionError):
+        return body
 
 
 class HidingReader:
@@ -95,85 +101,56 @@ def _shown_event(event: bytes, hiding: Hiding) -> bytes:
     if start < 0 or not head.rstrip(b" ").endswith(b"data:") or b"\ndata:" in event[start:]:
         return event
     end = event.rfind(b"}") + 1
-    shown, is_empty = _shown(event[start:end], hiding)
-    return b"" if is_empty else head + shown + event[end:]
-
-
-def _shown(body: bytes, hiding: Hiding) -> tuple[bytes, bool]:
-    """A reply, or a chunk of one, as the client is shown it; True if it only was what is hidden."""
-    if not (hiding.count and b'"usage"' in body) and not any(
-        mark in body for mark in hiding._marks
-    ):
-        return body, False
-    found = _Cutting(hiding)
-    try:
-        text = found.without(body.decode("latin-1"), is_choice=False)
-    except (ValueError, RecursionError):
-        return body, False
-    return text.encode("latin-1"), found.is_empty
-
-
-class _Cutting:
-    """Cuts one reply. Texts are latin-1 views of bytes, see `wire.json`."""
-
-    def __init__(self, hiding: Hiding) -> None:
-        self._hiding = hiding
-        self._has_cut = False
-        """True if a list of token ids, or another member, was cut."""
-        self._has_content = False
-        """True if it has content beside what is hidden."""
-
-    @property
-    def is_empty(self) -> bool:
-        """True for a chunk that the server would not have sent without what is hidden."""
-        return self._has_cut and not self._has_content
-
-    def without(self, text: str, *, is_choice: bool) -> str:
-        """The object without the members that are hidden. ValueError for what is no object."""
-        parts: list[str] = []
-        first = position = text.index("{") + 1
-        indent = text[first : len(text) - len(text[first:].lstrip(_SPACE))]
-        for key, start, end in members(text, lambda *_: None):
-            before, value = text[position:start], text[start:end]
-            position = end
-            if key in self._hiding.cut or self._is_empty_count(key, value, is_choice):
-                self._has_cut = self._has_cut or (key in self._hiding.cut and value != "null")
-                continue
-            if not parts and first != start - len(before):  # it follows what was cut
-                before = indent + before.lstrip(_SPACE + ",")
-            parts += (before, self._value(key, value, is_choice))
-        return text[:first] + "".join(parts) + text[position:]
-
-    def _is_empty_count(self, key: str, value: str, is_choice: bool) -> bool:
-        return self._hiding.count and key == "usage" and value == "null" and not is_choice
-
-    def _value(self, key: str, value: str, is_choice: bool) -> str:
-        if key in self._hiding.null:
-            return "null"
-        if is_choice:
-            self._has_content = self._has_content or _is_content(key, value)
-        elif key == "choices" and value.startswith("["):
-            return self._choices(value)
-        elif key not in _HEAD and value != "null":
-            self._has_content = True
-        return value
-
-    def _choices(self, text: str) -> str:
-        parts: list[str] = []
-        position = 0
-        for value, start, end in elements(text, 1):
-            choice = text[start:end]
-            if isinstance(value, dict):
-                choice = self.without(choice, is_choice=True)
-            parts += (text[position:start], choice)
-            position = end
-        return "".join(parts) + text[position:]
+    chunk = event[start:end]
+    if hiding.may_be_in(chunk) and _is_hidden(try_loads(chunk.decode("utf-8", "replace")), hiding):
+        return b""
+    return head + hidden_reply(chunk, hiding) + event[end:]
 
 
 _HEAD = frozenset(("id", "object", "created", "model", "system_fingerprint", "service_tier"))
 """Members that every chunk of a stream has."""
 
 
-def _is_content(key: str, value: str) -> bool:
-    """True if a member of a choice has content, and not only its place."""
-    return key != "index" and value.strip(_SPACE) not in ("{}", "null")
+def _is_hidden(chunk: Json, hiding: Hiding) -> bool:
+    """True for a chunk that the server would not have sent without what is hidden."""
+    if not isinstance(chunk, dict):
+        return False
+    choices = chunk.get("choices")
+    choices = [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    shown = {"choices", "index", *_HEAD, *hiding.cut, *hiding.null}
+    rest = [value for each in (chunk, *choices) for key, value in each.items() if key not in shown]
+    is_asked = any(each.get(name) is not None for each in (chunk, *choices) for name in hiding.cut)
+    return is_asked and all(value is None or value == {} for value in rest)
+
+
+def _without(text: str, hiding: Hiding, *, is_choice: bool = False) -> str:
+    """The object without the members that are hidden. ValueError for what is no object."""
+    parts: list[str] = []
+    first = position = text.index("{") + 1
+    indent = text[first : len(text) - len(text[first:].lstrip(_SPACE))]
+    for key, start, end in members(text, lambda *_: None):
+        before, value = text[position:start], text[start:end]
+        position = end
+        is_empty_count = key == "usage" and value == "null" and hiding.count and not is_choice
+        if key in hiding.cut or is_empty_count:
+            continue
+        if not parts and first != start - len(before):  # it follows what was cut
+            before = indent + before.lstrip(_SPACE + ",")
+        if key in hiding.null:
+            value = "null"
+        elif key == "choices" and value.startswith("[") and not is_choice:
+            value = _choices_without(value, hiding)
+        parts += (before, value)
+    return text[:first] + "".join(parts) + text[position:]
+
+
+def _choices_without(text: str, hiding: Hiding) -> str:
+    parts: list[str] = []
+    position = 0
+    for value, start, end in elements(text, 1):
+        choice = text[start:end]
+        if isinstance(value, dict):
+            choice = _without(choice, hiding, is_choice=True)
+        parts += (text[position:start], choice)
+        position = end
+    return "".join(parts) + text[position:]

@@ -8,13 +8,12 @@ the reply has only a status, and the content comes to whoever retrieves it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from otel_rollout.wire.api import TRUNCATED, Events, ModelApi, Sampled
-from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
-from otel_rollout.wire.merging import Text, finish, merge_field
+from otel_rollout.wire.api import TRUNCATED, ModelApi
+from otel_rollout.wire.json import Choice, Chunk, Json, Reply, member_of
+from otel_rollout.wire.merging import GrowingParts, add_text, finish
 from otel_rollout.wire.message import (
     Shapes,
     content_parts,
@@ -110,32 +109,24 @@ class Responses(ModelApi):
     instructions = ("instructions",)
     context = ("tools", "instructions")
     finish_names = ("status",)
+    choices_name = None
 
-    def choices_asked(self, params: Params) -> int:
-        return 1
+    def is_own(self, chunk: Chunk) -> bool:
+        return isinstance(chunk.get("response"), dict) or self.ends(chunk)
 
-    def recognises(self, chunks: Sequence[Chunk]) -> bool:
-        return _last_event(chunks) is not None or any(
-            isinstance(chunk.get("response"), dict) for chunk in chunks
-        )
+    def ends(self, chunk: Chunk) -> bool:
+        return chunk.get("type") in _LAST_EVENTS
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
-        last = _last_event(chunks)
+        last = next(filter(self.ends, reversed(chunks)), None)
         return _merge_items(chunks) if last is None else last.get("response")
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
-        return _last_event(events.chunks) is not None
-
-    def sampled(
-        self, params: Params, prompt: MessagePath | None, reply: Reply
-    ) -> Iterator[Sampled]:
+    def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
         output = reply.get("output")
-        if isinstance(output, list):
-            yield Sampled(0, reply, tuple(output), self.asked(params, prompt))
+        return tuple(output) if isinstance(output, list) else None
 
     def is_truncated(self, choice: Choice, reply: Reply) -> bool:
-        details = reply.get("incomplete_details")
-        return isinstance(details, Mapping) and details.get("reason") in TRUNCATED
+        return member_of(reply, "incomplete_details", "reason") in TRUNCATED
 
     def is_stopped(self, choice: Choice, reply: Reply) -> bool:
         # An unfinished or failed response has a status of its own.
@@ -144,13 +135,10 @@ class Responses(ModelApi):
         return is_incomplete and not self.is_truncated(choice, reply)
 
     def is_aborted(self, choice: Choice) -> bool:
-        details = choice.get("incomplete_details")
-        reason = details.get("reason") if isinstance(details, Mapping) else None
-        return super().is_aborted({"status": reason})
+        return super().is_aborted({"status": member_of(choice, "incomplete_details", "reason")})
 
     def outcome(self, reply: Json) -> str | None:
-        status = reply.get("status") if isinstance(reply, Mapping) else None
-        return _STATUSES.get(str(status), "complete")
+        return _STATUSES.get(str(member_of(reply, "status")), "complete")
 
     def retrieved_id(self, path: str) -> str | None:
         found = _retrieval(path) if "responses/" in path else None
@@ -158,10 +146,6 @@ class Responses(ModelApi):
 
     def is_unfinished(self, reply: Reply) -> bool:
         return reply.get("status") not in _FINAL
-
-
-def _last_event(chunks: Sequence[Chunk]) -> Chunk | None:
-    return next((chunk for chunk in reversed(chunks) if chunk.get("type") in _LAST_EVENTS), None)
 
 
 def _merge_items(chunks: Sequence[Chunk]) -> dict[str, Any]:
@@ -178,10 +162,6 @@ def _merge_items(chunks: Sequence[Chunk]) -> dict[str, Any]:
             items[index] = chunk["item"]
         elif index in items:
             _merge_part(items[index], chunk)
-    for item in items.values():
-        for key in _PARTS:
-            if isinstance(item.get(key), list):
-                item[key] = [finish(part) for part in item[key]]
     output = [finish(items[index]) for index in sorted(items)]
     return {**response, "output": output or response.get("output")}
 
@@ -193,8 +173,8 @@ def _merge_part(item: dict[str, Any], event: Chunk) -> None:
         place = event.get(position)
         if isinstance(place, int):
             parts = item.get(key)
-            if not isinstance(parts, list):
-                parts = item[key] = []
+            if not isinstance(parts, GrowingParts):
+                parts = item[key] = GrowingParts(parts if isinstance(parts, list) else ())
             if isinstance(event.get("part"), dict):
                 parts[place : place + 1] = [event["part"]]
             elif place >= len(parts):
@@ -203,6 +183,4 @@ def _merge_part(item: dict[str, Any], event: Chunk) -> None:
     kind, _, verb = str(event.get("type")).removeprefix("response.").rpartition(".")
     name, text = _DELTAS.get(kind), event.get("delta")
     if name is not None and verb == "delta" and isinstance(text, str):
-        if isinstance(target.get(name), str):
-            target[name] = [Text(target[name])]
-        merge_field(target, name, text)
+        add_text(target, name, text)

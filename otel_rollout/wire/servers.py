@@ -8,13 +8,14 @@ nothing is made up where no place has them, and whether all came is the server's
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from otel_rollout.wire.constraints import is_constrained
-from otel_rollout.wire.json import Json, dumps, loads
+from otel_rollout.wire.json import Json, dumps, member_of
+from otel_rollout.wire.params import is_constrained
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
 ID_PREFIX = "token_id:"
@@ -31,21 +32,15 @@ def sampled_ids(choice: _Fields, reply: _Fields) -> list[Json] | None:
     log-probability, id and text. llama.cpp: `tokens` of its own `/completion`. Entries of
     log-probabilities: llama.cpp's `id`, and tokens that are written as `token_id:1`.
     """
-    of_choices, index = _extension(reply).get("output_ids"), choice.get("index", 0)
-    if not isinstance(of_choices, list) or index not in range(len(of_choices)):
-        of_choices, index = [None], 0
-    given = (*(choice.get(place) for place in _IDS), of_choices[index])
-    found = max(map(_ids, given), key=len)
-    listed = len(found)
-    triples = _triples(choice)
-    if len(triples) > len(found):
-        found = [triple[1] for triple in triples]
-    entries, tokens = _entries(choice)
-    if len(entries) > len(found):
-        found = _ids_of_entries(entries) or found
-    if len(tokens) > len(found):
-        found = _ids_of_texts(tokens) or found
-    if len(found) > listed and not _are_all(found, reply):
+    given = [choice.get(place) for place in _IDS]
+    of_choices, index = member_of(reply, "sglext", "output_ids"), choice.get("index", 0)
+    if isinstance(of_choices, list) and index in range(len(of_choices)):
+        given.append(of_choices[index])
+    found = listed = max(map(_ids, given), key=len)
+    for listing in _listings(choice):
+        if listing.length > len(found):
+            found = _ids_in(listing) or found
+    if found is not listed and not _are_all(found, reply):
         return None
     return found or None
 
@@ -76,13 +71,14 @@ def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] |
 
     Of several lists that with `count` of them, if there is one, else the first.
     """
-    first: list[float | None] | None = None
-    for values in _logprobs(choice):
-        if count is None or len(values) == count:
+    first: list[Json] | None = None
+    for listing in _listings(choice):
+        values = listing.column("logprob")
+        if values is not None and (count is None or len(values) == count):
             return _floats(values)
         if first is None:
-            first = _floats(values)
-    return first
+            first = values
+    return None if first is None else _floats(first)
 
 
 def sampled_texts(choice: _Fields) -> list[bytes | None]:
@@ -90,12 +86,11 @@ def sampled_texts(choice: _Fields) -> list[bytes | None]:
 
     A token that is only a part of a character has its bytes there, or no text that can be used.
     """
-    entries, tokens = _entries(choice)
-    if entries and not _are_objects(entries):
-        return []
-    return [_token_bytes(entry.get("token"), entry.get("bytes")) for entry in entries] or [
-        _token_bytes(token, None) for token in tokens
-    ]
+    for listing in _listings(choice):
+        if tokens := listing.column("token"):
+            given = listing.column("bytes") or [None] * len(tokens)
+            return list(map(_token_bytes, tokens, given))
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,28 +109,18 @@ def alternatives(choice: _Fields) -> list[list[Alternative]]:
     `top_logprobs` of chats, of text completions (texts with numbers) and of the Responses API,
     `topCandidates` of Gemini, `probs` of older llama.cpp, `output_top_logprobs` of SGLang.
     """
-    logprobs, result, meta = (
-        choice.get(name) for name in ("logprobs", "logprobsResult", "meta_info")
-    )
-    found: Json = None
-    if isinstance(logprobs, Mapping) and isinstance(logprobs.get("token_logprobs"), list):
-        found = logprobs.get("top_logprobs")
-    elif isinstance(result, Mapping):
-        found = result.get("topCandidates")
-    elif entries := [each for each in _entries(choice)[0] if isinstance(each, Mapping)]:
-        found = [entry.get("top_logprobs", entry.get("probs")) for entry in entries]
-    elif isinstance(meta, Mapping):
-        found = meta.get("output_top_logprobs")
-    if not isinstance(found, list):
-        return []
-    listed = [_listed(each) for each in found]
-    return listed if any(listed) else []
+    for listing in _listings(choice):
+        for name in ("top_logprobs", "probs"):
+            listed = [_listed(place) for place in listing.column(name) or ()]
+            if any(listed):
+                return listed
+    return []
 
 
 def _listed(place: Json) -> list[Alternative]:
     """The alternatives of one place, the most likely first."""
     if isinstance(place, Mapping) and isinstance(place.get("candidates"), list):
-        place = [_renamed(each) for each in place["candidates"]]
+        place = place["candidates"]
     if isinstance(place, Mapping):
         place = [{"token": token, "logprob": value} for token, value in place.items()]
     found = [_alternative(each) for each in (place if isinstance(place, list) else ())]
@@ -147,15 +132,16 @@ def _alternative(entry: Json) -> Alternative | None:
         entry = {"logprob": entry[0], "id": entry[1], "token": entry[2] if entry[2:] else None}
     if not isinstance(entry, Mapping):
         return None
-    value, text, given = entry.get("logprob"), entry.get("token", entry.get("tok_str")), None
+    value, text = entry.get("logprob"), entry.get("token", entry.get("tok_str"))
+    given = entry.get("id", entry.get("tokenId"))
+    if value is None:
+        value = entry.get("logProbability")
     if value is None and isinstance(entry.get("prob"), float) and entry["prob"] > 0:
         value = math.log(entry["prob"])
     if value is None or not _is_known(value):
         return None
-    if isinstance(entry.get("id"), int):
-        given = entry["id"]
-    elif isinstance(text, str) and text.removeprefix(ID_PREFIX).isdecimal() and ID_PREFIX in text:
-        given = int(text.removeprefix(ID_PREFIX))
+    if not isinstance(given, int):
+        given = next(iter(_ids_of_texts([text])), None)
     return Alternative(_token_bytes(text, entry.get("bytes")), given, float(value))
 
 
@@ -165,8 +151,7 @@ def prompt_texts(choice: _Fields, reply: _Fields) -> dict[int, bytes]:
     for place in (choice.get("prompt_logprobs"), reply.get("prompt_logprobs")):
         for entries in place if isinstance(place, list) else ():
             for token, entry in entries.items() if isinstance(entries, Mapping) else ():
-                text = entry.get("decoded_token") if isinstance(entry, Mapping) else None
-                known = _token_bytes(text, None)
+                known = _token_bytes(member_of(entry, "decoded_token"), None)
                 if known is not None and str(token).isdecimal():
                     found[int(token)] = known
     return found
@@ -187,7 +172,7 @@ def prompt_ids(choice: _Fields, reply: _Fields) -> Iterator[Json]:
     """The places that may hold the token ids of a choice's prompt, the best first."""
     yield choice.get("prompt_token_ids")
     yield reply.get("prompt_token_ids")
-    yield _extension(reply).get("input_ids")
+    yield member_of(reply, "sglext", "input_ids")
 
 
 def asked_ids(prompt: Json, params: _Fields, reply: _Fields) -> list[Json] | None:
@@ -228,7 +213,7 @@ def sampled_count(reply: _Fields) -> int | None:
 def weight_version(choice: _Fields, reply: _Fields) -> str | int | None:
     """The version of the weights that sampled: SGLang's word, on the choice or on the reply."""
     for place in (choice.get("meta_info"), reply.get("metadata")):
-        version = place.get("weight_version") if isinstance(place, Mapping) else None
+        version = member_of(place, "weight_version")
         if isinstance(version, str | int):
             return version
     return None
@@ -244,62 +229,81 @@ def logprobs_mode(params: _Fields, choice: _Fields, reply: _Fields) -> _Mode | N
     for place in (choice, reply, params):
         mode = place.get("logprobs_mode")
         if isinstance(mode, str):
-            return _MODES.get(mode)
+            return _MODES.get(mode.removesuffix("_logprobs"))
     if isinstance(reply.get("tokens_predicted"), int):  # llama.cpp's own endpoint
         return "processed" if params.get("post_sampling_probs") else "raw"
     return None
 
 
 _Mode = Literal["raw", "processed", "constrained"]
-_MODES: dict[str, _Mode] = {
-    "raw": "raw",
-    "raw_logprobs": "raw",
-    "processed": "processed",
-    "processed_logprobs": "processed",
-}
-
-
-def _extension(reply: _Fields) -> _Fields:
-    found = reply.get("sglext")
-    return found if isinstance(found, Mapping) else {}
+_MODES: dict[str, _Mode] = {"raw": "raw", "processed": "processed"}
 
 
 def _ids(value: Json) -> list[Json]:
     return value if isinstance(value, list) and value and isinstance(value[0], int) else []
 
 
-def _triples(choice: _Fields) -> list[list[Json]]:
-    meta = choice.get("meta_info")
-    found = meta.get("output_token_logprobs") if isinstance(meta, Mapping) else None
-    if not isinstance(found, list) or set(map(type, found)) != {list}:
-        return []
-    return found if min(map(len, found)) > 1 else []
+# --- the places that list the sampled tokens one by one
 
 
-def _entries(choice: _Fields) -> tuple[list[_Fields], list[Json]]:
-    """What describes the sampled tokens one by one: objects, or else texts. Both unchecked."""
-    logprobs, result = choice.get("logprobs"), choice.get("logprobsResult")
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """A place that lists the sampled tokens."""
+
+    length: int
+    """Number of its tokens."""
+    column: Callable[[str], list[Json] | None]
+    """What it has of each token: `token`, `bytes`, `id`, `logprob`, `top_logprobs`, `probs`. None:
+    it has none such."""
+
+
+def _listings(choice: _Fields) -> Iterator[_Listing]:
+    """The places, the best first."""
+    logprobs, result, meta = map(choice.get, ("logprobs", "logprobsResult", "meta_info"))
     if isinstance(logprobs, list):
-        return _of_pieces(logprobs), []
+        yield _listing(_of_pieces(logprobs) or None)
+    elif isinstance(logprobs, Mapping):
+        values, tokens = logprobs.get("token_logprobs"), logprobs.get("tokens")
+        if isinstance(values, list):
+            columns = {"logprob": values, "token": tokens, **logprobs}
+            length = len(tokens) if isinstance(tokens, list) else 0
+            yield _Listing(length, lambda name: _list_of(columns.get(name)))
+        yield _listing(_chained(logprobs.get("content"), logprobs.get("refusal")))
     if isinstance(result, Mapping):  # Gemini's
-        return [_renamed(entry) for entry in _chained(result.get("chosenCandidates"))], []
-    if isinstance(logprobs, Mapping):
-        if isinstance(logprobs.get("token_logprobs"), list):
-            tokens = logprobs.get("tokens")
-            return [], tokens if isinstance(tokens, list) else []
-        entries = _chained(logprobs.get("content"), logprobs.get("refusal"))
-        if entries:
-            return entries, []
-    if isinstance(choice.get("output"), list):  # of the Responses API
-        return _chained(*_logprobs_of_parts(choice["output"])), []
-    return _chained(choice.get("completion_probabilities")), []
+        chosen, tops = result.get("chosenCandidates"), result.get("topCandidates")
+        yield _listing(chosen or None, tops, id="tokenId", logprob="logProbability")
+    if isinstance(output := choice.get("output"), list):  # of the Responses API
+        yield _listing(_chained(*_logprobs_of_parts(output)) or None)
+    yield _listing(choice.get("completion_probabilities"))
+    if isinstance(meta, Mapping):
+        rows = _list_of(meta.get("output_token_logprobs"))
+        whole = all(isinstance(row, list) and len(row) > 1 for row in rows or ())
+        tops = meta.get("output_top_logprobs")
+        yield _listing(rows if whole else None, tops, logprob=0, id=1, token=2)
+
+
+def _listing(rows: Json, tops: Json = None, **names: str | int) -> _Listing:
+    """A list of objects, or of lists. tops: a column beside it. names: keys that differ."""
+
+    def column(name: str) -> list[Json] | None:
+        if name == "top_logprobs" and isinstance(tops, list):
+            return tops
+        if not isinstance(rows, list):
+            return None
+        key: Json = names.get(name, name)
+        try:
+            return [row[key] for row in rows]
+        except (LookupError, TypeError):
+            return [row.get(key) for row in rows] if set(map(type, rows)) <= {dict} else None
+
+    return _Listing(len(rows) if isinstance(rows, list) else 0, column)
 
 
 def _of_pieces(pieces: list[Json]) -> list[_Fields]:
     """An entry for each token: Ollama's are that already, Cohere's have several tokens each."""
     entries: list[_Fields] = []
     for piece in pieces:
-        ids = piece.get("token_ids") if isinstance(piece, Mapping) else None
+        ids = member_of(piece, "token_ids")
         if not isinstance(ids, list):
             entries.append(piece)
             continue
@@ -312,77 +316,42 @@ def _of_pieces(pieces: list[Json]) -> list[_Fields]:
     return entries
 
 
-def _renamed(entry: Json) -> _Fields:
-    if not isinstance(entry, Mapping):
-        return {}
-    names = {"tokenId": "id", "logProbability": "logprob", "token": "token"}
-    return {name: entry[given] for given, name in names.items() if given in entry}
-
-
 def _logprobs_of_parts(items: list[Json]) -> Iterator[Json]:
     for item in items:
-        content = item.get("content") if isinstance(item, Mapping) else None
+        content = member_of(item, "content")
         for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping):
-                yield part.get("logprobs")
+            yield member_of(part, "logprobs")
 
 
-def _chained(*lists: Json) -> list[_Fields]:
-    found = [entries for entries in lists if isinstance(entries, list) and entries]
-    if len(found) != 1:
-        found = [[entry for entries in found for entry in entries]]
-    return found[0]
+def _chained(*lists: Json) -> list[Json] | None:
+    """The elements of the lists among these; None where none is a list."""
+    found = [entries for entries in lists if isinstance(entries, list)]
+    filled = [entries for entries in found if entries]
+    if len(filled) == 1:
+        return filled[0]
+    return [entry for entries in filled for entry in entries] if found else None
 
 
-def _are_objects(entries: list[_Fields]) -> bool:
-    return set(map(type, entries)) == {dict}
+def _list_of(value: Json) -> list[Json] | None:
+    return value if isinstance(value, list) else None
 
 
-def _ids_of_entries(entries: list[_Fields]) -> list[Json]:
-    if not _are_objects(entries):
-        return []
-    if isinstance(entries[0].get("id"), int):
-        return [entry.get("id") for entry in entries]
-    return _ids_of_texts([entry.get("token") for entry in entries])
+def _ids_in(listing: _Listing) -> list[Json]:
+    """The ids of all tokens; [] if one of them has none."""
+    ids = listing.column("id")
+    if ids and isinstance(ids[0], int):
+        return ids
+    return _ids_of_texts(listing.column("token") or [None])
 
 
 def _ids_of_texts(tokens: list[Json]) -> list[Json]:
     """The ids of tokens that are all written as such; [] if one of them is not."""
-    first = tokens[0]
-    if not isinstance(first, str) or not first.startswith(ID_PREFIX):
+    if not str(tokens[0]).startswith(ID_PREFIX):
         return []
     try:
         return [int(str(token).removeprefix(ID_PREFIX)) for token in tokens]
     except ValueError:
         return []
-
-
-def _logprobs(choice: _Fields) -> Iterator[list[Json]]:
-    logprobs = choice.get("logprobs")
-    values = logprobs.get("token_logprobs") if isinstance(logprobs, Mapping) else None
-    if isinstance(values, list):
-        yield values
-    elif entries := _entries(choice)[0]:
-        try:
-            yield [entry["logprob"] for entry in entries]
-        except (KeyError, TypeError):
-            if _are_objects(entries):
-                yield [entry.get("logprob") for entry in entries]
-    elif _has_empty_list(choice):
-        yield []  # which is not what is sent for those that were not asked for
-    if triples := _triples(choice):
-        yield [triple[0] for triple in triples]
-
-
-def _has_empty_list(choice: _Fields) -> bool:
-    """Whether the server sent a list of log-probabilities without one."""
-    logprobs, meta = choice.get("logprobs"), choice.get("meta_info")
-    given = [choice.get("completion_probabilities")]
-    if isinstance(logprobs, Mapping):
-        given += [logprobs.get("content"), logprobs.get("refusal")]
-    if isinstance(meta, Mapping):
-        given.append(meta.get("output_token_logprobs"))
-    return [] in given
 
 
 _UNKNOWN = -9999.0
@@ -411,7 +380,7 @@ def without_tokens(reply: bytes) -> bytes:
     What is no JSON is left out whole if it names any of them.
     """
     try:
-        return dumps(_without_tokens(loads(reply))).encode()
+        return dumps(json.loads(reply, strict=False, object_hook=_without_tokens)).encode()
     except (ValueError, RecursionError):
         return b"" if any(name.encode() in reply for name in _TOKEN_MEMBERS) else reply
 
@@ -422,14 +391,13 @@ _TOKEN_MEMBERS = frozenset(
 )
 
 
-def _without_tokens(value: Json) -> Json:
-    if isinstance(value, list):
-        return [_without_tokens(element) for element in value]
-    if isinstance(value, dict):
-        return {k: _without_tokens(v) for k, v in value.items() if not _has_tokens(k, v)}
-    return value
+def _without_tokens(found: dict[str, Json]) -> Json:
+    """An object without token ids and what has the texts of tokens.
 
-
-def _has_tokens(name: str, value: Json) -> bool:
-    """True for token ids and what has the texts of tokens; Ollama's are in a list `context`."""
-    return name in _TOKEN_MEMBERS or (name == "context" and bool(_ids(value)))
+    Ollama's ids are in a list `context`.
+    """
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in _TOKEN_MEMBERS and not (name == "context" and _ids(value))
+    }

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from otel_rollout.wire.json import Json, loads
+from otel_rollout.wire.json import Json, loads, try_loads
 
 _FIRST = (b"data:", b"event:", b"id:", b"retry:", b":")
 """Beginnings of the first line of events."""
@@ -85,14 +85,6 @@ def _events_in(text: str) -> list[str]:
     if len(lines) % 2 and not any(lines[1::2]):  # each event has one line, as nearly always
         return lines[::2]
     return text.split("\n\n")
-
-
-def try_loads(text: str) -> Json:
-    """The JSON value of a text; None where it is no JSON."""
-    try:
-        return loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def pack_events(events: str) -> str:

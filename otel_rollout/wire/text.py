@@ -9,14 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from otel_rollout.wire.api import Events, ModelApi, Sampled
-from otel_rollout.wire.choices import (
-    finished_choices,
-    has_choices,
-    indexed_choices,
-    merge_choices,
-    samples_per_prompt,
-)
+from otel_rollout.wire.api import Sampled
+from otel_rollout.wire.choices import ChoicesApi, indexed_choices
 from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
 from otel_rollout.wire.merging import finish, merge_members
@@ -27,7 +21,7 @@ _PIECEWISE = ("content", "tokens", "completion_probabilities")
 """Members that llama.cpp's own endpoint streams in pieces."""
 
 
-class TextCompletions(ModelApi):
+class TextCompletions(ChoicesApi):
     """OpenAI's legacy `/completions`, and llama.cpp's own `/completion`."""
 
     provider = "openai"
@@ -37,37 +31,32 @@ class TextCompletions(ModelApi):
     count_names = ("tokens_evaluated", "tokens_predicted")  # llama.cpp's
     finish_names = ("finish_reason", "stop_type")
     stop_names = ("stop_reason", "matched_stop", "stopping_word")
+    token_id_members: Mapping[str, Params] = {
+        "/completions": {"return_token_ids": True, "logprobs": 0}
+    }
 
     def choices_asked(self, params: Params) -> int:
         prompt, prompts = params.get("prompt"), 1
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompts = len(prompt)
-        return samples_per_prompt(params) * prompts
+        return super().choices_asked(params) * prompts
 
     def provider_of(self, path: str) -> str | None:
         return self.provider if self.path_of(path) == "/completions" else None  # else llama.cpp's
 
-    def token_id_params(self, path: str) -> Params | None:
-        if self.path_of(path) != "/completions":
-            return None
-        return {"return_token_ids": True, "logprobs": 0}
-
-    def recognises(self, chunks: Sequence[Chunk]) -> bool:
-        return has_choices(chunks) or _has_pieces(chunks)
+    def is_own(self, chunk: Chunk) -> bool:
+        return super().is_own(chunk) or _is_piece(chunk)
 
     def merge(self, chunks: Sequence[Chunk]) -> Json:
-        if not _has_pieces(chunks):
-            return merge_choices(chunks)
+        if not any(map(_is_piece, chunks)):
+            return super().merge(chunks)
         body: dict[str, Any] = {}
         for chunk in chunks:
             merge_members(body, chunk, _PIECEWISE)
         return finish(body)
 
-    def is_whole(self, events: Events, body: Json, choices: int) -> bool:
-        if _has_pieces(events.chunks):
-            return body is not None and body.get("stop") is True and events.error is None
-        finished = body is not None and finished_choices(body) >= choices
-        return (events.done or finished) and events.error is None
+    def ends(self, chunk: Chunk) -> bool:
+        return _is_piece(chunk) and chunk["stop"]
 
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply
@@ -164,9 +153,6 @@ def _are_written_as_ids(lists: Mapping[str, list[Any]]) -> bool:
     return tokens is not None and tokens != [] and str(tokens[0]).startswith(ID_PREFIX)
 
 
-def _has_pieces(chunks: Sequence[Chunk]) -> bool:
-    """True if any chunk is a piece of llama.cpp's own reply."""
-    return any(
-        isinstance(chunk.get("content"), str) and isinstance(chunk.get("stop"), bool)
-        for chunk in chunks
-    )
+def _is_piece(chunk: Chunk) -> bool:
+    """True for a piece of llama.cpp's own reply."""
+    return isinstance(chunk.get("content"), str) and isinstance(chunk.get("stop"), bool)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout.wire.constraints import is_constrained
+from otel_rollout.wire.params import is_constrained
 
 SCHEMA = {"type": "object", "properties": {}}
 FUNCTION = {"type": "function", "function": {"name": "f"}}

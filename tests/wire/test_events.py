@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout.wire import EventCutter, is_count
-from otel_rollout.wire.events import FrameCutter
+from otel_rollout.wire.framing import FrameCutter
 from otel_rollout.wire.sse import is_events, is_json_object
 
 BREAKS = ("\n\n", "\r\n\r\n", "\r\r", "\n\r\n", "\r\n\n")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
+    KEPT_BY_NONE,
     Dialect,
     Fact,
     ForeignCall,
@@ -163,20 +164,15 @@ def _tool_result(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -
 
 DIALECT = Dialect(
     "anthropic",
-    "anthropic >= 2.10, by itself",
     recognises,
     read,
-    loses=frozenset(
-        (
-            Fact.LOGPROBS,
-            Fact.TOKEN_IDS,
-            Fact.EXTRA_BODY,
-            Fact.PARAMETERS,
-            Fact.TOOLS,
-            Fact.BLOCK_FIELDS,
-            Fact.IMAGES,
-            Fact.USAGE_DETAILS,
-            Fact.RESPONSE_FIELDS,
-        )
-    ),
+    loses=KEPT_BY_NONE
+    | {
+        Fact.PARAMETERS,
+        Fact.TOOLS,
+        Fact.BLOCK_FIELDS,
+        Fact.IMAGES,
+        Fact.USAGE_DETAILS,
+        Fact.RESPONSE_FIELDS,
+    },
 )

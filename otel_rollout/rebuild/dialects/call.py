@@ -13,6 +13,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from otel_rollout import semconv as sc
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, ToolCall, check_depth, dumps, loads, media_of, message_parts
 
@@ -54,6 +55,10 @@ class Fact(Enum):
     SHAPE = "the shape of an API that is not OpenAI's (read as chat messages)"
     ITEMS = "the items of the Responses API (read as chat messages)"
     PREVIOUS = "which response a call of the Responses API continues"
+
+
+KEPT_BY_NONE = frozenset((Fact.LOGPROBS, Fact.TOKEN_IDS, Fact.EXTRA_BODY))
+"""Facts that nearly no instrumentation records."""
 
 
 @dataclass(slots=True)
@@ -102,10 +107,8 @@ class Dialect:
 
     name: str
     """Name of the dialect, in `Completion.exchange.source`."""
-    written_by: str
-    """The instrumentation and its versions, for people."""
     recognises: Callable[[SpanRecord], bool]
-    """True if the span is a model call in this dialect. At most one dialect recognises a span."""
+    """True if the span is a model call in this dialect, or in an earlier one of `DIALECTS`."""
     read: Callable[[SpanRecord, Sequence[SpanRecord]], ForeignCall]
     """Reads the call of a span that is recognised, given all spans of its trace.
 
@@ -250,7 +253,10 @@ def check_roles(call: ForeignCall) -> None:
         call.miss_messages()
     if not all(isinstance(message.get("role"), str) for message in objects(messages)):
         call.miss("the role of a message of its request is missing", prompt=True)
-    choices = call.choices
+    _check_choices(call, call.choices)
+
+
+def _check_choices(call: ForeignCall, choices: list[dict[str, Json]]) -> None:
     for choice in choices:
         message = choice.get("message") or {}
         if message.get("role") in _NOT_SAMPLED:
@@ -355,26 +361,30 @@ def without_none(fields: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def completion_reply(
-    choices: list[dict[str, Json]], *, is_text: bool = False, **fields: Json
+    span: SpanRecord,
+    choices: list[dict[str, Json]],
+    usage: dict[str, Json] | None,
+    *,
+    is_text: bool = False,
+    model: str = sc.GEN_AI_RESPONSE_MODEL,
 ) -> dict[str, Json] | None:
-    """A chat completion (or text completion) with these choices. None: nothing is known."""
-    known = without_none(fields)
+    """A chat completion (or text completion) with these choices. None: nothing is known.
+
+    model: the attribute of the span that names the model which answered.
+    """
+    named = span.text(model) if choices else None
+    known = without_none({"id": span.text(sc.GEN_AI_RESPONSE_ID), "model": named, "usage": usage})
     if not choices and not known:
         return None
     if is_text:
-        choices = [
-            {**{k: v for k, v in choice.items() if k != "message"}, "text": _text_of(choice)}
-            for choice in choices
-        ]
+        choices = [dict(choice) for choice in choices]
+        for choice in choices:
+            choice["text"] = (choice.pop("message") or {}).get("content") or ""
     return {
         **known,
         "object": "text_completion" if is_text else "chat.completion",
         "choices": choices,
     }
-
-
-def _text_of(choice: Mapping[str, Json]) -> Json:
-    return (choice.get("message") or {}).get("content") or ""
 
 
 def usage(

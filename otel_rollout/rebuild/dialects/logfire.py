@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
+    KEPT_BY_NONE,
     Dialect,
     Fact,
     ForeignCall,
@@ -47,22 +48,15 @@ def is_logfire(span: SpanRecord) -> bool:
     )
 
 
-def _is_call(span: SpanRecord) -> bool:
+def recognises(span: SpanRecord) -> bool:
     return is_logfire(span) and span.text(_SPAN_TYPE) in ("span", None)
 
 
-def recognises(span: SpanRecord) -> bool:
-    return _is_call(span) and not _is_v1(span)
-
-
 def recognises_v1(span: SpanRecord) -> bool:
-    return _is_call(span) and _is_v1(span)
-
-
-def _is_v1(span: SpanRecord) -> bool:
     request = span.text(_REQUEST) or ""
-    return _EVENTS in span.attributes or any(
-        f'"{key}":' in request for key in ("messages", "prompt", "input")
+    return recognises(span) and (
+        _EVENTS in span.attributes
+        or any(f'"{key}":' in request for key in ("messages", "prompt", "input"))
     )
 
 
@@ -118,8 +112,14 @@ def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
         if call.path == "/embeddings":
             return call
         call.miss_messages()
-    data = structure(output or span, _RESPONSE, call)
     call.stream = bool(call.request.get("stream"))
+    _read_v1_reply(call, span, output or span)
+    _note_end(call, span, output)
+    return call
+
+
+def _read_v1_reply(call: ForeignCall, span: SpanRecord, output: SpanRecord) -> None:
+    data = structure(output, _RESPONSE, call)
     reasons = structure(span, sc.GEN_AI_RESPONSE_FINISH_REASONS, call)
     if isinstance(data, Mapping):
         message = data.get("message")
@@ -129,15 +129,9 @@ def read_v1(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
             message = {"role": "assistant", "content": data["combined_chunk_content"]}
         reason = reasons[0] if isinstance(reasons, list) and reasons else None
         choice = {"index": 0, "finish_reason": reason, "message": message}
-        call.reply = completion_reply(
-            [choice] if message is not None else [],
-            is_text=call.path == "/completions",
-            id=span.text(sc.GEN_AI_RESPONSE_ID),
-            model=span.text(sc.GEN_AI_RESPONSE_MODEL),
-            usage=data.get("usage"),
-        )
-    _note_end(call, span, output)
-    return call
+        choices = [choice] if message is not None else []
+        is_text = call.path == "/completions"
+        call.reply = completion_reply(span, choices, data.get("usage"), is_text=is_text)
 
 
 def _read_events(call: ForeignCall, span: SpanRecord, output: SpanRecord) -> None:
@@ -163,12 +157,7 @@ def _read_events(call: ForeignCall, span: SpanRecord, output: SpanRecord) -> Non
     if tools:
         call.request["tools"] = tools
     call.stream = output is not span or call.request.get("stream") is True
-    call.reply = completion_reply(
-        choices,
-        id=span.text(sc.GEN_AI_RESPONSE_ID),
-        model=span.text(sc.GEN_AI_RESPONSE_MODEL) if choices else None,
-        usage=_usage(output, call) or usage_of(output),
-    )
+    call.reply = completion_reply(span, choices, _usage(output, call) or usage_of(output))
 
 
 def _event_message(row: dict[str, Json], call: ForeignCall) -> dict[str, Json] | None:
@@ -208,12 +197,12 @@ def _note_end(call: ForeignCall, span: SpanRecord, output: SpanRecord | None) ->
 
 def _output_of(span: SpanRecord, trace: Sequence[SpanRecord]) -> SpanRecord | None:
     """The span with the streamed reply of this call. None: there is none."""
-    calls = [other for other in trace if _is_call(other) and _same_request(other, span)]
+    calls = [other for other in trace if recognises(other) and _same_request(other, span)]
     calls = sorted((c for c in calls if not _has_reply(c)), key=lambda c: (_end(c), c.span_id))
     outputs = [
         other
         for other in trace
-        if is_logfire(other) and not _is_call(other) and _same_request(other, span)
+        if is_logfire(other) and not recognises(other) and _same_request(other, span)
     ]
     for output in sorted(outputs, key=lambda o: (o.start_time_ns, o.span_id)):
         found = next((c for c in calls if _end(c) <= output.start_time_ns), None)
@@ -249,7 +238,6 @@ def _same_request(one: SpanRecord, two: SpanRecord) -> bool:
 
 DIALECT = Dialect(
     "logfire",
-    "logfire 5.2.0",
     recognises,
     read,
     loses=LOST_BY_CONVENTIONS | {Fact.REPLY_REFUSAL, Fact.FILES, Fact.ITEMS, Fact.PREVIOUS},
@@ -257,19 +245,8 @@ DIALECT = Dialect(
 )
 DIALECT_V1 = Dialect(
     "logfire-v1",
-    "logfire 5.2.0 with version=1",
     recognises_v1,
     read_v1,
-    loses=frozenset(
-        (
-            Fact.LOGPROBS,
-            Fact.TOKEN_IDS,
-            Fact.EXTRA_BODY,
-            Fact.CHOICES,
-            Fact.RESPONSE_FIELDS,
-            Fact.ITEMS,
-            Fact.PREVIOUS,
-        )
-    ),
+    loses=KEPT_BY_NONE | {Fact.CHOICES, Fact.RESPONSE_FIELDS, Fact.ITEMS, Fact.PREVIOUS},
     loses_in_streams=frozenset((Fact.RESPONSE_ID, Fact.RESPONSE_MODEL, Fact.FINISH_REASON)),
 )

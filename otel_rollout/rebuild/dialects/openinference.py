@@ -50,27 +50,12 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
     call.also_loses |= lost_of_other_api(span)
     if span.text(_KIND) == "EMBEDDING":
         call.path = "/embeddings"
-    request = _whole(span, _INPUT, call)
-    if request is not None and call.path != "/embeddings":
-        if isinstance(request.get("prompt"), str | list):
-            call.path = "/completions"
-        elif "input" in request:
-            call.path, call.is_responses = "/responses", True
-        elif not _is_messages(request.get("messages")):
-            request = None  # another library's arguments, not a request of this API
     fields_read: list[str] = []
-    if request is not None:
-        call.request = request
-    elif call.path != "/embeddings":
+    if not _read_request(span, call):
         _read_request_fields(span, call)
         fields_read.append(_INPUT_MESSAGES)
     call.stream = call.request.get("stream") is True
-    reply = _whole(span, _OUTPUT, call)
-    if reply is not None and ("choices" in reply or "output" in reply or "data" in reply):
-        if reply.get("object") == "chat.completion.chunk":
-            reply["object"] = "chat.completion"
-        call.reply = reply
-    elif call.path != "/embeddings":
+    if not _read_reply(span, call):
         _read_reply_fields(span, call)
         fields_read.append(_OUTPUT_MESSAGES)
     if span.dropped_attributes and fields_read:
@@ -87,6 +72,33 @@ def read(span: SpanRecord, trace: Sequence[SpanRecord]) -> ForeignCall:
     check_not_cut(texts, call, trace)
     _verify_token_ids(call)
     return call
+
+
+def _read_request(span: SpanRecord, call: ForeignCall) -> bool:
+    """Read the request as a whole; False if only its fields are to be read."""
+    request = _whole(span, _INPUT, call)
+    if call.path != "/embeddings":
+        if request is None:
+            return False
+        if isinstance(request.get("prompt"), str | list):
+            call.path = "/completions"
+        elif "input" in request:
+            call.path, call.is_responses = "/responses", True
+        elif not _is_messages(request.get("messages")):
+            return False  # another library's arguments, not a request of this API
+    call.request = request or {}
+    return True
+
+
+def _read_reply(span: SpanRecord, call: ForeignCall) -> bool:
+    """Read the reply as a whole; False if only its fields are to be read."""
+    reply = _whole(span, _OUTPUT, call) or {}
+    if reply.keys().isdisjoint(("choices", "output", "data")):
+        return call.path == "/embeddings"
+    if reply.get("object") == "chat.completion.chunk":
+        reply["object"] = "chat.completion"
+    call.reply = reply
+    return True
 
 
 def _whole(span: SpanRecord, key: str, call: ForeignCall) -> dict[str, Json] | None:
@@ -123,18 +135,12 @@ def _read_request_fields(span: SpanRecord, call: ForeignCall) -> None:
 def _read_reply_fields(span: SpanRecord, call: ForeignCall) -> None:
     rows = numbered(span.attributes, _OUTPUT_MESSAGES)
     reason = span.text(_FINISH_REASON)
-    call.reply = completion_reply(
-        [
-            {
-                "index": index,
-                "finish_reason": reason,
-                "message": _message(row, call, prompt=False),
-            }
-            for index, row in enumerate(rows.values())
-        ],
-        model=span.text(_MODEL) if rows else None,
-        usage=usage(span.integer(_PROMPT_TOKENS), span.integer(_COMPLETION_TOKENS)),
-    )
+    choices = [
+        {"index": index, "finish_reason": reason, "message": _message(row, call, prompt=False)}
+        for index, row in enumerate(rows.values())
+    ]
+    counted = usage(span.integer(_PROMPT_TOKENS), span.integer(_COMPLETION_TOKENS))
+    call.reply = completion_reply(span, choices, counted, model=_MODEL)
     if call.path != "/chat/completions" and call.reply is not None:
         call.miss("its response as a whole is missing")
         call.reply = None
@@ -181,22 +187,23 @@ def _verify_token_ids(call: ForeignCall) -> None:
     if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
         return
     choices = [choice for choice in reply["choices"] if isinstance(choice, dict)]
-    given = [len(choice.get("token_ids") or ()) for choice in choices]
-    numbers = reply.get("usage") or {}
-    expected = numbers.get("completion_tokens")
-    if expected is None:
-        scored = [len((c.get("logprobs") or {}).get("content") or ()) for c in choices]
-        wrong = any(given) and given != scored
-    else:
-        wrong = any(given) and sum(given) != expected
-    prompt = reply.get("prompt_token_ids")
+    numbers, prompt = reply.get("usage") or {}, reply.get("prompt_token_ids")
     asked = numbers.get("prompt_tokens")
-    wrong = wrong or bool(prompt and asked is not None and len(prompt) != asked)
-    if wrong:
+    is_prompt_wrong = bool(prompt and asked is not None and len(prompt) != asked)
+    if is_prompt_wrong or _are_too_few(choices, numbers.get("completion_tokens")):
         for holder in (reply, *choices):
             for key in ("token_ids", "prompt_token_ids"):
                 holder.pop(key, None)
         call.also_loses |= {Fact.TOKEN_IDS}
+
+
+def _are_too_few(choices: list[dict[str, Json]], expected: int | None) -> bool:
+    """True if there are token ids, of another number than was counted or has log-probabilities."""
+    given = [len(choice.get("token_ids") or ()) for choice in choices]
+    if expected is not None:
+        return any(given) and sum(given) != expected
+    scored = [len((c.get("logprobs") or {}).get("content") or ()) for c in choices]
+    return any(given) and given != scored
 
 
 _LOST_IN_FIELDS = frozenset(
@@ -226,7 +233,6 @@ _LOST_IN_REPLY_FIELDS = frozenset(
 
 DIALECT = Dialect(
     "openinference",
-    "openinference-instrumentation-openai 0.1.66",
     recognises,
     read,
     loses=frozenset((Fact.EXTRA_BODY,)),

@@ -23,12 +23,8 @@ from otel_rollout.rebuild.dialects.call import (
     usage,
     without_none,
 )
-from otel_rollout.rebuild.dialects.parts import (
-    LOST_BY_CONVENTIONS,
-    first_integer,
-    lost_of_other_api,
-    parameters,
-)
+from otel_rollout.rebuild.dialects.genai import LOST_BY_OPENLLMETRY
+from otel_rollout.rebuild.dialects.parts import first_integer, lost_of_other_api, parameters
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, loads
 
@@ -105,45 +101,39 @@ def _check_prompts(span: SpanRecord, prompts: Mapping[int, Any], call: ForeignCa
 
 def _read_reply(span: SpanRecord, call: ForeignCall) -> None:
     rows = numbered(span.attributes, sc.GEN_AI_COMPLETION)
-    call.reply = completion_reply(
-        [
-            {
-                "index": index,
-                "finish_reason": row.get("finish_reason"),
-                "message": _message({"role": "assistant", **row}, call, is_reply=True),
-            }
-            for index, row in rows.items()
-        ],
-        is_text=call.path == "/completions",
-        id=span.text(sc.GEN_AI_RESPONSE_ID),
-        model=span.text(sc.GEN_AI_RESPONSE_MODEL),
-        usage=usage(
-            span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
-            span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
-            # It writes 0 where the server told nothing.
-            cached=first_integer(span, sc.GEN_AI_USAGE_CACHE_READ) or None,
-            reasoning=span.integer(_REASONING_TOKENS) or None,
-        ),
+    choices = [
+        {
+            "index": index,
+            "finish_reason": row.get("finish_reason"),
+            "message": _message({"role": "assistant", **row}, call, is_reply=True),
+        }
+        for index, row in rows.items()
+    ]
+    counted = usage(
+        span.integer(sc.GEN_AI_USAGE_INPUT_TOKENS),
+        span.integer(sc.GEN_AI_USAGE_OUTPUT_TOKENS),
+        # It writes 0 where the server told nothing.
+        cached=first_integer(span, sc.GEN_AI_USAGE_CACHE_READ) or None,
+        reasoning=span.integer(_REASONING_TOKENS) or None,
     )
+    call.reply = completion_reply(span, choices, counted, is_text=call.path == "/completions")
 
 
 def _message(
     row: Mapping[str, Any], call: ForeignCall, *, is_reply: bool = False
 ) -> dict[str, Json]:
     message = {key: row[key] for key in _PROMPTS_KEPT if key in row}
-    if "role" not in message:
-        call.miss("the role of a message of its request is missing", prompt=True)
-    content = row.get("content")
-    if not is_reply and isinstance(content, str) and content.startswith('[{"type": '):
-        try:
-            message["content"] = loads(content)  # a list of parts is written as its JSON
-        except ValueError:
-            call.miss("a content cannot be read: was it cut by a length limit?", prompt=True)
     message.setdefault("content", "" if row.get("role") == "tool" else None)
-    if is_reply and content == "FILTERED" and row.get("finish_reason") == "content_filter":
-        call.miss("a content filter ended its reply, and its text was replaced")
-    if is_reply and row.get("refusal"):
-        message["refusal"] = row["refusal"]
+    if is_reply:
+        filtered = ("FILTERED", "content_filter")
+        if (message["content"], row.get("finish_reason")) == filtered:
+            call.miss("a content filter ended its reply, and its text was replaced")
+        if row.get("refusal"):
+            message["refusal"] = row["refusal"]
+    else:
+        if "role" not in message:
+            call.miss("the role of a message of its request is missing", prompt=True)
+        message["content"] = _parts(message["content"], call)
     calls = [
         chat_tool_call(
             made.get("id"), made.get("name"), made.get("arguments"), call, prompt=not is_reply
@@ -153,6 +143,17 @@ def _message(
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _parts(content: Json, call: ForeignCall) -> Json:
+    """A content of the request: a list of parts is written as its JSON."""
+    if not isinstance(content, str) or not content.startswith('[{"type": '):
+        return content
+    try:
+        return loads(content)
+    except ValueError:
+        call.miss("a content cannot be read: was it cut by a length limit?", prompt=True)
+        return content
 
 
 def _tool(row: Mapping[str, Any], call: ForeignCall) -> Json:
@@ -166,20 +167,8 @@ def _tool(row: Mapping[str, Any], call: ForeignCall) -> Json:
 
 DIALECT = Dialect(
     "openllmetry-flat",
-    "opentelemetry-instrumentation-openai <= 0.54",
     recognises,
     read,
-    loses=LOST_BY_CONVENTIONS - {Fact.ARGUMENTS, Fact.DETAIL}
-    | {
-        Fact.STRICT,
-        Fact.NAMES,
-        Fact.IMAGES,
-        Fact.RESPONSE_MODEL,
-        Fact.USAGE_DETAILS,
-        Fact.PARTS,
-        Fact.CALL_IDS,
-        Fact.ITEMS,
-        Fact.PREVIOUS,
-    },
+    loses=LOST_BY_OPENLLMETRY - {Fact.ARGUMENTS, Fact.DETAIL} | {Fact.PARTS},
     loses_in_streams=frozenset((Fact.REPLY_REFUSAL,)),
 )

@@ -12,6 +12,7 @@ from itertools import groupby
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects.call import (
+    KEPT_BY_NONE,
     Fact,
     ForeignCall,
     chat_tool_call,
@@ -28,11 +29,8 @@ from otel_rollout.rebuild.dialects.call import (
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import Json, dumps, loads
 
-LOST_BY_CONVENTIONS = frozenset(
+LOST_BY_CONVENTIONS = KEPT_BY_NONE | frozenset(
     (
-        Fact.LOGPROBS,
-        Fact.TOKEN_IDS,
-        Fact.EXTRA_BODY,
         Fact.PARAMETERS,
         Fact.ARGUMENTS,
         Fact.REQUEST_REASONING,
@@ -131,16 +129,12 @@ def _read_reply(span: SpanRecord, output: SpanRecord, call: ForeignCall) -> None
     call.also_loses |= _lost_of_reply(span, call, ends, reasons)
     if call.is_responses and rows:  # its items are one reply
         messages, ends = [joined(messages)], [next(filter(None, reversed(ends)), None)]
-    call.reply = completion_reply(
-        [
-            {"index": index, "finish_reason": _finish_reason(end), "message": message}
-            for index, (message, end) in enumerate(zip(messages, ends, strict=True))
-        ],
-        is_text=call.path == "/completions",
-        id=span.text(sc.GEN_AI_RESPONSE_ID),
-        model=span.text(sc.GEN_AI_RESPONSE_MODEL) if rows else None,
-        usage=usage_of(output),
-    )
+    choices = [
+        {"index": index, "finish_reason": _finish_reason(end), "message": message}
+        for index, (message, end) in enumerate(zip(messages, ends, strict=True))
+    ]
+    is_text = call.path == "/completions"
+    call.reply = completion_reply(span, choices, usage_of(output), is_text=is_text)
     if "error" in ends:
         call.stream = True  # only a stream can break off with part of its reply
 
@@ -330,22 +324,31 @@ def _custom_tools(call: ForeignCall) -> list[Json]:
 
 
 def _content_part(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> dict[str, Json]:
-    kind, modality = part.get("type"), part.get("modality") or "image"
-    mime, content = part.get("mime_type") or "", part.get("content")
+    kind = part.get("type")
     if kind == "text":
-        text = content if content is not None else part.get("text")
+        text = part.get("text") if part.get("content") is None else part["content"]
         if not isinstance(text, str):
             call.miss("a part of text has no text: it was not written down", prompt=prompt)
         return {"type": "text", "text": dumps(text) if isinstance(text, list | dict) else text}
     if kind in _VALUES and not isinstance(part.get(_VALUES[kind]), str):
         call.miss(f"a part of type {kind!r} has no {_VALUES[kind]}", prompt=prompt)
         return dict(part)
-    if kind == "uri" and modality == "image":
+    if kind == "uri" and (part.get("modality") or "image") == "image":
         return {"type": "image_url", "image_url": {"url": part.get("uri")}}
-    if kind != "blob":
-        if kind == "uri" or kind not in part:  # chat's own parts have a member of that name
-            call.also_loses |= {Fact.OTHER_PARTS}
-        return dict(part)
+    found = _blob(part) if kind == "blob" else None
+    if found is None and (kind in _VALUES or kind not in part):
+        # Chat's own parts have a member of that name.
+        call.also_loses |= {Fact.OTHER_PARTS}
+    return found or dict(part)
+
+
+def _blob(part: Mapping[str, Json]) -> dict[str, Json] | None:
+    """A part that is data; None if chat has no name for it."""
+    modality, mime, content = (
+        part.get("modality") or "image",
+        part.get("mime_type") or "",
+        part["content"],
+    )
     data = f"data:{mime};base64,{content}"
     if mime.startswith("audio/") or modality == "audio":
         audio = without_none({"data": content, "format": mime.partition("/")[2] or None})
@@ -354,5 +357,4 @@ def _content_part(part: Mapping[str, Json], call: ForeignCall, *, prompt: bool) 
         return {"type": "image_url", "image_url": {"url": data}}
     if modality == "document":
         return {"type": "file", "file": {"file_data": data}}
-    call.also_loses |= {Fact.OTHER_PARTS}
-    return dict(part)
+    return None

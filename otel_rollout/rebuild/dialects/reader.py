@@ -12,7 +12,6 @@ from otel_rollout.rebuild.dialects import (
     genai,
     logfire,
     openinference,
-    openllmetry,
     openllmetry_flat,
 )
 from otel_rollout.rebuild.dialects.call import Dialect, ForeignCall, Trace, check_flags, check_roles
@@ -23,12 +22,13 @@ DIALECTS = (
     openinference.DIALECT,
     logfire.DIALECT_V1,
     openllmetry_flat.DIALECT,
-    openllmetry.DIALECT,
-    genai.DIALECT,
+    genai.OPENLLMETRY,
     logfire.DIALECT,
-    genai.DIALECT_V2,
     anthropic.DIALECT,
+    genai.DIALECT_V2,
+    genai.DIALECT,
 )
+"""All dialects. Where several would read a span, the first of them does."""
 
 
 def dialect_of(span: SpanRecord) -> Dialect | None:
@@ -267,14 +267,7 @@ def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[E
             same.join(f"id {exchange.response_id}", exchange.span_id, exchange.response_id)
     dropped: set[str] = set()
     for outer, inner in _inside(exchanges, trace, writers).items():
-        of_writer: dict[tuple[str, str], list[str]] = {}
-        for span_id in inner:
-            paths = {by_span[span_id].path, by_span[outer].path}
-            # A call of one API may be told as one of another: as chat, by most of them.
-            is_one = len(paths) == 1 or "/embeddings" not in paths
-            if is_one and writers[span_id] != writers[outer]:
-                of_writer.setdefault(writers[span_id], []).append(span_id)
-        for span_ids in of_writer.values():
+        for span_ids in _of_others(by_span[outer], [by_span[each] for each in inner], writers):
             if len(span_ids) == 1:
                 same.join(outer, span_ids[0])
             elif by_span[outer].response_id is None:
@@ -284,12 +277,22 @@ def _each_once(exchanges: list[Exchange], trace: Sequence[SpanRecord]) -> list[E
         if exchange.span_id not in dropped:
             written = groups.setdefault(same.root(exchange.span_id), {})
             written.setdefault(writers[exchange.span_id], []).append(exchange)
-    kept: list[Exchange] = []
-    for written in groups.values():
-        # A server may give several answers one id: the instrumentation with most of them wins.
-        believed = min(written.values(), key=_most_and_richest)
-        kept += believed
-    return kept
+    # A server may give several answers one id: the instrumentation with most of them wins.
+    believed = (min(written.values(), key=_most_and_richest) for written in groups.values())
+    return [exchange for calls in believed for exchange in calls]
+
+
+def _of_others(
+    outer: Exchange, inner: Iterable[Exchange], writers: Mapping[str, tuple[str, str]]
+) -> Iterable[list[str]]:
+    """The span ids of each other instrumentation among the calls inside one."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in inner:
+        # A call of one API may be told as one of another: as chat, by most of them.
+        is_one = each.path == outer.path or "/embeddings" not in (each.path, outer.path)
+        if is_one and writers[each.span_id] != writers[outer.span_id]:
+            found.setdefault(writers[each.span_id], []).append(each.span_id)
+    return found.values()
 
 
 class _Same:
@@ -332,8 +335,19 @@ def _inside(
             inner.setdefault(str(parent), []).append(exchange.span_id)
         else:
             beside.append(exchange)
-    # Some instrumentations do not make their span current: then inner spans are beside it.
-    for one in beside if len(set(writers.values())) > 1 else ():
+    if len(set(writers.values())) > 1:
+        _add_beside(inner, beside, writers, parents)
+    return inner
+
+
+def _add_beside(
+    inner: dict[str, list[str]],
+    beside: list[Exchange],
+    writers: Mapping[str, tuple[str, str]],
+    parents: Mapping[str, str | None],
+) -> None:
+    """Some instrumentations do not make their span current: then inner spans are beside it."""
+    for one in beside:
         matched = {writers[one.span_id]}
         for other in beside:
             writer, within = writers[other.span_id], inner.get(other.span_id, [])
@@ -345,7 +359,6 @@ def _inside(
             ):
                 inner.setdefault(other.span_id, []).append(one.span_id)
                 matched.add(writer)
-    return inner
 
 
 def _ask_together(one: Exchange, two: Exchange) -> bool:

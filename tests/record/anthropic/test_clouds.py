@@ -14,7 +14,7 @@ import pytest
 
 from otel_rollout import rollout
 from otel_rollout.testing import ModelServer, Raw
-from otel_rollout.wire.framing import events_of_frames
+from otel_rollout.wire import as_events
 from tests.kit.calling import entered, read
 from tests.kit.comparing import replayed, sent
 from tests.kit.recording import Clients, Recording
@@ -175,4 +175,4 @@ async def test_bedrock(recording: Recording, clients: Clients, caller: Claude) -
 def test_what_is_no_frame_is_refused(frames: bytes) -> None:
     """Bytes that AWS did not frame are a ValueError, not something guessed."""
     with pytest.raises(ValueError, match=r"not a frame|Expecting value"):
-        events_of_frames(frames)
+        as_events(frames, "frames")
