@@ -102,6 +102,7 @@ class Assembly:
         if sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
             self._rollouts[record.key] = record
         elif sc.EXCHANGE_VERSION in record.attributes:
+            # What others refer to may be in a part in which the copies differ: digests decide.
             self._reader.add(copy)
             if known is not None:
                 self._reader.add(record)
@@ -226,7 +227,7 @@ class Assembly:
     def _exchange(self, key: SpanKey) -> Exchange:
         exchange = self._read.get(key)
         if exchange is None:
-            exchange = self._reader.read(key[1], key[0])
+            exchange = self._reader.read(self._exchanges[key])
             try:
                 self._completions_of(exchange)
             except UNREADABLE as error:
