@@ -44,7 +44,9 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
         rollout_id = record.text(sc.ROLLOUT_ID) or None
         is_cut = sc.ROLLOUT_ID in record.cut or record.text(sc.ROLLOUT_ID) == ""
         if rollout_id is not None:
-            rollouts.setdefault(rollout_id, Assembly(rollout_id)).add(record)
+            if rollout_id not in rollouts:
+                rollouts[rollout_id] = Assembly(rollout_id)
+            rollouts[rollout_id].add(record)
         if rollout_id is not None or record.scope == sc.SCOPE or is_cut:
             ours.add(record.trace_id)
         elif infer_rollouts:

@@ -10,9 +10,6 @@ from otel_rollout.spans import Exchange
 from otel_rollout.trajectory import Completion, Conversations, is_unread, sentences
 from otel_rollout.wire import Json, api_of
 
-_UNKNOWN_LOGPROBS = ("NaN", "Infinity", "-9999", "e+3", "e38", "e308", "0" * 30, "-340282")
-"""Texts without which no response has a log-probability that is read as None, but for null."""
-
 
 def missed_calls(fields: Fields, *, outside: bool = True) -> list[str]:
     """What the span of a rollout, or of a part of one, says of calls that were not captured.
@@ -60,11 +57,9 @@ def _unknown_in(completion: Completion) -> list[str]:
     lacks_id = exchange.reply_id is None and completion.api.id_name is not None
     if completion.items and lacks_id and completion.choice_index == 0:
         found.append(sentences.NO_ID(id=repr(completion.id)))
-    text = exchange.body or exchange.events or ""
-    if any(mark in text for mark in _UNKNOWN_LOGPROBS):
-        unknown = (completion.logprobs or []).count(None)
-        if unknown:
-            found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))
+    names_any = "prob" in (exchange.body or exchange.events or "")  # every server's name has it
+    if names_any and (unknown := (completion.logprobs or []).count(None)):
+        found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))
     return found
 
 

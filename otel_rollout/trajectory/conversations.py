@@ -101,9 +101,12 @@ class Conversations:
         parents = self._linked().parents
         linked = [completion for completion in self.completions if _is_linked(completion)]
         continued = {parents[completion] for completion in linked if completion in parents}
-        changed = [c for c in rewritten(linked) if c not in continued]
         # A single one is an edit, and so are a few among many that are replayed as they were.
-        if len(changed) < 2 or len(changed) <= len(continued):
+        few = max(1, len(continued))
+        if len(linked) - len(continued) <= few:
+            return None
+        changed = [c for c in rewritten(linked) if c not in continued]
+        if len(changed) <= few:
             return None
         return sentences.REWRITTEN(
             replies=len(linked),

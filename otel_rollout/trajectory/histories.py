@@ -117,6 +117,8 @@ def ended_before(first: Completion, second: Completion) -> bool:
 
 def choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, list[Completion]]:
     """The candidate that was continued, and all candidates that are equal to it."""
+    if len(candidates) == 1:
+        return candidates[0], candidates
     equal = [
         c
         for c in candidates
@@ -153,8 +155,10 @@ def reasoning_in(messages: Iterable[Json]) -> list[Json]:
     return [reasoning for reasoning in found if reasoning is not None]
 
 
-def _is_break(completion: Completion, replayed: Sequence[Json], follower: Completion) -> bool:
+def _is_break(completion: Completion, replayed: list[Json], follower: Completion) -> bool:
     """True if the follower did not see the tokens that were sampled, or may not have."""
+    if list(completion.items) == replayed:
+        return False
     said = reasoning_in(completion.items)
     if said and said != reasoning_in(replayed):
         return True

@@ -27,11 +27,9 @@ def completions_of(
     for a rollout that is not to be learned from. `judge` tells the side calls of its trajectory.
     """
     api = api_of(exchange.path)
-    if api is None:
+    if api is None or is_unread(exchange):
         return []
     status, error = exchange.status, exchange.error
-    if is_unread(exchange):
-        return []
     outcome = api.outcome(exchange.reply) if status == "complete" else None
     if outcome is not None:
         status = outcome
@@ -42,8 +40,34 @@ def completions_of(
             status = "error"
             error = error or _missing_response(exchange) or _nothing_sampled(exchange)
         sampled = [Sampled(0, {}, (), api.asked(exchange.params, exchange.prompt))]
-    found = [_completion(exchange, api, one, status, error, rewards, trainable) for one in sampled]
-    return found if judge is None else [replace(one, judge=judge) for one in found]
+    id_ = exchange.reply_id or f"span-{exchange.span_id}"
+    found: list[Completion] = []
+    for one in sampled:
+        path, ended, wrong = one.prompt, status, error
+        for item in one.items:
+            path = extend(path, item)
+        if status == "complete" and api.is_aborted(one.choice):
+            reason = api.finish_reason(one.choice)
+            ended, wrong = "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
+        elif status == "complete" and not one.items:
+            ended, wrong = "error", _nothing_sampled(exchange)
+        found.append(
+            Completion(
+                id=id_,
+                choice_index=one.index,
+                status=ended,
+                error=wrong,
+                is_whole=trainable and ended == "complete" and not exchange.damage,
+                items=one.items,
+                prompt=one.prompt,
+                path=path,
+                choice=one.choice,
+                exchange=exchange,
+                rewards=rewards,
+                judge=judge,
+            )
+        )
+    return found
 
 
 def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
@@ -51,38 +75,6 @@ def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
     if not isinstance(reply, Mapping) or (exchange.error is not None and not exchange.stream):
         return []
     return list(api.sampled(exchange.params, exchange.prompt, reply))
-
-
-def _completion(
-    exchange: Exchange,
-    api: ModelApi,
-    sampled: Sampled,
-    status: str,
-    error: dict[str, str] | None,
-    rewards: AllRewards,
-    trainable: bool,
-) -> Completion:
-    path = sampled.prompt
-    for item in sampled.items:
-        path = extend(path, item)
-    if status == "complete" and api.is_aborted(sampled.choice):
-        reason = api.finish_reason(sampled.choice)
-        status, error = "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
-    elif status == "complete" and not sampled.items:
-        status, error = "error", _nothing_sampled(exchange)
-    return Completion(
-        id=exchange.reply_id or f"span-{exchange.span_id}",
-        choice_index=sampled.index,
-        status=status,
-        error=error,
-        is_whole=trainable and status == "complete" and not exchange.damage,
-        items=sampled.items,
-        prompt=sampled.prompt,
-        path=path,
-        choice=sampled.choice,
-        exchange=exchange,
-        rewards=rewards,
-    )
 
 
 def _missing_response(exchange: Exchange) -> dict[str, str] | None:
