@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
@@ -32,8 +31,8 @@ from otel_rollout.trajectory import (
     SideCalls,
     Source,
     Trajectory,
+    any_in_background,
     completions_of,
-    is_in_background,
     sentences,
     with_retrieved,
 )
@@ -91,29 +90,30 @@ class Assembly:
 
         One that is still open counts only for what it carries.
         """
-        known, copy = self.spans.get(record.key), record
+        key, copy = record.key, record
+        known = self.spans.get(key)
         if known is not None:
             record = united(known, record)
             self._conversations = None
             for kind in (self._exchanges, self._evaluations, self._parts, self._rollouts):
-                kind.pop(record.key, None)
-        self.spans[record.key] = record
+                kind.pop(key, None)
+        self.spans[key] = record
         # Copies may say that it is several kinds of span: the rollout's own decides most.
         if sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
-            self._rollouts[record.key] = record
+            self._rollouts[key] = record
         elif sc.EXCHANGE_VERSION in record.attributes:
             # What others refer to may be in a part in which the copies differ: digests decide.
             self._reader.add(copy)
             if known is not None:
                 self._reader.add(record)
             if record.end_time_ns is not None:
-                self._exchanges[record.key] = record
-                self._unlinked.append(record.key)
+                self._exchanges[key] = record
+                self._unlinked.append(key)
         elif sc.REWARD in record.attributes or sc.REWARD in record.cut:
-            self._evaluations[record.key] = record
+            self._evaluations[key] = record
         elif sc.ROLLOUT_PART in record.attributes:
-            self._parts[record.key] = record
-        if self._rollouts or known is not None:
+            self._parts[key] = record
+        if known is not None or sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
             self._rollout = own_of(self._rollouts.values())
 
     def add_later(self, records: Iterable[SpanRecord]) -> None:
@@ -135,9 +135,9 @@ class Assembly:
         """The contents of the rollout, which has ended."""
         with self._lock:
             self.judge()
-            exchanges = self.exchanges()
             conversations = self.conversations()
-            calls = self._calls_with(exchanges)
+            exchanges = self.exchanges()
+            calls = self._calls()
             missing = [
                 *self.lost_calls,
                 *calls.incomplete(),
@@ -187,8 +187,8 @@ class Assembly:
             if self._conversations is None or not self._extend(self._conversations):
                 exchanges = self.exchanges()
                 self.side_calls.clear()
-                for exchange in self.exchanges(claimed=True):  # they have tools, maybe
-                    for completion in self._completions_of(exchange):
+                for exchange in self.exchanges(claimed=True) if self._claimed else ():
+                    for completion in self._completions_of(exchange):  # they have tools, maybe
                         self.side_calls.add(completion)
                 conversations = Conversations(
                     completion
@@ -196,7 +196,7 @@ class Assembly:
                     for completion in self._completions_of(exchange)
                 )
                 self._unlinked = []
-                if any(map(_may_change, exchanges)):
+                if _may_change(exchanges):
                     return conversations
                 self._conversations = conversations
             return self._conversations
@@ -205,7 +205,7 @@ class Assembly:
         """Add what is new; False where all has to be read again."""
         new = [key for key in self._unlinked if not is_late(self._exchanges[key])]
         exchanges = [self._exchange(key) for key in new]
-        if any(map(_may_change, exchanges)) or any(e.span_id in self._claimed for e in exchanges):
+        if _may_change(exchanges) or any(e.span_id in self._claimed for e in exchanges):
             return False
         for exchange in exchanges:
             for completion in self._completions_of(exchange):
@@ -247,12 +247,13 @@ class Assembly:
         """
         with self._lock:
             self._settle()
-            exchanges = [
-                self._exchange(key)
-                for key, record in sorted(self._exchanges.items(), key=itemgetter(0))
-                if not is_late(record) and (record.span_id in self._claimed) is claimed
+            records = [
+                record
+                for record in self._exchanges.values()
+                if (record.span_id in self._claimed) is claimed and not is_late(record)
             ]
-        return sorted(exchanges, key=lambda e: (e.start_time_ns, e.started, e.span_id))
+            records.sort(key=_start)
+            return [self._exchange(record.key) for record in records]
 
     @property
     def trace_id(self) -> str | None:
@@ -276,7 +277,7 @@ class Assembly:
 
     def not_captured(self) -> list[str]:
         """A warning for the calls that were seen and not captured."""
-        return self._calls({}).not_captured()
+        return self._calls().not_captured()
 
     def claim(
         self,
@@ -319,17 +320,14 @@ class Assembly:
         for record in self._trusted_parts():
             trajectory.join(read_rollout(record, AllRewards(), None))
 
-    def _calls_with(self, exchanges: Sequence[Exchange]) -> Calls:
-        """The calls of the rollout, with these and those that were given to others."""
-        there = [*exchanges, *self.exchanges(claimed=True)]
-        return self._calls(Counter(exchange.process for exchange in there))
-
-    def _calls(self, present: Mapping[str, int]) -> Calls:
+    def _calls(self) -> Calls:
+        """The calls of the rollout, also those that were given to other trajectories."""
+        records = list(self._exchanges.values())
         return Calls(
             self._rollout,
             self._trusted_parts(),
-            list(self._exchanges.values()),
-            present,
+            records,
+            Counter(r.text(sc.EXCHANGE_PROCESS) or "" for r in records if not is_late(r)),
             was_continued=bool(self._parts),
             refused=self.refused,
         )
@@ -340,7 +338,7 @@ class Assembly:
         Cheap: asked of every rollout as it ends.
         """
         with self._lock:
-            calls = self._calls({})
+            calls = self._calls()
             return [*calls.not_captured(), *calls.none()] if calls.are_none else []
 
     def lost_rewards(self) -> list[str]:
@@ -404,6 +402,11 @@ class _Claimed:
         """Its rollout has ended: nothing is taken."""
 
 
-def _may_change(exchange: Exchange) -> bool:
-    """Whether spans that come later may add to it."""
-    return bool(exchange.damage) or is_in_background(exchange)
+def _start(record: SpanRecord) -> tuple[int, int, str, str]:
+    started = record.integer(sc.EXCHANGE_STARTED) or 0
+    return record.start_time_ns, started, record.span_id, record.trace_id
+
+
+def _may_change(exchanges: Sequence[Exchange]) -> bool:
+    """Whether spans that come later may add to one of them."""
+    return any(exchange.damage for exchange in exchanges) or any_in_background(exchanges)

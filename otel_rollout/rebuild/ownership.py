@@ -40,13 +40,16 @@ def doubts_of(
     }
     # Without the rollout's span, or a process on one of them, any process may be its own.
     all_told = rollout is not None and None not in told
-    numbers = Counter(map(_number, calls.values()))
+    numbered = {
+        key: (record.text(sc.EXCHANGE_PROCESS), record.integer(sc.EXCHANGE_STARTED))
+        for key, record in calls.items()
+    }
+    times = Counter(numbered.values())
     doubts: dict[SpanKey, str] = {}
-    for key, record in calls.items():
-        process, number = _number(record)
+    for key, (process, number) in numbered.items():
         count = counts.get(process)
         if process is None or number is None:
-            if record.cut.isdisjoint(_NUMBER):  # else it is damaged anyway
+            if calls[key].cut.isdisjoint(_NUMBER):  # else it is damaged anyway
                 doubts[key] = "its span does not say which call of which process it is"
         elif all_told and process not in told:
             doubts[key] = (
@@ -56,14 +59,9 @@ def doubts_of(
             doubts[key] = f"{told[process]} spans count the calls of its process {process!r}"
         elif count is not None and not 1 <= number <= count:
             doubts[key] = f"it is call {number} of its process, which made {count}"
-        elif numbers[process, number] > 1:
-            doubts[key] = f"{numbers[process, number]} calls of its process are call {number}"
+        elif times[process, number] > 1:
+            doubts[key] = f"{times[process, number]} calls of its process are call {number}"
     return doubts
 
 
 _NUMBER = (sc.EXCHANGE_PROCESS, sc.EXCHANGE_STARTED)
-
-
-def _number(record: SpanRecord) -> tuple[str | None, int | None]:
-    """The process of a call, and its number there; None where that was cut or is not there."""
-    return record.text(sc.EXCHANGE_PROCESS), record.integer(sc.EXCHANGE_STARTED)

@@ -41,13 +41,13 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     ours: set[str] = set()
     nobodys: dict[SpanKey, SpanRecord] = {}
     for record in as_records(spans):
-        rollout_id = record.text(sc.ROLLOUT_ID) or None
-        is_cut = sc.ROLLOUT_ID in record.cut or record.text(sc.ROLLOUT_ID) == ""
-        if rollout_id is not None:
+        rollout_id = record.text(sc.ROLLOUT_ID)
+        is_cut = sc.ROLLOUT_ID in record.cut or rollout_id == ""
+        if rollout_id:
             if rollout_id not in rollouts:
                 rollouts[rollout_id] = Assembly(rollout_id)
             rollouts[rollout_id].add(record)
-        if rollout_id is not None or record.scope == sc.SCOPE or is_cut:
+        if rollout_id or record.scope == sc.SCOPE or is_cut:
             ours.add(record.trace_id)
         elif infer_rollouts:
             known = foreign.setdefault(record.trace_id, {})

@@ -34,10 +34,7 @@ Such as the screenshots that an agent keeps while it shortens what is before the
 
 def digest_of(*parts: bytes | memoryview) -> bytes:
     """The 16-byte digest that names a content; `spans.writer` defines what is digested."""
-    digest = blake2b(parts[0], digest_size=16)
-    for part in parts[1:]:
-        digest.update(part)
-    return digest.digest()
+    return blake2b(b"".join(parts), digest_size=16).digest()
 
 
 @dataclass(slots=True, eq=False)

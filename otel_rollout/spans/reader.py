@@ -89,8 +89,8 @@ class ExchangeReader:
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, Json] = _Chains(extend)
         self._tokens: _Chains[TokenPath, array[int] | str] = _Chains(extend_tokens)
-        self._blocks: dict[bytes, array[int] | str] = {}
-        """Token ids by the digest of their text, which is on several spans."""
+        self._blocks: dict[str, tuple[bytes, array[int] | str]] = {}
+        """Digests of token ids, and the ids, by their text, which is on several spans."""
         self._prompts: dict[str, list[str]] = {}
         """Digests of the prompts in an attribute, by its text."""
         self._supplied: dict[str, tuple[int, str]] = {}
@@ -108,7 +108,8 @@ class ExchangeReader:
     def add(self, span: SpanRecord) -> None:
         """Take in a span. Each of two copies may hold what was truncated in the other."""
         for key in _PARTS:
-            self._add_part(span, key)
+            if key in span.attributes:
+                self._add_part(span, key)
 
     def _add_part(self, span: SpanRecord, key: str) -> None:
         """Take in an attribute; what cannot be read is damage."""
@@ -177,26 +178,26 @@ class ExchangeReader:
             raise TypeError(f"expected a digest, got {digest!r:.40}")
         links = []
         for block in entry["blocks"]:
-            own = digest_of(block.encode())
-            if (ids := self._blocks.get(own)) is None:
-                ids = self._blocks[own] = token_block(block)
-            links.append((own, ids))
+            if block not in self._blocks:
+                self._blocks[block] = digest_of(block.encode()), token_block(block)
+            links.append(self._blocks[block])
         self._tokens.add(entry["base"], links)
         return digest
 
     def read(self, span: SpanRecord) -> Exchange:
         """The exchange of a span that was added; of several copies, of what they are together."""
         damage = absent(span)
+        text = {name: v for name, v in span.attributes.items() if isinstance(v, str)}.get
         if unreadable := self._damage.get(span.key):
-            there = map(span.text, _PARTS)
-            damage += [unreadable[text] for text in there if text in unreadable]
+            there = map(text, _PARTS)
+            damage += [unreadable[each] for each in there if each in unreadable]
         if (version := span.integer(sc.EXCHANGE_VERSION) or 0) > sc.SCHEMA_VERSION:
             damage.append(
                 f"it was written in format {version}, this version "
                 f"reads up to {sc.SCHEMA_VERSION}: update otel-rollout"
             )
-        params = _object(span.text(sc.REQUEST_PARAMS), damage)
-        shared = _shared_digests(span.text(sc.REQUEST_SHARED), damage)
+        params = _object(text(sc.REQUEST_PARAMS), damage)
+        shared = _shared_digests(text(sc.REQUEST_SHARED), damage)
         missing = {key for key, digest in shared.items() if digest not in self._shared}
         for key, digest in shared.items():
             if key not in missing:
@@ -204,7 +205,7 @@ class ExchangeReader:
             else:
                 params.pop(key, None)
                 damage.append(f"the value of its parameter {key!r} is on a span that is missing")
-        digest = span.text(sc.REQUEST_DIGEST) or ""
+        digest = text(sc.REQUEST_DIGEST) or ""
         # A conversation is known only if all that decides about it is.
         prompt_is_known = (
             digest in self._messages
@@ -228,20 +229,20 @@ class ExchangeReader:
             span_id=span.span_id,
             start_time_ns=span.start_time_ns,
             end_time_ns=span.end_time_ns,
-            process=span.text(sc.EXCHANGE_PROCESS) or "",
+            process=text(sc.EXCHANGE_PROCESS) or "",
             started=span.integer(sc.EXCHANGE_STARTED) or 0,
             ended=span.integer(sc.EXCHANGE_ENDED) or 0,
-            path=span.text(sc.REQUEST_PATH) or "",
+            path=text(sc.REQUEST_PATH) or "",
             status=_status(span, damage),
-            error=_error(span.text(sc.EXCHANGE_ERROR), damage),
+            error=_error(text(sc.EXCHANGE_ERROR), damage),
             attempts=span.integer(sc.EXCHANGE_ATTEMPTS) or 0,
             status_code=span.integer(sc.RESPONSE_STATUS_CODE),
             policy_version=span.label(sc.EXCHANGE_POLICY_VERSION),
             stream=span.boolean(sc.RESPONSE_STREAM) is True,
-            response_id=None if cut_response else span.text(sc.RESPONSE_ID),
-            key=span.text(sc.REQUEST_KEY),
+            response_id=None if cut_response else text(sc.RESPONSE_ID),
+            key=text(sc.REQUEST_KEY),
             params=params,
-            raw_request=span.text(sc.REQUEST_RAW),
+            raw_request=text(sc.REQUEST_RAW),
             prompt=prompt,
             prompt_is_known=prompt_is_known,
             body=body,
@@ -250,8 +251,8 @@ class ExchangeReader:
             supplied=self._read_supplied(span, damage),
             damage=damage,
             context_key=self._context_key(span, params) if prompt_is_known else b"",
-            session=span.text(sc.EXCHANGE_SESSION),
-            policy_model=span.text(sc.EXCHANGE_POLICY_MODEL),
+            session=text(sc.EXCHANGE_SESSION),
+            policy_model=text(sc.EXCHANGE_POLICY_MODEL),
         )
 
     def _context_key(self, span: SpanRecord, params: dict[str, Json]) -> bytes:

@@ -179,9 +179,10 @@ def _is_as_written(attributes: Mapping[str, AttributeValue]) -> bool:
 
     A store that has the attributes in another order, or adds its own, has each of them looked at.
     """
-    own = {name: value for name, value in attributes.items() if name not in _SEALS}
+    own = dict(attributes)
+    found = [own.pop(name, None) for name in _SEALS]
     sealed = with_lengths(own)
-    return all(sealed.get(name) == attributes.get(name) for name in _SEALS)
+    return found == [sealed.get(name) for name in _SEALS]
 
 
 _SEALS = (sc.CHECKSUMS, sc.LENGTHS)
@@ -310,26 +311,26 @@ def _typed(record: SpanRecord) -> SpanRecord:
     if not (type(ids[0]) is type(ids[1]) is str and all(ids)):
         raise SpanFormatError(f"a span: expected a trace id and a span id in hex, got {ids!r:.120}")
     wrong = {
-        name: other for name, kind, other in _FIELDS if not _is_right(getattr(record, name), kind)
+        name: other
+        for name, kind, other in _FIELDS
+        if not isinstance(value := getattr(record, name), kind)
+        or not (value is None or isinstance(value, str) or _is_right(value))
     }
     if not wrong:
         return record
     return replace(record, **wrong, cut=record.cut | wrong.keys())
 
 
-def _is_right(value: Any, kind: Any) -> bool:
-    """Whether the value of a field is of a type, as narrowly as a span has it."""
-    if not isinstance(value, kind):
-        return False
-    if value is None or isinstance(value, str):
-        return True
+def _is_right(value: Any) -> bool:
+    """Whether a number is one of nanoseconds or a count, and attributes have names."""
     if isinstance(value, int):
         return type(value) is int and 0 <= value < 1 << 64
-    if kind is _EVENTS:
+    if isinstance(value, _EVENTS):
         return all(
             isinstance(event, SpanEvent)
             and isinstance(event.name, str)
-            and _is_right(event.attributes, _ATTRIBUTES)
+            and isinstance(event.attributes, _ATTRIBUTES)
+            and _is_right(event.attributes)
             for event in value
         )
     return set(map(type, value)) <= {str}

@@ -333,7 +333,7 @@ class Completion:
     def _whole(self) -> Reply:
         """The reply that the choice is of."""
         reply = self.exchange.reply
-        return reply if isinstance(reply, Mapping) else {}
+        return reply if isinstance(reply, dict) else {}
 
     @property
     def _sampled_ids(self) -> list[Json] | None:

@@ -5,7 +5,7 @@ A reply that is made in the background has its content in a later exchange: `wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from otel_rollout.spans import Exchange
@@ -72,7 +72,7 @@ def completions_of(
 
 def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
     reply = exchange.reply
-    if not isinstance(reply, Mapping) or (exchange.error is not None and not exchange.stream):
+    if not isinstance(reply, dict) or (exchange.error is not None and not exchange.stream):
         return []
     return list(api.sampled(exchange.params, exchange.prompt, reply))
 
@@ -95,9 +95,9 @@ def is_unread(exchange: Exchange) -> bool:
 def _nothing_sampled(exchange: Exchange) -> dict[str, str]:
     """The error of a call whose reply has no sampled message."""
     reply, api = exchange.reply, api_of(exchange.path)
-    if isinstance(reply, Mapping) and reply.get("error"):
+    if isinstance(reply, dict) and reply.get("error"):
         return {"type": "ErrorResponse", "message": error_text(reply["error"])}
-    if isinstance(reply, Mapping):
+    if isinstance(reply, dict):
         because = api.empty_because(reply) if api is not None else None
         said = f" ({because})" if because else ""
         return {"type": "EmptyResponse", "message": f"the response has no message{said}"}
@@ -113,11 +113,12 @@ def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
     The first reply to such a request has no content yet. The content comes with a later exchange
     that retrieves it (`GET /responses/{id}`, or its events); the first that has it whole counts.
     """
+    found_at = {path: retrieval_of(path) for path in {exchange.path for exchange in exchanges}}
     retrieved: dict[str, Exchange] = {}
     for exchange in exchanges:
-        found = retrieval_of(exchange.path)
+        found = found_at[exchange.path]
         reply = exchange.reply if found else None
-        if found and isinstance(reply, Mapping) and not found[0].is_unfinished(reply):
+        if found and isinstance(reply, dict) and not found[0].is_unfinished(reply):
             first = retrieved.setdefault(found[1], exchange)
             retrieved[found[1]] = min(first, exchange, key=lambda e: (e.start_time_ns, e.span_id))
     if not retrieved:
@@ -132,12 +133,13 @@ def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
 
 def _is_unfinished(exchange: Exchange) -> bool:
     api, reply = api_of(exchange.path), exchange.reply
-    return api is not None and isinstance(reply, Mapping) and api.is_unfinished(reply)
+    return api is not None and isinstance(reply, dict) and api.is_unfinished(reply)
 
 
-def is_in_background(exchange: Exchange) -> bool:
+def any_in_background(exchanges: Sequence[Exchange]) -> bool:
     """Whether the reply to a request is in another exchange, or may be: see `with_retrieved`."""
-    return retrieval_of(exchange.path) is not None or _is_unfinished(exchange)
+    paths = {exchange.path for exchange in exchanges}
+    return any(map(retrieval_of, paths)) or any(map(_is_unfinished, exchanges))
 
 
 def _with_reply(exchange: Exchange, later: Exchange) -> Exchange:
