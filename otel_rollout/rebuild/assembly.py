@@ -39,7 +39,7 @@ from otel_rollout.trajectory import (
 
 
 @dataclass(slots=True)
-class Assembly:
+class Assembly(Source):
     """All spans of one rollout that have come so far: the source of its trajectory.
 
     Spans may come in any order, more than once, or not at all. Any thread may ask.
@@ -376,7 +376,7 @@ class Assembly:
 
 
 @dataclass(slots=True)
-class _Claimed:
+class _Claimed(Source):
     """Source of a trajectory whose calls were made in the rollout around it."""
 
     around: Assembly
@@ -397,9 +397,6 @@ class _Claimed:
             missing.append(sentences.MISSING(missing=count, began=len(self.span_ids)))
         warnings += [*missing, *damage_of(exchanges), *uncertain(contents.conversations)]
         return Contents(contents.conversations, exchanges, warnings, missing)
-
-    def take(self, records: Sequence[SpanRecord]) -> None:
-        """Its rollout has ended: nothing is taken."""
 
 
 def _start(record: SpanRecord) -> tuple[int, int, str, str]:

@@ -17,7 +17,16 @@ from otel_rollout.rebuild import dialects
 from otel_rollout.rebuild.assembly import Assembly
 from otel_rollout.rebuild.warnings import damage_of, repeated_ids
 from otel_rollout.spans import Exchange, SpanKey, SpanRecord, as_records, united
-from otel_rollout.trajectory import AllRewards, Contents, Recorded, Trajectory, sentences
+from otel_rollout.trajectory import (
+    AllRewards,
+    Contents,
+    Episode,
+    Recorded,
+    Source,
+    Trajectory,
+    sentences,
+)
+from otel_rollout.wire import loads
 
 logger = logging.getLogger("otel_rollout")
 
@@ -129,7 +138,7 @@ def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
 
 
 @dataclass(slots=True)
-class _Inferred:
+class _Inferred(Source):
     """Source of a trajectory that was inferred from other instrumentations' spans."""
 
     exchanges: list[Exchange]
@@ -149,5 +158,23 @@ class _Inferred:
         warnings += [*repeated_ids(conversations.completions), *conversations.ambiguities]
         return Contents(conversations, self.exchanges, warnings)
 
-    def take(self, records: Sequence[SpanRecord]) -> None:
-        """Nobody records it: nothing is taken."""
+
+def reconstruct_episodes(spans: Iterable[Any]) -> list[Episode]:
+    """The episodes that these spans tell of, in order of their start; see `reconstruct`.
+
+    An episode whose own span is missing is not there, its trajectories are among those of
+    `reconstruct`. One of whose trajectories no span came has the others.
+    """
+    records = list(as_records(spans))
+    trajectories = {trajectory.id: trajectory for trajectory in reconstruct(records)}
+    workflows: dict[SpanKey, SpanRecord] = {}
+    for record in sorted(records, key=lambda r: (r.start_time_ns, r.key)):
+        if record.text(sc.ROLLOUT_EPISODE) is not None:
+            workflows.setdefault(record.key, record)
+    episodes: list[Episode] = []
+    for record in workflows.values():
+        try:
+            episodes.append(Episode.of(loads(record.text(sc.ROLLOUT_EPISODE) or ""), trajectories))
+        except (KeyError, TypeError, ValueError):
+            continue  # what was cut is not in `attributes`: this one was never whole
+    return episodes

@@ -219,86 +219,41 @@ def _of_other_checksums(record: SpanRecord, wrong: set[str]) -> set[str]:
 
 # --- types
 
+_INTEGERS = (
+    *(sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_SAMPLE_INDEX, sc.ROLLOUT_EXCHANGE_COUNT),
+    *(sc.ROLLOUT_OPEN_COUNT, sc.REWARD_NUMBER, sc.EXCHANGE_VERSION, sc.EXCHANGE_STARTED),
+    *(sc.EXCHANGE_ENDED, sc.EXCHANGE_ATTEMPTS, sc.REQUEST_COUNT, sc.REQUEST_BASE_COUNT),
+    sc.RESPONSE_STATUS_CODE,
+)
+_BOOLEANS = (
+    *(sc.ROLLOUT_TRAINABLE, sc.ROLLOUT_PROPAGATED, sc.ROLLOUT_PART),
+    *(sc.EXCHANGE_LATE, sc.EXCHANGE_REDACTED, sc.RESPONSE_STREAM),
+)
+_LABELS = (sc.ROLLOUT_POLICY_VERSION, sc.EXCHANGE_POLICY_VERSION)
+_TEXTS = (
+    *(sc.ROLLOUT_ID, sc.ROLLOUT_PARENT_ID, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID),
+    *(sc.ROLLOUT_PROCESS, sc.ROLLOUT_STATUS, sc.ROLLOUT_TERMINATION_REASON, sc.ROLLOUT_REWARDS),
+    *(sc.ROLLOUT_METRICS, sc.ROLLOUT_METADATA, sc.ROLLOUT_LOGS, sc.ROLLOUT_APPENDED),
+    *(sc.ROLLOUT_STEPS, sc.ROLLOUT_CLAIMS, sc.ROLLOUT_EPISODE, sc.ROLLOUT_ERROR),
+    *(sc.ROLLOUT_OUTPUT, sc.ROLLOUT_CONTENT, sc.GEN_AI_AGENT_NAME, sc.REWARD),
+    *(sc.EXCHANGE_PROCESS, sc.EXCHANGE_STATUS, sc.EXCHANGE_ERROR, sc.REQUEST_PATH),
+    *(sc.REQUEST_KEY, sc.REQUEST_MESSAGES, sc.REQUEST_REPEATED, sc.REQUEST_DIGEST),
+    *(sc.REQUEST_BASE_DIGEST, sc.REQUEST_PARAMS, sc.REQUEST_SHARED, sc.REQUEST_SHARED_VALUES),
+    *(sc.REQUEST_RAW, sc.RESPONSE_ID, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS),
+    sc.RESPONSE_PROMPT_IDS,
+)
 _READERS: dict[str, Callable[[SpanRecord, str], AttributeValue]] = {
-    **dict.fromkeys(
-        (
-            sc.ROLLOUT_SCHEMA_VERSION,
-            sc.ROLLOUT_SAMPLE_INDEX,
-            sc.ROLLOUT_EXCHANGE_COUNT,
-            sc.ROLLOUT_OPEN_COUNT,
-            sc.REWARD_NUMBER,
-            sc.EXCHANGE_VERSION,
-            sc.EXCHANGE_STARTED,
-            sc.EXCHANGE_ENDED,
-            sc.EXCHANGE_ATTEMPTS,
-            sc.REQUEST_COUNT,
-            sc.REQUEST_BASE_COUNT,
-            sc.RESPONSE_STATUS_CODE,
-        ),
-        SpanRecord.integer,
-    ),
-    **dict.fromkeys(
-        (
-            sc.ROLLOUT_TRAINABLE,
-            sc.ROLLOUT_PROPAGATED,
-            sc.ROLLOUT_PART,
-            sc.EXCHANGE_LATE,
-            sc.EXCHANGE_REDACTED,
-            sc.RESPONSE_STREAM,
-        ),
-        SpanRecord.boolean,
-    ),
-    sc.ROLLOUT_ID: lambda record, key: record.text(key) or None,
-    **dict.fromkeys((sc.ROLLOUT_POLICY_VERSION, sc.EXCHANGE_POLICY_VERSION), SpanRecord.label),
-    **dict.fromkeys(
-        (
-            sc.ROLLOUT_PARENT_ID,
-            sc.ROLLOUT_TASK_ID,
-            sc.ROLLOUT_GROUP_ID,
-            sc.ROLLOUT_PROCESS,
-            sc.ROLLOUT_STATUS,
-            sc.ROLLOUT_TERMINATION_REASON,
-            sc.ROLLOUT_REWARDS,
-            sc.ROLLOUT_METRICS,
-            sc.ROLLOUT_METADATA,
-            sc.ROLLOUT_LOGS,
-            sc.ROLLOUT_APPENDED,
-            sc.ROLLOUT_STEPS,
-            sc.ROLLOUT_CLAIMS,
-            sc.ROLLOUT_EPISODE,
-            sc.ROLLOUT_ERROR,
-            sc.ROLLOUT_OUTPUT,
-            sc.ROLLOUT_CONTENT,
-            sc.GEN_AI_AGENT_NAME,
-            sc.REWARD,
-            sc.EXCHANGE_PROCESS,
-            sc.EXCHANGE_STATUS,
-            sc.EXCHANGE_ERROR,
-            sc.REQUEST_PATH,
-            sc.REQUEST_KEY,
-            sc.REQUEST_MESSAGES,
-            sc.REQUEST_REPEATED,
-            sc.REQUEST_DIGEST,
-            sc.REQUEST_BASE_DIGEST,
-            sc.REQUEST_PARAMS,
-            sc.REQUEST_SHARED,
-            sc.REQUEST_SHARED_VALUES,
-            sc.REQUEST_RAW,
-            sc.RESPONSE_ID,
-            sc.RESPONSE_BODY,
-            sc.RESPONSE_EVENTS,
-            sc.RESPONSE_PROMPT_IDS,
-        ),
-        SpanRecord.text,
-    ),
+    **dict.fromkeys(_INTEGERS, SpanRecord.integer),
+    **dict.fromkeys(_BOOLEANS, SpanRecord.boolean),
+    **dict.fromkeys(_LABELS, SpanRecord.label),
+    **dict.fromkeys(_TEXTS, SpanRecord.text),
 }
 """Reads an attribute of ours: it gives None for a value of another type."""
-_TYPE_READ: dict[Any, type] = {
-    SpanRecord.integer: int,
-    SpanRecord.boolean: bool,
-    SpanRecord.label: int,
+_WRITTEN: dict[str, type] = {
+    **dict.fromkeys((*_INTEGERS, *_LABELS), int),
+    **dict.fromkeys(_BOOLEANS, bool),
+    **dict.fromkeys(_TEXTS, str),
 }
-_WRITTEN = {key: _TYPE_READ.get(read, str) for key, read in _READERS.items()}
 """Type with which each attribute of ours is written; of a label, the one that is always read."""
 
 
