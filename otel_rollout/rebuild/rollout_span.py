@@ -65,10 +65,10 @@ def read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None)
         source=source,
         trainable=record.boolean(sc.ROLLOUT_TRAINABLE) is not False
         and sc.ROLLOUT_TRAINABLE not in record.cut,
-        appended=fields.read(sc.ROLLOUT_APPENDED, _appended),
+        appended=fields.read(sc.ROLLOUT_APPENDED, _appended) or {},
         rewards=rewards,
-        metrics=fields.read(sc.ROLLOUT_METRICS, _metrics),
-        metadata=fields.read(sc.ROLLOUT_METADATA, _object),
+        metrics=fields.read(sc.ROLLOUT_METRICS, _metrics) or {},
+        metadata=fields.read(sc.ROLLOUT_METADATA, _object) or {},
         logs=fields.read(sc.ROLLOUT_LOGS, _texts) or (),
         status=record.text(sc.ROLLOUT_STATUS) or "unknown",
         termination_reason=record.text(sc.ROLLOUT_TERMINATION_REASON),
