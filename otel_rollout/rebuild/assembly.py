@@ -11,7 +11,13 @@ from otel_rollout import semconv as sc
 from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
 from otel_rollout.rebuild.missing_calls import Calls, is_late
 from otel_rollout.rebuild.ownership import doubts_of, own_of, trusted_parts
-from otel_rollout.rebuild.rollout_span import UNREADABLE, claims_of, read_rollout, side_calls_of
+from otel_rollout.rebuild.rollout_span import (
+    UNREADABLE,
+    Fields,
+    read_rollout,
+    side_calls_of,
+    texts,
+)
 from otel_rollout.rebuild.warnings import damage_of, uncertain
 from otel_rollout.spans import (
     Exchange,
@@ -263,7 +269,8 @@ class Assembly(Source):
     @property
     def claims(self) -> frozenset[str]:
         """Exchanges of the rollout around this one that belong to it."""
-        return frozenset() if self._rollout is None else claims_of(self._rollout)
+        fields = self._rollout and Fields(self._rollout, [])
+        return frozenset((fields and fields.read(sc.ROLLOUT_CLAIMS, texts)) or ())
 
     @property
     def is_empty_workflow(self) -> bool:

@@ -9,6 +9,7 @@ values are null, since earlier rows have them, is [params, {name: row that has i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 from otel_rollout.errors import SpanFormatError
@@ -29,28 +30,14 @@ from otel_rollout.wire import Json, MessagePath, Params, context_key, copy_json,
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
 
-_EXCHANGE_FIELDS = (
-    "span_id",
-    "start_time_ns",
-    "end_time_ns",
-    "process",
-    "started",
-    "ended",
-    "path",
-    "status",
-    "error",
-    "attempts",
-    "status_code",
-    "policy_version",
-    "stream",
-    "response_id",
-    "key",
-    "raw_request",
-    "prompt_is_known",
-    "damage",
-)
 _MARKS = ("session", "policy_model", "side_call")
 """Fields of an exchange that few have: they are written where they are set."""
+_OTHERWISE = (
+    *("source", "lost", "prompt", "params", "body", "events", "prompts", "supplied"),
+    *("context_key", "_reply", "_is_read", *_MARKS),
+)
+_EXCHANGE_FIELDS = [each.name for each in fields(Exchange) if each.name not in _OTHERWISE]
+"""Fields of an exchange that are written as they are."""
 _Node = TypeVar("_Node", MessagePath, TokenPath)
 
 
