@@ -186,26 +186,10 @@ class ExchangeReader:
 
     def read(self, span: SpanRecord) -> Exchange:
         """The exchange of a span that was added; of several copies, of what they are together."""
-        damage = absent(span)
+        damage = self._damage_of(span)
         text = {name: v for name, v in span.attributes.items() if isinstance(v, str)}.get
-        if unreadable := self._damage.get(span.key):
-            there = map(text, _PARTS)
-            damage += [unreadable[each] for each in there if each in unreadable]
-        if (version := span.integer(sc.EXCHANGE_VERSION) or 0) > sc.SCHEMA_VERSION:
-            damage.append(
-                f"it was written in format {version}, this version "
-                f"reads up to {sc.SCHEMA_VERSION}: update otel-rollout"
-            )
-        params = _object(text(sc.REQUEST_PARAMS), damage)
-        shared = _shared_digests(text(sc.REQUEST_SHARED), damage)
-        missing = {key for key, digest in shared.items() if digest not in self._shared}
-        for key, digest in shared.items():
-            if key not in missing:
-                params[key] = self._shared[digest]
-            else:
-                params.pop(key, None)
-                damage.append(f"the value of its parameter {key!r} is on a span that is missing")
-        digest = text(sc.REQUEST_DIGEST) or ""
+        params, missing = self._read_params(span, damage)
+        digest = text(sc.REQUEST_DIGEST, "")
         # A conversation is known only if all that decides about it is.
         prompt_is_known = (
             digest in self._messages
@@ -215,31 +199,27 @@ class ExchangeReader:
         prompt = self._messages.get(digest) if prompt_is_known else None
         if digest not in self._messages:
             damage.append(
-                f"the first {span.integer(sc.REQUEST_BASE_COUNT) or 0} messages of its request "
+                f"the first {_count(span, sc.REQUEST_BASE_COUNT)} messages of its request "
                 f"are on a span that is missing"
             )
-        if span.boolean(sc.EXCHANGE_REDACTED):
-            damage.append("it was redacted: what the model saw and said is not known exactly")
-        cut_response = not span.cut.isdisjoint(_RESPONSE)
         prompts = self._read_prompt_ids(span, damage)
-        body = events = None
-        if not cut_response:
-            body, events = _response(span, len(prompts), damage)
+        is_cut = not span.cut.isdisjoint(_RESPONSE)
+        body, events = (None, None) if is_cut else _response(span, len(prompts), damage)
         return Exchange(
             span_id=span.span_id,
             start_time_ns=span.start_time_ns,
             end_time_ns=span.end_time_ns,
-            process=text(sc.EXCHANGE_PROCESS) or "",
-            started=span.integer(sc.EXCHANGE_STARTED) or 0,
-            ended=span.integer(sc.EXCHANGE_ENDED) or 0,
-            path=text(sc.REQUEST_PATH) or "",
+            process=text(sc.EXCHANGE_PROCESS, ""),
+            started=_count(span, sc.EXCHANGE_STARTED),
+            ended=_count(span, sc.EXCHANGE_ENDED),
+            path=text(sc.REQUEST_PATH, ""),
             status=_status(span, damage),
             error=_error(text(sc.EXCHANGE_ERROR), damage),
-            attempts=span.integer(sc.EXCHANGE_ATTEMPTS) or 0,
+            attempts=_count(span, sc.EXCHANGE_ATTEMPTS),
             status_code=span.integer(sc.RESPONSE_STATUS_CODE),
             policy_version=span.label(sc.EXCHANGE_POLICY_VERSION),
             stream=span.boolean(sc.RESPONSE_STREAM) is True,
-            response_id=None if cut_response else text(sc.RESPONSE_ID),
+            response_id=None if is_cut else text(sc.RESPONSE_ID),
             key=text(sc.REQUEST_KEY),
             params=params,
             raw_request=text(sc.REQUEST_RAW),
@@ -254,6 +234,34 @@ class ExchangeReader:
             session=text(sc.EXCHANGE_SESSION),
             policy_model=text(sc.EXCHANGE_POLICY_MODEL),
         )
+
+    def _damage_of(self, span: SpanRecord) -> list[str]:
+        """Warnings for what a span lacks, and for what was not written as it is read here."""
+        damage = absent(span)
+        if unreadable := self._damage.get(span.key):
+            there = map(span.text, _PARTS)
+            damage += [unreadable[text] for text in there if text in unreadable]
+        if (version := _count(span, sc.EXCHANGE_VERSION)) > sc.SCHEMA_VERSION:
+            damage.append(
+                f"it was written in format {version}, this version "
+                f"reads up to {sc.SCHEMA_VERSION}: update otel-rollout"
+            )
+        if span.boolean(sc.EXCHANGE_REDACTED):
+            damage.append("it was redacted: what the model saw and said is not known exactly")
+        return damage
+
+    def _read_params(self, span: SpanRecord, damage: list[str]) -> tuple[dict[str, Json], set[str]]:
+        """The parameters of the request, and the names of those whose values did not come."""
+        params = _object(span.text(sc.REQUEST_PARAMS), damage)
+        missing: set[str] = set()
+        for key, digest in _shared_digests(span.text(sc.REQUEST_SHARED), damage).items():
+            if digest in self._shared:
+                params[key] = self._shared[digest]
+            else:
+                missing.add(key)
+                params.pop(key, None)
+                damage.append(f"the value of its parameter {key!r} is on a span that is missing")
+        return params, missing
 
     def _context_key(self, span: SpanRecord, params: dict[str, Json]) -> bytes:
         name = span.text(sc.REQUEST_PARAMS), span.text(sc.REQUEST_SHARED)
@@ -321,6 +329,10 @@ _PARTS = {
     sc.RESPONSE_PROMPT_IDS: ExchangeReader._add_prompt_ids,
     sc.REQUEST_SUPPLIED: ExchangeReader._add_supplied,
 }
+
+
+def _count(span: SpanRecord, key: str) -> int:
+    return span.integer(key) or 0
 
 
 def _object(text: str | None, damage: list[str]) -> dict[str, Json]:

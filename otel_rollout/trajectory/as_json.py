@@ -194,13 +194,7 @@ def _exchange_to_dict(
     tokens: _Rows[TokenPath],
     params: _Params,
 ) -> dict[str, Json]:
-    reply, text, events, asked = exchange.reply, None, None, exchange.supplied
-    if reply is None and exchange.events is not None:
-        events = exchange.events  # of an unknown shape, though each may be JSON
-    elif reply is None:
-        text = exchange.response()
-    elif any(word in (exchange.body or exchange.events or "") for word in ("NaN", "Infinity")):
-        text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
+    asked = exchange.supplied
     return {
         **{name: getattr(exchange, name) for name in _EXCHANGE_FIELDS},
         **(
@@ -211,12 +205,23 @@ def _exchange_to_dict(
         **{name: mark for name in _MARKS if (mark := getattr(exchange, name)) is not None},
         "prompt": paths.number(exchange.prompt),
         "params": params.number(exchange.params),
-        "response": None if text is not None else reply,
-        "response_text": text,
-        **({} if events is None else {"response_events": events}),
+        **_response_to_dict(exchange),
         "prompt_token_ids": [tokens.number(path) for path in exchange.prompts],
         **({"supplied": [asked.held, tokens.number(asked.prompt)]} if asked else {}),
     }
+
+
+def _response_to_dict(exchange: Exchange) -> dict[str, Json]:
+    reply, events = exchange.reply, exchange.events
+    if reply is None and events is not None:  # of an unknown shape, though each may be JSON
+        return {"response": None, "response_text": None, "response_events": events}
+    text = exchange.response() if reply is None else None
+    if text is None and any(word in (exchange.body or events or "") for word in _NO_JSON):
+        text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
+    return {"response": reply if text is None else None, "response_text": text}
+
+
+_NO_JSON = ("NaN", "Infinity")
 
 
 def _exchange_from_dict(

@@ -28,10 +28,10 @@ from otel_rollout.trajectory.histories import (
     path_key,
     previous_named,
     previous_reply,
+    rewritten,
     sampled_order,
 )
 from otel_rollout.trajectory.history import History
-from otel_rollout.trajectory.rewriting import rewritten
 from otel_rollout.wire import MessagePath
 
 CompletionKey = tuple[str, int]

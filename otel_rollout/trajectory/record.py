@@ -116,9 +116,9 @@ class Facts(Fixed):
         is_sealed = not by_hand if sealed is None else sealed
         id_ = self.id or uuid.uuid4().hex
         closed = id_ if is_sealed else None
-        all_rewards = rewards if isinstance(rewards, AllRewards) else AllRewards(rewards)
-        if source is None and is_sealed:
-            source = Recorded(exchanges, all_rewards, trainable=self.trainable)
+        all_rewards = AllRewards.of(rewards)
+        if source is None and not is_sealed:
+            source = Built(lambda: self._built or ())
         put = partial(object.__setattr__, self)
         put("id", id_)
         put("metrics", Values("metrics", self.metrics, closed))
@@ -130,7 +130,7 @@ class Facts(Fixed):
         put("_missing_calls", list(missing_calls))
         put("_built", list(steps or ()) if by_hand else None)
         put("_sealed", is_sealed)
-        put("_source", source or Built(lambda: self._built or ()))
+        put("_source", source or Recorded(exchanges, all_rewards, trainable=self.trainable))
         if reward is not None:
             all_rewards.put(Reward(reward))
 

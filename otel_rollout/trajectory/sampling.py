@@ -29,11 +29,7 @@ def completions_of(
     api = api_of(exchange.path)
     if api is None or is_unread(exchange):
         return []
-    status, error = exchange.status, exchange.error
-    outcome = api.outcome(exchange.reply) if status == "complete" else None
-    if outcome is not None:
-        status = outcome
-        error = _nothing_sampled(exchange) if outcome == "error" else None
+    status, error = _end_of(exchange, api)
     sampled = _sampled_of(exchange, api)
     if not sampled:
         if status == "complete":
@@ -46,11 +42,8 @@ def completions_of(
         path, ended, wrong = one.prompt, status, error
         for item in one.items:
             path = extend(path, item)
-        if status == "complete" and api.is_aborted(one.choice):
-            reason = api.finish_reason(one.choice)
-            ended, wrong = "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
-        elif status == "complete" and not one.items:
-            ended, wrong = "error", _nothing_sampled(exchange)
+        if status == "complete":
+            ended, wrong = _wrong_with(one, exchange, api) or (status, error)
         found.append(
             Completion(
                 id=id_,
@@ -68,6 +61,24 @@ def completions_of(
             )
         )
     return found
+
+
+def _end_of(exchange: Exchange, api: ModelApi) -> tuple[str, dict[str, str] | None]:
+    """Status and error of a call, also as its reply has them."""
+    outcome = api.outcome(exchange.reply) if exchange.status == "complete" else None
+    if outcome is None:
+        return exchange.status, exchange.error
+    return outcome, _nothing_sampled(exchange) if outcome == "error" else None
+
+
+def _wrong_with(
+    sampled: Sampled, exchange: Exchange, api: ModelApi
+) -> tuple[str, dict[str, str]] | None:
+    """Status and error of a choice of a call that is complete; None: nothing went wrong."""
+    if api.is_aborted(sampled.choice):
+        reason = api.finish_reason(sampled.choice)
+        return "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
+    return None if sampled.items else ("error", _nothing_sampled(exchange))
 
 
 def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
