@@ -73,6 +73,8 @@ class Assembly(Source):
     """Spans that say that they are the rollout's own."""
     _reader: ExchangeReader = field(default_factory=ExchangeReader)
     _exchanges: dict[SpanKey, SpanRecord] = field(default_factory=dict)
+    _in_time: dict[SpanKey, SpanRecord] = field(default_factory=dict)
+    """Those of them that are part of the rollout."""
     _evaluations: dict[SpanKey, SpanRecord] = field(default_factory=dict)
     _parts: dict[SpanKey, SpanRecord] = field(default_factory=dict)
     """Spans of other processes that continued the rollout."""
@@ -101,8 +103,9 @@ class Assembly(Source):
         if known is not None:
             record = united(known, record)
             self._conversations = None
-            for kind in (self._exchanges, self._evaluations, self._parts, self._rollouts):
+            for kind in (self._exchanges, self._in_time, self._evaluations, self._parts):
                 kind.pop(key, None)
+            self._rollouts.pop(key, None)
         self.spans[key] = record
         # Copies may say that it is several kinds of span: the rollout's own decides most.
         if sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
@@ -114,7 +117,9 @@ class Assembly(Source):
                 self._reader.add(record)
             if record.end_time_ns is not None:
                 self._exchanges[key] = record
-                self._unlinked.append(key)
+                if not is_late(record):
+                    self._in_time[key] = record
+                    self._unlinked.append(key)
         elif sc.REWARD in record.attributes or sc.REWARD in record.cut:
             self._evaluations[key] = record
         elif sc.ROLLOUT_PART in record.attributes:
@@ -168,9 +173,8 @@ class Assembly(Source):
         """
         with self._lock:
             self._settle()
-            calls = {key: r for key, r in self._exchanges.items() if not is_late(r)}
-            doubts = doubts_of(calls, self._rollout, self._trusted_parts())
-            verdicts = side_calls_of(calls, self._rollout, self._trusted_parts())
+            doubts = doubts_of(self._in_time, self._rollout, self._trusted_parts())
+            verdicts = side_calls_of(self._in_time, self._rollout, self._trusted_parts())
             if (doubts, verdicts) != (self._doubts, self._verdicts):
                 self._doubts, self._verdicts, self._conversations = doubts, verdicts, None
 
@@ -196,11 +200,12 @@ class Assembly(Source):
                 for exchange in self.exchanges(claimed=True) if self._claimed else ():
                     for completion in self._completions_of(exchange):  # they have tools, maybe
                         self.side_calls.add(completion)
-                conversations = Conversations(
+                completions = (
                     completion
                     for exchange in with_retrieved(exchanges)
                     for completion in self._completions_of(exchange)
                 )
+                conversations = Conversations(completions, self.side_calls)
                 self._unlinked = []
                 if _may_change(exchanges):
                     return conversations
@@ -209,8 +214,7 @@ class Assembly(Source):
 
     def _extend(self, conversations: Conversations) -> bool:
         """Add what is new; False where all has to be read again."""
-        new = [key for key in self._unlinked if not is_late(self._exchanges[key])]
-        exchanges = [self._exchange(key) for key in new]
+        exchanges = list(map(self._exchange, self._unlinked))
         if _may_change(exchanges) or any(e.span_id in self._claimed for e in exchanges):
             return False
         for exchange in exchanges:
@@ -224,7 +228,7 @@ class Assembly(Source):
         if known is not None and all(completion.exchange is exchange for completion in known):
             return known
         completions = completions_of(
-            exchange, self.rewards, trainable=self.trainable, judge=self.side_calls
+            exchange, self.rewards, trainable=self.trainable, side_calls=self.side_calls
         )
         if not exchange.damage:
             self._completions[exchange.span_id] = completions
@@ -233,7 +237,7 @@ class Assembly(Source):
     def _exchange(self, key: SpanKey) -> Exchange:
         exchange = self._read.get(key)
         if exchange is None:
-            exchange = self._reader.read(self._exchanges[key])
+            exchange = self._reader.read(self._in_time[key])
             try:
                 self._completions_of(exchange)
             except UNREADABLE as error:
@@ -255,8 +259,8 @@ class Assembly(Source):
             self._settle()
             records = [
                 record
-                for record in self._exchanges.values()
-                if (record.span_id in self._claimed) is claimed and not is_late(record)
+                for record in self._in_time.values()
+                if (record.span_id in self._claimed) is claimed
             ]
             records.sort(key=_start)
             return [self._exchange(record.key) for record in records]
@@ -329,12 +333,11 @@ class Assembly(Source):
 
     def _calls(self) -> Calls:
         """The calls of the rollout, also those that were given to other trajectories."""
-        records = list(self._exchanges.values())
         return Calls(
             self._rollout,
             self._trusted_parts(),
-            records,
-            Counter(r.text(sc.EXCHANGE_PROCESS) or "" for r in records if not is_late(r)),
+            list(self._exchanges.values()),
+            Counter(r.text(sc.EXCHANGE_PROCESS) or "" for r in self._in_time.values()),
             was_continued=bool(self._parts),
             refused=self.refused,
         )

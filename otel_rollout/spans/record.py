@@ -274,7 +274,7 @@ def _typed(record: SpanRecord) -> SpanRecord:
         name: other
         for name, kind, other in _FIELDS
         if not isinstance(value := getattr(record, name), kind)
-        or not (value is None or isinstance(value, str) or _is_right(value))
+        or (value and not isinstance(value, str) and not _is_right(value))
     }
     if not wrong:
         return record

@@ -83,13 +83,6 @@ def parameters_of(data: Mapping[str, Json]) -> dict[str, Any]:
     }
 
 
-def damaged(data: Mapping[str, Json], error: Exception) -> SpanFormatError:
-    """The error for the JSON of a trajectory that something is wrong with."""
-    return SpanFormatError(
-        f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
-    )
-
-
 def exchanges_to_dict(exchanges: Sequence[Exchange]) -> dict[str, Json]:
     """The exchanges, with the messages, tokens and parameters that they name."""
     paths: _Rows[MessagePath] = _Rows()

@@ -260,7 +260,7 @@ def includes(follower: Completion, path: MessagePath | None, rest: Sequence[Json
 # --- replies that a client sends back in other words: a tool call as text, a text left out
 
 
-def rewritten(completions: Sequence[Completion]) -> list[Completion]:
+def rewritten(completions: Sequence[Completion]) -> set[Completion]:
     """The completions in whose place a later request has another message of the model.
 
     Each trains where it was said, and what was sent back is context, so every turn is a history of
@@ -287,7 +287,7 @@ def rewritten(completions: Sequence[Completion]) -> list[Completion]:
             before = replies.get((context, path_key(node.parent)), ())
             if before and is_of_model(node.message) and node.key not in map(_beginning, before):
                 found.update(reply for reply in before if ended_before(reply, request))
-    return [completion for completion in completions if completion in found]
+    return found
 
 
 def _beginning(completion: Completion) -> bytes:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from otel_rollout.spans import Exchange
-from otel_rollout.trajectory.completion import Completion, Judge
+from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.reward import AllRewards
+from otel_rollout.trajectory.side_calls import SideCalls
 from otel_rollout.wire import ModelApi, Sampled, api_of, error_text, extend, retrieval_of
 
 
@@ -19,12 +20,12 @@ def completions_of(
     rewards: AllRewards,
     *,
     trainable: bool = True,
-    judge: Judge | None = None,
+    side_calls: SideCalls | None = None,
 ) -> list[Completion]:
     """The completions of an exchange; [] for an endpoint that does not generate.
 
     A call of a generating endpoint has at least one, also when it failed. `trainable` is False
-    for a rollout that is not to be learned from. `judge` tells the side calls of its trajectory.
+    for a rollout that is not to be learned from. `side_calls` finds those of its trajectory.
     """
     api = api_of(exchange.path)
     if api is None or is_unread(exchange):
@@ -57,7 +58,7 @@ def completions_of(
                 choice=one.choice,
                 exchange=exchange,
                 rewards=rewards,
-                judge=judge,
+                judge=None if side_calls is None else side_calls.reason,
             )
         )
     return found

@@ -56,15 +56,15 @@ class Recorded(Source):
 
     def read(self) -> Contents:
         """The contents."""
-        judge = SideCalls()
-        completions = Conversations(
+        side_calls = SideCalls()
+        completions = (
             completion
             for exchange in with_retrieved(self.exchanges)
             for completion in completions_of(
-                exchange, self.rewards, trainable=self.trainable, judge=judge
+                exchange, self.rewards, trainable=self.trainable, side_calls=side_calls
             )
         )
-        return Contents(completions, list(self.exchanges))
+        return Contents(Conversations(completions, side_calls), list(self.exchanges))
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from otel_rollout.errors import (
     UnknownCompletionError,
 )
 from otel_rollout.looking import Printed, ShownInNotebooks, drift_of
-from otel_rollout.trajectory.as_json import as_json, damaged, parameters_of
+from otel_rollout.trajectory.as_json import as_json, parameters_of
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift
@@ -260,7 +260,9 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         except SpanFormatError:
             raise
         except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-            raise damaged(data, error) from error
+            raise SpanFormatError(
+                f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
+            ) from error
 
     def __eq__(self, other: object) -> bool:
         """Equal in everything: `to_dict()` of both is the same."""
