@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
 from otel_rollout.rebuild.missing_calls import Calls, is_late
 from otel_rollout.rebuild.ownership import doubts_of, own_of, trusted_parts
-from otel_rollout.rebuild.rollout_span import UNREADABLE, claims_of, read_rollout, side_calls_of
+from otel_rollout.rebuild.rollout_span import (
+    UNREADABLE,
+    Fields,
+    read_rollout,
+    side_calls_of,
+    texts,
+)
 from otel_rollout.rebuild.warnings import damage_of, uncertain
 from otel_rollout.spans import (
     Exchange,
@@ -32,15 +37,15 @@ from otel_rollout.trajectory import (
     SideCalls,
     Source,
     Trajectory,
+    any_in_background,
     completions_of,
-    is_in_background,
     sentences,
     with_retrieved,
 )
 
 
 @dataclass(slots=True)
-class Assembly:
+class Assembly(Source):
     """All spans of one rollout that have come so far: the source of its trajectory.
 
     Spans may come in any order, more than once, or not at all. Any thread may ask.
@@ -68,6 +73,8 @@ class Assembly:
     """Spans that say that they are the rollout's own."""
     _reader: ExchangeReader = field(default_factory=ExchangeReader)
     _exchanges: dict[SpanKey, SpanRecord] = field(default_factory=dict)
+    _in_time: dict[SpanKey, SpanRecord] = field(default_factory=dict)
+    """Those of them that are part of the rollout."""
     _evaluations: dict[SpanKey, SpanRecord] = field(default_factory=dict)
     _parts: dict[SpanKey, SpanRecord] = field(default_factory=dict)
     """Spans of other processes that continued the rollout."""
@@ -91,28 +98,33 @@ class Assembly:
 
         One that is still open counts only for what it carries.
         """
-        known, copy = self.spans.get(record.key), record
+        key, copy = record.key, record
+        known = self.spans.get(key)
         if known is not None:
             record = united(known, record)
             self._conversations = None
-            for kind in (self._exchanges, self._evaluations, self._parts, self._rollouts):
-                kind.pop(record.key, None)
-        self.spans[record.key] = record
+            for kind in (self._exchanges, self._in_time, self._evaluations, self._parts):
+                kind.pop(key, None)
+            self._rollouts.pop(key, None)
+        self.spans[key] = record
         # Copies may say that it is several kinds of span: the rollout's own decides most.
         if sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
-            self._rollouts[record.key] = record
+            self._rollouts[key] = record
         elif sc.EXCHANGE_VERSION in record.attributes:
+            # What others refer to may be in a part in which the copies differ: digests decide.
             self._reader.add(copy)
             if known is not None:
                 self._reader.add(record)
             if record.end_time_ns is not None:
-                self._exchanges[record.key] = record
-                self._unlinked.append(record.key)
+                self._exchanges[key] = record
+                if not is_late(record):
+                    self._in_time[key] = record
+                    self._unlinked.append(key)
         elif sc.REWARD in record.attributes or sc.REWARD in record.cut:
-            self._evaluations[record.key] = record
+            self._evaluations[key] = record
         elif sc.ROLLOUT_PART in record.attributes:
-            self._parts[record.key] = record
-        if self._rollouts or known is not None:
+            self._parts[key] = record
+        if known is not None or sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
             self._rollout = own_of(self._rollouts.values())
 
     def add_later(self, records: Iterable[SpanRecord]) -> None:
@@ -134,9 +146,9 @@ class Assembly:
         """The contents of the rollout, which has ended."""
         with self._lock:
             self.judge()
-            exchanges = self.exchanges()
             conversations = self.conversations()
-            calls = self._calls_with(exchanges)
+            exchanges = self.exchanges()
+            calls = self._calls()
             missing = [
                 *self.lost_calls,
                 *calls.incomplete(),
@@ -161,9 +173,8 @@ class Assembly:
         """
         with self._lock:
             self._settle()
-            calls = {key: r for key, r in self._exchanges.items() if not is_late(r)}
-            doubts = doubts_of(calls, self._rollout, self._trusted_parts())
-            verdicts = side_calls_of(calls, self._rollout, self._trusted_parts())
+            doubts = doubts_of(self._in_time, self._rollout, self._trusted_parts())
+            verdicts = side_calls_of(self._in_time, self._rollout, self._trusted_parts())
             if (doubts, verdicts) != (self._doubts, self._verdicts):
                 self._doubts, self._verdicts, self._conversations = doubts, verdicts, None
 
@@ -186,25 +197,25 @@ class Assembly:
             if self._conversations is None or not self._extend(self._conversations):
                 exchanges = self.exchanges()
                 self.side_calls.clear()
-                for exchange in self.exchanges(claimed=True):  # they have tools, maybe
-                    for completion in self._completions_of(exchange):
+                for exchange in self.exchanges(claimed=True) if self._claimed else ():
+                    for completion in self._completions_of(exchange):  # they have tools, maybe
                         self.side_calls.add(completion)
-                conversations = Conversations(
+                completions = (
                     completion
                     for exchange in with_retrieved(exchanges)
                     for completion in self._completions_of(exchange)
                 )
+                conversations = Conversations(completions, self.side_calls)
                 self._unlinked = []
-                if any(map(_may_change, exchanges)):
+                if _may_change(exchanges):
                     return conversations
                 self._conversations = conversations
             return self._conversations
 
     def _extend(self, conversations: Conversations) -> bool:
         """Add what is new; False where all has to be read again."""
-        new = [key for key in self._unlinked if not is_late(self._exchanges[key])]
-        exchanges = [self._exchange(key) for key in new]
-        if any(map(_may_change, exchanges)) or any(e.span_id in self._claimed for e in exchanges):
+        exchanges = list(map(self._exchange, self._unlinked))
+        if _may_change(exchanges) or any(e.span_id in self._claimed for e in exchanges):
             return False
         for exchange in exchanges:
             for completion in self._completions_of(exchange):
@@ -217,7 +228,7 @@ class Assembly:
         if known is not None and all(completion.exchange is exchange for completion in known):
             return known
         completions = completions_of(
-            exchange, self.rewards, trainable=self.trainable, judge=self.side_calls
+            exchange, self.rewards, trainable=self.trainable, side_calls=self.side_calls
         )
         if not exchange.damage:
             self._completions[exchange.span_id] = completions
@@ -226,7 +237,7 @@ class Assembly:
     def _exchange(self, key: SpanKey) -> Exchange:
         exchange = self._read.get(key)
         if exchange is None:
-            exchange = self._reader.read(key[1], key[0])
+            exchange = self._reader.read(self._in_time[key])
             try:
                 self._completions_of(exchange)
             except UNREADABLE as error:
@@ -246,12 +257,13 @@ class Assembly:
         """
         with self._lock:
             self._settle()
-            exchanges = [
-                self._exchange(key)
-                for key, record in sorted(self._exchanges.items(), key=itemgetter(0))
-                if not is_late(record) and (record.span_id in self._claimed) is claimed
+            records = [
+                record
+                for record in self._in_time.values()
+                if (record.span_id in self._claimed) is claimed
             ]
-        return sorted(exchanges, key=lambda e: (e.start_time_ns, e.started, e.span_id))
+            records.sort(key=_start)
+            return [self._exchange(record.key) for record in records]
 
     @property
     def trace_id(self) -> str | None:
@@ -261,7 +273,8 @@ class Assembly:
     @property
     def claims(self) -> frozenset[str]:
         """Exchanges of the rollout around this one that belong to it."""
-        return frozenset() if self._rollout is None else claims_of(self._rollout)
+        fields = self._rollout and Fields(self._rollout, [])
+        return frozenset((fields and fields.read(sc.ROLLOUT_CLAIMS, texts)) or ())
 
     @property
     def is_empty_workflow(self) -> bool:
@@ -275,7 +288,7 @@ class Assembly:
 
     def not_captured(self) -> list[str]:
         """A warning for the calls that were seen and not captured."""
-        return self._calls({}).not_captured()
+        return self._calls().not_captured()
 
     def claim(
         self,
@@ -318,17 +331,13 @@ class Assembly:
         for record in self._trusted_parts():
             trajectory.join(read_rollout(record, AllRewards(), None))
 
-    def _calls_with(self, exchanges: Sequence[Exchange]) -> Calls:
-        """The calls of the rollout, with these and those that were given to others."""
-        there = [*exchanges, *self.exchanges(claimed=True)]
-        return self._calls(Counter(exchange.process for exchange in there))
-
-    def _calls(self, present: Mapping[str, int]) -> Calls:
+    def _calls(self) -> Calls:
+        """The calls of the rollout, also those that were given to other trajectories."""
         return Calls(
             self._rollout,
             self._trusted_parts(),
             list(self._exchanges.values()),
-            present,
+            Counter(r.text(sc.EXCHANGE_PROCESS) or "" for r in self._in_time.values()),
             was_continued=bool(self._parts),
             refused=self.refused,
         )
@@ -339,7 +348,7 @@ class Assembly:
         Cheap: asked of every rollout as it ends.
         """
         with self._lock:
-            calls = self._calls({})
+            calls = self._calls()
             return [*calls.not_captured(), *calls.none()] if calls.are_none else []
 
     def lost_rewards(self) -> list[str]:
@@ -377,7 +386,7 @@ class Assembly:
 
 
 @dataclass(slots=True)
-class _Claimed:
+class _Claimed(Source):
     """Source of a trajectory whose calls were made in the rollout around it."""
 
     around: Assembly
@@ -399,10 +408,12 @@ class _Claimed:
         warnings += [*missing, *damage_of(exchanges), *uncertain(contents.conversations)]
         return Contents(contents.conversations, exchanges, warnings, missing)
 
-    def take(self, records: Sequence[SpanRecord]) -> None:
-        """Its rollout has ended: nothing is taken."""
+
+def _start(record: SpanRecord) -> tuple[int, int, str, str]:
+    started = record.integer(sc.EXCHANGE_STARTED) or 0
+    return record.start_time_ns, started, record.span_id, record.trace_id
 
 
-def _may_change(exchange: Exchange) -> bool:
-    """Whether spans that come later may add to it."""
-    return bool(exchange.damage) or is_in_background(exchange)
+def _may_change(exchanges: Sequence[Exchange]) -> bool:
+    """Whether spans that come later may add to one of them."""
+    return any(exchange.damage for exchange in exchanges) or any_in_background(exchanges)

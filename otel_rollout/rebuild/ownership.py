@@ -34,36 +34,48 @@ def doubts_of(
     """Why each call that nothing accounts for may not be the rollout's. parts: the trusted ones."""
     tellers = [record for record in (rollout, *parts) if record is not None]
     told = Counter(record.text(sc.ROLLOUT_PROCESS) for record in tellers)
+    if rollout is None:
+        told[None] += 1
     counts = {
         record.text(sc.ROLLOUT_PROCESS): record.integer(sc.ROLLOUT_EXCHANGE_COUNT)
         for record in tellers
     }
-    # Without the rollout's span, or a process on one of them, any process may be its own.
-    all_told = rollout is not None and None not in told
-    numbers = Counter(map(_number, calls.values()))
-    doubts: dict[SpanKey, str] = {}
-    for key, record in calls.items():
-        process, number = _number(record)
-        count = counts.get(process)
-        if process is None or number is None:
-            if record.cut.isdisjoint(_NUMBER):  # else it is damaged anyway
-                doubts[key] = "its span does not say which call of which process it is"
-        elif all_told and process not in told:
-            doubts[key] = (
-                f"neither its rollout nor a part in its trace is of its process {process!r}"
-            )
-        elif told[process] > 1:
-            doubts[key] = f"{told[process]} spans count the calls of its process {process!r}"
-        elif count is not None and not 1 <= number <= count:
-            doubts[key] = f"it is call {number} of its process, which made {count}"
-        elif numbers[process, number] > 1:
-            doubts[key] = f"{numbers[process, number]} calls of its process are call {number}"
-    return doubts
+    numbered = {
+        key: (record.text(sc.EXCHANGE_PROCESS), record.integer(sc.EXCHANGE_STARTED))
+        for key, record in calls.items()
+    }
+    times = Counter(numbered.values())
+    return {
+        key: why
+        for key, (process, number) in numbered.items()
+        if (why := _doubt(process, number, told, counts, times))
+        and calls[key].cut.isdisjoint(_NUMBER)  # else it is damaged anyway
+    }
+
+
+def _doubt(
+    process: str | None,
+    number: int | None,
+    told: Counter[str | None],
+    counts: Mapping[str | None, int | None],
+    times: Counter[tuple[str | None, int | None]],
+) -> str | None:
+    """Why a call with this number may not be the rollout's.
+
+    told: how many spans count the calls of each process; with None, any process may be its own.
+    """
+    if process is None or number is None:
+        return "its span does not say which call of which process it is"
+    if None not in told and process not in told:
+        return f"neither its rollout nor a part in its trace is of its process {process!r}"
+    if told[process] > 1:
+        return f"{told[process]} spans count the calls of its process {process!r}"
+    count = counts.get(process)
+    if count is not None and not 1 <= number <= count:
+        return f"it is call {number} of its process, which made {count}"
+    if times[process, number] > 1:
+        return f"{times[process, number]} calls of its process are call {number}"
+    return None
 
 
 _NUMBER = (sc.EXCHANGE_PROCESS, sc.EXCHANGE_STARTED)
-
-
-def _number(record: SpanRecord) -> tuple[str | None, int | None]:
-    """The process of a call, and its number there; None where that was cut or is not there."""
-    return record.text(sc.EXCHANGE_PROCESS), record.integer(sc.EXCHANGE_STARTED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,16 @@ from otel_rollout.rebuild import dialects
 from otel_rollout.rebuild.assembly import Assembly
 from otel_rollout.rebuild.warnings import damage_of, repeated_ids
 from otel_rollout.spans import Exchange, SpanKey, SpanRecord, as_records, united
-from otel_rollout.trajectory import AllRewards, Contents, Recorded, Trajectory, sentences
+from otel_rollout.trajectory import (
+    AllRewards,
+    Contents,
+    Episode,
+    Recorded,
+    Source,
+    Trajectory,
+    sentences,
+)
+from otel_rollout.wire import loads
 
 logger = logging.getLogger("otel_rollout")
 
@@ -41,55 +50,59 @@ def reconstruct(spans: Iterable[Any], infer_rollouts: bool = False) -> list[Traj
     ours: set[str] = set()
     nobodys: dict[SpanKey, SpanRecord] = {}
     for record in as_records(spans):
-        rollout_id = record.text(sc.ROLLOUT_ID) or None
-        is_cut = sc.ROLLOUT_ID in record.cut or record.text(sc.ROLLOUT_ID) == ""
-        if rollout_id is not None:
-            rollouts.setdefault(rollout_id, Assembly(rollout_id)).add(record)
-        if rollout_id is not None or record.scope == sc.SCOPE or is_cut:
+        rollout_id = record.text(sc.ROLLOUT_ID)
+        is_cut = sc.ROLLOUT_ID in record.cut or rollout_id == ""
+        if rollout_id:
+            if rollout_id not in rollouts:
+                rollouts[rollout_id] = Assembly(rollout_id)
+            rollouts[rollout_id].add(record)
+        if rollout_id or record.scope == sc.SCOPE or is_cut:
             ours.add(record.trace_id)
         elif infer_rollouts:
             known = foreign.setdefault(record.trace_id, {})
-            copy = known.get(record.span_id)
-            known[record.span_id] = record if copy is None else united(copy, record)
+            known[record.span_id] = united(known.get(record.span_id, record), record)
         if is_cut:
             nobodys[record.key] = record
-    trajectories = [assembly.trajectory() for assembly in rollouts.values()]
-    for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
-        around = rollouts.get(trajectory.parent_id or "")
-        if around is not None and assembly.claims and _are_together(around, assembly):
-            source = around.claim(
-                assembly.claims,
-                trajectory.all_rewards,
-                trainable=trajectory.trainable,
-                own=assembly,
-            )
-            trajectory.settle(source, trajectory.end_time_ns)
-    for assembly in rollouts.values():
-        for key in nobodys.keys() & assembly.spans.keys():
-            del nobodys[key]  # it came whole, too
-    for trace_id, count in Counter(record.trace_id for record in nobodys.values()).items():
-        sentence = sentences.PASSED_OVER(count=count, key=sc.ROLLOUT_ID)
-        logger.warning("trace %s: %s", trace_id, sentence)
-        for assembly, trajectory in zip(rollouts.values(), trajectories, strict=True):
-            if trajectory.trace_id == trace_id:
-                assembly.lost_calls.append(sentence)
-    for trace_id, records in foreign.items():
-        if trace_id not in ours:
-            trajectories += _inferred(trace_id, list(records.values()))
-    empty = {assembly.rollout_id for assembly in rollouts.values() if assembly.is_empty_workflow}
-    trajectories = [trajectory for trajectory in trajectories if trajectory.id not in empty]
+    found = {rollout_id: assembly.trajectory() for rollout_id, assembly in rollouts.items()}
+    for rollout_id, assembly in rollouts.items():
+        _claim(assembly, found[rollout_id], rollouts)
+    _pass_over(nobodys, rollouts, found)
+    trajectories = [found[id_] for id_, each in rollouts.items() if not each.is_empty_workflow]
+    for trace_id in foreign.keys() - ours:
+        trajectories += _inferred(trace_id, list(foreign[trace_id].values()))
     return sorted(trajectories, key=lambda t: (t.start_time_ns, t.id))
 
 
-def _are_together(around: Assembly, assembly: Assembly) -> bool:
-    """True if a rollout may have calls of the one around it: they are in the same trace."""
+def _claim(assembly: Assembly, trajectory: Trajectory, rollouts: Mapping[str, Assembly]) -> None:
+    """Give a trajectory the calls that it claims of the rollout around it, in the same trace."""
+    around = rollouts.get(trajectory.parent_id or "")
+    if around is None or not (claims := assembly.claims):
+        return
     if around is assembly:
         assembly.notes.append(sentences.CLAIMS_ITSELF())
-        return False
-    if around.trace_id in (None, assembly.trace_id):
-        return True
-    assembly.notes.append(sentences.CLAIMS_ELSEWHERE(id=around.rollout_id))
-    return False
+    elif around.trace_id not in (None, assembly.trace_id):
+        assembly.notes.append(sentences.CLAIMS_ELSEWHERE(id=around.rollout_id))
+    else:
+        source = around.claim(
+            claims, trajectory.all_rewards, trainable=trajectory.trainable, own=assembly
+        )
+        trajectory.settle(source, trajectory.end_time_ns)
+
+
+def _pass_over(
+    nobodys: dict[SpanKey, SpanRecord],
+    rollouts: Mapping[str, Assembly],
+    found: Mapping[str, Trajectory],
+) -> None:
+    """Report spans of ours whose rollout's id was cut, unless they came whole, too."""
+    whole = {key for assembly in rollouts.values() for key in nobodys.keys() & assembly.spans}
+    lost = Counter(trace_id for trace_id, span_id in nobodys.keys() - whole)
+    for trace_id, count in lost.items():
+        sentence = sentences.PASSED_OVER(count=count, key=sc.ROLLOUT_ID)
+        logger.warning("trace %s: %s", trace_id, sentence)
+        for rollout_id, trajectory in found.items():
+            if trajectory.trace_id == trace_id:
+                rollouts[rollout_id].lost_calls.append(sentence)
 
 
 def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
@@ -97,10 +110,7 @@ def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
     exchanges = dialects.read_trace(records)
     if not exchanges:
         return []
-    ids = {record.span_id for record in records}
-    tops = [record for record in records if record.parent_span_id not in ids]
-    # Of a ring of spans, which only a broken writer makes, none is at the top.
-    first = min(tops or records, key=lambda r: (r.parent_span_id is not None, r.start_time_ns))
+    first = _top(records)
     is_root = first.parent_span_id is None and first.end_time_ns is not None
     ends = [record.end_time_ns for record in records if record.end_time_ns is not None]
     status, error = ("complete" if is_root else "unknown"), None
@@ -126,8 +136,15 @@ def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
     ]
 
 
+def _top(records: Sequence[SpanRecord]) -> SpanRecord:
+    """The span that is above the others; in a ring, which only a broken writer makes, the first."""
+    ids = {record.span_id for record in records}
+    tops = [record for record in records if record.parent_span_id not in ids]
+    return min(tops or records, key=lambda r: (r.parent_span_id is not None, r.start_time_ns))
+
+
 @dataclass(slots=True)
-class _Inferred:
+class _Inferred(Source):
     """Source of a trajectory that was inferred from other instrumentations' spans."""
 
     exchanges: list[Exchange]
@@ -147,5 +164,23 @@ class _Inferred:
         warnings += [*repeated_ids(conversations.completions), *conversations.ambiguities]
         return Contents(conversations, self.exchanges, warnings)
 
-    def take(self, records: Sequence[SpanRecord]) -> None:
-        """Nobody records it: nothing is taken."""
+
+def reconstruct_episodes(spans: Iterable[Any]) -> list[Episode]:
+    """The episodes that these spans tell of, in order of their start; see `reconstruct`.
+
+    An episode whose own span is missing is not there, its trajectories are among those of
+    `reconstruct`. One of whose trajectories no span came has the others.
+    """
+    records = list(as_records(spans))
+    trajectories = {trajectory.id: trajectory for trajectory in reconstruct(records)}
+    workflows: dict[SpanKey, SpanRecord] = {}
+    for record in sorted(records, key=lambda r: (r.start_time_ns, r.key)):
+        if record.text(sc.ROLLOUT_EPISODE) is not None:
+            workflows.setdefault(record.key, record)
+    episodes: list[Episode] = []
+    for record in workflows.values():
+        try:
+            episodes.append(Episode.of(loads(record.text(sc.ROLLOUT_EPISODE) or ""), trajectories))
+        except (KeyError, TypeError, ValueError):
+            continue  # what was cut is not in `attributes`: this one was never whole
+    return episodes

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, TypeVar
 
 from otel_rollout import semconv as sc
@@ -65,11 +66,11 @@ def read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None)
         source=source,
         trainable=record.boolean(sc.ROLLOUT_TRAINABLE) is not False
         and sc.ROLLOUT_TRAINABLE not in record.cut,
-        appended=fields.read(sc.ROLLOUT_APPENDED, _appended),
+        appended=fields.read(sc.ROLLOUT_APPENDED, _appended) or {},
         rewards=rewards,
-        metrics=fields.read(sc.ROLLOUT_METRICS, _metrics),
-        metadata=fields.read(sc.ROLLOUT_METADATA, _object),
-        logs=fields.read(sc.ROLLOUT_LOGS, _texts) or (),
+        metrics=fields.read(sc.ROLLOUT_METRICS, _metrics) or {},
+        metadata=fields.read(sc.ROLLOUT_METADATA, _object) or {},
+        logs=fields.read(sc.ROLLOUT_LOGS, texts) or (),
         status=record.text(sc.ROLLOUT_STATUS) or "unknown",
         termination_reason=record.text(sc.ROLLOUT_TERMINATION_REASON),
         error=fields.read(sc.ROLLOUT_ERROR, _error),
@@ -80,11 +81,6 @@ def read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None)
         warnings=warnings,
         sealed=True,
     )
-
-
-def claims_of(record: SpanRecord) -> frozenset[str]:
-    """Span ids of those exchanges of the rollout around it that belong to a rollout."""
-    return frozenset(Fields(record, []).read(sc.ROLLOUT_CLAIMS, _texts) or ())
 
 
 def side_calls_of(
@@ -117,19 +113,25 @@ def _side_calls(record: SpanRecord) -> dict[str, str] | None:
     return Fields(record, []).read(sc.ROLLOUT_SIDE_CALLS, _reasons)
 
 
+def expected(value: Any, kind: type[T] | tuple[type[T], ...]) -> T:
+    """The value. TypeError unless it is of this type, or of one of these."""
+    if not isinstance(value, kind):
+        raise TypeError(f"expected {kind}, got {value!r:.80}")
+    return value
+
+
 def reward_of(row: Json) -> Reward:
     """A reward from its JSON. One of `UNREADABLE` for what is none."""
     reward = Reward.from_dict(row)
-    expected((reward.name, reward.completion_id, reward.explanation), str | None)
-    expected([reward.choice_index], int)
+    for text in (reward.name, reward.completion_id, reward.explanation):
+        expected(text, (str, NoneType))
+    expected(reward.choice_index, int)
     return reward
 
 
-def expected(values: Any, kind: Any) -> None:
-    """TypeError unless all values are of a type."""
-    for value in values:
-        if not isinstance(value, kind):
-            raise TypeError(f"expected {kind}, got {value!r:.80}")
+def texts(value: Json) -> list[str]:
+    """The texts in a list."""
+    return [expected(text, str) for text in expected(value, list)]
 
 
 def _rewards(rows: Json) -> list[Reward]:
@@ -137,42 +139,29 @@ def _rewards(rows: Json) -> list[Reward]:
 
 
 def _appended(rows: Json) -> dict[tuple[str, int], list[Json]]:
-    for completion_id, choice, messages in rows:
-        expected([completion_id], str)
-        expected([choice], int)
-        expected([messages], list)
-    return {(completion_id, choice): messages for completion_id, choice, messages in rows}
+    return {
+        (expected(completion_id, str), expected(choice, int)): expected(messages, list)
+        for completion_id, choice, messages in rows
+    }
 
 
 def _metrics(value: Json) -> dict[str, float]:
-    numbers = _object(value)
-    expected(numbers.values(), int | float)
+    numbers = {name: expected(number, (int, float)) for name, number in _object(value).items()}
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError("a metric is a finite number")
     return numbers
 
 
 def _object(value: Json) -> dict[str, Json]:
-    expected([value], dict)
-    found: dict[str, Json] = value
-    return found
+    return expected(value, dict)
 
 
 def _reasons(value: Json) -> dict[str, str]:
-    expected([value], dict)
-    expected(value.values(), str)
-    found: dict[str, str] = value
-    return found
-
-
-def _texts(values: Json) -> list[str]:
-    expected([values], list)
-    expected(values, str)
-    found: list[str] = values
-    return found
+    return {span_id: expected(why, str) for span_id, why in _object(value).items()}
 
 
 def _error(value: Json) -> dict[str, str]:
     error = _object(value)
-    expected((error["type"], error["message"]), str)
+    expected(error["type"], str)
+    expected(error["message"], str)
     return error

@@ -11,7 +11,8 @@ from otel_rollout.trajectory import Completion, Conversations, is_unread, senten
 from otel_rollout.wire import Json, api_of
 
 _UNKNOWN_LOGPROBS = ("NaN", "Infinity", "-9999", "e+3", "e38", "e308", "0" * 30, "-340282")
-"""Texts without which no response has a log-probability that is read as None, but for null."""
+"""Texts without which no response has a log-probability that is read as None, but for null. Every
+server's name for one has "prob" in it."""
 
 
 def missed_calls(fields: Fields, *, outside: bool = True) -> list[str]:
@@ -29,12 +30,10 @@ def _counted(names: int) -> Callable[[Json], list[Json]]:
     """Reads rows of so many texts and a count."""
 
     def rows(value: Json) -> list[Json]:
-        for row in value:
-            expected([row], list)
-            expected(row[:names], str)
-            expected(row[names:], int)
-            if len(row) != names + 1:
-                raise ValueError("a row of another length")
+        for *texts, count in value:
+            if len(texts) != names or not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"expected {names} texts and a count")
+            expected(count, int)
         return list(value)
 
     return rows
@@ -61,7 +60,7 @@ def _unknown_in(completion: Completion) -> list[str]:
     if completion.items and lacks_id and completion.choice_index == 0:
         found.append(sentences.NO_ID(id=repr(completion.id)))
     text = exchange.body or exchange.events or ""
-    if any(mark in text for mark in _UNKNOWN_LOGPROBS):
+    if "prob" in text and any(mark in text for mark in _UNKNOWN_LOGPROBS):
         unknown = (completion.logprobs or []).count(None)
         if unknown:
             found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))
@@ -87,17 +86,13 @@ def damage_of(exchanges: Sequence[Exchange]) -> list[str]:
             for e in exchanges
             for damage in e.damage
         ),
-        *(_unread(exchange) for exchange in exchanges if _has_unread_choices(exchange)),
-        *(_of_no_shape(exchange) for exchange in exchanges if is_unread(exchange)),
+        *(
+            sentences.UNREAD(span=e.span_id, path=repr(e.path))
+            for e in exchanges
+            if _has_unread_choices(e)
+        ),
+        *(sentences.NO_SHAPE(span=e.span_id, path=repr(e.path)) for e in exchanges if is_unread(e)),
     ]
-
-
-def _unread(exchange: Exchange) -> str:
-    return sentences.UNREAD(span=exchange.span_id, path=repr(exchange.path))
-
-
-def _of_no_shape(exchange: Exchange) -> str:
-    return sentences.NO_SHAPE(span=exchange.span_id, path=repr(exchange.path))
 
 
 def _has_unread_choices(exchange: Exchange) -> bool:

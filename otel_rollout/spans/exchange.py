@@ -34,20 +34,24 @@ Such as the screenshots that an agent keeps while it shortens what is before the
 
 def digest_of(*parts: bytes | memoryview) -> bytes:
     """The 16-byte digest that names a content; `spans.writer` defines what is digested."""
-    digest = blake2b(parts[0], digest_size=16)
-    for part in parts[1:]:
-        digest.update(part)
-    return digest.digest()
+    return blake2b(b"".join(parts), digest_size=16).digest()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class TokenPath:
     """Token ids that share a prefix with those of earlier calls (None is the empty path)."""
 
     parent: TokenPath | None
-    ids: array[int]
-    """The ids after those of `parent`."""
+    _ids: array[int] | str
+    """The ids after those of `parent`; as text until somebody asks for them."""
     length: int
+
+    @property
+    def ids(self) -> array[int]:
+        """The ids after those of `parent`."""
+        if isinstance(self._ids, str):
+            self._ids = token_array(loads(f"[{self._ids}]"))
+        return self._ids
 
     def to_list(self) -> list[int]:
         """All ids, first to last."""
@@ -70,10 +74,41 @@ def token_array(ids: Sequence[int]) -> array[int]:
         return array("q", ids)
 
 
-def extend_tokens(path: TokenPath | None, ids: Sequence[int]) -> TokenPath:
-    """The path that continues `path` with these ids. OverflowError beyond 64 bits."""
+def token_block(text: str) -> array[int] | str:
+    """Ids that are written as a JSON list without its brackets, to extend a path with.
+
+    Usual ones stay a text, which is read when somebody asks for them; others are read here.
+    ValueError, and what `token_array` raises, for what are no ids.
+    """
+    data = text.encode().translate(_AS_ZEROS)
+    between = b", " if b", " in data else b","
+    if (
+        len(data.translate(None, b"0")) == len(between) * data.count(between)
+        and data[:1] == data[-1:] == b"0"
+        and between * 2 not in data
+        and _LONG not in data
+        and not text.startswith("0")
+        and f"{between.decode()}0" not in text
+    ):
+        return text
+    return token_array(loads(f"[{text}]"))
+
+
+_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+_LONG = b"0" * 10
+"""Digits of a number that may be too large for an array."""
+
+
+def extend_tokens(path: TokenPath | None, ids: Sequence[int] | str) -> TokenPath:
+    """The path that continues `path` with these ids. OverflowError beyond 64 bits.
+
+    ids: a text only as `token_block` returns it.
+    """
+    before = path.length if path else 0
+    if isinstance(ids, str):
+        return TokenPath(path, ids, ids.count(",") + 1 + before)
     found = ids if isinstance(ids, array) else token_array(ids)
-    return TokenPath(path, found, len(found) + (path.length if path else 0))
+    return TokenPath(path, found, len(found) + before)
 
 
 # --- Reading

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from otel_rollout import semconv as sc
-from otel_rollout.spans.copies import united
 from otel_rollout.spans.exchange import (
     LARGE,
     PLACEHOLDER,
@@ -18,7 +15,7 @@ from otel_rollout.spans.exchange import (
     TokenPath,
     digest_of,
     extend_tokens,
-    token_array,
+    token_block,
 )
 from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.wire import (
@@ -27,7 +24,6 @@ from otel_rollout.wire import (
     check_depth,
     context_key,
     context_members,
-    dumps,
     elements,
     expands_too_far,
     extend,
@@ -82,61 +78,54 @@ class _Chains(Generic[_Path, _Value]):
         return self._known.get(name)
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A span with messages that are on spans which have not come yet."""
-
-    span: SpanRecord
-    damage: list[str]
-    missing: set[str]
-    """Digests of those messages."""
-
-
 class ExchangeReader:
     """Reads exchange spans back; they may come in any order, more than once, and with gaps.
 
-    `add` takes a span; what it refers to may come later. `read` gives an exchange with all that
-    has come by then. A span that cannot be read is damaged, and no other one for it.
+    `add` takes in what a span, or a copy of it, carries for all of them. `read` gives the exchange
+    of a span with all that has come by then. A span that cannot be read is damaged, and no other
+    one for it.
     """
 
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, Json] = _Chains(extend)
-        self._tokens: _Chains[TokenPath, array[int]] = _Chains(extend_tokens)
-        self._blocks: dict[bytes, array[int]] = {}
-        """Token ids by the digest of their text, which is on several spans."""
+        self._tokens: _Chains[TokenPath, array[int] | str] = _Chains(extend_tokens)
+        self._blocks: dict[str, tuple[bytes, array[int] | str]] = {}
+        """Digests of token ids, and the ids, by their text, which is on several spans."""
+        self._prompts: dict[str, list[str]] = {}
+        """Digests of the prompts in an attribute, by its text."""
+        self._supplied: dict[str, tuple[int, str]] = {}
+        """Number of ids that were held, and the digest of all, in an attribute, by its text."""
         self._shared: dict[str, Json] = {}
         self._large: dict[str, Json] = {}
         """Large messages by digest: however often one came, it is one value."""
-        self._awaited: dict[str, list[_Waiting]] = {}
-        """Spans that wait for a message, by its digest."""
-        self._context_keys: dict[tuple[str, ...], bytes] = {}
-        self._spans: dict[SpanKey, tuple[SpanRecord, list[str]]] = {}
+        self._awaited: dict[str, list[tuple[SpanRecord, set[str]]]] = {}
+        """Spans that wait for messages, each with the digests of these, by each digest."""
+        self._context_keys: dict[tuple[str | None, str | None], bytes] = {}
+        """Context keys by the texts of the parameters, and of the digests of long ones."""
+        self._damage: dict[SpanKey, dict[str, str]] = {}
+        """Why attributes of a span cannot be read, by their texts."""
 
     def add(self, span: SpanRecord) -> None:
         """Take in a span. Each of two copies may hold what was truncated in the other."""
-        known = self._spans.get(span.key)
-        if known is not None:
-            copy, span = span, united(known[0], span)
-            if span is known[0]:
-                return
-            # What others refer to may be in a part in which the copies differ: digests tell.
-            self._add_parts(copy, [])
-        damage: list[str] = []
-        self._spans[span.key] = span, damage
-        self._add_parts(span, damage)
-        if (span.integer(sc.EXCHANGE_VERSION) or 0) > sc.SCHEMA_VERSION:
-            damage.append(
-                f"it was written in format {span.integer(sc.EXCHANGE_VERSION)}, this version "
-                f"reads up to {sc.SCHEMA_VERSION}: update otel-rollout"
-            )
+        for key in _PARTS:
+            if key in span.attributes:
+                self._add_part(span, key)
 
-    def _add_parts(self, span: SpanRecord, damage: list[str]) -> None:
-        for key, part in _PARTS.items():
-            text = span.text(key)
-            if text is not None:
-                _guarded(key, damage, partial(part, self, span, text, damage))
+    def _add_part(self, span: SpanRecord, key: str) -> None:
+        """Take in an attribute; what cannot be read is damage."""
+        text = span.text(key)
+        if text is None:
+            return
+        try:
+            _PARTS[key](self, span, text)
+            return
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+            why = f"its {key} cannot be read ({error}): was it cut by a length limit?"
+        except RecursionError:
+            why = f"its {key} cannot be read (it is nested too deep)"
+        self._damage.setdefault(span.key, {})[text] = why
 
-    def _add_messages(self, span: SpanRecord, text: str, damage: list[str]) -> None:
+    def _add_messages(self, span: SpanRecord, text: str) -> None:
         if sc.REQUEST_REPEATED in span.cut:
             return
         check_depth(text)
@@ -145,7 +134,7 @@ class ExchangeReader:
         came: list[str] = []
         missing: set[str] = set()
         for number, (value, start, end) in enumerate(elements(text, 1)):
-            name = repeated.get(str(number))
+            name = repeated.get(str(number)) if repeated else None
             if name is None:
                 data = text[start:end].encode()
                 own = digest_of(data)
@@ -160,64 +149,47 @@ class ExchangeReader:
             links.append((own, value))
         if not missing:
             self._messages.add(span.text(sc.REQUEST_BASE_DIGEST) or "", links)
-        else:
-            waiting = _Waiting(span, damage, missing)
-            for name in missing:
-                self._awaited.setdefault(name, []).append(waiting)
+        for name in missing:
+            self._awaited.setdefault(name, []).append((span, missing))
         for name in came:
-            self._came(name)
+            for waiting, others in self._awaited.pop(name, ()):
+                others.discard(name)
+                if not others:
+                    self._add_part(waiting, sc.REQUEST_MESSAGES)
 
-    def _came(self, name: str) -> None:
-        """A message came: read the spans that waited for it last."""
-        for waiting in self._awaited.pop(name, ()):
-            waiting.missing.discard(name)
-            if not waiting.missing:
-                span = waiting.span
-                text = span.text(sc.REQUEST_MESSAGES) or ""
-                read = partial(self._add_messages, span, text, waiting.damage)
-                _guarded(sc.REQUEST_MESSAGES, waiting.damage, read)
-
-    def _add_shared(self, _: SpanRecord, text: str, _damage: list[str]) -> None:
+    def _add_shared(self, _: SpanRecord, text: str) -> None:
         check_depth(text)
         for digest, start, end in members(text, lambda _key, _start: None):
             if digest_of(text[start:end].encode()).hex() == digest:
                 self._shared[digest] = loads(text[start:end])
 
-    def _add_supplied(self, _: SpanRecord, text: str, _damage: list[str]) -> None:
+    def _add_supplied(self, _: SpanRecord, text: str) -> None:
         check_depth(text)
-        self._add_ids(loads(text)["prompt"])
+        found = loads(text)
+        self._supplied[text] = found["held"], self._add_ids(found["prompt"])
 
-    def _add_prompt_ids(self, _: SpanRecord, text: str, _damage: list[str]) -> None:
-        for entry in loads(text):
-            self._add_ids(entry)
+    def _add_prompt_ids(self, _: SpanRecord, text: str) -> None:
+        self._prompts[text] = list(map(self._add_ids, loads(text)))
 
-    def _add_ids(self, entry: dict[str, Any]) -> None:
-        if not isinstance(entry["digest"], str):
-            raise TypeError(f"expected a digest, got {entry['digest']!r:.40}")
+    def _add_ids(self, entry: dict[str, Any]) -> str:
+        """Take in the ids of a prompt; returns the digest of all of them."""
+        digest = entry["digest"]
+        if not isinstance(digest, str):
+            raise TypeError(f"expected a digest, got {digest!r:.40}")
         links = []
         for block in entry["blocks"]:
-            digest = digest_of(block.encode())
-            if (ids := self._blocks.get(digest)) is None:
-                ids = self._blocks[digest] = token_array(loads(f"[{block}]"))
-            links.append((digest, ids))
+            if block not in self._blocks:
+                self._blocks[block] = digest_of(block.encode()), token_block(block)
+            links.append(self._blocks[block])
         self._tokens.add(entry["base"], links)
+        return digest
 
-    def read(self, span_id: str, trace_id: str | None = None) -> Exchange:
-        """The exchange of a span that was added. trace_id: None: only one has this span id."""
-        if trace_id is None:
-            trace_id = next(trace for trace, span in self._spans if span == span_id)
-        span, damage = self._spans[trace_id, span_id]
-        damage = [*absent(span), *damage]
-        params = _object(span.text(sc.REQUEST_PARAMS), damage)
-        shared = _shared_digests(span.text(sc.REQUEST_SHARED), damage)
-        missing = {key for key, digest in shared.items() if digest not in self._shared}
-        for key, digest in shared.items():
-            if key not in missing:
-                params[key] = self._shared[digest]
-            else:
-                params.pop(key, None)
-                damage.append(f"the value of its parameter {key!r} is on a span that is missing")
-        digest = span.text(sc.REQUEST_DIGEST) or ""
+    def read(self, span: SpanRecord) -> Exchange:
+        """The exchange of a span that was added; of several copies, of what they are together."""
+        damage = self._damage_of(span)
+        text = {name: v for name, v in span.attributes.items() if isinstance(v, str)}.get
+        params, missing = self._read_params(span, damage)
+        digest = text(sc.REQUEST_DIGEST, "")
         # A conversation is known only if all that decides about it is.
         prompt_is_known = (
             digest in self._messages
@@ -227,34 +199,30 @@ class ExchangeReader:
         prompt = self._messages.get(digest) if prompt_is_known else None
         if digest not in self._messages:
             damage.append(
-                f"the first {span.integer(sc.REQUEST_BASE_COUNT) or 0} messages of its request "
+                f"the first {_count(span, sc.REQUEST_BASE_COUNT)} messages of its request "
                 f"are on a span that is missing"
             )
-        if span.boolean(sc.EXCHANGE_REDACTED):
-            damage.append("it was redacted: what the model saw and said is not known exactly")
-        cut_response = not span.cut.isdisjoint(_RESPONSE)
         prompts = self._read_prompt_ids(span, damage)
-        body = events = None
-        if not cut_response:
-            body, events = _response(span, len(prompts), damage)
+        is_cut = not span.cut.isdisjoint(_RESPONSE)
+        body, events = (None, None) if is_cut else _response(span, len(prompts), damage)
         return Exchange(
             span_id=span.span_id,
             start_time_ns=span.start_time_ns,
             end_time_ns=span.end_time_ns,
-            process=span.text(sc.EXCHANGE_PROCESS) or "",
-            started=span.integer(sc.EXCHANGE_STARTED) or 0,
-            ended=span.integer(sc.EXCHANGE_ENDED) or 0,
-            path=span.text(sc.REQUEST_PATH) or "",
+            process=text(sc.EXCHANGE_PROCESS, ""),
+            started=_count(span, sc.EXCHANGE_STARTED),
+            ended=_count(span, sc.EXCHANGE_ENDED),
+            path=text(sc.REQUEST_PATH, ""),
             status=_status(span, damage),
-            error=_error(span.text(sc.EXCHANGE_ERROR), damage),
-            attempts=span.integer(sc.EXCHANGE_ATTEMPTS) or 0,
+            error=_error(text(sc.EXCHANGE_ERROR), damage),
+            attempts=_count(span, sc.EXCHANGE_ATTEMPTS),
             status_code=span.integer(sc.RESPONSE_STATUS_CODE),
             policy_version=span.label(sc.EXCHANGE_POLICY_VERSION),
             stream=span.boolean(sc.RESPONSE_STREAM) is True,
-            response_id=None if cut_response else span.text(sc.RESPONSE_ID),
-            key=span.text(sc.REQUEST_KEY),
+            response_id=None if is_cut else text(sc.RESPONSE_ID),
+            key=text(sc.REQUEST_KEY),
             params=params,
-            raw_request=span.text(sc.REQUEST_RAW),
+            raw_request=text(sc.REQUEST_RAW),
             prompt=prompt,
             prompt_is_known=prompt_is_known,
             body=body,
@@ -262,28 +230,51 @@ class ExchangeReader:
             prompts=prompts,
             supplied=self._read_supplied(span, damage),
             damage=damage,
-            context_key=self._context_key(params, shared) if prompt_is_known else b"",
-            session=span.text(sc.EXCHANGE_SESSION),
-            policy_model=span.text(sc.EXCHANGE_POLICY_MODEL),
+            context_key=self._context_key(span, params) if prompt_is_known else b"",
+            session=text(sc.EXCHANGE_SESSION),
+            policy_model=text(sc.EXCHANGE_POLICY_MODEL),
         )
 
-    def _context_key(self, params: dict[str, Json], shared: dict[str, str]) -> bytes:
-        context = context_members()
-        if shared.keys().isdisjoint(context):
-            return context_key(params)
-        name = tuple(shared.get(key) or dumps(params.get(key)) for key in context)
+    def _damage_of(self, span: SpanRecord) -> list[str]:
+        """Warnings for what a span lacks, and for what was not written as it is read here."""
+        damage = absent(span)
+        if unreadable := self._damage.get(span.key):
+            there = map(span.text, _PARTS)
+            damage += [unreadable[text] for text in there if text in unreadable]
+        if (version := _count(span, sc.EXCHANGE_VERSION)) > sc.SCHEMA_VERSION:
+            damage.append(
+                f"it was written in format {version}, this version "
+                f"reads up to {sc.SCHEMA_VERSION}: update otel-rollout"
+            )
+        if span.boolean(sc.EXCHANGE_REDACTED):
+            damage.append("it was redacted: what the model saw and said is not known exactly")
+        return damage
+
+    def _read_params(self, span: SpanRecord, damage: list[str]) -> tuple[dict[str, Json], set[str]]:
+        """The parameters of the request, and the names of those whose values did not come."""
+        params = _object(span.text(sc.REQUEST_PARAMS), damage)
+        missing: set[str] = set()
+        for key, digest in _shared_digests(span.text(sc.REQUEST_SHARED), damage).items():
+            if digest in self._shared:
+                params[key] = self._shared[digest]
+            else:
+                missing.add(key)
+                params.pop(key, None)
+                damage.append(f"the value of its parameter {key!r} is on a span that is missing")
+        return params, missing
+
+    def _context_key(self, span: SpanRecord, params: dict[str, Json]) -> bytes:
+        name = span.text(sc.REQUEST_PARAMS), span.text(sc.REQUEST_SHARED)
         if name not in self._context_keys:
             self._context_keys[name] = context_key(params)
         return self._context_keys[name]
 
     def _read_prompt_ids(self, span: SpanRecord, damage: list[str]) -> list[TokenPath | None]:
-        if sc.RESPONSE_PROMPT_IDS in span.cut:
-            return [None]
-        try:
-            digests = [row["digest"] for row in loads(span.text(sc.RESPONSE_PROMPT_IDS) or "[]")]
-            paths = [self._tokens.get(digest) for digest in digests]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return [None]  # `add` reported it
+        text = span.text(sc.RESPONSE_PROMPT_IDS)
+        digests = [] if text is None else self._prompts.get(text)
+        if digests is None or sc.RESPONSE_PROMPT_IDS in span.cut:
+            return [None]  # where it cannot be read, `add` reported it
+        paths = [self._tokens.get(digest) for digest in digests]
         if not all(digest in self._tokens for digest in digests):
             damage.append("the beginning of its prompt token ids is on a span that is missing")
         length = sum(path.length for path in paths if path)
@@ -293,15 +284,10 @@ class ExchangeReader:
         return paths
 
     def _read_supplied(self, span: SpanRecord, damage: list[str]) -> Supplied | None:
-        text = span.text(sc.REQUEST_SUPPLIED)
-        if text is None:
-            return None
-        try:
-            found = loads(text)
-            held, digest = found["held"], found["prompt"]["digest"]
-            path = self._tokens.get(digest)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None  # `add` reported it
+        found = self._supplied.get(span.text(sc.REQUEST_SUPPLIED) or "")
+        if found is None:
+            return None  # where it cannot be read, `add` reported it
+        held, path = found[0], self._tokens.get(found[1])
         if path is None:
             damage.append("the beginning of the token ids it was asked with is missing")
         return Supplied(held, path) if isinstance(held, int) else None
@@ -345,14 +331,8 @@ _PARTS = {
 }
 
 
-def _guarded(key: str, damage: list[str], read: Callable[[], None]) -> None:
-    """Read an attribute; what cannot be read is damage."""
-    try:
-        read()
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        damage.append(f"its {key} cannot be read ({error}): was it cut by a length limit?")
-    except RecursionError:
-        damage.append(f"its {key} cannot be read (it is nested too deep)")
+def _count(span: SpanRecord, key: str) -> int:
+    return span.integer(key) or 0
 
 
 def _object(text: str | None, damage: list[str]) -> dict[str, Json]:

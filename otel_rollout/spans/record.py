@@ -14,11 +14,18 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any, TypeGuard
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.spans.seals import as_written, numbers_of, of_other_checksums, of_other_lengths
+from otel_rollout.spans.seals import (
+    as_written,
+    numbers_of,
+    of_other_checksums,
+    of_other_lengths,
+    with_lengths,
+)
 
 logger = logging.getLogger("otel_rollout")
 
@@ -145,21 +152,35 @@ def _checked(record: SpanRecord) -> SpanRecord:
     there = record.attributes
     if sc.LENGTHS not in there and not any(kind in there for kind in _KINDS):
         return record
-    if record.end_time_ns is not None:
+    if record.end_time_ns is None:
+        wrong = set() if _is_rollout_id(record.text(sc.ROLLOUT_ID) or "") else {sc.ROLLOUT_ID}
+    elif _is_as_written(there):
+        wrong = set()
+    else:
         record, wrong = _of_other_lengths(record)
         there = record.attributes
         wrong |= _of_other_checksums(record, wrong)
-    else:
-        wrong = set() if _is_rollout_id(record.text(sc.ROLLOUT_ID) or "") else {sc.ROLLOUT_ID}
-    # A value of the very type that was written needs no reading; that of a label may.
-    wrong |= {
-        key
-        for key, value in there.items()
-        if type(value) is not _WRITTEN.get(key, type(value)) and _READERS[key](record, key) is None
-    }
+    wrong |= _of_other_types(record)
     if there.get(sc.ROLLOUT_ID) == "":
         wrong.add(sc.ROLLOUT_ID)
-    return _without(record, wrong) if wrong else record
+    if not wrong:
+        return record
+    kept = {key: value for key, value in there.items() if key not in wrong}
+    return replace(record, attributes=kept, cut=record.cut | wrong)
+
+
+def _is_as_written(attributes: Mapping[str, AttributeValue]) -> bool:
+    """Whether lengths and checksums would be written the same again: then nothing is missing.
+
+    A store that has the attributes in another order, or adds its own, has each of them looked at.
+    """
+    own = dict(attributes)
+    found = [own.pop(name, None) for name in _SEALS]
+    sealed = with_lengths(own)
+    return found == [sealed.get(name) for name in _SEALS]
+
+
+_SEALS = (sc.CHECKSUMS, sc.LENGTHS)
 
 
 def _of_other_lengths(record: SpanRecord) -> tuple[SpanRecord, set[str]]:
@@ -191,94 +212,54 @@ def _of_other_checksums(record: SpanRecord, wrong: set[str]) -> set[str]:
         return {sc.CHECKSUMS}
 
 
-def _without(record: SpanRecord, wrong: set[str]) -> SpanRecord:
-    kept = {key: value for key, value in record.attributes.items() if key not in wrong}
-    return replace(record, attributes=kept, cut=record.cut | wrong)
-
-
 # --- types
 
+_INTEGERS = (
+    *(sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_SAMPLE_INDEX, sc.ROLLOUT_EXCHANGE_COUNT),
+    *(sc.ROLLOUT_OPEN_COUNT, sc.REWARD_NUMBER, sc.EXCHANGE_VERSION, sc.EXCHANGE_STARTED),
+    *(sc.EXCHANGE_ENDED, sc.EXCHANGE_ATTEMPTS, sc.REQUEST_COUNT, sc.REQUEST_BASE_COUNT),
+    sc.RESPONSE_STATUS_CODE,
+)
+_BOOLEANS = (
+    *(sc.ROLLOUT_TRAINABLE, sc.ROLLOUT_PROPAGATED, sc.ROLLOUT_PART),
+    *(sc.EXCHANGE_LATE, sc.EXCHANGE_REDACTED, sc.RESPONSE_STREAM),
+)
+_LABELS = (sc.ROLLOUT_POLICY_VERSION, sc.EXCHANGE_POLICY_VERSION)
+_TEXTS = (
+    *(sc.ROLLOUT_ID, sc.ROLLOUT_PARENT_ID, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID),
+    *(sc.ROLLOUT_PROCESS, sc.ROLLOUT_STATUS, sc.ROLLOUT_TERMINATION_REASON, sc.ROLLOUT_REWARDS),
+    *(sc.ROLLOUT_METRICS, sc.ROLLOUT_METADATA, sc.ROLLOUT_LOGS, sc.ROLLOUT_APPENDED),
+    *(sc.ROLLOUT_STEPS, sc.ROLLOUT_CLAIMS, sc.ROLLOUT_EPISODE, sc.ROLLOUT_ERROR),
+    *(sc.ROLLOUT_OUTPUT, sc.ROLLOUT_CONTENT, sc.GEN_AI_AGENT_NAME, sc.REWARD),
+    *(sc.EXCHANGE_PROCESS, sc.EXCHANGE_STATUS, sc.EXCHANGE_ERROR, sc.REQUEST_PATH),
+    *(sc.REQUEST_KEY, sc.REQUEST_MESSAGES, sc.REQUEST_REPEATED, sc.REQUEST_DIGEST),
+    *(sc.REQUEST_BASE_DIGEST, sc.REQUEST_PARAMS, sc.REQUEST_SHARED, sc.REQUEST_SHARED_VALUES),
+    *(sc.REQUEST_RAW, sc.RESPONSE_ID, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS),
+    sc.RESPONSE_PROMPT_IDS,
+)
 _READERS: dict[str, Callable[[SpanRecord, str], AttributeValue]] = {
-    **dict.fromkeys(
-        (
-            sc.ROLLOUT_SCHEMA_VERSION,
-            sc.ROLLOUT_SAMPLE_INDEX,
-            sc.ROLLOUT_EXCHANGE_COUNT,
-            sc.ROLLOUT_OPEN_COUNT,
-            sc.REWARD_NUMBER,
-            sc.EXCHANGE_VERSION,
-            sc.EXCHANGE_STARTED,
-            sc.EXCHANGE_ENDED,
-            sc.EXCHANGE_ATTEMPTS,
-            sc.REQUEST_COUNT,
-            sc.REQUEST_BASE_COUNT,
-            sc.RESPONSE_STATUS_CODE,
-        ),
-        SpanRecord.integer,
-    ),
-    **dict.fromkeys(
-        (
-            sc.ROLLOUT_TRAINABLE,
-            sc.ROLLOUT_PROPAGATED,
-            sc.ROLLOUT_PART,
-            sc.EXCHANGE_LATE,
-            sc.EXCHANGE_REDACTED,
-            sc.RESPONSE_STREAM,
-        ),
-        SpanRecord.boolean,
-    ),
-    sc.ROLLOUT_ID: lambda record, key: record.text(key) or None,
-    **dict.fromkeys((sc.ROLLOUT_POLICY_VERSION, sc.EXCHANGE_POLICY_VERSION), SpanRecord.label),
-    **dict.fromkeys(
-        (
-            sc.ROLLOUT_PARENT_ID,
-            sc.ROLLOUT_TASK_ID,
-            sc.ROLLOUT_GROUP_ID,
-            sc.ROLLOUT_PROCESS,
-            sc.ROLLOUT_STATUS,
-            sc.ROLLOUT_TERMINATION_REASON,
-            sc.ROLLOUT_REWARDS,
-            sc.ROLLOUT_METRICS,
-            sc.ROLLOUT_METADATA,
-            sc.ROLLOUT_LOGS,
-            sc.ROLLOUT_APPENDED,
-            sc.ROLLOUT_STEPS,
-            sc.ROLLOUT_CLAIMS,
-            sc.ROLLOUT_EPISODE,
-            sc.ROLLOUT_ERROR,
-            sc.ROLLOUT_OUTPUT,
-            sc.ROLLOUT_CONTENT,
-            sc.GEN_AI_AGENT_NAME,
-            sc.REWARD,
-            sc.EXCHANGE_PROCESS,
-            sc.EXCHANGE_STATUS,
-            sc.EXCHANGE_ERROR,
-            sc.REQUEST_PATH,
-            sc.REQUEST_KEY,
-            sc.REQUEST_MESSAGES,
-            sc.REQUEST_REPEATED,
-            sc.REQUEST_DIGEST,
-            sc.REQUEST_BASE_DIGEST,
-            sc.REQUEST_PARAMS,
-            sc.REQUEST_SHARED,
-            sc.REQUEST_SHARED_VALUES,
-            sc.REQUEST_RAW,
-            sc.RESPONSE_ID,
-            sc.RESPONSE_BODY,
-            sc.RESPONSE_EVENTS,
-            sc.RESPONSE_PROMPT_IDS,
-        ),
-        SpanRecord.text,
-    ),
+    **dict.fromkeys(_INTEGERS, SpanRecord.integer),
+    **dict.fromkeys(_BOOLEANS, SpanRecord.boolean),
+    **dict.fromkeys(_LABELS, SpanRecord.label),
+    **dict.fromkeys(_TEXTS, SpanRecord.text),
 }
 """Reads an attribute of ours: it gives None for a value of another type."""
-_TYPE_READ: dict[Any, type] = {
-    SpanRecord.integer: int,
-    SpanRecord.boolean: bool,
-    SpanRecord.label: int,
+_WRITTEN: dict[str, type] = {
+    **dict.fromkeys((*_INTEGERS, *_LABELS), int),
+    **dict.fromkeys(_BOOLEANS, bool),
+    **dict.fromkeys(_TEXTS, str),
 }
-_WRITTEN = {key: _TYPE_READ.get(read, str) for key, read in _READERS.items()}
 """Type with which each attribute of ours is written; of a label, the one that is always read."""
+
+
+def _of_other_types(record: SpanRecord) -> set[str]:
+    """Names of attributes of ours with values that are not of their types."""
+    # A value of the very type that was written needs no reading; that of a label may.
+    return {
+        key
+        for key, value in record.attributes.items()
+        if type(value) is not _WRITTEN.get(key, type(value)) and _READERS[key](record, key) is None
+    }
 
 
 def _typed(record: SpanRecord) -> SpanRecord:
@@ -286,69 +267,49 @@ def _typed(record: SpanRecord) -> SpanRecord:
 
     SpanFormatError for a span that no ids name.
     """
-    if _is_typed(record):
-        return record
     ids = record.trace_id, record.span_id
     if not (type(ids[0]) is type(ids[1]) is str and all(ids)):
         raise SpanFormatError(f"a span: expected a trace id and a span id in hex, got {ids!r:.120}")
     wrong = {
-        name: other for name, is_right, other in _FIELDS if not is_right(getattr(record, name))
+        name: other
+        for name, kind, other in _FIELDS
+        if not isinstance(value := getattr(record, name), kind)
+        or (value and not isinstance(value, str) and not _is_right(value))
     }
     if not wrong:
         return record
     return replace(record, **wrong, cut=record.cut | wrong.keys())
 
 
-def _is_typed(record: SpanRecord) -> bool:
-    """Whether every field is right, as nearly always; asked in one go since it is asked often."""
-    parent, end, error = record.parent_span_id, record.end_time_ns, record.status_error
-    return (
-        type(record.trace_id) is type(record.span_id) is type(record.name) is str
-        and record.trace_id != "" != record.span_id
-        and (parent is None or type(parent) is str)
-        and type(record.start_time_ns) is int
-        and 0 <= record.start_time_ns < 1 << 64
-        and (end is None or (type(end) is int and 0 <= end < 1 << 64))
-        and type(record.attributes) is dict
-        and {*map(type, record.attributes)} <= {str}
-        and type(record.scope) is str
-        and record.events in ([], ())
-        and (error is None or type(error) is str)
-        and record.dropped_attributes == 0
-    )
+def _is_right(value: Any) -> bool:
+    """Whether a number is one of nanoseconds or a count, and attributes have names."""
+    if isinstance(value, int):
+        return type(value) is int and 0 <= value < 1 << 64
+    if isinstance(value, _EVENTS):
+        return all(
+            isinstance(event, SpanEvent)
+            and isinstance(event.name, str)
+            and isinstance(event.attributes, _ATTRIBUTES)
+            and _is_right(event.attributes)
+            for event in value
+        )
+    return set(map(type, value)) <= {str}
 
 
-def _is_time(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 64
-
-
-def _is_text(value: object) -> bool:
-    return type(value) is str
-
-
-def _are_attributes(value: object) -> bool:
-    return isinstance(value, dict | Mapping) and set(map(type, value)) <= {str}
-
-
-def _are_events(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(
-        isinstance(event, SpanEvent) and _is_text(event.name) and _are_attributes(event.attributes)
-        for event in value
-    )
-
-
-_FIELDS: tuple[tuple[str, Callable[[object], bool], Any], ...] = (
-    ("name", _is_text, ""),
-    ("parent_span_id", lambda value: value is None or _is_text(value), None),
-    ("start_time_ns", _is_time, 0),
-    ("end_time_ns", lambda value: value is None or _is_time(value), 0),
-    ("attributes", _are_attributes, {}),
-    ("scope", _is_text, ""),
-    ("events", _are_events, ()),
-    ("status_error", lambda value: value is None or _is_text(value), ""),
-    ("dropped_attributes", _is_time, 0),
+_ATTRIBUTES = (dict, Mapping)
+_EVENTS = (list, tuple)
+_FIELDS: tuple[tuple[str, Any, Any], ...] = (
+    ("name", str, ""),
+    ("parent_span_id", (str, NoneType), None),
+    ("start_time_ns", int, 0),
+    ("end_time_ns", (int, NoneType), 0),
+    ("attributes", _ATTRIBUTES, {}),
+    ("scope", str, ""),
+    ("events", _EVENTS, ()),
+    ("status_error", (str, NoneType), ""),
+    ("dropped_attributes", int, 0),
 )
-"""Fields of a record: what they should be, and what stands for them if they are not."""
+"""Fields of a record: their types, and what stands for a value of another one."""
 
 
 # --- from any source

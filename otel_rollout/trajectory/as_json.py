@@ -9,6 +9,7 @@ values are null, since earlier rows have them, is [params, {name: row that has i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 from otel_rollout.errors import SpanFormatError
@@ -29,28 +30,14 @@ from otel_rollout.wire import Json, MessagePath, Params, context_key, copy_json,
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
 
-_EXCHANGE_FIELDS = (
-    "span_id",
-    "start_time_ns",
-    "end_time_ns",
-    "process",
-    "started",
-    "ended",
-    "path",
-    "status",
-    "error",
-    "attempts",
-    "status_code",
-    "policy_version",
-    "stream",
-    "response_id",
-    "key",
-    "raw_request",
-    "prompt_is_known",
-    "damage",
-)
 _MARKS = ("session", "policy_model", "side_call")
 """Fields of an exchange that few have: they are written where they are set."""
+_OTHERWISE = (
+    *("source", "lost", "prompt", "params", "body", "events", "prompts", "supplied"),
+    *("context_key", "_reply", "_is_read", *_MARKS),
+)
+_EXCHANGE_FIELDS = [each.name for each in fields(Exchange) if each.name not in _OTHERWISE]
+"""Fields of an exchange that are written as they are."""
 _Node = TypeVar("_Node", MessagePath, TokenPath)
 
 
@@ -94,13 +81,6 @@ def parameters_of(data: Mapping[str, Json]) -> dict[str, Any]:
         "missing_calls": data.get("missing_calls", ()),
         "steps": None if steps is None else [Step.from_dict(step) for step in steps],
     }
-
-
-def damaged(data: Mapping[str, Json], error: Exception) -> SpanFormatError:
-    """The error for the JSON of a trajectory that something is wrong with."""
-    return SpanFormatError(
-        f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
-    )
 
 
 def exchanges_to_dict(exchanges: Sequence[Exchange]) -> dict[str, Json]:
@@ -207,13 +187,7 @@ def _exchange_to_dict(
     tokens: _Rows[TokenPath],
     params: _Params,
 ) -> dict[str, Json]:
-    reply, text, events, asked = exchange.reply, None, None, exchange.supplied
-    if reply is None and exchange.events is not None:
-        events = exchange.events  # of an unknown shape, though each may be JSON
-    elif reply is None:
-        text = exchange.response()
-    elif any(word in (exchange.body or exchange.events or "") for word in ("NaN", "Infinity")):
-        text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
+    asked = exchange.supplied
     return {
         **{name: getattr(exchange, name) for name in _EXCHANGE_FIELDS},
         **(
@@ -224,12 +198,23 @@ def _exchange_to_dict(
         **{name: mark for name in _MARKS if (mark := getattr(exchange, name)) is not None},
         "prompt": paths.number(exchange.prompt),
         "params": params.number(exchange.params),
-        "response": None if text is not None else reply,
-        "response_text": text,
-        **({} if events is None else {"response_events": events}),
+        **_response_to_dict(exchange),
         "prompt_token_ids": [tokens.number(path) for path in exchange.prompts],
         **({"supplied": [asked.held, tokens.number(asked.prompt)]} if asked else {}),
     }
+
+
+def _response_to_dict(exchange: Exchange) -> dict[str, Json]:
+    reply, events = exchange.reply, exchange.events
+    if reply is None and events is not None:  # of an unknown shape, though each may be JSON
+        return {"response": None, "response_text": None, "response_events": events}
+    text = exchange.response() if reply is None else None
+    if text is None and any(word in (exchange.body or events or "") for word in _NO_JSON):
+        text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
+    return {"response": reply if text is None else None, "response_text": text}
+
+
+_NO_JSON = ("NaN", "Infinity")
 
 
 def _exchange_from_dict(

@@ -6,9 +6,9 @@ completion need not know which API that is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from otel_rollout.spans import EXACT_SOURCE, Exchange, Supplied, TokenPath
 from otel_rollout.trajectory.fixed import frozen
@@ -33,16 +33,6 @@ from otel_rollout.wire import (
     sampled_logprobs,
     weight_version,
 )
-
-
-class Judge(Protocol):
-    """Finds the calls of one trajectory that are side calls. Any thread may ask."""
-
-    def add(self, completion: Completion) -> None:
-        """Take in a call of the trajectory; more than once does no harm."""
-
-    def reason(self, completion: Completion) -> str | None:
-        """Why it is a side call; None if it is none, as far as the calls tell that were added."""
 
 
 @frozen("trajectory.add_reward(Reward(..., completion_id=...)) sets its reward")
@@ -72,8 +62,9 @@ class Completion:
     """The call that it was sampled in: request, response, times, how it ended."""
     rewards: AllRewards
     """All rewards of the trajectory."""
-    judge: Judge | None = None
-    """Finds the side calls of the trajectory. None: only those that were recorded as such are."""
+    judge: Callable[[Completion], str | None] | None = None
+    """Returns why one of the trajectory is a side call, as far as its calls tell that came. None:
+    only those that were recorded as such are."""
 
     @property
     def trainable(self) -> bool:
@@ -92,7 +83,7 @@ class Completion:
         written = self.exchange.side_call
         if written is not None:
             return written or None
-        return None if self.judge is None else self.judge.reason(self)
+        return None if self.judge is None else self.judge(self)
 
     @property
     def session(self) -> str | None:
@@ -333,7 +324,7 @@ class Completion:
     def _whole(self) -> Reply:
         """The reply that the choice is of."""
         reply = self.exchange.reply
-        return reply if isinstance(reply, Mapping) else {}
+        return reply if isinstance(reply, dict) else {}
 
     @property
     def _sampled_ids(self) -> list[Json] | None:

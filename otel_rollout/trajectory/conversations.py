@@ -28,10 +28,11 @@ from otel_rollout.trajectory.histories import (
     path_key,
     previous_named,
     previous_reply,
+    rewritten,
     sampled_order,
 )
 from otel_rollout.trajectory.history import History
-from otel_rollout.trajectory.rewriting import rewritten
+from otel_rollout.trajectory.side_calls import SideCalls
 from otel_rollout.wire import MessagePath
 
 CompletionKey = tuple[str, int]
@@ -46,7 +47,10 @@ class Conversations:
     of several processes, a span that was slow to come) all are linked anew.
     """
 
-    def __init__(self, completions: Iterable[Completion] = ()) -> None:
+    def __init__(
+        self, completions: Iterable[Completion] = (), side_calls: SideCalls | None = None
+    ) -> None:
+        self._side_calls = side_calls
         self._lock = threading.RLock()
         self._sorted: list[Completion] = []
         self._unsorted: list[Completion] = []
@@ -73,8 +77,8 @@ class Conversations:
             self._unlinked.append(completion)
             self._by_key.setdefault(key, []).append(completion)
             self._histories = None
-            if completion.judge is not None:
-                completion.judge.add(completion)
+            if self._side_calls is not None:
+                self._side_calls.add(completion)
 
     @property
     def completions(self) -> list[Completion]:
@@ -101,9 +105,13 @@ class Conversations:
         parents = self._linked().parents
         linked = [completion for completion in self.completions if _is_linked(completion)]
         continued = {parents[completion] for completion in linked if completion in parents}
-        changed = [c for c in rewritten(linked) if c not in continued]
         # A single one is an edit, and so are a few among many that are replayed as they were.
-        if len(changed) < 2 or len(changed) <= len(continued):
+        few = max(1, len(continued))
+        if len(linked) - len(continued) <= few:
+            return None
+        found = rewritten(linked) - continued
+        changed = [completion for completion in linked if completion in found]
+        if len(changed) <= few:
             return None
         return sentences.REWRITTEN(
             replies=len(linked),

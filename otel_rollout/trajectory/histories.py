@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from otel_rollout.wire import (
     author_of,
     copy_json,
     extend,
+    is_of_model,
     is_reasoning,
     joined_pieces,
     path_messages,
@@ -117,6 +119,8 @@ def ended_before(first: Completion, second: Completion) -> bool:
 
 def choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, list[Completion]]:
     """The candidate that was continued, and all candidates that are equal to it."""
+    if len(candidates) == 1:
+        return candidates[0], candidates
     equal = [
         c
         for c in candidates
@@ -153,8 +157,10 @@ def reasoning_in(messages: Iterable[Json]) -> list[Json]:
     return [reasoning for reasoning in found if reasoning is not None]
 
 
-def _is_break(completion: Completion, replayed: Sequence[Json], follower: Completion) -> bool:
+def _is_break(completion: Completion, replayed: list[Json], follower: Completion) -> bool:
     """True if the follower did not see the tokens that were sampled, or may not have."""
+    if list(completion.items) == replayed:
+        return False
     said = reasoning_in(completion.items)
     if said and said != reasoning_in(replayed):
         return True
@@ -186,17 +192,10 @@ def history_of(
 
     `owned`: completions that train in another history; those of this history are added to it.
     """
-    # A request that names the response it continues carries only what is new: a new segment.
-    segments = [[completion]]
-    while (ancestor := parents.get(segments[-1][-1])) is not None:
-        if names_previous(segments[-1][-1]):
-            segments.append([ancestor])
-        else:
-            segments[-1].append(ancestor)
     messages: list[Json] = []
     sampled: dict[int, Completion] = {}
     breaks: set[Completion | None] = set()
-    for segment in reversed(segments):
+    for segment in _segments(completion, parents):
         start, last = len(messages), segment[0]
         messages += [*path_messages(last.prompt), *last.items]
         sampled |= dict.fromkeys(range(len(messages) - len(last.items), len(messages)), last)
@@ -224,15 +223,78 @@ def history_of(
         HistoryItem(message, None, trainable=False)
         for message in appended.get((completion.id, completion.choice_index), ())
     ]
-    asked = completion
-    while asked.tools is None and asked.api.keeps_tools and asked in parents:
-        if not previous_reply(asked):
+    return History(items, copy_json(_tools(completion, parents)))
+
+
+def _segments(
+    completion: Completion, parents: Mapping[Completion, Completion]
+) -> list[list[Completion]]:
+    """The completions that one continues, in segments, the first last; each is from its end on.
+
+    A request that names the response it continues carries only what is new: a new segment.
+    """
+    segments = [[completion]]
+    while (ancestor := parents.get(segments[-1][-1])) is not None:
+        if names_previous(segments[-1][-1]):
+            segments.append([ancestor])
+        else:
+            segments[-1].append(ancestor)
+    return segments[::-1]
+
+
+def _tools(completion: Completion, parents: Mapping[Completion, Completion]) -> list[Json] | None:
+    """The tools of a call, or of the replies that it names, where the server keeps them."""
+    while completion.tools is None and completion.api.keeps_tools and completion in parents:
+        if not previous_reply(completion):
             break
-        asked = parents[asked]
-    return History(items, copy_json(asked.tools))
+        completion = parents[completion]
+    return completion.tools
 
 
 def includes(follower: Completion, path: MessagePath | None, rest: Sequence[Json]) -> bool:
     for message in rest:
         path = extend(path, message)
     return path is not None and any(node.key == path.key for node in follower.prompt or ())
+
+
+# --- replies that a client sends back in other words: a tool call as text, a text left out
+
+
+def rewritten(completions: Sequence[Completion]) -> set[Completion]:
+    """The completions in whose place a later request has another message of the model.
+
+    Each trains where it was said, and what was sent back is context, so every turn is a history of
+    its own: the record is right all the same, the trajectory has one warning about it.
+
+    completions: those with sampled items, in order. A request is later if it began after the
+    reply had ended. It has to continue the same prompt, with the same tools: a fork, or a summary
+    in the place of the prompt, does not count. Nor does a request that has another sample of that
+    prompt in the place, or only what is new of its conversation.
+    """
+    whole = [completion for completion in completions if names_previous(completion) is None]
+    replies: dict[tuple[bytes, bytes], list[Completion]] = defaultdict(list)
+    for completion in whole:
+        if completion.status == "complete" and (key := path_key(completion.prompt)):
+            replies[completion.context_key, key].append(completion)
+    found: set[Completion] = set()
+    seen: set[tuple[bytes, int]] = set()
+    for request in whole:
+        context = request.context_key
+        for node in request.prompt or ():
+            if (context, id(node)) in seen:
+                break
+            seen.add((context, id(node)))
+            before = replies.get((context, path_key(node.parent)), ())
+            if before and is_of_model(node.message) and node.key not in map(_beginning, before):
+                found.update(reply for reply in before if ended_before(reply, request))
+    return found
+
+
+def _beginning(completion: Completion) -> bytes:
+    """Key of the conversation with the first message that was sampled, reasoning aside."""
+    node, key = completion.path, b""
+    prompt = completion.prompt.length if completion.prompt else 0
+    while node is not None and node.length > prompt:
+        key = node.key if is_of_model(node.message) else key
+        node = node.parent
+    return key

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import InitVar, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from otel_rollout import semconv as sc
@@ -21,162 +23,131 @@ from otel_rollout.trajectory.steps import CallKey, Step, call_key
 from otel_rollout.trajectory.values import Values
 from otel_rollout.wire import Json
 
-FIELDS = (
-    "id",
-    "name",
-    "trace_id",
-    "span_id",
-    "parent_id",
-    "task_id",
-    "group_id",
-    "sample_index",
-    "policy_version",
-    "trainable",
-    "status",
-    "termination_reason",
-    "error",
-    "output",
-    "logs",
-    "start_time_ns",
-    "end_time_ns",
-    "warnings",
-)
-FACTS = tuple(name for name in FIELDS if name not in ("id", "logs", "warnings"))
-"""Those that a trajectory keeps as they were given."""
+_APART = ("metrics", "metadata", "appended")
+_UNCHECKED: Any = {"frozen": True}
+"""Has `__init__` set fields without the check of their names, which costs thrice as much."""
 
 
-class RolloutRecord(Fixed):
-    """The fields of one rollout; `Trajectory` adds the views of them."""
+@dataclass(kw_only=True, eq=False, repr=False, slots=True, **_UNCHECKED)
+class Facts(Fixed):
+    """The fields of one rollout, each declared once; what they are given as is put in place."""
 
-    id: str
+    id: str = ""
     """Final from the start, and unique."""
-    name: str
+    name: str = ""
     """Name of the rollout; of a decorated function its name, unless another was given."""
-    trace_id: str
+    trace_id: str = ""
     """Trace id of the rollout span, hex; "" where the rollout was on no trace."""
-    span_id: str
+    span_id: str = ""
     """Span id of the rollout span, hex; "" where the rollout was on no trace."""
-    parent_id: str | None
+    parent_id: str | None = None
     """Id of the rollout that this one ran inside, or None."""
-    task_id: str | None
+    task_id: str | None = None
     """The task that was worked on; None: not set."""
-    group_id: str | None
+    group_id: str | None = None
     """Trajectories with one group id are compared with each other by the trainer."""
-    sample_index: int | None
+    sample_index: int | None = None
     """Number of this sample within its group, from 0; None: not set."""
-    policy_version: str | int | None
+    policy_version: str | int | None = None
     """Version of the policy when the rollout began; None: not set."""
-    trainable: bool
+    trainable: bool = True
     """Whether a trainer should learn from any of it."""
-    appended: dict[tuple[str, int], list[Json]]
-    """Messages that the agent appended after a completion (id, choice index)."""
-    all_rewards: AllRewards
-    """Every reward by key, those of single completions included, in the order they were set."""
-    _built: list[Step] | None
-    """Steps that were built by hand; None for a captured trajectory."""
-    _views: dict[CallKey, Step]
-    """Steps of a captured trajectory, by the completions that they show."""
-    _steps: list[Step]
-    """The same, in order."""
-    claimed: set[CallKey]
-    """Calls of this rollout that are steps of trajectories inside it."""
-    _bound: Contents | None
-    """The contents that the steps have their completions from, once it is sealed."""
-    _sealed: bool
-    metrics: MutableMapping[str, float]
-    """Numbers to watch, by name."""
-    metadata: MutableMapping[str, Json]
-    """JSON values to keep with the trajectory, by name."""
-    _logs: list[str]
-    status: str
+    status: str = "complete"
     """`running`, `complete`, `error` or `cancelled`; `unknown` if it was not recorded."""
-    termination_reason: str | None
+    termination_reason: str | None = None
     """Why it did not end by returning: `error`, `timeout` or `cancelled`; else None."""
-    error: dict[str, str] | None
+    error: dict[str, str] | None = None
     """`type`, `message` and `traceback` of the exception that ended it, or None."""
-    output: Json
+    output: Json = None
     """Return value of the function, if that is JSON; else None."""
-    start_time_ns: int
+    start_time_ns: int = 0
     """Nanoseconds since 1970; 0 if unknown."""
-    end_time_ns: int | None
+    end_time_ns: int | None = None
     """Nanoseconds since 1970; None while the rollout runs, or if unknown."""
-    _warnings: list[str]
-    _missing_calls: list[str]
-    _lock: threading.RLock
-    _source: Source
-    _contents: Contents | None
+    metrics: MutableMapping[str, float] = field(default_factory=dict)
+    """Numbers to watch, by name."""
+    metadata: MutableMapping[str, Json] = field(default_factory=dict)
+    """JSON values to keep with the trajectory, by name."""
+    appended: dict[tuple[str, int], list[Json]] = field(default_factory=dict)
+    """Messages that the agent appended after a completion (id, choice index)."""
+    all_rewards: AllRewards = field(init=False)
+    """Every reward by key, those of single completions included, in the order they were set."""
+    claimed: set[CallKey] = field(default_factory=set, init=False)
+    """Calls of this rollout that are steps of trajectories inside it."""
+    exchanges: InitVar[Sequence[Exchange]] = ()
+    source: InitVar[Source | None] = None
+    rewards: InitVar[Mapping[RewardKey, Reward] | None] = None
+    reward: InitVar[float | None] = None
+    logs: InitVar[Sequence[str]] = ()
+    warnings: InitVar[Sequence[str]] = ()
+    missing_calls: InitVar[Sequence[str]] = ()
+    steps: InitVar[Sequence[Step] | None] = None
+    sealed: InitVar[bool | None] = None
+    _logs: list[str] = field(init=False)
+    _warnings: list[str] = field(init=False)
+    _missing_calls: list[str] = field(init=False)
+    _built: list[Step] | None = field(init=False)
+    """Steps that were built by hand; None for a captured trajectory."""
+    _views: dict[CallKey, Step] = field(default_factory=dict, init=False)
+    """Steps of a captured trajectory, by the completions that they show."""
+    _steps: list[Step] = field(default_factory=list, init=False)
+    """The same, in order."""
+    _bound: Contents | None = field(default=None, init=False)
+    """The contents that the steps have their completions from, once it is sealed."""
+    _sealed: bool = field(init=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
+    _source: Source = field(init=False)
+    _contents: Contents | None = field(default=None, init=False)
     """What the source gave, once the rollout has ended."""
 
-    __slots__ = tuple(__annotations__)
-
-    def __init__(
+    def __post_init__(
         self,
-        *,
-        id: str = "",  # noqa: A002 - the field's name
-        name: str = "",
-        trace_id: str = "",
-        span_id: str = "",
-        parent_id: str | None = None,
-        task_id: str | None = None,
-        group_id: str | None = None,
-        sample_index: int | None = None,
-        policy_version: str | int | None = None,
-        trainable: bool = True,
-        exchanges: Sequence[Exchange] = (),
-        source: Source | None = None,
-        appended: Mapping[tuple[str, int], Sequence[Json]] | None = None,
-        rewards: Mapping[RewardKey, Reward] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        metadata: Mapping[str, Json] | None = None,
-        logs: Sequence[str] = (),
-        status: str = "complete",
-        termination_reason: str | None = None,
-        error: dict[str, str] | None = None,
-        output: Json = None,
-        start_time_ns: int = 0,
-        end_time_ns: int | None = None,
-        warnings: Sequence[str] = (),
-        missing_calls: Sequence[str] = (),
-        steps: Sequence[Step] | None = None,
-        reward: float | None = None,
-        sealed: bool | None = None,
+        exchanges: Sequence[Exchange],
+        source: Source | None,
+        rewards: Mapping[RewardKey, Reward] | None,
+        reward: float | None,
+        logs: Sequence[str],
+        warnings: Sequence[str],
+        missing_calls: Sequence[str],
+        steps: Sequence[Step] | None,
+        sealed: bool | None,
     ) -> None:
-        given = locals()
-        by_hand = steps is not None or not (id or source or exchanges)
+        by_hand = steps is not None or not (self.id or source or exchanges)
         is_sealed = not by_hand if sealed is None else sealed
-        own = id or uuid.uuid4().hex
-        closed = own if is_sealed else None
-        if not isinstance(rewards, AllRewards):
-            rewards = AllRewards(rewards)
-        if source is None:
-            source = Recorded(exchanges, rewards, trainable=trainable)
-            if not is_sealed:
-                source = Built(lambda: self._built or ())
-        put = object.__setattr__  # each name is right: what `Fixed` checks costs thrice as much
-        for field in FACTS:
-            put(self, field, given[field])
-        for name_, value in (
-            ("id", own),
-            ("appended", {key: list(rows) for key, rows in appended.items()} if appended else {}),
-            ("all_rewards", rewards),
-            ("_built", list(steps or ()) if by_hand else None),
-            ("_views", {}),
-            ("_steps", []),
-            ("claimed", set()),
-            ("_bound", None),
-            ("_sealed", is_sealed),
-            ("metrics", Values("metrics", metrics or {}, closed)),
-            ("metadata", Values("metadata", metadata or {}, closed)),
-            ("_logs", list(logs)),
-            ("_warnings", list(warnings)),
-            ("_missing_calls", list(missing_calls)),
-            ("_lock", threading.RLock()),
-            ("_source", source),
-            ("_contents", None),
-        ):
-            put(self, name_, value)
+        id_ = self.id or uuid.uuid4().hex
+        closed = id_ if is_sealed else None
+        all_rewards = AllRewards.of(rewards)
+        if source is None and not is_sealed:
+            source = Built(lambda: self._built or ())
+        put = partial(object.__setattr__, self)
+        put("id", id_)
+        put("metrics", Values("metrics", self.metrics, closed))
+        put("metadata", Values("metadata", self.metadata, closed))
+        put("appended", {key: list(messages) for key, messages in self.appended.items()})
+        put("all_rewards", all_rewards)
+        put("_logs", list(logs))
+        put("_warnings", list(warnings))
+        put("_missing_calls", list(missing_calls))
+        put("_built", list(steps or ()) if by_hand else None)
+        put("_sealed", is_sealed)
+        put("_source", source or Recorded(exchanges, all_rewards, trainable=self.trainable))
         if reward is not None:
-            self.all_rewards.put(Reward(reward))
+            all_rewards.put(Reward(reward))
+
+
+Facts.__setattr__ = Fixed.__setattr__  # type: ignore[method-assign]
+Facts.__delattr__ = object.__delattr__  # type: ignore[method-assign]
+FIELDS = (
+    *(each.name for each in fields(Facts) if each.init and each.name not in _APART),
+    *("logs", "warnings"),
+)
+"""The fields that are written as they are."""
+
+
+class RolloutRecord(Facts):
+    """The fields of one rollout as they are recorded; `Trajectory` adds the views of them."""
+
+    __slots__ = ()
 
     @property
     def logs(self) -> list[str]:

@@ -133,6 +133,11 @@ class AllRewards(Mapping[RewardKey, Reward]):
         for reward in (rewards or {}).values():
             self.put(reward)
 
+    @classmethod
+    def of(cls, rewards: Mapping[RewardKey, Reward] | None) -> AllRewards:
+        """These rewards themselves, or a store of them."""
+        return rewards if isinstance(rewards, AllRewards) else cls(rewards)
+
     def put(self, reward: Reward) -> None:
         """Set a reward; one with the same key is replaced, and the new one is the last in order."""
         key = reward.key

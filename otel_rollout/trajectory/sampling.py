@@ -5,12 +5,13 @@ A reply that is made in the background has its content in a later exchange: `wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from otel_rollout.spans import Exchange
-from otel_rollout.trajectory.completion import Completion, Judge
+from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.reward import AllRewards
+from otel_rollout.trajectory.side_calls import SideCalls
 from otel_rollout.wire import ModelApi, Sampled, api_of, error_text, extend, retrieval_of
 
 
@@ -19,70 +20,73 @@ def completions_of(
     rewards: AllRewards,
     *,
     trainable: bool = True,
-    judge: Judge | None = None,
+    side_calls: SideCalls | None = None,
 ) -> list[Completion]:
     """The completions of an exchange; [] for an endpoint that does not generate.
 
     A call of a generating endpoint has at least one, also when it failed. `trainable` is False
-    for a rollout that is not to be learned from. `judge` tells the side calls of its trajectory.
+    for a rollout that is not to be learned from. `side_calls` finds those of its trajectory.
     """
     api = api_of(exchange.path)
-    if api is None:
+    if api is None or is_unread(exchange):
         return []
-    status, error = exchange.status, exchange.error
-    if is_unread(exchange):
-        return []
-    outcome = api.outcome(exchange.reply) if status == "complete" else None
-    if outcome is not None:
-        status = outcome
-        error = _nothing_sampled(exchange) if outcome == "error" else None
+    status, error = _end_of(exchange, api)
     sampled = _sampled_of(exchange, api)
     if not sampled:
         if status == "complete":
             status = "error"
             error = error or _missing_response(exchange) or _nothing_sampled(exchange)
         sampled = [Sampled(0, {}, (), api.asked(exchange.params, exchange.prompt))]
-    found = [_completion(exchange, api, one, status, error, rewards, trainable) for one in sampled]
-    return found if judge is None else [replace(one, judge=judge) for one in found]
+    id_ = exchange.reply_id or f"span-{exchange.span_id}"
+    found: list[Completion] = []
+    for one in sampled:
+        path, ended, wrong = one.prompt, status, error
+        for item in one.items:
+            path = extend(path, item)
+        if status == "complete":
+            ended, wrong = _wrong_with(one, exchange, api) or (status, error)
+        found.append(
+            Completion(
+                id=id_,
+                choice_index=one.index,
+                status=ended,
+                error=wrong,
+                is_whole=trainable and ended == "complete" and not exchange.damage,
+                items=one.items,
+                prompt=one.prompt,
+                path=path,
+                choice=one.choice,
+                exchange=exchange,
+                rewards=rewards,
+                judge=None if side_calls is None else side_calls.reason,
+            )
+        )
+    return found
+
+
+def _end_of(exchange: Exchange, api: ModelApi) -> tuple[str, dict[str, str] | None]:
+    """Status and error of a call, also as its reply has them."""
+    outcome = api.outcome(exchange.reply) if exchange.status == "complete" else None
+    if outcome is None:
+        return exchange.status, exchange.error
+    return outcome, _nothing_sampled(exchange) if outcome == "error" else None
+
+
+def _wrong_with(
+    sampled: Sampled, exchange: Exchange, api: ModelApi
+) -> tuple[str, dict[str, str]] | None:
+    """Status and error of a choice of a call that is complete; None: nothing went wrong."""
+    if api.is_aborted(sampled.choice):
+        reason = api.finish_reason(sampled.choice)
+        return "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
+    return None if sampled.items else ("error", _nothing_sampled(exchange))
 
 
 def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
     reply = exchange.reply
-    if not isinstance(reply, Mapping) or (exchange.error is not None and not exchange.stream):
+    if not isinstance(reply, dict) or (exchange.error is not None and not exchange.stream):
         return []
     return list(api.sampled(exchange.params, exchange.prompt, reply))
-
-
-def _completion(
-    exchange: Exchange,
-    api: ModelApi,
-    sampled: Sampled,
-    status: str,
-    error: dict[str, str] | None,
-    rewards: AllRewards,
-    trainable: bool,
-) -> Completion:
-    path = sampled.prompt
-    for item in sampled.items:
-        path = extend(path, item)
-    if status == "complete" and api.is_aborted(sampled.choice):
-        reason = api.finish_reason(sampled.choice)
-        status, error = "cancelled", {"type": "Aborted", "message": f"finish reason {reason!r}"}
-    elif status == "complete" and not sampled.items:
-        status, error = "error", _nothing_sampled(exchange)
-    return Completion(
-        id=exchange.reply_id or f"span-{exchange.span_id}",
-        choice_index=sampled.index,
-        status=status,
-        error=error,
-        is_whole=trainable and status == "complete" and not exchange.damage,
-        items=sampled.items,
-        prompt=sampled.prompt,
-        path=path,
-        choice=sampled.choice,
-        exchange=exchange,
-        rewards=rewards,
-    )
 
 
 def _missing_response(exchange: Exchange) -> dict[str, str] | None:
@@ -103,9 +107,9 @@ def is_unread(exchange: Exchange) -> bool:
 def _nothing_sampled(exchange: Exchange) -> dict[str, str]:
     """The error of a call whose reply has no sampled message."""
     reply, api = exchange.reply, api_of(exchange.path)
-    if isinstance(reply, Mapping) and reply.get("error"):
+    if isinstance(reply, dict) and reply.get("error"):
         return {"type": "ErrorResponse", "message": error_text(reply["error"])}
-    if isinstance(reply, Mapping):
+    if isinstance(reply, dict):
         because = api.empty_because(reply) if api is not None else None
         said = f" ({because})" if because else ""
         return {"type": "EmptyResponse", "message": f"the response has no message{said}"}
@@ -121,11 +125,12 @@ def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
     The first reply to such a request has no content yet. The content comes with a later exchange
     that retrieves it (`GET /responses/{id}`, or its events); the first that has it whole counts.
     """
+    found_at = {path: retrieval_of(path) for path in {exchange.path for exchange in exchanges}}
     retrieved: dict[str, Exchange] = {}
     for exchange in exchanges:
-        found = retrieval_of(exchange.path)
+        found = found_at[exchange.path]
         reply = exchange.reply if found else None
-        if found and isinstance(reply, Mapping) and not found[0].is_unfinished(reply):
+        if found and isinstance(reply, dict) and not found[0].is_unfinished(reply):
             first = retrieved.setdefault(found[1], exchange)
             retrieved[found[1]] = min(first, exchange, key=lambda e: (e.start_time_ns, e.span_id))
     if not retrieved:
@@ -140,12 +145,13 @@ def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
 
 def _is_unfinished(exchange: Exchange) -> bool:
     api, reply = api_of(exchange.path), exchange.reply
-    return api is not None and isinstance(reply, Mapping) and api.is_unfinished(reply)
+    return api is not None and isinstance(reply, dict) and api.is_unfinished(reply)
 
 
-def is_in_background(exchange: Exchange) -> bool:
+def any_in_background(exchanges: Sequence[Exchange]) -> bool:
     """Whether the reply to a request is in another exchange, or may be: see `with_retrieved`."""
-    return retrieval_of(exchange.path) is not None or _is_unfinished(exchange)
+    paths = {exchange.path for exchange in exchanges}
+    return any(map(retrieval_of, paths)) or any(map(_is_unfinished, exchanges))
 
 
 def _with_reply(exchange: Exchange, later: Exchange) -> Exchange:

@@ -8,10 +8,10 @@ taken for a side call is lost to training, and nobody would miss it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from otel_rollout.trajectory.completion import Completion
-from otel_rollout.wire import MessagePath, length_limit, path_messages, texts_of
+from otel_rollout.wire import length_limit, path_messages, texts_of
 
 _LONGEST = 8
 """Messages that the request of a side call has at most."""
@@ -58,91 +58,42 @@ class SideCalls:
         """Keys of the paths in short requests without tools, and ids that requests continue."""
         self._said = set[bytes]()
         """Keys of the paths that end with the replies to such requests."""
-        self._added = 0
-        self._reasons: dict[tuple[str, int], tuple[int, str | None]] = {}
-        """The default rule's result for each completion, with the number of calls at that time."""
+        self._reasons: dict[tuple[str, int], str | None] = {}
+        """The default rule's results, since the last call was added."""
 
     def add(self, completion: Completion) -> None:
         """Take in a call."""
-        self._added += 1
-        previous = completion.api.previous_reply(completion.exchange.params)
-        if isinstance(previous, str):
+        if (previous := _continued_id(completion)) is not None:
             self._asked.add(previous)
         if completion.tools:
             self.has_tools = True
-        elif is_short(completion.prompt):
-            self._asked.update(_keys(completion.prompt))
+        elif _is_short(completion):
+            self._asked.update(_keys(completion))
             self._said.update(_said(completion))
+        self._reasons = {}  # a thread that asks meanwhile has the former one
 
     def goes_on(self, completion: Completion) -> bool:
         """True if a request continues its reply, or it continues another reply itself.
 
         Only requests without tools and of few messages are looked at.
         """
-        if isinstance(completion.api.previous_reply(completion.exchange.params), str):
-            return True
-        if completion.id in self._asked or not self._asked.isdisjoint(_said(completion)):
-            return True
-        return not self._said.isdisjoint(_keys(completion.prompt))
+        return (
+            _continued_id(completion) is not None
+            or completion.id in self._asked
+            or not self._asked.isdisjoint(_said(completion))
+            or not self._said.isdisjoint(_keys(completion))
+        )
 
     def reason(self, completion: Completion) -> str | None:
         """Why it is a side call by the default rule; None if it is none."""
-        key, added = (completion.exchange.span_id, completion.choice_index), self._added
-        known = self._reasons.get(key)
-        if known is None or known[0] != added:
-            known = self._reasons[key] = added, known_side_call(completion, self)
-        return known[1]
-
-
-def _keys(path: MessagePath | None) -> Iterator[bytes]:
-    return (node.key for node in path or ())
-
-
-def _said(completion: Completion) -> Iterator[bytes]:
-    """The key of the path that ends with its reply, where it said anything that can be seen."""
-    if completion.path is not None and completion.path.key not in _keys(completion.prompt):
-        yield completion.path.key
+        reasons, key = self._reasons, (completion.exchange.span_id, completion.choice_index)
+        if key not in reasons:
+            reasons[key] = known_side_call(completion, self)
+        return reasons[key]
 
 
 Rule = Callable[[Completion, SideCalls], str | None]
 """Returns why a completion is a side call; None where it is none by this rule."""
-
-
-def is_short(prompt: MessagePath | None) -> bool:
-    """True if a request has as few messages as those of side calls."""
-    return prompt is not None and prompt.length <= _LONGEST
-
-
-def other_model(completion: Completion, _: SideCalls) -> str | None:
-    """A call of another model than the policy, where the user said which model that is."""
-    policy, asked = completion.exchange.policy_model, completion.request_model
-    if policy is None or asked is None or asked == policy:
-        return None
-    return f"it asks the model {asked!r}, and the policy is {policy!r}"
-
-
-def known_prompt(completion: Completion, calls: SideCalls) -> str | None:
-    """A call without tools, beside calls with tools, whose instructions are those of a known one.
-
-    A conversation that goes on is none.
-    """
-    if not _is_beside(completion, calls):
-        return None
-    for text in _texts(completion):
-        for what, matches in _known:
-            if matches(text):
-                return f"it asks for {what}"
-    return None
-
-
-def quota_probe(completion: Completion, calls: SideCalls) -> str | None:
-    """A request for one token with the text "quota", beside calls with tools."""
-    prompt = completion.prompt
-    if prompt is None or prompt.length > 1 or not _is_beside(completion, calls):
-        return None
-    if length_limit(completion.sampling) != 1 or list(_texts(completion)) != ["quota"]:
-        return None
-    return "it asks how much quota is left"
 
 
 def without_tools(completion: Completion, calls: SideCalls) -> str | None:
@@ -159,12 +110,20 @@ def known_side_call(completion: Completion, calls: SideCalls) -> str | None:
     `configure(policy_model=...)` said which is; or one of a known harness beside its agent, for a
     title, for the check of a command, for its quota.
     """
-    return reason_by((other_model, known_prompt, quota_probe), completion, calls)
-
-
-def reason_by(rules: Iterable[Rule], completion: Completion, calls: SideCalls) -> str | None:
-    """Why it is a side call by these rules; None if it is none."""
-    return next((why for rule in rules if (why := rule(completion, calls))), None)
+    policy = completion.exchange.policy_model
+    if policy is not None and completion.request_model not in (None, policy):
+        return f"it asks the model {completion.request_model!r}, and the policy is {policy!r}"
+    if not _is_beside(completion, calls):
+        return None
+    texts = list(_texts(completion))
+    for text in texts:
+        for what, matches in _known:
+            if matches(text):
+                return f"it asks for {what}"
+    is_single = completion.prompt is not None and completion.prompt.length == 1
+    if is_single and texts == ["quota"] and length_limit(completion.sampling) == 1:
+        return "it asks how much quota is left"
+    return None
 
 
 def reasons_by(rules: Sequence[Rule], completions: Iterable[Completion]) -> dict[str, str]:
@@ -178,23 +137,49 @@ def reasons_by(rules: Sequence[Rule], completions: Iterable[Completion]) -> dict
         known = first.setdefault(completion.span_id, completion)
         if completion.choice_index < known.choice_index:
             first[completion.span_id] = completion
-    found = {id_: reason_by(rules, completion, calls) for id_, completion in first.items()}
-    return {id_: why for id_, why in found.items() if why}
+    reasons = {
+        id_: next((why for rule in rules if (why := rule(completion, calls))), None)
+        for id_, completion in first.items()
+    }
+    return {id_: why for id_, why in reasons.items() if why}
 
 
 def _is_beside(completion: Completion, calls: SideCalls) -> bool:
+    """Whether it is short, has no tools where other calls do, and no call goes on from it."""
     return (
         calls.has_tools
         and not completion.tools
-        and is_short(completion.prompt)
+        and _is_short(completion)
         and not calls.goes_on(completion)
     )
+
+
+def _is_short(completion: Completion) -> bool:
+    """Whether a request has as few messages as those of side calls."""
+    return completion.prompt is not None and completion.prompt.length <= _LONGEST
+
+
+def _continued_id(completion: Completion) -> str | None:
+    """The id of the reply that a request names as the one that it continues."""
+    previous = completion.api.previous_reply(completion.exchange.params)
+    return previous if isinstance(previous, str) else None
+
+
+def _keys(completion: Completion) -> Iterator[bytes]:
+    """The keys of the paths to each message of a request."""
+    return (node.key for node in completion.prompt or ())
+
+
+def _said(completion: Completion) -> Iterator[bytes]:
+    """The key of the path that ends with its reply, where it said anything that can be seen."""
+    if completion.path is not None and completion.path.key not in _keys(completion):
+        yield completion.path.key
 
 
 def _texts(completion: Completion) -> Iterator[str]:
     """The texts that a short request begins with: its instructions, then its messages."""
     instructions = completion.api.instructions_of(completion.exchange.params)
     for message in (*instructions, *path_messages(completion.prompt)):
-        role = message.get("role") if isinstance(message, Mapping) else None
+        role = message.get("role") if isinstance(message, dict) else None
         if role not in ("assistant", "model", "tool"):
             yield from map(str.strip, texts_of(message))

@@ -43,43 +43,36 @@ class Source(Protocol):
 
     def take(self, records: Sequence[SpanRecord]) -> None:
         """Take in spans of the same rollout that another process recorded, while it runs."""
+        return
 
 
-class Recorded:
+@dataclass(slots=True)
+class Recorded(Source):
     """Contents that are complete already: the exchanges of a file, or none."""
 
-    def __init__(
-        self, exchanges: Sequence[Exchange], rewards: AllRewards, *, trainable: bool = True
-    ) -> None:
-        self._exchanges = exchanges
-        self._rewards = rewards
-        self._trainable = trainable
+    exchanges: Sequence[Exchange]
+    rewards: AllRewards
+    trainable: bool = True
 
     def read(self) -> Contents:
         """The contents."""
-        judge = SideCalls()
-        completions = Conversations(
+        side_calls = SideCalls()
+        completions = (
             completion
-            for exchange in with_retrieved(self._exchanges)
+            for exchange in with_retrieved(self.exchanges)
             for completion in completions_of(
-                exchange, self._rewards, trainable=self._trainable, judge=judge
+                exchange, self.rewards, trainable=self.trainable, side_calls=side_calls
             )
         )
-        return Contents(completions, list(self._exchanges))
-
-    def take(self, records: Sequence[SpanRecord]) -> None:
-        """Its rollout has ended: nothing is taken."""
+        return Contents(Conversations(completions, side_calls), list(self.exchanges))
 
 
-class Built:
+@dataclass(slots=True)
+class Built(Source):
     """The calls of the steps of a trajectory that is built by hand, until its workflow ends."""
 
-    def __init__(self, steps: Callable[[], Sequence[Step]]) -> None:
-        self._steps = steps
+    steps: Callable[[], Sequence[Step]]
 
     def read(self) -> Contents:
         """The calls that its steps are of, as far as they were captured."""
-        return Contents(Conversations(s.completion for s in self._steps() if s.completion))
-
-    def take(self, records: Sequence[SpanRecord]) -> None:
-        """Its calls are those of its steps: nothing is taken."""
+        return Contents(Conversations(s.completion for s in self.steps() if s.completion))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from otel_rollout.trajectory.completion import Completion
@@ -26,74 +26,62 @@ class Action:
     """The action, any object; recorded as JSON, or as its text."""
 
 
-class Step(Fixed):
+CallKey = tuple[str, int]
+"""Span id and choice index: identifies one sampled reply in every copy of it."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _StepFields(Fixed):
+    """The fields of a step, each declared once; `Step` has what follows from them."""
+
+    chat_completions: InitVar[Iterable[dict[str, Any]]] = ()
+    completion: Completion | None = None
+    """The captured call. None: none was found."""
+    thought: str = ""
+    """Reasoning that the agent stored; "" if it stored none."""
+    action: Any = None
+    """The agent's action. None: not set."""
+    observation: Any = None
+    """The environment's observation before the call. None: not set."""
+    model_response: str = ""
+    """Text of the reply; "" if it has none."""
+    model_output: Any = None
+    """Any object that the agent keeps with the step; not recorded."""
+    info: dict[str, Any] = None  # type: ignore[assignment]
+    """Further values of the environment, by name."""
+    reward: InitVar[float] = 0.0
+    done: bool = False
+    """True if the environment ended with this step."""
+    raw_reward: float | None = None
+    """`reward` before it was shaped. None: not shaped."""
+    mc_return: float = 0.0
+    """Discounted sum of the rewards from here on; 0.0 unless `gamma` is above 0."""
+    scored: InitVar[bool] = True
+    missing: CallKey | None = field(default=None, init=False)
+    """Key of the recorded call whose completion is not found yet. None: nothing is missing."""
+    _conversation: list[dict[str, Any]] = field(init=False)
+    _reward: float = field(init=False)
+    _scored: bool = field(init=False)
+    _rewards: AllRewards | None = field(default=None, init=False)
+    """The store of the completion's reward. None: the step keeps its reward itself."""
+
+    def __post_init__(
+        self, chat_completions: Iterable[dict[str, Any]], reward: float, scored: bool
+    ) -> None:
+        # Copies, because the agent goes on to change its list and messages.
+        self._conversation = [copy.copy(message) for message in chat_completions]
+        self._reward, self._scored = reward, scored
+        self.info = {} if self.info is None else self.info
+
+
+class Step(_StepFields):
     """One model call and its outcome.
 
     A step of a captured trajectory is a view of one completion: both have the same reward, wherever
     it is set. A step that is built by hand has a reward of its own.
     """
 
-    __slots__ = (
-        "_conversation",
-        "_reward",
-        "_rewards",
-        "_scored",
-        "action",
-        "completion",
-        "done",
-        "info",
-        "mc_return",
-        "missing",
-        "model_output",
-        "model_response",
-        "observation",
-        "raw_reward",
-        "thought",
-    )
-
-    def __init__(
-        self,
-        chat_completions: Iterable[dict[str, Any]] = (),
-        completion: Completion | None = None,
-        thought: str = "",
-        action: Any = None,
-        observation: Any = None,
-        model_response: str = "",
-        model_output: Any = None,
-        info: dict[str, Any] | None = None,
-        reward: float = 0.0,
-        done: bool = False,
-        raw_reward: float | None = None,
-        mc_return: float = 0.0,
-        scored: bool = True,
-    ) -> None:
-        # Copies, because the agent goes on to change its list and messages.
-        self._conversation = [copy.copy(message) for message in chat_completions]
-        self._reward, self._scored = reward, scored
-        self._rewards: AllRewards | None = None
-        """The store of the completion's reward. None: the step keeps its reward itself."""
-        self.completion = completion
-        """The captured call. None: none was found."""
-        self.thought = thought
-        """Reasoning that the agent stored; "" if it stored none."""
-        self.action = action
-        """The agent's action. None: not set."""
-        self.observation = observation
-        """The environment's observation before the call. None: not set."""
-        self.model_response = model_response
-        """Text of the reply; "" if it has none."""
-        self.model_output = model_output
-        """Any object that the agent keeps with the step; not recorded."""
-        self.info: dict[str, Any] = {} if info is None else info
-        """Further values of the environment, by name."""
-        self.done = done
-        """True if the environment ended with this step."""
-        self.raw_reward = raw_reward
-        """`reward` before it was shaped. None: not shaped."""
-        self.mc_return = mc_return
-        """Discounted sum of the rewards from here on; 0.0 unless `gamma` is above 0."""
-        self.missing: CallKey | None = None
-        """Key of the recorded call whose completion is not found yet. None: nothing is missing."""
+    __slots__ = ()
 
     @property
     def chat_completions(self) -> list[dict[str, Any]]:
@@ -190,29 +178,17 @@ class Step(Fixed):
         return f"Step({', '.join(f'{name}={getattr(self, name)!r}' for name in _COMPARED)})"
 
 
-CallKey = tuple[str, int]
-"""Span id and choice index: identifies one sampled reply in every copy of it."""
-
-
 def call_key(completion: Completion) -> CallKey:
     """The key that identifies one sampled reply in its trace."""
     return completion.span_id, completion.choice_index
 
 
 _SAID = ("chat_completions", "model_response")
-_DEFAULTS: dict[str, Any] = {
-    "chat_completions": [],
-    "thought": "",
-    "action": None,
-    "observation": None,
-    "model_response": "",
-    "info": {},
-    "reward": 0.0,
-    "done": False,
-    "raw_reward": None,
-    "mc_return": 0.0,
-    "scored": True,
-}
+_WRITTEN = (
+    *("chat_completions", "thought", "action", "observation", "model_response", "info"),
+    *("reward", "done", "raw_reward", "mc_return", "scored"),
+)
+_DEFAULTS = {name: getattr(Step(), name) for name in _WRITTEN}
 _COMPARED = ("completion", "model_output", *_DEFAULTS)
 
 

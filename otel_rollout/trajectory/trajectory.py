@@ -18,7 +18,7 @@ from otel_rollout.errors import (
     UnknownCompletionError,
 )
 from otel_rollout.looking import Printed, ShownInNotebooks, drift_of
-from otel_rollout.trajectory.as_json import as_json, damaged, parameters_of
+from otel_rollout.trajectory.as_json import as_json, parameters_of
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift
@@ -153,14 +153,12 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
             if require_all_calls:
                 self.check_calls()
             return TokenSequences((), [Dropped(None, why, "no_calls")])
-        failed = self.status == "error" and self.reward is None and on_failure == "drop"
-        if failed or self.status == "cancelled":
-            reason = (
-                "its rollout failed and has no reward (on_failure='keep' trains it all the same)"
-                if failed
-                else "its rollout was cancelled"
-            )
-            cause: Cause = "rollout_failed" if failed else "rollout_cancelled"
+        cause: Cause | None = None
+        if self.status == "cancelled":
+            cause, reason = "rollout_cancelled", "its rollout was cancelled"
+        elif self.status == "error" and self.reward is None and on_failure == "drop":
+            cause, reason = "rollout_failed", _FAILED
+        if cause is not None:
             return TokenSequences((), [Dropped(c, reason, cause) for c in self.completions])
         if require_all_calls:
             self.check_calls()
@@ -262,7 +260,9 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         except SpanFormatError:
             raise
         except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-            raise damaged(data, error) from error
+            raise SpanFormatError(
+                f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
+            ) from error
 
     def __eq__(self, other: object) -> bool:
         """Equal in everything: `to_dict()` of both is the same."""
@@ -282,6 +282,9 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
             f"<Trajectory {self.name!r} {self.id} {self.status}: {len(self.completions)} "
             f"completions, {len(self.histories)} histories, reward {self.reward}>"
         )
+
+
+_FAILED = "its rollout failed and has no reward (on_failure='keep' trains it all the same)"
 
 
 def _check_option(name: str, value: object, expected: tuple[str, str]) -> None:

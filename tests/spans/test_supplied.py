@@ -43,7 +43,7 @@ def read(spans: list[SpanRecord]) -> list[Exchange]:
     reader = ExchangeReader()
     for span in spans:
         reader.add(span)
-    return [reader.read(span.span_id) for span in sorted(spans, key=lambda span: span.span_id)]
+    return [reader.read(span) for span in sorted(spans, key=lambda span: span.span_id)]
 
 
 @given(PROMPTS, st.booleans(), st.randoms())

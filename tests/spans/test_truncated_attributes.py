@@ -14,6 +14,7 @@ from otel_rollout import Completion, Trajectory, reconstruct, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.look.sums import Summary
 from otel_rollout.record.attributes import place
+from otel_rollout.spans.copies import united
 from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.spans.seals import with_lengths
@@ -243,7 +244,7 @@ def test_two_copies_make_one_whole_span() -> None:
             reader = ExchangeReader()
             reader.add(first)
             reader.add(second)
-            damage = reader.read(span.span_id).damage
+            damage = reader.read(united(first, second)).damage
             assert bool(damage) == (first is second)
 
 
