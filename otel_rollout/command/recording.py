@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_ENDPOINT,
@@ -12,6 +14,7 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_SERVICE_NAME,
 )
 
+from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.terminal import say
@@ -54,6 +57,26 @@ def recording(
         yield recorded
     finally:
         recorded.is_whole = shutdown()
+
+
+def gateway_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of `serve` that were given, with names as it has them."""
+    names = ("host", "renderer", "max_body_bytes", "body_seconds")
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def secret_of(option: str, name: str | None) -> str | None:
+    """The value of the environment variable that an option names; None without the option.
+
+    A secret on the command line would be in `ps`. ConfigurationError if the variable is not set.
+    """
+    if name is None:
+        return None
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigurationError(f"{option} {name}: this environment variable is not set")
+    return value
 
 
 def endpoint() -> str | None:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from otel_rollout.command.judging import judge
 from otel_rollout.command.process import Commands, Ended
-from otel_rollout.command.recording import recording, say_where
-from otel_rollout.command.recording_options import gateway_options
+from otel_rollout.command.recording import gateway_options, recording, say_where, secret_of
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import Gateway, serve
 from otel_rollout.record import rollout
@@ -50,10 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if shutil.which(options.command[0]) is None:
         say(f"otel-rollout: {options.command[0]}: no such command")
         return NOT_FOUND
-    key = os.environ.get(options.api_key_env) if options.api_key_env else None
-    if options.api_key_env and not key:
-        say(f"otel-rollout: --api-key-env {options.api_key_env}: this variable is not set")
-        return 1
+    key = secret_of("--api-key-env", options.api_key_env)
     out = JsonlTrajectoryExporter(options.out) if options.out else None
     with recording(
         spans=options.spans,

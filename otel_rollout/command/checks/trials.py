@@ -10,18 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.provider import flat
 from otel_rollout.providers import remove_processor
 from otel_rollout.rebuild import reconstruct
-from otel_rollout.record import (
-    TrajectorySpanProcessor,
-    request_token_ids,
-    rollout,
-)
+from otel_rollout.record import TrajectorySpanProcessor, request_token_ids, rollout
 from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall
 from otel_rollout.trajectory import Completion, Trajectory
 
@@ -31,9 +26,6 @@ class _Collecting(SpanProcessor):
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        pass
 
     def on_end(self, span: ReadableSpan) -> None:
         self.spans.append(span)
