@@ -475,7 +475,7 @@ LINES = {
     "": 1_260,
     "command": 2_300,
     "export": 2_095,
-    "gateway": 2_230,
+    "gateway": 2_100,
     "look": 1_975,
     "otlp": 1_655,
     "rebuild": 1_250,

@@ -19,7 +19,6 @@ from opentelemetry import context as otel_context
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.gateway.control import Control
-from otel_rollout.gateway.environment import environment_of
 from otel_rollout.gateway.exchange import Cut, Exchange, Request
 from otel_rollout.gateway.http import (
     ClientGone,
@@ -129,12 +128,7 @@ class Application:
         self._supply = None if renderer is None else Supply(next_prompt_by(renderer))
         self.fields: WeakKeyDictionary[ActiveRollout, Json] = WeakKeyDictionary()
         """The fields of `request_token_ids` where the address of a rollout was asked for."""
-        self._control = Control(
-            self.held,
-            secret,
-            settings.rollout_seconds,
-            lambda active, root: environment_of(self.tokens, active, root),
-        )
+        self._control = Control(self.held, self.tokens, secret, settings.rollout_seconds)
         self._read_body = partial(
             read_body, most=settings.max_body_bytes, seconds=settings.body_seconds
         )

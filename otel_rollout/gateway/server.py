@@ -12,16 +12,13 @@ import socket
 from typing import Any
 
 from otel_rollout.gateway.extra import library
-from otel_rollout.gateway.http import Receive, Scope, Send
 
 _GRACE = 1
 """Seconds that replies have to end once the server is stopped."""
 _IDLE = 75
 """Seconds that a client's connection is kept between two requests."""
 _quiet = logging.getLogger("otel_rollout.gateway.connections")
-_quiet.setLevel(
-    logging.CRITICAL
-)  # clients that break off, and model servers, are no errors of ours
+_quiet.setLevel(logging.CRITICAL)  # clients and model servers that break off are no errors of ours
 
 
 class GatewayServer:
@@ -29,12 +26,8 @@ class GatewayServer:
 
     def __init__(self, application: Any, listening: socket.socket, header_seconds: float) -> None:
         uvicorn = library("uvicorn")
-
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await application(scope, receive, send)
-
         config = uvicorn.Config(
-            answer,
+            application,
             http=functools.partial(_protocol_class(), header_seconds=header_seconds),
             interface="asgi3",
             ws="none",

@@ -10,7 +10,6 @@ from typing import Any
 
 from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
 from otel_rollout.gateway.application import MAX_BODY_BYTES, Application, Settings
-from otel_rollout.gateway.environment import environment_of, token_of
 from otel_rollout.gateway.extra import library
 from otel_rollout.gateway.server import GatewayServer
 from otel_rollout.gateway.upstream import listening_socket
@@ -37,8 +36,7 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        active = self._active(rollout)
-        return token_of(self._application.tokens, active)
+        return self._application.tokens.own(self._active(rollout))
 
     def base_url(self, rollout: Trajectory | str | None = None) -> str:
         """The base URL for a client whose calls belong to this rollout.
@@ -55,8 +53,7 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        active = self._active(rollout)
-        return environment_of(self._application.tokens, active, self.url)
+        return self._application.tokens.environment(self._active(rollout), self.url)
 
     def _active(self, rollout: Trajectory | str | None) -> ActiveRollout:
         """The rollout that is meant; its calls ask for token ids if those made here would."""
