@@ -484,7 +484,7 @@ LINES = {
     "spans": 1_735,
     "testing": 1_195,
     "trajectory": 4_460,
-    "view": 5_735,
+    "view": 5_710,
     "wire": 4_575,
     "workflows": 855,
 }

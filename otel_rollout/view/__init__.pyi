@@ -15,7 +15,7 @@ from otel_rollout.view.sources import say_above as say_above
 from otel_rollout.view.sources import say_unreadable as say_unreadable
 from otel_rollout.view.verbs.check import check as check
 from otel_rollout.view.verbs.choice import Choice as Choice
-from otel_rollout.view.verbs.list import list as list  # noqa: A004 - the verb's name
+from otel_rollout.view.verbs.listing import list_trajectories as list  # noqa: A004, F401 - a verb
 from otel_rollout.view.verbs.requirements import DEFAULT as DEFAULT
 from otel_rollout.view.verbs.requirements import REQUIREMENTS as REQUIREMENTS
 from otel_rollout.view.verbs.show import show as show
