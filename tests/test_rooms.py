@@ -476,7 +476,7 @@ LINES = {
     "command": 2_300,
     "export": 2_095,
     "gateway": 2_100,
-    "look": 1_975,
+    "look": 1_960,
     "otlp": 1_655,
     "rebuild": 1_250,
     "rebuild/dialects": 2_130,
@@ -484,7 +484,7 @@ LINES = {
     "spans": 1_735,
     "testing": 1_195,
     "trajectory": 4_460,
-    "view": 5_710,
+    "view": 5_720,
     "wire": 4_575,
     "workflows": 855,
 }

@@ -140,26 +140,15 @@ class _WatchedCall:
         self._returned: Any = None
         """What the instrumentor made of that stream. None: it is at work still."""
 
-    @property
-    def span_name(self) -> str | None:
+    def _name(self) -> str | None:
         """Name of its span. None: the instrumentor's own."""
         operation, model = self._guard.operation, self.shown.get("model")
         return f"{operation} {model}" if operation and isinstance(model, str) else operation
 
-    @property
-    def span_attributes(self) -> dict[str, Any]:
-        """Further attributes that its span begins with."""
-        if not self._guard.is_responses:
-            return {}
-        return {sc.OPENAI_API_TYPE: "responses", sc.GEN_AI_OPERATION_NAME: self._guard.operation}
-
     def prepare(self) -> None:
         if Config.upload_base64_image is _NO_CALLBACK:  # anybody's OpenAIInstrumentor() sets it
             Config.upload_base64_image = None  # type: ignore[assignment]
-        client = self.instance._client
-        url = str(client.base_url)
-        if "@" in url or "?" in url or url != without_token(url):
-            self.instance = SimpleNamespace(_client=_PublicClient(client))
+        self.instance = SimpleNamespace(_client=_PublicClient(self.instance._client))
         is_bare = self._rollout is not None or not process_state.content.is_whole
         self.shown = {
             name: value
@@ -193,6 +182,8 @@ class _WatchedCall:
         self.made = True
         span = trace.get_current_span()
         self._span = None if span is self._outer else span
+        if self._span is not None and (name := self._name()) is not None:
+            self._span.update_name(name)
         own, added = self.kwargs.get("extra_headers") or {}, kwargs.get("extra_headers") or {}
         if not isinstance(own, Mapping):
             return self.kwargs  # the client raises a better error
@@ -403,9 +394,18 @@ def _public_error(kind: type[BaseException], text: str) -> Exception:
 
 
 class _PublicClient(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """The client without what its address may hold of credentials."""
+    """The client without what its address may hold of credentials.
+
+    The address is a text, since the instrumentor asks for it three times a call.
+    """
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        address = str(client.base_url)
+        if "@" in address or "?" in address:
+            address = re.sub(r"//[^/@]*@", "//", address).partition("?")[0]
+        self._self_base_url = without_token(address)
 
     @property
     def base_url(self) -> str:
-        address = re.sub(r"//[^/@]*@", "//", str(self.__wrapped__.base_url)).partition("?")[0]
-        return without_token(address)
+        return self._self_base_url

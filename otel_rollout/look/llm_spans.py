@@ -57,14 +57,6 @@ class ReplyFacts(NamedTuple):
 class InstrumentedCall(Protocol):
     """A call that is made inside an instrumentor's wrapper."""
 
-    @property
-    def span_name(self) -> str | None:
-        """Name of its span. None: the instrumentor's own."""
-
-    @property
-    def span_attributes(self) -> Mapping[str, Any]:
-        """Further attributes that its span begins with."""
-
     def is_recorded_in(self, span: trace.Span) -> bool:
         """True if this is its span, and the call the first that begins in it; `ended` follows."""
 
@@ -279,7 +271,10 @@ class _LlmSpan:
 
     def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
         is_events = sc.RESPONSE_EVENTS in written
-        counts = token_counts(body, self._api, events=is_events)
+        if TokenCounts in call.observed:
+            counts: TokenCounts | None = call.observed[TokenCounts]
+        else:
+            counts = token_counts(body, self._api, events=is_events)
         replies = shown_replies(body, call.path, events=is_events)
         model = _named(self._api.model_name, body)
         reply_id = written.get(sc.RESPONSE_ID) or _named(self._api.id_name, body)

@@ -108,9 +108,8 @@ class Summary:
             self._own_task = True
             self._task = _task_of(api, loads(body))
 
-    def replied(self, api: ModelApi, path: str, body: bytes, *, events: bool) -> TokenCounts | None:
-        """A reply has come; its tokens, where it counts them. body: as it may be recorded."""
-        counts = token_counts(body, api, events=events)
+    def replied(self, path: str, body: bytes, counts: TokenCounts | None, *, events: bool) -> None:
+        """A reply has come, which counts its tokens so. body: as it may be recorded."""
         with self._lock:
             if counts is not None:
                 self._counted += 1
@@ -120,7 +119,6 @@ class Summary:
                 self._tokens[2] += counts.cached or 0
         if process_state.content.exported:
             self._last = body, path, events
-        return counts
 
     def show(self, first: list[Json], last: list[Json]) -> None:
         """Take in the conversations of the first and the last step of a trajectory."""
@@ -210,7 +208,10 @@ class Sums(Observer):
         summary: Summary | None = call.rollout.observed.get(self)
         if summary is None or call.api is None or (call.status_code or 0) >= 400:
             return
-        counts = summary.replied(call.api, call.path, body, events=sc.RESPONSE_EVENTS in written)
+        events = sc.RESPONSE_EVENTS in written
+        counts = token_counts(body, call.api, events=events)
+        call.observed[TokenCounts] = counts  # for other observers
+        summary.replied(call.path, body, counts, events=events)
         if counts is not None:
             rollout = call.rollout
             labels = {
