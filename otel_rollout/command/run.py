@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import re
 import secrets
 import shutil
+import tempfile
 import uuid
 from asyncio.subprocess import DEVNULL
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from otel_rollout.command.judging import judge
 from otel_rollout.command.process import Commands, Ended
 from otel_rollout.command.recording import gateway_options, recording, say_where, secret_of
 from otel_rollout.export import JsonlTrajectoryExporter
@@ -22,6 +23,7 @@ from otel_rollout.record import rollout
 from otel_rollout.terminal import say
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import trajectory_lines
+from otel_rollout.wire import Json, dumps
 
 NOT_FOUND = 127
 """Exit status of a command that does not exist, as a shell's."""
@@ -198,3 +200,63 @@ def no_call_hint(variables: Mapping[str, str]) -> str:
 def _hidden(url: str) -> str:
     """A base URL without its token, which is a password."""
     return re.sub(r"/r/[^/]+", "/r/...", url)
+
+
+# --- a reward from a command
+
+
+SHELL = "/bin/sh"
+
+
+async def judge(
+    command: str,
+    trajectory: Trajectory,
+    ended: Ended,
+    commands: Commands,
+    *,
+    variables: Mapping[str, str],
+    timeout: float | None,
+    prefix: str | None,
+) -> float | None:
+    """The reward that the command gives the trajectory; None, and a sentence, if it gives none.
+
+    It runs through the shell when the rollout has ended, and without the gateway: its own model
+    calls are none of the rollout's. From stdin it reads a line as `--out` has them, which
+    `Trajectory.from_dict` takes, with one more field: `history`, the messages of the main history.
+
+    ended: how the agent ended, for the variable OTEL_ROLLOUT_EXIT_STATUS.
+    variables: what else it gets beside those of this process.
+    """
+    history: Json = [*trajectory.messages()]
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
+        stdin.write(dumps({**trajectory.to_dict(), "history": history}).encode() + b"\n")
+        stdin.seek(0)
+        judged = await commands.run(
+            [SHELL, "-c", command],
+            {**os.environ, **variables, "OTEL_ROLLOUT_EXIT_STATUS": str(ended.status)},
+            timeout=timeout,
+            prefix=prefix,
+            stdin=stdin,
+            stdout=stdout,
+        )
+        stdout.seek(0)
+        output = stdout.read()
+    reward = None if judged.failure else number_in(output)
+    if reward is None:
+        expected = f"expected a finite number as its last line, got {_last_line(output)[:80]!r}"
+        say(f"no reward for {trajectory.id}: --reward-command: {judged.failure or expected}")
+    return reward
+
+
+def number_in(output: bytes) -> float | None:
+    """The number that the last line of an output is. None: it is none, or not finite."""
+    try:
+        number = float(_last_line(output))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Literal, TypeVar
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.trajectory import Episode, Trajectory, TrajectoryGroup
 
 OnFull = Literal["drop_oldest", "drop_newest", "block"]
@@ -220,3 +221,19 @@ class InMemoryTrajectoryExporter:
 def _renew(exporter: InMemoryTrajectoryExporter) -> None:
     exporter._changed = threading.Condition()
     exporter._waiters = set()
+
+
+Exporter = TypeVar("Exporter")
+
+
+def renew_after_fork(exporter: Exporter, renew: Callable[[Exporter], None]) -> None:
+    """Call `renew` with the exporter in every child that is forked while it exists."""
+    if hasattr(os, "register_at_fork"):
+        itself = weakref.ref(exporter)
+
+        def renew_copy() -> None:
+            copy = itself()
+            if copy is not None:
+                renew(copy)
+
+        os.register_at_fork(after_in_child=renew_copy)

@@ -5,12 +5,12 @@ from otel_rollout.view.filter_expression import Where as Where
 from otel_rollout.view.findings import Finding as Finding
 from otel_rollout.view.findings import findings_of as findings_of
 from otel_rollout.view.html import notebook_cell as notebook_cell
-from otel_rollout.view.ordering import lines_in_order as lines_in_order
 from otel_rollout.view.overview import Overview as Overview
 from otel_rollout.view.overview import Overviews as Overviews
 from otel_rollout.view.overview import overviews as overviews
 from otel_rollout.view.sources import ERRORS_SHOWN as ERRORS_SHOWN
 from otel_rollout.view.sources import Sources as Sources
+from otel_rollout.view.sources import lines_in_order as lines_in_order
 from otel_rollout.view.sources import say_above as say_above
 from otel_rollout.view.sources import say_unreadable as say_unreadable
 from otel_rollout.view.verbs.check import check as check

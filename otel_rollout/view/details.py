@@ -16,10 +16,10 @@ from otel_rollout.trajectory import (
     Trajectory,
     untrained_sequences,
 )
+from otel_rollout.view.fields import browser_value
 from otel_rollout.view.messages import MessageRow, message_row, name_of_tool
 from otel_rollout.view.overview import Examined, examine
 from otel_rollout.view.page_types import HistoryView, MessageAnswer, Node, RewardView, RowView
-from otel_rollout.view.sql_values import browser_value
 from otel_rollout.view.tree import HistoryPath, Tree
 from otel_rollout.wire import Json, dumps
 

@@ -11,8 +11,7 @@ import pytest
 from otel_rollout import rollout
 from otel_rollout.testing import Raw
 from otel_rollout.view.as_text import format_trajectory
-from otel_rollout.view.messages import CallRow, message_row
-from otel_rollout.view.search_text import words_of
+from otel_rollout.view.messages import CallRow, message_row, words_of
 from otel_rollout.wire import (
     Other,
     Part,

@@ -10,8 +10,8 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.fields import Field
 from otel_rollout.view.filter_expression import Where
-from otel_rollout.view.ordering import lines_in_order, ordered
 from otel_rollout.view.overview import Overview
+from otel_rollout.view.sources import lines_in_order, ordered
 from otel_rollout.wire import loads
 
 
