@@ -63,9 +63,7 @@ class SplittingSpanExporter(SpanExporter):
         """The exporter that sends the requests."""
         self._max_bytes = _MAX_BYTES if max_bytes is None else max_bytes
         self._largest = max_bytes
-        """Bytes of the largest span that is sent as it is. None: no span was refused so far."""
-        self._cut_bytes = self._max_bytes
-        """Bytes to which larger spans are cut."""
+        """Bytes to which a larger span is cut. None: no span was refused so far."""
         self._cut = 0
         """Spans that were cut."""
         self.refused = 0
@@ -98,25 +96,21 @@ class SplittingSpanExporter(SpanExporter):
         The spans that did not arrive since the receiver is away, or takes none at all; they may be
         sent again. Those that it refuses, and not their neighbours, are counted in `refused`.
         """
-        if len(batch) == 1 and self._largest is not None and size_of(batch[0]) > self._largest:
-            cut = cut_to(batch[0], self._cut_bytes)
-            if cut is not batch[0]:
-                self._report_cut(batch[0], self._cut_bytes)
-                batch = [cut]
+        if len(batch) == 1 and self._largest is not None:
+            batch = [self._cut_to(batch[0], self._largest)]
         if self._takes(batch):
             return []
-        is_small = len(batch) == 1 and size_of(batch[0]) <= _SMALL
-        if is_small or not self._takes([]):
+        if not self._takes([]):
             return batch
-        if len(batch) == 1:
-            return [] if self._send_shortened(batch[0]) else batch
         alone, away = self._send_parts(batch)
-        if len(alone) + len(away) == len(batch):
+        if len(alone) + len(away) == len(batch) > 1:
             return batch  # the receiver takes nothing now, whatever is in it
         for span in alone:
             if not self._takes([]):
                 away.append(span)
             elif not self._send_shortened(span):
+                if len(batch) == 1:
+                    return batch
                 self.refused += 1
         return away
 
@@ -129,17 +123,19 @@ class SplittingSpanExporter(SpanExporter):
         """
         deadline = time.monotonic() + _SECONDS
         largest, alone, away = 0, list[ReadableSpan](), list[ReadableSpan]()
-        parts = deque([batch[: len(batch) // 2], batch[len(batch) // 2 :]])
-        while parts:
-            part = parts.popleft()
-            if time.monotonic() > deadline or (not largest and len(alone) >= _TRIES):
-                away += part
-            elif self._takes(part):
-                largest = max(largest, sum(map(size_of, part)))
-            elif len(part) == 1:
+        refused = deque([batch])
+        while refused:
+            part = refused.popleft()
+            if len(part) == 1:
                 alone += part
-            else:
-                parts += part[: len(part) // 2], part[len(part) // 2 :]
+                continue
+            for half in (part[: len(part) // 2], part[len(part) // 2 :]):
+                if time.monotonic() > deadline or (not largest and len(alone) >= _TRIES):
+                    away += half
+                elif self._takes(half):
+                    largest = max(largest, sum(map(size_of, half)))
+                else:
+                    refused.append(half)
         if largest and not alone and not away:
             self._max_bytes = min(self._max_bytes, max(largest, _SMALL))
         return alone, away
@@ -157,16 +153,20 @@ class SplittingSpanExporter(SpanExporter):
         """Send a span that was refused: once more as it is, then cut to one limit after another."""
         if self._takes([span]):
             return True  # the receiver was away before
-        size = size_of(span)
         for max_bytes in (limit - limit // 16 for limit in _LIMITS):
             cut = cut_to(span, max_bytes)
             if cut is not span and self._takes([cut]):
-                self._largest = min(size - 1, self._largest or size)
-                self._max_bytes = min(self._max_bytes, self._largest)
-                self._cut_bytes = max_bytes
+                self._largest = max_bytes
+                self._max_bytes = min(self._max_bytes, max_bytes)
                 self._report_cut(span, max_bytes)
                 return True
         return False
+
+    def _cut_to(self, span: ReadableSpan, max_bytes: int) -> ReadableSpan:
+        cut = cut_to(span, max_bytes)
+        if cut is not span:
+            self._report_cut(span, max_bytes)
+        return cut
 
     def _report_cut(self, span: ReadableSpan, max_bytes: int) -> None:
         """Count a span that was cut; the first is logged."""
