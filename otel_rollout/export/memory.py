@@ -189,18 +189,14 @@ class InMemoryTrajectoryExporter:
         """Hold the trajectories; see `on_full`."""
         with self._changed:
             for trajectory in trajectories:
-                if self._limit is not None and len(self._finished) >= self._limit:
-                    if self._on_full == "block":
-                        self._changed.wait_for(self._has_room)
-                    elif self._on_full == "drop_newest":
-                        self.dropped += 1
-                        continue
-                    else:
-                        self._finished.popleft()
-                        self.dropped += 1
-                if self._closed:
+                if self._on_full == "block":
+                    self._changed.wait_for(self._has_room)
+                if self._closed or (self._on_full == "drop_newest" and not self._has_room()):
                     self.dropped += 1
                     continue
+                if not self._has_room():
+                    self._finished.popleft()
+                    self.dropped += 1
                 self._finished.append(trajectory)
                 self._notify()
 

@@ -115,7 +115,7 @@ class Opened:
             "size": size,
             "reasoning": None if message.reasoning is None else message.reasoning[:room],
             "toolCalls": [
-                {"id": call.id, "name": call.name[:room], "arguments": call.arguments[:room]}
+                {"id": call.id, "name": call.name[:room], "arguments": call.text[:room]}
                 for call in message.calls[:_MOST_LINES]
             ],
             "toolCallId": message.call_id,
@@ -233,7 +233,7 @@ class Opened:
 
 def searched(message: MessageRow) -> str:
     """All texts of a message."""
-    calls = (f"{call.name} {call.arguments}" for call in message.calls)
+    calls = (f"{call.name} {call.text}" for call in message.calls)
     return "\n".join(filter(None, (message.text, message.reasoning, *calls)))
 
 

@@ -31,23 +31,13 @@ _LONGEST_LINK = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class CallRow:
-    """A call of a tool."""
-
-    id: str | None
-    name: str
-    arguments: str
-    """JSON as the model wrote it, or as the API has it."""
-
-
-@dataclass(frozen=True, slots=True)
 class MessageRow:
     """The readable parts of one message."""
 
     role: str
     text: str
     reasoning: str | None
-    calls: tuple[CallRow, ...]
+    calls: tuple[ToolCall, ...]
     call_id: str | None
     """The call that it answers, where it is a tool's result."""
     images: tuple[str, ...]
@@ -66,12 +56,11 @@ def message_row(message: Json) -> MessageRow:
     parts = message_parts(message)
     media = list(media_in(parts))
     addresses = [each.address for each in media if each.address]
-    calls = [part for part in parts if isinstance(part, ToolCall)]
     return MessageRow(
         role=_role(message, parts),
         text="\n\n".join(filter(None, _texts(parts))),
         reasoning=_reasoning(message, parts),
-        calls=tuple(CallRow(call.id, call.name, call.text) for call in calls),
+        calls=tuple(part for part in parts if isinstance(part, ToolCall)),
         call_id=next((part.id for part in parts if isinstance(part, ToolResult) and part.id), None),
         images=tuple(filter(_is_shown, addresses)),
         links=tuple(_link(each) for each in addresses if not _is_shown(each)),
