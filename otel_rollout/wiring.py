@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from opentelemetry import trace
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
@@ -99,12 +99,6 @@ class _Setup:
             if all(queue.exporter is not span_exporter for queue in self.processors):
                 self.processors.append(SpanQueue(span_exporter, self.max_bytes))
                 self.provider.add_span_processor(self.processors[-1])
-
-
-def _done_before() -> _Setup | None:
-    """The set-up of an earlier `configure`. None: there was none, or `shutdown` has undone it."""
-    setup = process_state.setup
-    return setup if isinstance(setup, _Setup) else None
 
 
 def configure(
@@ -205,7 +199,7 @@ def configure(
         max_bytes=max_bytes,
     )
     with process_state.configuring:
-        before = _done_before()
+        before = cast("_Setup | None", process_state.setup)
         if before is not None:
             asked = dict(settings.asked())
             if content is None and redact is None:
@@ -281,7 +275,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
     Without `configure` it does nothing and returns True.
     """
     with process_state.configuring:
-        setup, process_state.setup = _done_before(), None
+        setup, process_state.setup = cast("_Setup | None", process_state.setup), None
         if setup is None:
             return True
         if setup.part is not None:

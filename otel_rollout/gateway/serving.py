@@ -12,7 +12,6 @@ import functools
 import logging
 import socket
 import threading
-from types import TracebackType
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
@@ -125,12 +124,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         process_state.gateways.add(self._url)
         return Gateway(self._application, self._url)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         process_state.gateways.discard(self._url)
         try:
             if self._server is not None:
@@ -146,13 +140,8 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self.__aenter__(), self._loop).result()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
-        leaving = self.__aexit__(None, None, None)
+    def __exit__(self, *exc_info: object) -> None:
+        leaving = self.__aexit__(*exc_info)
         try:
             asyncio.run_coroutine_threadsafe(leaving, self._loop).result()
         finally:

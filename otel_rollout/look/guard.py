@@ -13,6 +13,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.instrumentation.openai.shared.config import Config
 
 from otel_rollout import semconv as sc
-from otel_rollout.look.llm_spans import ReplyFacts, instrumented
+from otel_rollout.look.llm_spans import INSTRUMENTED, ReplyFacts
 from otel_rollout.record import (
     ActiveRollout,
     Secrets,
@@ -79,25 +80,18 @@ class Guard:
 
     def _watch(self, call: _WatchedCall) -> Any:
         returned = None
-        try:
+        with call:
             call.prepare()
-            with instrumented(call):
-                returned = self._wrapper(call.make, call.instance, call.args, call.shown)
-        except BaseException as error:
-            call.swallow(error)
+            returned = self._wrapper(call.make, call.instance, call.args, call.shown)
         if not call.made:
             return call.wrapped(*call.args, **call.kwargs)
         return call.end(returned)
 
     async def _watch_async(self, call: _WatchedCall) -> Any:
         returned = None
-        try:
+        with call:
             call.prepare()
-            with instrumented(call):
-                wrapper = self._wrapper
-                returned = await wrapper(call.make_async, call.instance, call.args, call.shown)
-        except BaseException as error:
-            call.swallow(error)
+            returned = await self._wrapper(call.make_async, call.instance, call.args, call.shown)
         if not call.made:
             return await call.wrapped(*call.args, **call.kwargs)
         return call.end(returned)
@@ -144,6 +138,21 @@ class _WatchedCall:
         """Name of its span. None: the instrumentor's own."""
         operation, model = self._guard.operation, self.shown.get("model")
         return f"{operation} {model}" if operation and isinstance(model, str) else operation
+
+    def __enter__(self) -> None:
+        """The instrumentor's wrapper begins."""
+        self._token = INSTRUMENTED.set(self)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        """It has ended. What it raised is dropped: what the client raised, or its own error."""
+        with suppress(ValueError):  # a coroutine that the garbage collector closes
+            INSTRUMENTED.reset(self._token)
+        if error is None or error is self._raised:
+            return True
+        if isinstance(error, Exception):
+            log_swallowed(error)
+            return True
+        return False
 
     def prepare(self) -> None:
         if Config.upload_base64_image is _NO_CALLBACK:  # anybody's OpenAIInstrumentor() sets it
@@ -249,14 +258,6 @@ class _WatchedCall:
             span.set_status = lambda *_: None  # the instrumentor would set OK
         if self._returned is not None:
             self._finish()
-
-    def swallow(self, error: BaseException) -> None:
-        """The instrumentor's wrapper raised: what the client raised, or something of its own."""
-        if error is self._raised:
-            return
-        if not isinstance(error, Exception):
-            raise error
-        log_swallowed(error)
 
     def end(self, returned: Any) -> Any:
         """Return to the caller what the client returned, or raise what it raised."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
@@ -64,23 +63,10 @@ class InstrumentedCall(Protocol):
         """The call has ended, and its span shows it."""
 
 
-_current: ContextVar[InstrumentedCall | None] = ContextVar("otel-rollout-llm-span", default=None)
-
-
-@contextmanager
-def instrumented(call: InstrumentedCall) -> Iterator[None]:
-    """The spans that an instrumentor starts inside are of this call."""
-    token = _current.set(call)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # a coroutine that the garbage collector closes
-            _current.reset(token)
-
-
-def instrumented_call() -> InstrumentedCall | None:
-    """The call in whose instrumentor's wrapper this runs. None: in none."""
-    return _current.get()
+INSTRUMENTED: ContextVar[InstrumentedCall | None] = ContextVar(
+    "otel-rollout-llm-span", default=None
+)
+"""The call in whose instrumentor's wrapper this runs. None: in none."""
 
 
 class _ShownBefore:
@@ -122,7 +108,7 @@ class LlmSpans(Observer):
         api = api_of(call.path)
         if shown is None or api is None:
             return
-        around, made = trace.get_current_span(call.context), instrumented_call()
+        around, made = trace.get_current_span(call.context), INSTRUMENTED.get()
         if made is not None and made.is_recorded_in(around):
             call.observed[self] = _LlmSpan(shown, api, around, made)
         elif _is_to_write(around, call):

@@ -100,7 +100,8 @@ class SplittingSpanExporter(SpanExporter):
             batch = [self._cut_to(batch[0], self._largest)]
         if self._takes(batch):
             return []
-        if not self._takes([]):
+        is_small = len(batch) == 1 and size_of(batch[0]) <= _SMALL
+        if is_small or not self._takes([]):
             return batch
         alone, away = self._send_parts(batch)
         if len(alone) + len(away) == len(batch) > 1:

@@ -123,32 +123,20 @@ class _Report:
         if digest in self._ids:
             findings.append(_CAME_BEFORE)
         self._ids.add(digest)
-        fails = self._failed_by_kind(trainable=trajectory.trainable)
+        fails = {
+            REQUIREMENTS[name][0]: name
+            for name in self.required
+            if trajectory.trainable or name not in TO_TRAIN_ON
+        }
         found = [(one, fails.get(one.kind)) for one in findings]
         if not overview.trained_tokens:
             found.append((_no_tokens(rows.dropped), fails.get(None)))
         checked = Checked(overview, found)
-        self._count(checked)
-        return checked
-
-    def _failed_by_kind(self, *, trainable: bool) -> dict[str | None, str]:
-        """The requirement that each kind of finding fails; None is that no token trains.
-
-        trainable: False for a trajectory that is recorded and not to be trained on.
-        """
-        return {
-            REQUIREMENTS[name][0]: name
-            for name in self.required
-            if trainable or name not in TO_TRAIN_ON
-        }
-
-    def _count(self, checked: Checked) -> None:
         self.trajectories += 1
         self.failed += bool(checked.fails)
         self.failing.update(checked.fails)
-        for one, name in checked.findings:
-            if name is not None:
-                self._advice[name, one.advice] += 1
+        self._advice.update((name, one.advice) for one, name in found if name is not None)
+        return checked
 
     def lines(self) -> Iterator[str]:
         """The end of what is printed for people."""
