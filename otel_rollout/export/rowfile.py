@@ -24,15 +24,10 @@ from typing import Any
 from otel_rollout.errors import ConfigurationError, ExportError, SpanFormatError
 from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.export.store import Store
-from otel_rollout.lines import write_whole
+from otel_rollout.lines import lock, write_whole
 from otel_rollout.terminal import without_ids_and_numbers
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json, dumps, finite, loads
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _OURS = ("trajectories", "spans")
 """How the names of the files in the folder begin."""
@@ -83,15 +78,14 @@ class RowFile:
                 f"{self._folder}: expected the folder of an export, got a link or files of others: "
                 f"move it away"
             )
-        if fcntl is not None:
-            folder = os.open(self._folder, os.O_RDONLY | _NO_LINKS)
-            self._held.callback(os.close, folder)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigurationError(
-                    f"{self._folder}: another process is writing {self.output.name}: let it end"
-                ) from None
+        if os.name == "nt":  # a folder cannot be opened there
+            return
+        folder = os.open(self._folder, os.O_RDONLY | _NO_LINKS)
+        self._held.callback(os.close, folder)
+        if not lock(folder):
+            raise ConfigurationError(
+                f"{self._folder}: another process is writing {self.output.name}: let it end"
+            )
 
     def _resume(self) -> None:
         """Go on with what an export of the same plan has committed; else begin."""

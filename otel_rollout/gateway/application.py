@@ -180,8 +180,7 @@ class Application:
 
     async def _answer_control(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         body = await self._read_body(scope, receive)
-        reply = self._control.answer(scope, path, body, _root_of(scope))
-        await answer(send, reply.status, reply.body, reply.content_type)
+        await answer(send, *self._control.answer(scope, path, body, _root_of(scope)))
 
     def _rollout_of(self, asked: Asked, scope: Scope) -> Carried:
         """The rollout that a request belongs to. Refusal for one that proves none."""

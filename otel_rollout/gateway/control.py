@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -74,13 +73,8 @@ def page() -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ControlReply:
-    """A reply of the control routes."""
-
-    status: int
-    body: bytes
-    content_type: str = "application/json"
+ControlReply = tuple[int, bytes, str]
+"""Status, body and type of a reply of the control routes."""
 
 
 class Control:
@@ -110,7 +104,7 @@ class Control:
         """
         method = scope["method"]
         if method in ("GET", "HEAD") and path == "/docs":
-            return ControlReply(200, page().encode(), "text/html; charset=utf-8")
+            return 200, page().encode(), "text/html; charset=utf-8"
         if method in ("GET", "HEAD") and path == "/openapi.json":
             return _json(200, description())
         headers = dict(scope["headers"])
@@ -204,4 +198,4 @@ def _unknown(rollout_id: str) -> Refusal:
 
 
 def _json(status: int, value: Json) -> ControlReply:
-    return ControlReply(status, dumps(value).encode())
+    return status, dumps(value).encode(), "application/json"

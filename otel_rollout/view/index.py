@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from otel_rollout.errors import ConfigurationError, RolloutError
+from otel_rollout.lines import lock
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.details import Opened
 from otel_rollout.view.fields import sql_text
@@ -28,11 +29,6 @@ from otel_rollout.view.index_reader import Reader, check_source
 from otel_rollout.view.sources import is_address
 from otel_rollout.view.table import APPLICATION, VERSION, Location, Table, WritableTable
 from otel_rollout.wire import dumps, loads
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _POLL = 1.0
 """Seconds between two looks at the sources."""
@@ -143,7 +139,7 @@ class Index:
 
     def _writable(self) -> Path:
         """The file of the index: the one that is wanted, if no other process writes to it."""
-        if self._wanted is not None and lock(self._wanted, self._held):
+        if self._wanted is not None and _lock_file(self._wanted, self._held):
             return self._wanted
         folder = tempfile.mkdtemp(prefix="otel-rollout-view-")
         self._held.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -195,7 +191,7 @@ def cached_file(key: str) -> Path:
     return cache_folder() / f"{blake2b(key.encode(), digest_size=16).hexdigest()}.sqlite"
 
 
-def lock(path: Path, held: ExitStack) -> bool:
+def _lock_file(path: Path, held: ExitStack) -> bool:
     """Keep the index from other writers until `held` is closed; False if another has it."""
     try:
         file = held.enter_context(_private(path.with_name(path.name + ".lock")))
@@ -204,13 +200,7 @@ def lock(path: Path, held: ExitStack) -> bool:
             f"the index {str(path)!r} cannot be written ({error.strerror}): name another file "
             f"(--index), or keep none (--no-cache)"
         ) from None
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    return lock(file)
 
 
 def connect(path: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
