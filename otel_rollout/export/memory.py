@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Literal, TypeVar
 
 from otel_rollout.errors import ConfigurationError
@@ -161,21 +162,15 @@ class InMemoryTrajectoryExporter:
         return taken
 
     def __iter__(self) -> Iterator[Trajectory]:
-        while True:
-            try:
-                taken = self.take()
-            except TimeoutError:
-                return
-            yield from taken
+        with suppress(TimeoutError):  # it is shut down
+            while True:
+                yield from self.take()
 
     async def __aiter__(self) -> AsyncIterator[Trajectory]:
-        while True:
-            try:
-                taken = await self.take_async()
-            except TimeoutError:
-                return
-            for trajectory in taken:
-                yield trajectory
+        with suppress(TimeoutError):
+            while True:
+                for trajectory in await self.take_async():
+                    yield trajectory
 
     def _notify(self) -> None:
         self._changed.notify_all()
