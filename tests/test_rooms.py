@@ -476,7 +476,7 @@ LINES = {
     "command": 2_290,
     "export": 2_065,
     "gateway": 2_060,
-    "look": 1_945,
+    "look": 1_950,
     "otlp": 1_645,
     "rebuild": 1_250,
     "rebuild/dialects": 2_130,
@@ -484,7 +484,7 @@ LINES = {
     "spans": 1_735,
     "testing": 1_195,
     "trajectory": 4_460,
-    "view": 5_650,
+    "view": 5_640,
     "wire": 4_575,
     "workflows": 855,
 }

@@ -17,7 +17,14 @@ from opentelemetry import trace
 from opentelemetry.context import get_value
 
 from otel_rollout import semconv as sc
-from otel_rollout.record import Observer, RunningCall, RunningRollout, is_model_call, process_state
+from otel_rollout.record import (
+    Observer,
+    RunningCall,
+    RunningRollout,
+    is_model_call,
+    present,
+    process_state,
+)
 from otel_rollout.wire import (
     Json,
     Media,
@@ -257,10 +264,9 @@ class _LlmSpan:
 
     def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
         is_events = sc.RESPONSE_EVENTS in written
-        if TokenCounts in call.observed:
-            counts: TokenCounts | None = call.observed[TokenCounts]
-        else:
-            counts = token_counts(body, self._api, events=is_events)
+        if TokenCounts not in call.observed:
+            call.observed[TokenCounts] = token_counts(body, self._api, events=is_events)
+        counts: TokenCounts | None = call.observed[TokenCounts]
         replies = shown_replies(body, call.path, events=is_events)
         model = _named(self._api.model_name, body)
         reply_id = written.get(sc.RESPONSE_ID) or _named(self._api.id_name, body)
@@ -283,7 +289,7 @@ class _LlmSpan:
                 [_sampled(reply.items, reply.finish_reason) for reply in replies]
             )
         if self._span.is_recording():  # of a body that the agent reads itself it may have ended
-            self._span.set_attributes({k: v for k, v in attributes.items() if v is not None})
+            self._span.set_attributes(present(attributes))
 
     def _note_replies(self, reply_id: str | None, items: list[Json], text: str | None) -> None:
         """Note what is shown of a reply. text: that of its first choice. None: it has none."""

@@ -286,9 +286,8 @@ class _Documents:
                 yield from self._row(names, row)
         elif "result" in members:
             yield from read_json(data["result"], on_error=self._report)
-        elif members and _is_answer(data):
-            backend = _module("phoenix" if "data" in members else "mlflow")
-            yield from backend.read_answer(data, on_error=self._report)
+        elif members and (backend := _backend_of(data)) is not None:
+            yield from _module(backend).read_answer(data, on_error=self._report)
         elif "data" in members and "resourceSpans" not in members:
             raise SpanFormatError(
                 "this looks like Jaeger's older API, which cuts times to microseconds: get "
@@ -325,14 +324,14 @@ class _Documents:
                 yield from read_clickhouse([_named(self._columns, data)])
 
 
-def _is_answer(data: Mapping[str, Any]) -> bool:
-    """True for a page of Phoenix, and for the spans of a trace, or a trace with them, of MLflow."""
+def _backend_of(data: Mapping[str, Any]) -> str | None:
+    """Phoenix for a page of it, MLflow for the spans of a trace of it, or a trace with them."""
+    if {"data", "next_cursor"} <= data.keys():
+        return "phoenix"
     trace = data.get("trace", data)
     spans = trace.get("spans") if isinstance(trace, dict) else None
-    is_trace = isinstance(spans, list) and any(
-        "trace_id" in s for s in spans if isinstance(s, dict)
-    )
-    return is_trace or {"data", "next_cursor"} <= data.keys()
+    rows = spans if isinstance(spans, list) else ()
+    return "mlflow" if any("trace_id" in row for row in rows if isinstance(row, dict)) else None
 
 
 def _named(columns: list[str], row: Any) -> Mapping[str, Any]:

@@ -45,13 +45,19 @@ class Field:
     _key: str | None
 
     @classmethod
-    def parse(cls, text: str) -> Field:
-        """The field that a text names. ConfigurationError, with what is known, for another text."""
+    def parse(cls, option: str, text: str, *, not_of: tuple[Kind, ...] = ()) -> Field:
+        """The single value that a text names, which an option has.
+
+        ConfigurationError, with what is known, for any other text, and for one of these kinds.
+        """
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             node = None
         match node:
+            case ast.Name(id=name) if (kind := COLUMNS.get(name)) in (*not_of, "object"):
+                one = f', such as {text}["..."]' if kind == "object" else ""
+                raise ConfigurationError(f"{option}: expected a single value{one}, got {text!r}")
             case ast.Name(id=name) if name in COLUMNS:
                 return cls(text, COLUMNS[name], name, None)
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as key)) if (
@@ -61,7 +67,7 @@ class Field:
         names = ", ".join(
             f'{name}["..."]' if kind == "object" else name for name, kind in COLUMNS.items()
         )
-        raise ConfigurationError(f"expected one of {names}, got {text!r}")
+        raise ConfigurationError(f"{option}: expected one of {names}, got {text!r}")
 
     def of(self, overview: Overview) -> Json:
         """The value; None where it is not known, or not there."""
