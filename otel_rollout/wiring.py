@@ -77,9 +77,7 @@ class _Setup:
     own_provider: bool
     """True if `configure` made the provider."""
     processor: TrajectorySpanProcessor
-    max_bytes: int
-    """Bound on what waits for each exporter."""
-    processors: list[SpanQueue] = field(default_factory=list)
+    queues: list[SpanQueue] = field(default_factory=list)
     """The queues of `span_exporters` and OTLP."""
     metrics: MeterProvider | None = None
     """The meter provider that `configure` made. None: it made none."""
@@ -96,9 +94,10 @@ class _Setup:
             if exporter not in self.processor.exporters:
                 self.processor.exporters.append(exporter)
         for span_exporter in span_exporters:
-            if all(queue.exporter is not span_exporter for queue in self.processors):
-                self.processors.append(SpanQueue(span_exporter, self.max_bytes))
-                self.provider.add_span_processor(self.processors[-1])
+            if all(queue.exporter is not span_exporter for queue in self.queues):
+                queue = SpanQueue(span_exporter, process_state.settings.max_bytes)
+                self.queues.append(queue)
+                self.provider.add_span_processor(queue)
 
 
 def configure(
@@ -222,9 +221,7 @@ def _set_up(
     to_look = [*span_exporters, *(otlp_exporters() if own else ())]
     for sentence in cutting_limits(provider):
         warnings.warn(sentence, TruncationWarning, stacklevel=3)
-    setup = _Setup(
-        provider, own, TrajectorySpanProcessor(max_bytes=settings.max_bytes), settings.max_bytes
-    )
+    setup = _Setup(provider, own, TrajectorySpanProcessor(max_bytes=settings.max_bytes))
     capture.instrument(settings.content)
     setup.undo.callback(capture.uninstrument)
     process_state.use(settings)
@@ -302,11 +299,11 @@ def _flush_and_end(setup: _Setup, deadline: float) -> bool:
 
     provider = setup.provider
     # All at once: a trajectory exporter that hangs must not take the time of the spans.
-    flushed: tuple[TracerProvider | SpanQueue, ...] = (provider, *setup.processors)
+    flushed: tuple[TracerProvider | SpanQueue, ...] = (provider, *setup.queues)
     late = in_time([(each, partial(each.force_flush, left())) for each in flushed], left() / 1000)
     in_its_time = setup.processor.end(left())
     ends: list[tuple[object, Callable[[], object]]] = [
-        (queue, partial(queue.end, left())) for queue in setup.processors
+        (queue, partial(queue.end, left())) for queue in setup.queues
     ]
     if setup.metrics is not None:
         ends.append((setup.metrics, partial(setup.metrics.shutdown, left())))
@@ -315,7 +312,7 @@ def _flush_and_end(setup: _Setup, deadline: float) -> bool:
     if setup.own_provider:
         late += in_time([(provider, provider.shutdown)], left() / 1000 + _LAST_SECONDS)
     else:
-        for processor in (setup.processor, *setup.processors):
+        for processor in (setup.processor, *setup.queues):
             remove_processor(provider, processor)
     return in_its_time and not late
 
@@ -325,10 +322,10 @@ def _say_lost(setup: _Setup) -> bool:
     ended = process_state.ended_exporters
     lost = [
         queue
-        for queue in setup.processors
+        for queue in setup.queues
         if queue.lost and not (queue.exporter in ended and queue.has_exported_none)
     ]
-    ended.update(queue.exporter for queue in setup.processors)
+    ended.update(queue.exporter for queue in setup.queues)
     if setup.processor.dropped:
         logger.error("%d trajectories did not reach their exporters", setup.processor.dropped)
     return setup.processor.dropped > 0 or bool(lost)

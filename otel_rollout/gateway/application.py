@@ -167,7 +167,9 @@ class Application:
         asked = asked_of(path, scope["headers"])
         try:
             if self._control.is_at(asked.path) and asked.token is None:
-                await self._answer_control(scope, asked.path, receive, send)
+                body = await self._read_body(scope, receive)
+                reply = self._control.answer(scope, asked.path, body, _root_of(scope))
+                await answer(send, *reply)
                 return
             carried = self._rollout_of(asked, scope)
             body = await self._read_body(scope, receive)
@@ -177,10 +179,6 @@ class Application:
             await refuse(send, refusal, asked.path)
         except (ClientGone, Cut):
             return  # uvicorn closes a connection whose reply is not complete
-
-    async def _answer_control(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
-        body = await self._read_body(scope, receive)
-        await answer(send, *self._control.answer(scope, path, body, _root_of(scope)))
 
     def _rollout_of(self, asked: Asked, scope: Scope) -> Carried:
         """The rollout that a request belongs to. Refusal for one that proves none."""

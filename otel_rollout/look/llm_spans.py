@@ -178,7 +178,8 @@ class _LlmSpan:
         self._reply = ReplyFacts()
 
     def requested(self, call: RunningCall, written: Mapping[str, Any]) -> None:
-        params, attributes = _params(written), dict[str, Any]()
+        digests: dict[str, str] = loads(written.get(sc.REQUEST_SHARED, "{}"))
+        params, attributes = _params(written, digests), dict[str, Any]()
         model = self._api.request_model(call.path.partition("?")[0], params)
         if model is not None and self._made is None:
             self._span.update_name(f"{_operation(self._api)} {model}")
@@ -189,7 +190,7 @@ class _LlmSpan:
             self._turn = self._turn_of(call, params, written.get(sc.REQUEST_DIGEST))
             attributes[sc.TURN] = self._turn
             if process_state.content.is_whole:
-                attributes |= self._context(params, written) | self._messages(call, params)
+                attributes |= self._context(params, digests) | self._messages(call, params)
         self._span.set_attributes(attributes)
 
     def _turn_of(self, call: RunningCall, params: Mapping[str, Json], digest: object) -> int:
@@ -214,7 +215,7 @@ class _LlmSpan:
             return self._shown.prompts if known and prompt.startswith(known) else 0
         return 0
 
-    def _context(self, params: Mapping[str, Json], written: Mapping[str, Any]) -> dict[str, Any]:
+    def _context(self, params: Mapping[str, Json], digests: Mapping[str, str]) -> dict[str, Any]:
         """Instructions and tools that no span has shown."""
         attributes: dict[str, Any] = {}
         is_full = process_state.content.shows == "full"
@@ -222,7 +223,7 @@ class _LlmSpan:
             if self._shown.add(message) or is_full:
                 attributes[sc.GEN_AI_SYSTEM_INSTRUCTIONS] = dumps(_parts(message))
         tools, counts = self._api.tools(params), self._shown.tools
-        digest = loads(written.get(sc.REQUEST_SHARED, "{}")).get("tools")
+        digest = digests.get("tools", "")
         count = counts.get(digest) if tools is None else len(tools)
         if digest and count:
             counts[digest] = count
@@ -322,11 +323,12 @@ def _before(messages: int, turns: int) -> str:
     return f"({messages} earlier {are} not repeated: see {shown} of this conversation)"
 
 
-def _params(written: Mapping[str, Any]) -> dict[str, Json]:
+def _params(written: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Json]:
     """The members of a request but its conversation: those that are long, where they are new."""
     params: dict[str, Json] = loads(written.get(sc.REQUEST_PARAMS, "{}"))
-    digests: dict[str, str] = loads(written.get(sc.REQUEST_SHARED, "{}"))
-    values: dict[str, Json] = loads(written.get(sc.REQUEST_SHARED_VALUES, "{}"))
+    if sc.REQUEST_SHARED_VALUES not in written:
+        return params
+    values: dict[str, Json] = loads(written[sc.REQUEST_SHARED_VALUES])
     return params | {n: values[d] for n, d in digests.items() if d in values}
 
 

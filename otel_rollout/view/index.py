@@ -177,18 +177,16 @@ def _bytes_at(place: Location) -> bytes:
 # --- the file of an index
 
 
-def cache_folder() -> Path:
-    """The folder of indexes, `$XDG_CACHE_HOME/otel-rollout/view`, which only the user may read."""
+def cached_file(key: str) -> Path:
+    """The file of the index with this key, in `$XDG_CACHE_HOME/otel-rollout/view`.
+
+    Only the user may read that folder.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(home) / "otel-rollout" / "view"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-    return folder
-
-
-def cached_file(key: str) -> Path:
-    """The file of the index with this key, in the cache."""
-    return cache_folder() / f"{blake2b(key.encode(), digest_size=16).hexdigest()}.sqlite"
+    return folder / f"{blake2b(key.encode(), digest_size=16).hexdigest()}.sqlite"
 
 
 def _lock_file(path: Path, held: ExitStack) -> bool:

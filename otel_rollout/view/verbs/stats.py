@@ -32,7 +32,8 @@ def stats(options: argparse.Namespace) -> int:
     for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
         drift, calls = trajectory.drift(), _calls(trajectory)
         if options.json:
-            each.append({**_named(trajectory), "calls": calls, **drift.to_dict()})
+            named = {name: getattr(trajectory, name) for name in ("id", "name", "task_id")}
+            each.append({**named, "calls": calls, **drift.to_dict()})
         else:
             if not total.trajectories:
                 print(_line("trajectory", _HEAD))
@@ -94,10 +95,6 @@ class _Total:
             "prefilled_again": self.again.total(),
             "causes": dict(self.causes.most_common()),
         }
-
-
-def _named(trajectory: Trajectory) -> dict[str, Json]:
-    return {"id": trajectory.id, "name": trajectory.name, "task_id": trajectory.task_id}
 
 
 def _calls(trajectory: Trajectory) -> int:
