@@ -476,7 +476,7 @@ LINES = {
     "command": 2_290,
     "export": 2_065,
     "gateway": 2_060,
-    "look": 1_955,
+    "look": 1_945,
     "otlp": 1_645,
     "rebuild": 1_250,
     "rebuild/dialects": 2_130,

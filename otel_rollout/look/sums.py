@@ -70,7 +70,7 @@ class Summary:
         """Tools that have a span."""
         self.tool_errors = 0
         """Tools of these that failed."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._models: dict[str, None] = {}
         self._asked_as: tuple[str, object] | None = None
         """Path and parameters of the last request."""
@@ -90,11 +90,6 @@ class Summary:
 
     # --- calls
 
-    def began(self) -> None:
-        """A call of a model begins."""
-        with self._lock:
-            self.calls += 1
-
     def asked(self, api: ModelApi, path: str, body: bytes, written: Mapping[str, Any]) -> None:
         """A request was sent. body: as it may be recorded. written: its attributes."""
         params = written.get(sc.REQUEST_PARAMS)
@@ -110,7 +105,7 @@ class Summary:
 
     def replied(self, path: str, body: bytes, counts: TokenCounts | None, *, events: bool) -> None:
         """A reply has come, which counts its tokens so. body: as it may be recorded."""
-        with self._lock:
+        with self.lock:
             if counts is not None:
                 self._counted += 1
                 self._cached = self._cached or counts.cached is not None
@@ -129,13 +124,13 @@ class Summary:
 
     def tool_ended(self, *, failed: bool) -> None:
         """A tool that has a span has ended."""
-        with self._lock:
+        with self.lock:
             self.tools += 1
             self.tool_errors += failed
 
     def include(self, inner: Summary, answer: str | None) -> None:
         """Take in a rollout inside it that has ended. answer: its last reply, or its output."""
-        with self._lock:
+        with self.lock:
             self.calls += inner.calls
             self.tools += inner.tools
             self.tool_errors += inner.tool_errors
@@ -197,7 +192,8 @@ class Sums(Observer):
     def call_began(self, call: RunningCall) -> None:
         summary: Summary | None = call.rollout.observed.get(self)
         if summary is not None and call.api is not None:
-            summary.began()
+            with summary.lock:
+                summary.calls += 1
 
     def requested(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
         summary: Summary | None = call.rollout.observed.get(self)
