@@ -288,7 +288,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             forget_global(setup.provider)
         if setup.metrics is not None:
             forget_global_metrics(setup.metrics)
-        return flushed and not _say_lost(setup)
+        return flushed and not _log_lost(setup)
 
 
 def _flush_and_end(setup: _Setup, deadline: float) -> bool:
@@ -317,7 +317,7 @@ def _flush_and_end(setup: _Setup, deadline: float) -> bool:
     return in_its_time and not late
 
 
-def _say_lost(setup: _Setup) -> bool:
+def _log_lost(setup: _Setup) -> bool:
     """True if trajectories or spans did not arrive; the queues of spans have said how many."""
     ended = process_state.ended_exporters
     lost = [

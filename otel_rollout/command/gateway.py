@@ -11,7 +11,7 @@ import asyncio
 import gc
 import signal
 
-from otel_rollout.command.recording import gateway_options, recording, say_where, secret_of
+from otel_rollout.command.recording import gateway_options, note_places, recording, secret_of
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import serve
 
@@ -34,7 +34,7 @@ def gateway(options: argparse.Namespace) -> int:
         gc.collect()
         gc.freeze()  # collections skip what is imported: they would delay every stream
         asyncio.run(_until_signal(served))
-    return say_where(recorded, out=options.out, spans=options.spans)
+    return note_places(recorded, out=options.out, spans=options.spans)
 
 
 async def _until_signal(served: serve) -> None:

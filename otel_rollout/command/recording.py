@@ -17,7 +17,7 @@ from opentelemetry.sdk.environment_variables import (
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.otlp import JsonLinesSpanExporter
-from otel_rollout.terminal import say
+from otel_rollout.terminal import note
 from otel_rollout.wiring import configure, shutdown
 
 
@@ -86,17 +86,17 @@ def endpoint() -> str | None:
     )
 
 
-def say_where(recorded: Recorded, *, out: str | None = None, spans: str | None = None) -> int:
-    """Say where the records are, or that something is missing there; the exit status."""
+def note_places(recorded: Recorded, *, out: str | None = None, spans: str | None = None) -> int:
+    """Print where the records are, or that something is missing there; the exit status."""
     places = [
         f"{name} ({what})" for name, what in ((out, "trajectories"), (spans, "spans")) if name
     ]
     if otlp := endpoint():
         places.append(f"{otlp} (spans, OTLP)")
     if not places:
-        say(f"nothing was kept: give --out or --spans, or set {OTEL_EXPORTER_OTLP_ENDPOINT}")
+        note(f"nothing was kept: give --out or --spans, or set {OTEL_EXPORTER_OTLP_ENDPOINT}")
         return 0
-    say(
+    note(
         ("" if recorded.is_whole else "not all of it arrived: see above. ")
         + "-> "
         + ", ".join(places)

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from otel_rollout.command.process import Commands, Ended
-from otel_rollout.command.recording import gateway_options, recording, say_where, secret_of
+from otel_rollout.command.recording import gateway_options, note_places, recording, secret_of
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import Gateway, serve
 from otel_rollout.record import rollout
-from otel_rollout.terminal import say
+from otel_rollout.terminal import note
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import trajectory_lines
 from otel_rollout.wire import Json, dumps
@@ -49,7 +49,7 @@ class CommandStopped(BaseException):
 def run(options: argparse.Namespace) -> int:
     """Run the verb; the exit status is the command's own, of several the worst."""
     if shutil.which(options.command[0]) is None:
-        say(f"otel-rollout: {options.command[0]}: no such command")
+        note(f"otel-rollout: {options.command[0]}: no such command")
         return NOT_FOUND
     key = secret_of("--api-key-env", options.api_key_env)
     out = JsonlTrajectoryExporter(options.out) if options.out else None
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         policy_model=options.policy_model,
     ) as recorded:
         status = asyncio.run(_run(options, key, out))
-    return max(status, say_where(recorded, out=options.out, spans=options.spans))
+    return max(status, note_places(recorded, out=options.out, spans=options.spans))
 
 
 async def _run(
@@ -80,7 +80,7 @@ async def _run(
 
             statuses = await asyncio.gather(*map(one, range(options.samples)))
     if None in statuses:
-        say(f"{commands.signals[0].name}: {statuses.count(None)} of {len(statuses)} were not run")
+        note(f"{commands.signals[0].name}: {statuses.count(None)} of {len(statuses)} were not run")
     return max((status for status in statuses if status is not None), default=1)
 
 
@@ -106,7 +106,7 @@ class _Samples:
         if self.out is not None:
             self.out.export([trajectory])
         width = shutil.get_terminal_size((80, 24)).columns
-        say("\n".join(trajectory_lines(trajectory, width=width)))
+        note("\n".join(trajectory_lines(trajectory, width=width)))
 
     async def _rollout(self, index: int) -> tuple[Trajectory, Ended]:
         """Run the command as a rollout; its trajectory, sealed, and how the command ended."""
@@ -124,7 +124,7 @@ class _Samples:
                 variables = self.gateway.environment() | self._variables(trajectory, index)
                 ended = await self._command(variables, index)
                 if not trajectory.completions:
-                    say(no_call_hint(variables))
+                    note(no_call_hint(variables))
                 self._check(trajectory, ended)
         except (CommandError, CommandTimeoutError, CommandStopped, NoModelCallError):
             pass  # the trajectory has the error
@@ -244,7 +244,7 @@ async def judge(
     reward = None if judged.failure else number_in(output)
     if reward is None:
         expected = f"expected a finite number as its last line, got {_last_line(output)[:80]!r}"
-        say(f"no reward for {trajectory.id}: --reward-command: {judged.failure or expected}")
+        note(f"no reward for {trajectory.id}: --reward-command: {judged.failure or expected}")
     return reward
 
 

@@ -11,8 +11,8 @@ from otel_rollout.view.overview import overviews as overviews
 from otel_rollout.view.sources import ERRORS_SHOWN as ERRORS_SHOWN
 from otel_rollout.view.sources import Sources as Sources
 from otel_rollout.view.sources import lines_in_order as lines_in_order
-from otel_rollout.view.sources import say_above as say_above
-from otel_rollout.view.sources import say_unreadable as say_unreadable
+from otel_rollout.view.sources import note_above as note_above
+from otel_rollout.view.sources import note_unreadable as note_unreadable
 from otel_rollout.view.verbs.check import check as check
 from otel_rollout.view.verbs.choice import Choice as Choice
 from otel_rollout.view.verbs.listing import list_trajectories as list  # noqa: A004, F401 - a verb

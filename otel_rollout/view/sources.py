@@ -32,7 +32,7 @@ from otel_rollout.export import (
 )
 from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
 from otel_rollout.spans import SpanRecord
-from otel_rollout.terminal import number_of, say
+from otel_rollout.terminal import note, number_of
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import dumps, loads
 
@@ -216,7 +216,7 @@ class Sources:
         if self._on_error is not None:
             self._on_error(error)
         elif self.errors <= ERRORS_SHOWN:
-            say_above(str(error))
+            note_above(str(error))
 
 
 def _in_order(found: Iterator[Trajectory]) -> Iterator[Trajectory]:
@@ -275,15 +275,15 @@ def lines_in_order(
 # --- what is printed
 
 
-def say_above(text: str) -> None:
+def note_above(text: str) -> None:
     """Print to stderr, above the progress bar."""
     with tqdm.external_write_mode(file=sys.stderr):
-        say(text)
+        note(text)
 
 
-def say_unreadable(places: int) -> int:
-    """Say how many places could not be read; the exit status."""
+def note_unreadable(places: int) -> int:
+    """Print how many places could not be read; the exit status."""
     if places:
         were = "was" if places == 1 else "were"
-        say(f"{number_of(places, 'place')} could not be read and {were} left out")
+        note(f"{number_of(places, 'place')} could not be read and {were} left out")
     return int(places > 0)

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from otel_rollout.terminal import escaped, number_of, say
+from otel_rollout.terminal import escaped, note, number_of
 from otel_rollout.view.fields import Field
 from otel_rollout.view.findings import Finding
 from otel_rollout.view.overview import Overview, examine
-from otel_rollout.view.sources import Sources, say_unreadable
+from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, label
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.wire import Json, dumps
@@ -42,7 +42,7 @@ def list_trajectories(options: argparse.Namespace) -> int:
         print(dumps({"summary": totals.to_dict()}))
     else:
         _print_table(overviews, totals)
-    return say_unreadable(sources.errors)
+    return note_unreadable(sources.errors)
 
 
 def _overviews(
@@ -64,7 +64,7 @@ def _print_table(overviews: Iterable[Overview], totals: Totals) -> None:
             print(table.head())
         print(table.line(overview), flush=True)
     if not totals.rewards.count:
-        say("no trajectories")
+        note("no trajectories")
         return
     print()
     for line in totals.lines(width):

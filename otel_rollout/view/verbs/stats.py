@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from otel_rollout.terminal import escaped, number_of, say
+from otel_rollout.terminal import escaped, note, number_of
 from otel_rollout.trajectory import Drift, TokenFork, Trajectory
-from otel_rollout.view.sources import Sources, say_unreadable
+from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.wire import Json, dumps
 
 _FORKS_SHOWN = 5
@@ -45,8 +45,8 @@ def stats(options: argparse.Namespace) -> int:
     elif total.trajectories:
         print("\n".join(total.lines()))
     else:
-        say("no trajectories")
-    return say_unreadable(sources.errors)
+        note("no trajectories")
+    return note_unreadable(sources.errors)
 
 
 @dataclass
