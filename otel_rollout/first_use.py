@@ -20,7 +20,7 @@ def load_on_first_use(
     """`__all__`, `__getattr__` and `__dir__` for a package whose `__init__.py` is `file`."""
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     home_of = {
-        alias.name: node.module
+        alias.asname or alias.name: (node.module, alias.name)
         for node in stub.body
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
@@ -29,7 +29,8 @@ def load_on_first_use(
     def get(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home_of[name]), name)
+        module, own_name = home_of[name]
+        value = getattr(import_module(module), own_name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -96,7 +96,7 @@ def _alone(file: BinaryIO) -> Iterator[bool]:
         yield True
         return
     deadline = time.monotonic() + _LOCK_SECONDS
-    while not (is_alone := _locked(file)) and time.monotonic() < deadline:
+    while not (is_alone := lock(file)) and time.monotonic() < deadline:
         time.sleep(0.001)
     try:
         yield is_alone
@@ -105,10 +105,14 @@ def _alone(file: BinaryIO) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _locked(file: BinaryIO) -> bool:
-    """True if the file is locked now, or cannot be locked at all; False if somebody else has it."""
+def lock(file: BinaryIO | int) -> bool:
+    """Lock a file until it is closed; False if another process has it.
+
+    True also where files cannot be locked: then nothing keeps others from it.
+    """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

@@ -20,7 +20,7 @@ def escaped(text: str) -> str:
     return _unsafe.sub(lambda match: repr(match[0])[1:-1], text)
 
 
-def say(text: str) -> None:
+def note(text: str) -> None:
     """Print to stderr: stdout is for results."""
     print(escaped(text), file=sys.stderr)
 

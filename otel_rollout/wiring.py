@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from opentelemetry import trace
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
@@ -77,9 +77,7 @@ class _Setup:
     own_provider: bool
     """True if `configure` made the provider."""
     processor: TrajectorySpanProcessor
-    max_bytes: int
-    """Bound on what waits for each exporter."""
-    processors: list[SpanQueue] = field(default_factory=list)
+    queues: list[SpanQueue] = field(default_factory=list)
     """The queues of `span_exporters` and OTLP."""
     metrics: MeterProvider | None = None
     """The meter provider that `configure` made. None: it made none."""
@@ -96,15 +94,10 @@ class _Setup:
             if exporter not in self.processor.exporters:
                 self.processor.exporters.append(exporter)
         for span_exporter in span_exporters:
-            if all(queue.exporter is not span_exporter for queue in self.processors):
-                self.processors.append(SpanQueue(span_exporter, self.max_bytes))
-                self.provider.add_span_processor(self.processors[-1])
-
-
-def _done_before() -> _Setup | None:
-    """The set-up of an earlier `configure`. None: there was none, or `shutdown` has undone it."""
-    setup = process_state.setup
-    return setup if isinstance(setup, _Setup) else None
+            if all(queue.exporter is not span_exporter for queue in self.queues):
+                queue = SpanQueue(span_exporter, process_state.settings.max_bytes)
+                self.queues.append(queue)
+                self.provider.add_span_processor(queue)
 
 
 def configure(
@@ -205,7 +198,7 @@ def configure(
         max_bytes=max_bytes,
     )
     with process_state.configuring:
-        before = _done_before()
+        before = cast("_Setup | None", process_state.setup)
         if before is not None:
             asked = dict(settings.asked())
             if content is None and redact is None:
@@ -228,9 +221,7 @@ def _set_up(
     to_look = [*span_exporters, *(otlp_exporters() if own else ())]
     for sentence in cutting_limits(provider):
         warnings.warn(sentence, TruncationWarning, stacklevel=3)
-    setup = _Setup(
-        provider, own, TrajectorySpanProcessor(max_bytes=settings.max_bytes), settings.max_bytes
-    )
+    setup = _Setup(provider, own, TrajectorySpanProcessor(max_bytes=settings.max_bytes))
     capture.instrument(settings.content)
     setup.undo.callback(capture.uninstrument)
     process_state.use(settings)
@@ -281,7 +272,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
     Without `configure` it does nothing and returns True.
     """
     with process_state.configuring:
-        setup, process_state.setup = _done_before(), None
+        setup, process_state.setup = cast("_Setup | None", process_state.setup), None
         if setup is None:
             return True
         if setup.part is not None:
@@ -297,7 +288,7 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
             forget_global(setup.provider)
         if setup.metrics is not None:
             forget_global_metrics(setup.metrics)
-        return flushed and not _say_lost(setup)
+        return flushed and not _log_lost(setup)
 
 
 def _flush_and_end(setup: _Setup, deadline: float) -> bool:
@@ -308,11 +299,11 @@ def _flush_and_end(setup: _Setup, deadline: float) -> bool:
 
     provider = setup.provider
     # All at once: a trajectory exporter that hangs must not take the time of the spans.
-    flushed: tuple[TracerProvider | SpanQueue, ...] = (provider, *setup.processors)
+    flushed: tuple[TracerProvider | SpanQueue, ...] = (provider, *setup.queues)
     late = in_time([(each, partial(each.force_flush, left())) for each in flushed], left() / 1000)
     in_its_time = setup.processor.end(left())
     ends: list[tuple[object, Callable[[], object]]] = [
-        (queue, partial(queue.end, left())) for queue in setup.processors
+        (queue, partial(queue.end, left())) for queue in setup.queues
     ]
     if setup.metrics is not None:
         ends.append((setup.metrics, partial(setup.metrics.shutdown, left())))
@@ -321,20 +312,20 @@ def _flush_and_end(setup: _Setup, deadline: float) -> bool:
     if setup.own_provider:
         late += in_time([(provider, provider.shutdown)], left() / 1000 + _LAST_SECONDS)
     else:
-        for processor in (setup.processor, *setup.processors):
+        for processor in (setup.processor, *setup.queues):
             remove_processor(provider, processor)
     return in_its_time and not late
 
 
-def _say_lost(setup: _Setup) -> bool:
+def _log_lost(setup: _Setup) -> bool:
     """True if trajectories or spans did not arrive; the queues of spans have said how many."""
     ended = process_state.ended_exporters
     lost = [
         queue
-        for queue in setup.processors
+        for queue in setup.queues
         if queue.lost and not (queue.exporter in ended and queue.has_exported_none)
     ]
-    ended.update(queue.exporter for queue in setup.processors)
+    ended.update(queue.exporter for queue in setup.queues)
     if setup.processor.dropped:
         logger.error("%d trajectories did not reach their exporters", setup.processor.dropped)
     return setup.processor.dropped > 0 or bool(lost)

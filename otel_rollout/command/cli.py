@@ -16,7 +16,7 @@ from importlib import import_module
 
 from otel_rollout.command.parser import command_parser
 from otel_rollout.errors import RolloutError
-from otel_rollout.terminal import say, sentence_about
+from otel_rollout.terminal import note, sentence_about
 
 _LOOKING = ("check", "list", "show", "stats", "view")
 """The verbs of the room `view`; each other one is a module of this room."""
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (OSError, LookupError, RolloutError) as error:
-        say(sentence_about(error))
+        note(sentence_about(error))
         _flush_or_drop()
         return 1
     return status

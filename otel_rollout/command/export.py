@@ -22,8 +22,8 @@ from otel_rollout.export import (
     row_exporters,
     rows_of,
 )
-from otel_rollout.terminal import number_of, say
-from otel_rollout.view import ERRORS_SHOWN, Choice, Sources, say_above, say_unreadable
+from otel_rollout.terminal import note, number_of
+from otel_rollout.view import ERRORS_SHOWN, Choice, Sources, note_above, note_unreadable
 from otel_rollout.wire import Json
 
 _REASONS_SHOWN = 20
@@ -44,13 +44,13 @@ def export(options: argparse.Namespace) -> int:
         _collect(file, sources, choice, infer_rollouts=options.infer_rollouts)
         _write(file, exporter, strict=options.strict)
     except KeyboardInterrupt:
-        say("interrupted: the same command goes on from here")
+        note("interrupted: the same command goes on from here")
         raise
     finally:
         file.close()
-    status = _say_tally(file.tally, options.output)
+    status = _note_tally(file.tally, options.output)
     if not file.tally.trajectories and sources.foreign and not options.infer_rollouts:
-        say("  spans of other instrumentations alone: try --infer-rollouts")
+        note("  spans of other instrumentations alone: try --infer-rollouts")
     return status
 
 
@@ -77,7 +77,7 @@ def _collect(file: RowFile, sources: Sources, choice: Choice, *, infer_rollouts:
         items = sources.items(file.spans, infer_rollouts=infer_rollouts, keeps=keeps)
         file.collect(items, lambda: sources.errors)
     else:
-        say(f"going on with {file.output.name}: {number_of(file.tally.groups, 'group')} are done")
+        note(f"going on with {file.output.name}: {number_of(file.tally.groups, 'group')} are done")
 
 
 def _write(file: RowFile, exporter: RowExporter, *, strict: bool) -> None:
@@ -86,7 +86,7 @@ def _write(file: RowFile, exporter: RowExporter, *, strict: bool) -> None:
 
     def report(text: str) -> None:
         if next(reported) < ERRORS_SHOWN:
-            say_above(text)
+            note_above(text)
 
     with tqdm(
         total=file.collected,
@@ -138,27 +138,27 @@ def _about(entry: EntryPoint) -> str:
     return first + textwrap.indent("".join(f"\n{line}" for line in below), "    ")
 
 
-def _say_tally(tally: Tally, output: str) -> int:
-    """Say what came of the export; the exit status."""
-    say(
+def _note_tally(tally: Tally, output: str) -> int:
+    """Print what came of the export; the exit status."""
+    note(
         f"{number_of(tally.groups, 'group')}, {number_of(tally.trajectories, 'trajectory')} -> "
         + (f"{number_of(tally.rows, 'row')} in {output}" if tally.rows else "no rows, no file")
     )
     if tally.failures:
-        say(f"  {tally.failures} failed without a reward")
+        note(f"  {tally.failures} failed without a reward")
     if tally.repeated:
-        say(f"  {tally.repeated} came again; the last of each counts")
-    _say_reasons("trajectory", "dropped", tally.empty)
-    _say_reasons("completion", "in no row", tally.dropped)
-    _say_reasons("trajectory", "refused", tally.refused)
-    return max(say_unreadable(tally.unreadable), int(not tally.rows))
+        note(f"  {tally.repeated} came again; the last of each counts")
+    _note_reasons("trajectory", "dropped", tally.empty)
+    _note_reasons("completion", "in no row", tally.dropped)
+    _note_reasons("trajectory", "refused", tally.refused)
+    return max(note_unreadable(tally.unreadable), int(not tally.rows))
 
 
-def _say_reasons(what: str, verb: str, reasons: Counter[str]) -> None:
+def _note_reasons(what: str, verb: str, reasons: Counter[str]) -> None:
     if not reasons:
         return
-    say(f"  {number_of(sum(reasons.values()), what)} {verb}:")
+    note(f"  {number_of(sum(reasons.values()), what)} {verb}:")
     for reason, count in reasons.most_common(_REASONS_SHOWN):
-        say(f"  {count:>6} x {reason}")
+        note(f"  {count:>6} x {reason}")
     if len(reasons) > _REASONS_SHOWN:
-        say(f"         and {len(reasons) - _REASONS_SHOWN} other reasons")
+        note(f"         and {len(reasons) - _REASONS_SHOWN} other reasons")

@@ -9,12 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import os
 import signal
 
-from otel_rollout.command.recording import recording, say_where
-from otel_rollout.command.recording_options import gateway_options
-from otel_rollout.errors import ConfigurationError
+from otel_rollout.command.recording import gateway_options, note_places, recording, secret_of
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import serve
 
@@ -24,8 +21,8 @@ def gateway(options: argparse.Namespace) -> int:
     served = serve(
         options.upstream,
         port=options.port,
-        api_key=_variable(options.api_key_env, "--api-key-env"),
-        secret=_variable(options.secret_env, "--secret-env"),
+        api_key=secret_of("--api-key-env", options.api_key_env),
+        secret=secret_of("--secret-env", options.secret_env),
         **gateway_options(options),
     )
     with recording(
@@ -37,7 +34,7 @@ def gateway(options: argparse.Namespace) -> int:
         gc.collect()
         gc.freeze()  # collections skip what is imported: they would delay every stream
         asyncio.run(_until_signal(served))
-    return say_where(recorded, out=options.out, spans=options.spans)
+    return note_places(recorded, out=options.out, spans=options.spans)
 
 
 async def _until_signal(served: serve) -> None:
@@ -47,13 +44,3 @@ async def _until_signal(served: serve) -> None:
     async with served as gateway:
         print(gateway.url, flush=True)
         await stopped.wait()
-
-
-def _variable(name: str | None, option: str) -> str | None:
-    """The value of an environment variable: a key on the command line would be in `ps`."""
-    if name is None:
-        return None
-    value = os.environ.get(name)
-    if not value:
-        raise ConfigurationError(f"{option} {name}: this environment variable is not set")
-    return value

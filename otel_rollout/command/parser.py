@@ -1,21 +1,13 @@
-"""The command line: verbs, their options, and their help."""
+"""The command line: verbs, their arguments, and their help. It imports no verb."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from otel_rollout.command.recording_options import (
-    GATEWAY,
-    REWARD,
-    RUN,
-    add_gateway,
-    add_reward,
-    add_run,
-    key_value,
-)
 from otel_rollout.view import DEFAULT, REQUIREMENTS
 
 _SOURCES = """\
@@ -87,31 +79,66 @@ through it, to a server of this process, and compare its trajectory with the
 one that is rebuilt from its spans. With --server, also make a streamed call
 with tools to your model server, and compare the token ids that come with its
 own count: some servers lose tokens of such calls."""
+_RUN = """\
+Run a command, of any language, as a rollout: its model calls go through a
+gateway of this process to the model server, and become a trajectory. The
+command finds the gateway in OPENAI_BASE_URL, OPENAI_API_KEY,
+ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, and its rollout in OTEL_ROLLOUT_ID,
+OTEL_ROLLOUT_TASK and OTEL_ROLLOUT_SAMPLE. Signals go to the command. The exit
+status is the command's own, of several samples the highest; without any model
+call it is never 0.
+
+  otel-rollout run --upstream http://localhost:8000/v1 --task t1 --samples 8 \\
+      --out trajectories.jsonl -- claude -p "Mend the tests" """
+_REWARD = """\
+Give a rollout that has ended a reward. It is a span on the rollout's trace: in a
+file of spans, or sent over OTLP as OTEL_EXPORTER_OTLP_ENDPOINT says. `rebuild`
+then gives the trajectory with the reward; of several with one name, the last."""
+_GATEWAY = """\
+Stand between agents and their model server, and record every model call. An
+agent in any language says which rollout a call belongs to: by its base URL
+(/r/TOKEN/v1), its API key (or-TOKEN) or the headers traceparent and baggage.
+POST /rollouts begins a rollout and gives them; /docs describes it.
+The first line of output is the address. SIGTERM or SIGINT ends it. Spans also
+go out over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
 
 _NEEDS = "\n".join(f"  {name:<14} {what}" for name, (_, what) in REQUIREMENTS.items())
 _FILTERED = f"{_WHERE}\n\n{_SOURCES}"
-_Add = Callable[[argparse.ArgumentParser], None]
 
 
-def command_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command; it sets `verb` to the name of the subcommand."""
-    parser = argparse.ArgumentParser(
-        prog="otel-rollout",
-        description="Trajectories for training from OpenTelemetry spans.",
-    )
-    parser.add_argument("--version", action=_Version, help="show the version, and exit")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, summary, description, after, add in _VERBS:
-        verb = commands.add_parser(
-            name,
-            help=summary,
-            description=description,
-            epilog=after,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        verb.set_defaults(verb=name, wrong=verb.error)
-        add(verb)
-    return parser
+def _key_value(text: str) -> tuple[str, str]:
+    """An option KEY=VALUE as a pair."""
+    name, is_there, value = text.partition("=")
+    if not name or not is_there:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
+    return name, value
+
+
+def _version(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    seconds = _number(text)
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"expected more than 0 seconds, got {text!r}")
+    return seconds
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
+    return number
 
 
 class _Version(argparse.Action):
@@ -125,156 +152,283 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_sources(parser: argparse.ArgumentParser, number: str = "+") -> None:
-    parser.add_argument("sources", nargs=number, metavar="SOURCE", help="see below")
-    parser.add_argument(
-        "--infer-rollouts",
-        action="store_true",
-        help="also make a trajectory of each trace that has model calls, but no rollout",
-    )
+_Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
-def _add_where(parser: argparse.ArgumentParser, more: str = "") -> None:
-    parser.add_argument("--where", metavar="EXPR", help=f"only those of which this is true{more}")
+def _argument(*names: str, **settings: Any) -> _Argument:
+    """An argument as `add_argument` takes it."""
+    return names, settings
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
-    """Sources, which of their trajectories, and in which order."""
-    _add_sources(parser)
-    _add_where(parser)
-    parser.add_argument(
-        "--sort",
-        metavar="FIELD",
-        help="in order of a field, --sort=-FIELD from the greatest on; unknown ones are last",
-    )
+def _flag(name: str, text: str) -> _Argument:
+    return _argument(name, action="store_true", help=text)
 
 
-def _add_rebuild(parser: argparse.ArgumentParser) -> None:
-    _add_choice(parser)
-    parser.add_argument(
+def _option(name: str, metavar: str, text: str, **settings: Any) -> _Argument:
+    return _argument(name, metavar=metavar, help=text, **settings)
+
+
+_INFER = _flag(
+    "--infer-rollouts", "also make a trajectory of each trace that has model calls, but no rollout"
+)
+_READ = (_argument("sources", nargs="+", metavar="SOURCE", help="see below"), _INFER)
+_ONLY = _option("--where", "EXPR", "only those of which this is true")
+_SORT = _option(
+    "--sort",
+    "FIELD",
+    "in order of a field, --sort=-FIELD from the greatest on; unknown ones are last",
+)
+_CHOICE = (*_READ, _ONLY, _SORT)
+"""Sources, which of their trajectories, and in which order."""
+_JSON = _flag("--json", "print JSON objects, one a line")
+
+_REBUILD_ARGUMENTS = (
+    *_CHOICE,
+    _argument(
         "-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"
-    )
-
-
-def _add_list(parser: argparse.ArgumentParser) -> None:
-    _add_choice(parser)
-    parser.add_argument(
+    ),
+)
+_LIST_ARGUMENTS = (
+    *_CHOICE,
+    _option(
         "--group-by",
-        metavar="FIELD",
-        help="count and reward for each value of a field, such as group_id, task_id, versions",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON objects, one a line")
-
-
-def _add_check(parser: argparse.ArgumentParser) -> None:
-    _add_sources(parser)
-    _add_where(parser)
-    parser.add_argument(
-        "--require",
-        default=",".join(DEFAULT),
-        metavar="LIST",
-        help="what is required; default: %(default)s",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON objects, one a line")
-
-
-def _add_show(parser: argparse.ArgumentParser) -> None:
-    _add_choice(parser)
-    parser.add_argument(
-        "--id", metavar="ID", help="only those whose id or trace id begins with this"
-    )
-    parser.add_argument("--full", action="store_true", help="do not cut texts")
-
-
-def _add_view(parser: argparse.ArgumentParser) -> None:
-    _add_sources(parser)
-    parser.add_argument(
-        "--where", metavar="EXPR", help="only those that this expression is true of"
-    )
-    parser.add_argument(
-        "--html", metavar="FILE", help="write one page that needs no server, and end"
-    )
-    parser.add_argument("--port", type=int, default=0, help="default: a free one")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"
-    )
-    parser.add_argument(
-        "--reachable", action="store_true", help="allow a --host that other machines reach"
-    )
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
-    parser.add_argument("--jaeger", metavar="URL", help="link traces to this Jaeger")
-    parser.add_argument(
+        "FIELD",
+        "count and reward for each value of a field, such as group_id, task_id, versions",
+    ),
+    _JSON,
+)
+_CHECK_ARGUMENTS = (
+    *_READ,
+    _ONLY,
+    _option(
+        "--require", "LIST", "what is required; default: %(default)s", default=",".join(DEFAULT)
+    ),
+    _JSON,
+)
+_SHOW_ARGUMENTS = (
+    *_CHOICE,
+    _option("--id", "ID", "only those whose id or trace id begins with this"),
+    _flag("--full", "do not cut texts"),
+)
+_VIEW_ARGUMENTS = (
+    *_READ,
+    _ONLY,
+    _option("--html", "FILE", "write one page that needs no server, and end"),
+    _argument("--port", type=int, default=0, help="default: a free one"),
+    _argument("--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"),
+    _flag("--reachable", "allow a --host that other machines reach"),
+    _flag("--no-browser", "only print the address"),
+    _option("--jaeger", "URL", "link traces to this Jaeger"),
+    _option(
         "--tokenizer",
-        metavar="NAME",
-        help="tokenizer.json, a folder with one, or a name on the model hub: gives the texts of "
-        "tokens whose texts the server did not send",
-    )
-    parser.add_argument("--index", metavar="FILE", help="keep the index in this file")
-    parser.add_argument("--no-cache", action="store_true", help="keep no index")
-
-
-def _add_stats(parser: argparse.ArgumentParser) -> None:
-    _add_sources(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object with all forks")
-    parser.add_argument("--full", action="store_true", help="list all forks of each trajectory")
-
-
-def _add_export(parser: argparse.ArgumentParser) -> None:
-    _add_sources(parser, "*")
-    _add_where(
-        parser,
-        "; before they are grouped: leaving members out of a group changes the advantages of the "
-        "others",
-    )
-    parser.add_argument("--to", metavar="NAME", help="the trainer's format; see --list")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to write")
-    parser.add_argument(
+        "NAME",
+        "tokenizer.json, a folder with one, or a name on the model hub: gives the texts of tokens "
+        "whose texts the server did not send",
+    ),
+    _option("--index", "FILE", "keep the index in this file"),
+    _flag("--no-cache", "keep no index"),
+)
+_STATS_ARGUMENTS = (
+    *_READ,
+    _flag("--json", "print one JSON object with all forks"),
+    _flag("--full", "list all forks of each trajectory"),
+)
+_EXPORT_ARGUMENTS = (
+    _argument("sources", nargs="*", metavar="SOURCE", help="see below"),
+    _INFER,
+    _option(
+        "--where",
+        "EXPR",
+        "only those of which this is true; before they are grouped: leaving members out of a group "
+        "changes the advantages of the others",
+    ),
+    _option("--to", "NAME", "the trainer's format; see --list"),
+    _argument("-o", "--output", metavar="FILE", help="where to write"),
+    _option(
         "--option",
+        "KEY=VALUE",
+        "an option of the exporter; may be given several times",
         action="append",
         default=[],
-        type=key_value,
-        metavar="KEY=VALUE",
-        help="an option of the exporter; may be given several times",
-    )
-    parser.add_argument("--restart", action="store_true", help="begin anew")
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="end at the first trajectory that the format cannot carry",
-    )
-    parser.add_argument("--list", action="store_true", help="list the exporters that are installed")
-
-
-def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+        type=_key_value,
+    ),
+    _flag("--restart", "begin anew"),
+    _flag("--strict", "end at the first trajectory that the format cannot carry"),
+    _flag("--list", "list the exporters that are installed"),
+)
+_SERVED = (
+    _option(
+        "--upstream",
+        "URL",
+        "base URL of the model server, such as http://localhost:8000/v1",
+        required=True,
+    ),
+    _option(
+        "--api-key-env",
+        "NAME",
+        "environment variable with the model server's key, which agents do not get; default: they "
+        "send their own",
+    ),
+    _flag(
+        "--request-token-ids",
+        "ask the model server for token ids and log-probabilities; agents do not see them",
+    ),
+    _option(
+        "--renderer",
+        "NAME",
+        "send the token ids that a conversation has instead of its messages: `server` asks the "
+        "model server for those of new messages; else a tokenizer that the package renderers "
+        "knows. Needs token ids, and a server that takes them (docs/drift.md)",
+    ),
+    _option("--max-body-bytes", "N", "refuse longer requests; default: 128 MiB", type=_count),
+    _option(
+        "--body-seconds",
+        "S",
+        "how long the next piece of a request may take to come; default: 60",
+        type=_seconds,
+    ),
+    _option(
+        "--policy-model",
+        "NAME",
+        "the model that is trained: calls of others are side calls (docs/side-calls.md)",
+    ),
+    _option("--out", "FILE", "append finished trajectories, one JSON object a line"),
+    _option("--spans", "FILE", "append spans, as OTLP/JSON lines"),
+)
+"""Arguments of the gateway that a verb serves."""
+_RUN_ARGUMENTS = (
+    *_SERVED,
+    _argument(
+        "--host",
+        default="127.0.0.1",
+        help="address that the gateway listens on, for a command in a container; default: this "
+        "machine alone",
+    ),
+    _option("--task", "ID", "the task that the command works on"),
+    _option("--samples", "N", "how often to run it; default: 1", type=_count, default=1),
+    _option(
+        "--parallel",
+        "N",
+        "how many samples may run at once; their output is marked [0], [1], ...; default: 1",
+        type=_count,
+        default=1,
+    ),
+    _option("--timeout", "S", "seconds that each sample may take", type=_seconds),
+    _argument("--name", help="name of the rollout; default: that of the command"),
+    _option(
+        "--group",
+        "ID",
+        "the group that a trainer compares; default: a new one if there are several samples",
+    ),
+    _option(
+        "--policy-version",
+        "VERSION",
+        "the version of the weights that sample, a whole number or a text",
+        type=_version,
+    ),
+    _option(
+        "--metadata",
+        "KEY=VALUE",
+        "metadata of the rollout, a text; may be given several times",
+        action="append",
+        default=[],
+        type=_key_value,
+    ),
+    _option(
+        "--reward-command",
+        "CMD",
+        "run through the shell after each sample, with the trajectory on stdin; the last line of "
+        "its output is the reward",
+    ),
+    _argument("command", nargs="+", metavar="CMD", help="the command, after --"),
+)
+_REWARD_ARGUMENTS = (
+    _argument("id", metavar="ID", help="the rollout's id, or how it begins"),
+    _argument("value", type=_number, metavar="VALUE", help="a finite number"),
+    _argument("--name", help="makes it one of the named rewards"),
+    _option(
+        "--in",
+        "SOURCE",
+        "where the rollout is, see below; default: the file of --spans",
+        dest="sources",
+        action="append",
+    ),
+    _option("--spans", "FILE", "append the reward to this file of spans"),
+)
+_GATEWAY_ARGUMENTS = (
+    *_SERVED,
+    _argument(
+        "--host", default="127.0.0.1", help="address to listen on; others than this need a secret"
+    ),
+    _argument("--port", type=int, default=4040, help="default: 4040; 0: any free port"),
+    _option(
+        "--secret-env",
+        "NAME",
+        "environment variable with the secret that signs tokens; default: OTEL_ROLLOUT_SECRET, if "
+        "it is set",
+    ),
+)
+_DOCTOR_ARGUMENTS = (
+    _argument(
         "setup",
         nargs="?",
         metavar="MODULE[:FUNCTION]|SCRIPT",
-        help="what sets your program up: a module to import, a function in it to call, or a "
-        "Python file to run; default: otel_rollout.configure()",
-    )
-    parser.add_argument(
+        help="what sets your program up: a module to import, a function in it to call, or a Python "
+        "file to run; default: otel_rollout.configure()",
+    ),
+    _option(
         "--server",
-        metavar="URL",
-        help="base URL of your model server, such as http://localhost:8000/v1; its key is "
+        "URL",
+        "base URL of your model server, such as http://localhost:8000/v1; its key is "
         "OPENAI_API_KEY",
-    )
-    parser.add_argument(
-        "--model", metavar="NAME", help="the model to ask there; default: the first it lists"
-    )
-
-
-_VERBS: tuple[tuple[str, str, str, str | None, _Add], ...] = (
-    ("rebuild", "trajectories from recorded spans", _REBUILD, _FILTERED, _add_rebuild),
-    ("list", "a line for each trajectory, and sums", _LIST, _FILTERED, _add_list),
-    ("check", "is it what a trainer needs?", _CHECK + _NEEDS, _FILTERED, _add_check),
-    ("show", "look at trajectories", _SHOW, _FILTERED, _add_show),
-    ("view", "a page that shows trajectories", _VIEW, _SOURCES, _add_view),
-    ("stats", "which conversations forked by tokens, and why", _STATS, _SOURCES, _add_stats),
-    ("export", "rows that a trainer reads", _EXPORT, _FILTERED, _add_export),
-    ("run", "run a command as a rollout", RUN, None, add_run),
-    ("reward", "reward a rollout that has ended", REWARD, _SOURCES, add_reward),
-    ("gateway", "record agents in any language", GATEWAY, None, add_gateway),
-    ("doctor", "check a set-up", _DOCTOR, None, _add_doctor),
+    ),
+    _option("--model", "NAME", "the model to ask there; default: the first it lists"),
 )
-"""Name, summary, description, text after the options, and the function that adds them."""
+
+
+class _Verb(NamedTuple):
+    name: str
+    summary: str
+    description: str
+    after: str | None
+    """Text after the arguments."""
+    arguments: tuple[_Argument, ...]
+
+
+_VERBS = (
+    _Verb("rebuild", "trajectories from recorded spans", _REBUILD, _FILTERED, _REBUILD_ARGUMENTS),
+    _Verb("list", "a line for each trajectory, and sums", _LIST, _FILTERED, _LIST_ARGUMENTS),
+    _Verb("check", "is it what a trainer needs?", _CHECK + _NEEDS, _FILTERED, _CHECK_ARGUMENTS),
+    _Verb("show", "look at trajectories", _SHOW, _FILTERED, _SHOW_ARGUMENTS),
+    _Verb("view", "a page that shows trajectories", _VIEW, _SOURCES, _VIEW_ARGUMENTS),
+    _Verb(
+        "stats", "which conversations forked by tokens, and why", _STATS, _SOURCES, _STATS_ARGUMENTS
+    ),
+    _Verb("export", "rows that a trainer reads", _EXPORT, _FILTERED, _EXPORT_ARGUMENTS),
+    _Verb("run", "run a command as a rollout", _RUN, None, _RUN_ARGUMENTS),
+    _Verb("reward", "reward a rollout that has ended", _REWARD, _SOURCES, _REWARD_ARGUMENTS),
+    _Verb("gateway", "record agents in any language", _GATEWAY, None, _GATEWAY_ARGUMENTS),
+    _Verb("doctor", "check a set-up", _DOCTOR, None, _DOCTOR_ARGUMENTS),
+)
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command; it sets `verb` to the name of the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="otel-rollout",
+        description="Trajectories for training from OpenTelemetry spans.",
+    )
+    parser.add_argument("--version", action=_Version, help="show the version, and exit")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, summary, description, after, arguments in _VERBS:
+        verb = commands.add_parser(
+            name,
+            help=summary,
+            description=description,
+            epilog=after,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.set_defaults(verb=name, wrong=verb.error)
+        for names, settings in arguments:
+            verb.add_argument(*names, **settings)
+    return parser

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from otel_rollout.export import reconstruct_by_rollout
-from otel_rollout.terminal import number_of, say, without_ids
+from otel_rollout.terminal import note, number_of, without_ids
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.view import Choice, Sources, lines_in_order, say_unreadable
+from otel_rollout.view import Choice, Sources, lines_in_order, note_unreadable
 
 
 def rebuild(options: argparse.Namespace) -> int:
@@ -32,8 +32,8 @@ def rebuild(options: argparse.Namespace) -> int:
         file.writelines(
             lines_in_order(kept, choice.key, descending=choice.descending, folder=folder)
         )
-    _say_rebuilt(rebuilt, sources, options)
-    return say_unreadable(sources.errors)
+    _note_rebuilt(rebuilt, sources, options)
+    return note_unreadable(sources.errors)
 
 
 @dataclass
@@ -55,22 +55,22 @@ class _Rebuilt:
         return trajectory
 
 
-def _say_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespace) -> None:
+def _note_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespace) -> None:
     total = sum(rebuilt.statuses.values())
-    say(
+    note(
         f"{number_of(total, 'rollout')} from {number_of(sources.spans, 'span')}"
         + (f" ({sources.foreign} of other libraries)" if sources.foreign else "")
         + ("" if options.output == "-" else f" -> {options.output}")
     )
     if total:
         by_status = rebuilt.statuses.most_common()
-        say("  " + ", ".join(f"{count} {status}" for status, count in by_status))
+        note("  " + ", ".join(f"{count} {status}" for status, count in by_status))
     elif sources.foreign and not options.infer_rollouts:
-        say("  spans of other instrumentations alone: try --infer-rollouts")
+        note("  spans of other instrumentations alone: try --infer-rollouts")
     if rebuilt.warned:
-        say(f"  {rebuilt.warned} with warnings:")
+        note(f"  {rebuilt.warned} with warnings:")
     for warning, count in rebuilt.warnings.most_common():
-        say(f"  {count:>6} x {warning}")
+        note(f"  {count:>6} x {warning}")
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def _whole_file(name: str) -> Iterator[BinaryIO]:
             yield file
             is_empty = file.tell() == 0
         if is_empty and path.exists() and path.stat().st_size > 0:
-            say(f"nothing to write: {name} stays as it was")
+            note(f"nothing to write: {name} stays as it was")
         else:
             part.replace(path)
     finally:

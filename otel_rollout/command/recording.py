@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_ENDPOINT,
@@ -12,9 +14,10 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_SERVICE_NAME,
 )
 
+from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.otlp import JsonLinesSpanExporter
-from otel_rollout.terminal import say
+from otel_rollout.terminal import note
 from otel_rollout.wiring import configure, shutdown
 
 
@@ -56,6 +59,26 @@ def recording(
         recorded.is_whole = shutdown()
 
 
+def gateway_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of `serve` that were given, with names as it has them."""
+    names = ("host", "renderer", "max_body_bytes", "body_seconds")
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def secret_of(option: str, name: str | None) -> str | None:
+    """The value of the environment variable that an option names; None without the option.
+
+    A secret on the command line would be in `ps`. ConfigurationError if the variable is not set.
+    """
+    if name is None:
+        return None
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigurationError(f"{option} {name}: this environment variable is not set")
+    return value
+
+
 def endpoint() -> str | None:
     """The OTLP endpoint that the environment names. None: there is none."""
     return os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) or os.environ.get(
@@ -63,17 +86,17 @@ def endpoint() -> str | None:
     )
 
 
-def say_where(recorded: Recorded, *, out: str | None = None, spans: str | None = None) -> int:
-    """Say where the records are, or that something is missing there; the exit status."""
+def note_places(recorded: Recorded, *, out: str | None = None, spans: str | None = None) -> int:
+    """Print where the records are, or that something is missing there; the exit status."""
     places = [
         f"{name} ({what})" for name, what in ((out, "trajectories"), (spans, "spans")) if name
     ]
     if otlp := endpoint():
         places.append(f"{otlp} (spans, OTLP)")
     if not places:
-        say(f"nothing was kept: give --out or --spans, or set {OTEL_EXPORTER_OTLP_ENDPOINT}")
+        note(f"nothing was kept: give --out or --spans, or set {OTEL_EXPORTER_OTLP_ENDPOINT}")
         return 0
-    say(
+    note(
         ("" if recorded.is_whole else "not all of it arrived: see above. ")
         + "-> "
         + ", ".join(places)

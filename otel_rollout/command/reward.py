@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from otel_rollout.command.recording import endpoint, recording, say_where
+from otel_rollout.command.recording import endpoint, note_places, recording
 from otel_rollout.record import record_reward
-from otel_rollout.terminal import say
+from otel_rollout.terminal import note
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.view import Sources, say_unreadable
+from otel_rollout.view import Sources, note_unreadable
 
 
 def reward(options: argparse.Namespace) -> int:
@@ -22,14 +22,14 @@ def reward(options: argparse.Namespace) -> int:
         options.wrong("--in SOURCE is required: the rollout's trace is looked up there")
     sources = Sources(names)
     trajectory = _found(sources, options.id.lower())
-    unreadable = say_unreadable(sources.errors)
+    unreadable = note_unreadable(sources.errors)
     if trajectory is None:
         return 1
     with recording(spans=options.spans) as recorded:
         record_reward(options.value, name=options.name, trajectory=trajectory)
     named = f"reward {options.name}" if options.name else "reward"
-    say(f"{named} of {trajectory.id}: {options.value:g}")
-    return max(unreadable, say_where(recorded, spans=options.spans))
+    note(f"{named} of {trajectory.id}: {options.value:g}")
+    return max(unreadable, note_places(recorded, spans=options.spans))
 
 
 def _found(sources: Sources, wanted: str) -> Trajectory | None:
@@ -42,7 +42,7 @@ def _found(sources: Sources, wanted: str) -> Trajectory | None:
     if len(found) == 1:
         return found.popitem()[1]
     if found:
-        say(f"{len(found)} rollouts have an id that begins with {wanted!r}: give more of it")
+        note(f"{len(found)} rollouts have an id that begins with {wanted!r}: give more of it")
     else:
-        say(f"no rollout whose id begins with {wanted!r}")
+        note(f"no rollout whose id begins with {wanted!r}")
     return None

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import re
 import secrets
 import shutil
+import tempfile
 import uuid
 from asyncio.subprocess import DEVNULL
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from otel_rollout.command.judging import judge
 from otel_rollout.command.process import Commands, Ended
-from otel_rollout.command.recording import recording, say_where
-from otel_rollout.command.recording_options import gateway_options
+from otel_rollout.command.recording import gateway_options, note_places, recording, secret_of
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import Gateway, serve
 from otel_rollout.record import rollout
-from otel_rollout.terminal import say
+from otel_rollout.terminal import note
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import trajectory_lines
+from otel_rollout.wire import Json, dumps
 
 NOT_FOUND = 127
 """Exit status of a command that does not exist, as a shell's."""
@@ -48,12 +49,9 @@ class CommandStopped(BaseException):
 def run(options: argparse.Namespace) -> int:
     """Run the verb; the exit status is the command's own, of several the worst."""
     if shutil.which(options.command[0]) is None:
-        say(f"otel-rollout: {options.command[0]}: no such command")
+        note(f"otel-rollout: {options.command[0]}: no such command")
         return NOT_FOUND
-    key = os.environ.get(options.api_key_env) if options.api_key_env else None
-    if options.api_key_env and not key:
-        say(f"otel-rollout: --api-key-env {options.api_key_env}: this variable is not set")
-        return 1
+    key = secret_of("--api-key-env", options.api_key_env)
     out = JsonlTrajectoryExporter(options.out) if options.out else None
     with recording(
         spans=options.spans,
@@ -61,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         policy_model=options.policy_model,
     ) as recorded:
         status = asyncio.run(_run(options, key, out))
-    return max(status, say_where(recorded, out=options.out, spans=options.spans))
+    return max(status, note_places(recorded, out=options.out, spans=options.spans))
 
 
 async def _run(
@@ -82,7 +80,7 @@ async def _run(
 
             statuses = await asyncio.gather(*map(one, range(options.samples)))
     if None in statuses:
-        say(f"{commands.signals[0].name}: {statuses.count(None)} of {len(statuses)} were not run")
+        note(f"{commands.signals[0].name}: {statuses.count(None)} of {len(statuses)} were not run")
     return max((status for status in statuses if status is not None), default=1)
 
 
@@ -108,7 +106,7 @@ class _Samples:
         if self.out is not None:
             self.out.export([trajectory])
         width = shutil.get_terminal_size((80, 24)).columns
-        say("\n".join(trajectory_lines(trajectory, width=width)))
+        note("\n".join(trajectory_lines(trajectory, width=width)))
 
     async def _rollout(self, index: int) -> tuple[Trajectory, Ended]:
         """Run the command as a rollout; its trajectory, sealed, and how the command ended."""
@@ -126,7 +124,7 @@ class _Samples:
                 variables = self.gateway.environment() | self._variables(trajectory, index)
                 ended = await self._command(variables, index)
                 if not trajectory.completions:
-                    say(no_call_hint(variables))
+                    note(no_call_hint(variables))
                 self._check(trajectory, ended)
         except (CommandError, CommandTimeoutError, CommandStopped, NoModelCallError):
             pass  # the trajectory has the error
@@ -202,3 +200,63 @@ def no_call_hint(variables: Mapping[str, str]) -> str:
 def _hidden(url: str) -> str:
     """A base URL without its token, which is a password."""
     return re.sub(r"/r/[^/]+", "/r/...", url)
+
+
+# --- a reward from a command
+
+
+SHELL = "/bin/sh"
+
+
+async def judge(
+    command: str,
+    trajectory: Trajectory,
+    ended: Ended,
+    commands: Commands,
+    *,
+    variables: Mapping[str, str],
+    timeout: float | None,
+    prefix: str | None,
+) -> float | None:
+    """The reward that the command gives the trajectory; None, and a sentence, if it gives none.
+
+    It runs through the shell when the rollout has ended, and without the gateway: its own model
+    calls are none of the rollout's. From stdin it reads a line as `--out` has them, which
+    `Trajectory.from_dict` takes, with one more field: `history`, the messages of the main history.
+
+    ended: how the agent ended, for the variable OTEL_ROLLOUT_EXIT_STATUS.
+    variables: what else it gets beside those of this process.
+    """
+    history: Json = [*trajectory.messages()]
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
+        stdin.write(dumps({**trajectory.to_dict(), "history": history}).encode() + b"\n")
+        stdin.seek(0)
+        judged = await commands.run(
+            [SHELL, "-c", command],
+            {**os.environ, **variables, "OTEL_ROLLOUT_EXIT_STATUS": str(ended.status)},
+            timeout=timeout,
+            prefix=prefix,
+            stdin=stdin,
+            stdout=stdout,
+        )
+        stdout.seek(0)
+        output = stdout.read()
+    reward = None if judged.failure else number_in(output)
+    if reward is None:
+        expected = f"expected a finite number as its last line, got {_last_line(output)[:80]!r}"
+        note(f"no reward for {trajectory.id}: --reward-command: {judged.failure or expected}")
+    return reward
+
+
+def number_in(output: bytes) -> float | None:
+    """The number that the last line of an output is. None: it is none, or not finite."""
+    try:
+        number = float(_last_line(output))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,9 +1,4 @@
 from otel_rollout.export.contract import TrajectoryExporter as TrajectoryExporter
-from otel_rollout.export.fork import renew_after_fork as renew_after_fork
-from otel_rollout.export.group_rows import Tally as Tally
-from otel_rollout.export.group_rows import item_of as item_of
-from otel_rollout.export.group_rows import item_of_trajectory as item_of_trajectory
-from otel_rollout.export.group_rows import rows_of as rows_of
 from otel_rollout.export.jsonl import HEAD as HEAD
 from otel_rollout.export.jsonl import LINE_PREFIX as LINE_PREFIX
 from otel_rollout.export.jsonl import JsonlTrajectoryExporter as JsonlTrajectoryExporter
@@ -13,6 +8,7 @@ from otel_rollout.export.jsonl import lines_of as lines_of
 from otel_rollout.export.jsonl import parsed_lines as parsed_lines
 from otel_rollout.export.jsonl import read_lines as read_lines
 from otel_rollout.export.memory import InMemoryTrajectoryExporter as InMemoryTrajectoryExporter
+from otel_rollout.export.memory import renew_after_fork as renew_after_fork
 from otel_rollout.export.options import CheckedOptions as CheckedOptions
 from otel_rollout.export.options import Positive as Positive
 from otel_rollout.export.options import check_choice as check_choice
@@ -24,6 +20,10 @@ from otel_rollout.export.row_contract import row_exporter as row_exporter
 from otel_rollout.export.row_contract import row_exporter_from_texts as row_exporter_from_texts
 from otel_rollout.export.row_contract import row_exporters as row_exporters
 from otel_rollout.export.rowfile import RowFile as RowFile
+from otel_rollout.export.rowfile import Tally as Tally
+from otel_rollout.export.rowfile import item_of as item_of
+from otel_rollout.export.rowfile import item_of_trajectory as item_of_trajectory
+from otel_rollout.export.rowfile import rows_of as rows_of
 from otel_rollout.export.rows import EmptyRowsWarning as EmptyRowsWarning
 from otel_rollout.export.rows import Rows as Rows
 from otel_rollout.export.rows import TokenRows as TokenRows

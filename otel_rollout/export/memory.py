@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Literal, TypeVar
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.export.fork import renew_after_fork
 from otel_rollout.trajectory import Episode, Trajectory, TrajectoryGroup
 
 OnFull = Literal["drop_oldest", "drop_newest", "block"]
@@ -160,21 +162,15 @@ class InMemoryTrajectoryExporter:
         return taken
 
     def __iter__(self) -> Iterator[Trajectory]:
-        while True:
-            try:
-                taken = self.take()
-            except TimeoutError:
-                return
-            yield from taken
+        with suppress(TimeoutError):  # it is shut down
+            while True:
+                yield from self.take()
 
     async def __aiter__(self) -> AsyncIterator[Trajectory]:
-        while True:
-            try:
-                taken = await self.take_async()
-            except TimeoutError:
-                return
-            for trajectory in taken:
-                yield trajectory
+        with suppress(TimeoutError):
+            while True:
+                for trajectory in await self.take_async():
+                    yield trajectory
 
     def _notify(self) -> None:
         self._changed.notify_all()
@@ -188,18 +184,14 @@ class InMemoryTrajectoryExporter:
         """Hold the trajectories; see `on_full`."""
         with self._changed:
             for trajectory in trajectories:
-                if self._limit is not None and len(self._finished) >= self._limit:
-                    if self._on_full == "block":
-                        self._changed.wait_for(self._has_room)
-                    elif self._on_full == "drop_newest":
-                        self.dropped += 1
-                        continue
-                    else:
-                        self._finished.popleft()
-                        self.dropped += 1
-                if self._closed:
+                if self._on_full == "block":
+                    self._changed.wait_for(self._has_room)
+                if self._closed or (self._on_full == "drop_newest" and not self._has_room()):
                     self.dropped += 1
                     continue
+                if not self._has_room():
+                    self._finished.popleft()
+                    self.dropped += 1
                 self._finished.append(trajectory)
                 self._notify()
 
@@ -220,3 +212,19 @@ class InMemoryTrajectoryExporter:
 def _renew(exporter: InMemoryTrajectoryExporter) -> None:
     exporter._changed = threading.Condition()
     exporter._waiters = set()
+
+
+Exporter = TypeVar("Exporter")
+
+
+def renew_after_fork(exporter: Exporter, renew: Callable[[Exporter], None]) -> None:
+    """Call `renew` with the exporter in every child that is forked while it exists."""
+    if hasattr(os, "register_at_fork"):
+        itself = weakref.ref(exporter)
+
+        def renew_copy() -> None:
+            copy = itself()
+            if copy is not None:
+                renew(copy)
+
+        os.register_at_fork(after_in_child=renew_copy)

@@ -23,7 +23,6 @@ from otel_rollout.trajectory import (
     Dropped,
     Episode,
     TerminationReason,
-    TokenSequence,
     Trajectory,
     TrajectoryGroup,
     advice_about,
@@ -215,7 +214,7 @@ def _add_rows(
                     "truncated": sequence.truncated,
                     "completion_ids": sequence.completion_ids,
                     "spans": [list(span) for span in sequence.spans],
-                    "policy_versions": _versions(sequence),
+                    "policy_versions": [c.policy_version for c in sequence.completions],
                     "logprobs_modes": [c.logprobs_mode for c in sequence.completions],
                     "reward": None if reward is None else reward * share,
                     "advantage": None if advantage is None else advantage * share,
@@ -301,10 +300,6 @@ def _share(credit: Credit, position: int, count: int) -> float:
     if credit == "split":
         return 1.0 / count
     return 1.0 if credit == "broadcast" or position == count - 1 else 0.0
-
-
-def _versions(sequence: TokenSequence) -> list[str | int | None]:
-    return [completion.policy_version for completion in sequence.completions]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from opentelemetry import context as otel_context
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.gateway.control import Control
-from otel_rollout.gateway.environment import environment_of
 from otel_rollout.gateway.exchange import Cut, Exchange, Request
 from otel_rollout.gateway.http import (
     ClientGone,
@@ -129,12 +128,7 @@ class Application:
         self._supply = None if renderer is None else Supply(next_prompt_by(renderer))
         self.fields: WeakKeyDictionary[ActiveRollout, Json] = WeakKeyDictionary()
         """The fields of `request_token_ids` where the address of a rollout was asked for."""
-        self._control = Control(
-            self.held,
-            secret,
-            settings.rollout_seconds,
-            lambda active, root: environment_of(self.tokens, active, root),
-        )
+        self._control = Control(self.held, self.tokens, secret, settings.rollout_seconds)
         self._read_body = partial(
             read_body, most=settings.max_body_bytes, seconds=settings.body_seconds
         )
@@ -173,7 +167,9 @@ class Application:
         asked = asked_of(path, scope["headers"])
         try:
             if self._control.is_at(asked.path) and asked.token is None:
-                await self._answer_control(scope, asked.path, receive, send)
+                body = await self._read_body(scope, receive)
+                reply = self._control.answer(scope, asked.path, body, _root_of(scope))
+                await answer(send, *reply)
                 return
             carried = self._rollout_of(asked, scope)
             body = await self._read_body(scope, receive)
@@ -183,11 +179,6 @@ class Application:
             await refuse(send, refusal, asked.path)
         except (ClientGone, Cut):
             return  # uvicorn closes a connection whose reply is not complete
-
-    async def _answer_control(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
-        body = await self._read_body(scope, receive)
-        reply = self._control.answer(scope, path, body, _root_of(scope))
-        await answer(send, reply.status, reply.body, reply.content_type)
 
     def _rollout_of(self, asked: Asked, scope: Scope) -> Carried:
         """The rollout that a request belongs to. Refusal for one that proves none."""

@@ -5,35 +5,76 @@
     DELETE /rollouts/{id}                                       -> it has ended
 
 With a secret each of them needs `Authorization: Bearer SECRET`. Only JSON is taken, so that no web
-page can send it from a browser on this machine.
+page can send it from a browser on this machine. `openapi.json` describes them, and has the names of
+the members that a request may have.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cache
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from otel_rollout.errors import RolloutError
 from otel_rollout.gateway.http import Refusal, Scope, is_near
-from otel_rollout.gateway.openapi import OPENAPI, PAGE
 from otel_rollout.gateway.rollout_parts import HeldRollouts
-from otel_rollout.record import ActiveRollout, Options, record_reward
+from otel_rollout.gateway.tokens import Tokens
+from otel_rollout.record import Options, record_reward
 from otel_rollout.wire import Json, dumps, loads
 
-_OPTIONS = ("name", "task_id", "group_id", "sample_index", "metadata")
-_REWARD = ("name", "completion_id", "explanation", "weight", "label")
-_ROLLOUTS = "/rollouts"
+_ROLLOUTS, _ROLLOUT = "/rollouts", "/rollouts/{id}"
 
 
-@dataclass(frozen=True, slots=True)
-class ControlReply:
-    """A reply of the control routes."""
+@cache
+def description() -> dict[str, Json]:
+    """The control routes as OpenAPI describes them."""
+    found: dict[str, Json] = loads(Path(__file__).with_name("openapi.json").read_bytes())
+    return found
 
-    status: int
-    body: bytes
-    content_type: str = "application/json"
+
+def _members(operation: Json) -> dict[str, Json]:
+    """The members of a request's body, as they are described."""
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    properties: dict[str, Json] = schema["properties"]
+    return properties
+
+
+def _row(method: str, path: str, operation: Json) -> str:
+    members = "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(member['description'])}</td></tr>"
+        for name, member in _members(operation).items()
+    )
+    title = f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
+    return f"{title}<p>{escape(operation['summary'])}.</p><table>{members}</table>"
+
+
+def page() -> str:
+    """The description for people, without anything from elsewhere."""
+    described = description()
+    rows = "".join(
+        _row(method, path, operation)
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+        if method != "parameters"
+    )
+    style = (
+        "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;"
+        "color-scheme:light dark}td{padding:.1rem 1rem .1rem 0;vertical-align:top}"
+    )
+    info = described["info"]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{info["title"]}</title>'
+        f"<style>{style}</style><h1>{info['title']}</h1><p>{escape(info['description'])}</p>"
+        f"<p>With a secret, send <code>Authorization: Bearer SECRET</code>. "
+        f'The same for programs: <a href="openapi.json">openapi.json</a>.</p>{rows}</html>'
+    )
+
+
+ControlReply = tuple[int, bytes, str]
+"""Status, body and type of a reply of the control routes."""
 
 
 class Control:
@@ -44,16 +85,12 @@ class Control:
     """
 
     def __init__(
-        self,
-        held: HeldRollouts,
-        secret: bytes | None,
-        seconds: float,
-        environment: Callable[[ActiveRollout, str], Mapping[str, str]],
+        self, held: HeldRollouts, tokens: Tokens, secret: bytes | None, seconds: float
     ) -> None:
         self._held = held
         self._secret = secret
         self._seconds = seconds
-        self._environment = environment
+        self._tokens = tokens
 
     @staticmethod
     def is_at(path: str) -> bool:
@@ -67,18 +104,19 @@ class Control:
         """
         method = scope["method"]
         if method in ("GET", "HEAD") and path == "/docs":
-            return ControlReply(200, PAGE.encode(), "text/html; charset=utf-8")
+            return 200, page().encode(), "text/html; charset=utf-8"
         if method in ("GET", "HEAD") and path == "/openapi.json":
-            return _json(200, OPENAPI)
+            return _json(200, description())
         headers = dict(scope["headers"])
         self._check(scope, headers)
         rollout_id = path.removeprefix(_ROLLOUTS).removeprefix("/")
         if method == "POST" and path == _ROLLOUTS:
-            return self._begin(_object(body, headers), root)
+            return self._begin(_object(body, headers, "post", _ROLLOUTS), root)
         if method == "PATCH" and rollout_id:
-            return self._reward(rollout_id, _object(body, headers))
+            return self._reward(rollout_id, _object(body, headers, "patch", _ROLLOUT))
         if method == "DELETE" and rollout_id:
-            return self._end(rollout_id, _object(body, headers) if body else {})
+            asked = _object(body, headers, "delete", _ROLLOUT) if body else {}
+            return self._end(rollout_id, asked)
         raise Refusal(405, f"the gateway has no {method} {path}: see /docs")
 
     def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
@@ -99,13 +137,12 @@ class Control:
             seconds = self._seconds
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
             raise Refusal(400, f"timeout_seconds: expected more than 0, got {seconds!r}")
-        _check_names(asked, _OPTIONS)
         try:
             options = Options.of({"name": "rollout", **asked})
         except (RolloutError, ValueError) as error:
             raise Refusal(400, str(error)) from None
         active = self._held.begin(options, float(seconds))
-        environment = dict(self._environment(active, root))
+        environment = self._tokens.environment(active, root)
         return _json(
             201,
             {
@@ -124,7 +161,6 @@ class Control:
         if "reward" not in asked:
             raise Refusal(400, "expected the member reward, a number")
         value = asked.pop("reward")
-        _check_names(asked, _REWARD)
         try:
             record_reward(value, trajectory=active.trajectory, **asked)
         except (RolloutError, ValueError, TypeError) as error:
@@ -132,7 +168,6 @@ class Control:
         return _json(200, {"id": rollout_id, "reward": active.trajectory.reward})
 
     def _end(self, rollout_id: str, asked: dict[str, Json]) -> ControlReply:
-        _check_names(asked, ("output", "error"))
         error = RuntimeError(str(asked["error"])) if asked.get("error") else None
         if self._held.begun(rollout_id) is None:
             raise _unknown(rollout_id)
@@ -140,15 +175,8 @@ class Control:
         return _json(200, {"id": rollout_id, "status": "error" if error else "complete"})
 
 
-def _check_names(asked: Mapping[str, Json], known: tuple[str, ...]) -> None:
-    if unknown := asked.keys() - set(known):
-        raise Refusal(
-            400, f"expected the members {', '.join(known)}, got {', '.join(sorted(unknown))}"
-        )
-
-
-def _object(body: bytes, headers: Mapping[bytes, bytes]) -> dict[str, Json]:
-    """The JSON object that a request's body is. Refusal if it is none."""
+def _object(body: bytes, headers: Mapping[bytes, bytes], method: str, path: str) -> dict[str, Json]:
+    """The JSON object that a request's body is. Refusal if it is none that is described."""
     if b"json" not in headers.get(b"content-type", b""):
         raise Refusal(415, "expected the header Content-Type: application/json")
     try:
@@ -157,6 +185,11 @@ def _object(body: bytes, headers: Mapping[bytes, bytes]) -> dict[str, Json]:
         found = None
     if not isinstance(found, dict):
         raise Refusal(400, "expected a JSON object")
+    known = _members(description()["paths"][path][method])
+    if unknown := found.keys() - known:
+        raise Refusal(
+            400, f"expected the members {', '.join(known)}, got {', '.join(sorted(unknown))}"
+        )
     return found
 
 
@@ -165,4 +198,4 @@ def _unknown(rollout_id: str) -> Refusal:
 
 
 def _json(status: int, value: Json) -> ControlReply:
-    return ControlReply(status, dumps(value).encode())
+    return status, dumps(value).encode(), "application/json"

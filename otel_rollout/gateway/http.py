@@ -54,36 +54,18 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
     parts: list[bytes] = []
     size, is_whole = 0, False
     while not is_whole:
-        message = await _received(receive, seconds)
+        try:
+            message = await asyncio.wait_for(receive(), seconds)
+        except asyncio.TimeoutError:
+            raise Refusal(408, "the request's body came too slowly") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
         size += len(message["body"])
         if size > most:
             raise _too_large(most)
         parts.append(message["body"])
         is_whole = not message.get("more_body")
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _received(receive: Receive, seconds: float) -> MutableMapping[str, Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    slow: list[bool] = []
-
-    def give_up() -> None:
-        slow.append(True)
-        task.cancel()
-
-    timer = asyncio.get_running_loop().call_later(seconds, give_up)
-    try:
-        message = await receive()
-    except asyncio.CancelledError:
-        if slow:
-            raise Refusal(408, "the request's body came too slowly") from None
-        raise
-    finally:
-        timer.cancel()
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    return message
 
 
 def _too_large(most: int) -> Refusal:

@@ -90,7 +90,7 @@ def next_prompt_by(renderer: str | Renderer) -> NextPrompt:
             f"gateway renderer: expected 'server', the name of a tokenizer, or an object with "
             f"bridge_to_next_turn(), got {renderer!r}"
         )
-    return Bridge(renderer).next_prompt
+    return _bridge(renderer)
 
 
 def _of_package(name: str) -> Renderer:
@@ -111,18 +111,14 @@ def _of_package(name: str) -> Renderer:
     return made
 
 
-class Bridge:
+def _bridge(renderer: Renderer) -> NextPrompt:
     """The next prompt by an object that has the method of the package `renderers`."""
+    one_at_a_time = asyncio.Lock()
 
-    def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
-        self._one_at_a_time = asyncio.Lock()
-
-    async def next_prompt(self, turn: Turn, _: AskServer) -> Sequence[int] | None:
-        """The ids of the next prompt; None where the renderer has none."""
-        async with self._one_at_a_time:
+    async def next_prompt(turn: Turn, _: AskServer) -> Sequence[int] | None:
+        async with one_at_a_time:
             found = await asyncio.to_thread(
-                self._renderer.bridge_to_next_turn,
+                renderer.bridge_to_next_turn,
                 turn.prompt_ids,
                 turn.completion_ids,
                 turn.messages[-turn.new :],
@@ -130,6 +126,8 @@ class Bridge:
             )
         ids = getattr(found, "token_ids", found)
         return None if ids is None else list(ids)
+
+    return next_prompt
 
 
 class ServerRenderer:
@@ -141,7 +139,8 @@ class ServerRenderer:
     """
 
     def __init__(self) -> None:
-        self._ways = [_Way("/v1/chat/completions/render", "token_ids"), _Way("/tokenize", "tokens")]
+        self._ways = {"/v1/chat/completions/render": "token_ids", "/tokenize": "tokens"}
+        """Endpoints that return the ids of a request, and the member that has them."""
 
     async def next_prompt(self, turn: Turn, post: AskServer) -> Sequence[int] | None:
         """The ids of the next prompt; None where the two renderings do not show them."""
@@ -164,28 +163,21 @@ class ServerRenderer:
         """The ids of these messages; `opens` adds what a prompt ends with."""
         asked = {**turn.request, "messages": messages, "add_generation_prompt": opens}
         while self._ways:
-            status, body = await post(self._ways[0].path, dumps(asked).encode())
+            path, member = next(iter(self._ways.items()))
+            status, body = await post(path, dumps(asked).encode())
             if status == 200:
-                return self._ways[0].ids(body)
+                return _ids_in(body, member)
             if status not in (404, 405, 501):
                 return None
-            del self._ways[0]  # there is no such way
+            self._ways.pop(path, None)  # there is no such endpoint
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """An endpoint that returns the ids of a request."""
-
-    path: str
-    member: str
-
-    def ids(self, body: bytes) -> list[int] | None:
-        try:
-            found = loads(body)
-        except ValueError:
-            return None
-        found = found[0] if isinstance(found, list) and found else found
-        ids = found.get(self.member) if isinstance(found, Mapping) else None
-        are_ids = isinstance(ids, list) and set(map(type, ids)) == {int}
-        return ids if are_ids else None
+def _ids_in(body: bytes, member: str) -> list[int] | None:
+    try:
+        found = loads(body)
+    except ValueError:
+        return None
+    found = found[0] if isinstance(found, list) and found else found
+    ids = found.get(member) if isinstance(found, Mapping) else None
+    return ids if isinstance(ids, list) and set(map(type, ids)) == {int} else None

@@ -108,18 +108,9 @@ class HeldRollouts:
 
     def end(
         self, rollout_id: str, output: object = None, error: BaseException | None = None
-    ) -> bool:
-        """End a rollout that was begun here, or the parts of another one; False if none is."""
-        parts = [held for key, held in self._parts.items() if key[0] == rollout_id]
-        self._parts = OrderedDict(
-            (key, held) for key, held in self._parts.items() if key[0] != rollout_id
-        )
-        begun = self._begun.pop(rollout_id, None)
-        if begun is not None:
-            close(begun.active, output, error)
-        for part in parts:
-            close(part.active)
-        return begun is not None or bool(parts)
+    ) -> None:
+        """End a rollout that was begun here."""
+        close(self._begun.pop(rollout_id).active, output, error)
 
     def close(self) -> None:
         """End all."""
@@ -131,8 +122,7 @@ class HeldRollouts:
         for key in list(self._parts):
             close(self._parts.pop(key).active)
         for rollout_id in list(self._begun):
-            ended = ConnectionAbortedError("the gateway was stopped")
-            close(self._begun.pop(rollout_id).active, error=ended)
+            self.end(rollout_id, error=ConnectionAbortedError("the gateway was stopped"))
 
     def _watch(self) -> None:
         """Look for idle ones in a while."""

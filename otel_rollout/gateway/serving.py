@@ -1,18 +1,22 @@
-"""A gateway while it serves: its address, and the environment of an agent that uses it."""
+"""A gateway while it serves: its address, the environment of an agent that uses it, its server.
+
+The server is uvicorn with httptools, in the event loop that it is started in. Beside what uvicorn
+does, a connection has to send the head of a request in time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
+import logging
+import socket
 import threading
-from types import TracebackType
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
 from otel_rollout.gateway.application import MAX_BODY_BYTES, Application, Settings
-from otel_rollout.gateway.environment import environment_of, token_of
 from otel_rollout.gateway.extra import library
-from otel_rollout.gateway.server import GatewayServer
 from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.record import (
     ActiveRollout,
@@ -37,8 +41,7 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        active = self._active(rollout)
-        return token_of(self._application.tokens, active)
+        return self._application.tokens.own(self._active(rollout))
 
     def base_url(self, rollout: Trajectory | str | None = None) -> str:
         """The base URL for a client whose calls belong to this rollout.
@@ -55,8 +58,7 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        active = self._active(rollout)
-        return environment_of(self._application.tokens, active, self.url)
+        return self._application.tokens.environment(self._active(rollout), self.url)
 
     def _active(self, rollout: Trajectory | str | None) -> ActiveRollout:
         """The rollout that is meant; its calls ask for token ids if those made here would."""
@@ -122,12 +124,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         process_state.gateways.add(self._url)
         return Gateway(self._application, self._url)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         process_state.gateways.discard(self._url)
         try:
             if self._server is not None:
@@ -143,13 +140,8 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self.__aenter__(), self._loop).result()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
-        leaving = self.__aexit__(None, None, None)
+    def __exit__(self, *exc_info: object) -> None:
+        leaving = self.__aexit__(*exc_info)
         try:
             asyncio.run_coroutine_threadsafe(leaving, self._loop).result()
         finally:
@@ -183,3 +175,93 @@ def _active(rollout: Trajectory | str | None) -> ActiveRollout:
 
 def _is_loopback(host: str) -> bool:
     return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+# --- the HTTP server
+
+
+_GRACE = 1
+"""Seconds that replies have to end once the server is stopped."""
+_IDLE = 75
+"""Seconds that a client's connection is kept between two requests."""
+_quiet = logging.getLogger("otel_rollout.gateway.connections")
+_quiet.setLevel(logging.CRITICAL)  # clients and model servers that break off are no errors of ours
+
+
+class GatewayServer:
+    """Serves an ASGI application on a socket that is bound."""
+
+    def __init__(self, application: Any, listening: socket.socket, header_seconds: float) -> None:
+        uvicorn = library("uvicorn")
+        config = uvicorn.Config(
+            application,
+            http=functools.partial(_protocol_class(), header_seconds=header_seconds),
+            interface="asgi3",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            date_header=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_IDLE,
+            timeout_graceful_shutdown=_GRACE,
+        )
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        self._socket = listening
+
+    async def start(self) -> None:
+        """Take connections from now on."""
+        await self._server.startup(sockets=[self._socket])
+
+    async def stop(self) -> None:
+        """Take no more; replies under way have a moment to end."""
+        await self._server.shutdown(sockets=[self._socket])
+
+
+class _Timed:
+    """Closes a connection that does not send the head of a request in time."""
+
+    def __init__(self: Any, *args: Any, header_seconds: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.logger = _quiet
+        self._header_seconds = header_seconds
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self: Any, transport: Any) -> None:
+        super().connection_made(transport)  # type: ignore[misc]
+        self._expect_head()
+
+    def data_received(self: Any, data: bytes) -> None:
+        if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_head()
+        super().data_received(data)  # type: ignore[misc]
+
+    def on_headers_complete(self: Any) -> None:
+        self._forget_head()
+        super().on_headers_complete()  # type: ignore[misc]
+
+    def connection_lost(self: Any, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)  # type: ignore[misc]
+
+    def _expect_head(self: Any) -> None:
+        close = self.timeout_keep_alive_handler
+        self._header_timer = self.loop.call_later(self._header_seconds, close)
+
+    def _forget_head(self: Any) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
+@functools.cache
+def _protocol_class() -> Any:
+    base: Any = library("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
+
+    class Protocol(_Timed, base):  # type: ignore[misc]
+        pass
+
+    return Protocol

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import hmac
+import os
 import re
 import struct
 import time
@@ -16,13 +17,21 @@ from dataclasses import dataclass
 from hashlib import blake2s
 
 from otel_rollout.errors import RolloutError
-from otel_rollout.record import TOKEN, Carried, process_state
+from otel_rollout.record import (
+    KEY_PREFIX,
+    TOKEN,
+    ActiveRollout,
+    Carried,
+    headers_of,
+    process_state,
+)
 from otel_rollout.wire import dumps, loads
 
 _FIELDS = struct.Struct(">BQ16s16s8s4s")
 """Trainable or not, when it expires, ids of rollout, trace and span, whose rollout it is."""
 _MAC = 16
 """Bytes of the signature."""
+_NEAR = ("127.0.0.1", "localhost")
 _is_token = re.compile(TOKEN).fullmatch
 
 
@@ -66,6 +75,27 @@ class Tokens:
         payload += dumps(carried.policy_version).encode()
         return urlsafe_b64encode(payload + self._mac(payload)).rstrip(b"=").decode()
 
+    def own(self, active: ActiveRollout) -> str:
+        """The token of a rollout that runs in this process."""
+        return self.token_of(Carried.of(active), is_own=True)
+
+    def environment(self, active: ActiveRollout, url: str) -> dict[str, str]:
+        """Environment variables for a program whose model calls belong to this rollout.
+
+        url: the address at which the program reaches the gateway.
+        """
+        token = self.own(active)
+        root, key = f"{url}/r/{token}", KEY_PREFIX + token
+        return {
+            "OPENAI_BASE_URL": f"{root}/v1",
+            "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": root,
+            "ANTHROPIC_API_KEY": key,
+            "OTEL_ROLLOUT_ID": active.id,
+            **headers_of(active, environ=True),
+            **_no_proxy(),
+        }
+
     def read(self, text: str) -> Token:
         """The content of a token. TokenError for one that is forged, has expired, or is none."""
         expires, token = self._read.get(text) or self._checked(text)
@@ -102,3 +132,11 @@ class Tokens:
 def _home() -> bytes:
     """Four bytes that name this process."""
     return blake2s(process_state.name.encode(), digest_size=4).digest()
+
+
+def _no_proxy() -> dict[str, str]:
+    """`NO_PROXY` with this machine: a proxy of the network cannot reach the gateway."""
+    existing = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    hosts = [host.strip() for host in existing.split(",") if host.strip()]
+    every = ",".join(dict.fromkeys((*hosts, *_NEAR)))
+    return {"NO_PROXY": every, "no_proxy": every}

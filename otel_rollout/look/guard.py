@@ -13,6 +13,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.instrumentation.openai.shared.config import Config
 
 from otel_rollout import semconv as sc
-from otel_rollout.look.llm_spans import ReplyFacts, instrumented
+from otel_rollout.look.llm_spans import INSTRUMENTED, ReplyFacts
 from otel_rollout.record import (
     ActiveRollout,
     Secrets,
@@ -79,25 +80,18 @@ class Guard:
 
     def _watch(self, call: _WatchedCall) -> Any:
         returned = None
-        try:
+        with call:
             call.prepare()
-            with instrumented(call):
-                returned = self._wrapper(call.make, call.instance, call.args, call.shown)
-        except BaseException as error:
-            call.swallow(error)
+            returned = self._wrapper(call.make, call.instance, call.args, call.shown)
         if not call.made:
             return call.wrapped(*call.args, **call.kwargs)
         return call.end(returned)
 
     async def _watch_async(self, call: _WatchedCall) -> Any:
         returned = None
-        try:
+        with call:
             call.prepare()
-            with instrumented(call):
-                wrapper = self._wrapper
-                returned = await wrapper(call.make_async, call.instance, call.args, call.shown)
-        except BaseException as error:
-            call.swallow(error)
+            returned = await self._wrapper(call.make_async, call.instance, call.args, call.shown)
         if not call.made:
             return await call.wrapped(*call.args, **call.kwargs)
         return call.end(returned)
@@ -140,26 +134,30 @@ class _WatchedCall:
         self._returned: Any = None
         """What the instrumentor made of that stream. None: it is at work still."""
 
-    @property
-    def span_name(self) -> str | None:
+    def _name(self) -> str | None:
         """Name of its span. None: the instrumentor's own."""
         operation, model = self._guard.operation, self.shown.get("model")
         return f"{operation} {model}" if operation and isinstance(model, str) else operation
 
-    @property
-    def span_attributes(self) -> dict[str, Any]:
-        """Further attributes that its span begins with."""
-        if not self._guard.is_responses:
-            return {}
-        return {sc.OPENAI_API_TYPE: "responses", sc.GEN_AI_OPERATION_NAME: self._guard.operation}
+    def __enter__(self) -> None:
+        """The instrumentor's wrapper begins."""
+        self._token = INSTRUMENTED.set(self)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        """It has ended. What it raised is dropped: what the client raised, or its own error."""
+        with suppress(ValueError):  # a coroutine that the garbage collector closes
+            INSTRUMENTED.reset(self._token)
+        if error is None or error is self._raised:
+            return True
+        if isinstance(error, Exception):
+            log_swallowed(error)
+            return True
+        return False
 
     def prepare(self) -> None:
         if Config.upload_base64_image is _NO_CALLBACK:  # anybody's OpenAIInstrumentor() sets it
             Config.upload_base64_image = None  # type: ignore[assignment]
-        client = self.instance._client
-        url = str(client.base_url)
-        if "@" in url or "?" in url or url != without_token(url):
-            self.instance = SimpleNamespace(_client=_PublicClient(client))
+        self.instance = SimpleNamespace(_client=_PublicClient(self.instance._client))
         is_bare = self._rollout is not None or not process_state.content.is_whole
         self.shown = {
             name: value
@@ -193,6 +191,8 @@ class _WatchedCall:
         self.made = True
         span = trace.get_current_span()
         self._span = None if span is self._outer else span
+        if self._span is not None and (name := self._name()) is not None:
+            self._span.update_name(name)
         own, added = self.kwargs.get("extra_headers") or {}, kwargs.get("extra_headers") or {}
         if not isinstance(own, Mapping):
             return self.kwargs  # the client raises a better error
@@ -258,14 +258,6 @@ class _WatchedCall:
             span.set_status = lambda *_: None  # the instrumentor would set OK
         if self._returned is not None:
             self._finish()
-
-    def swallow(self, error: BaseException) -> None:
-        """The instrumentor's wrapper raised: what the client raised, or something of its own."""
-        if error is self._raised:
-            return
-        if not isinstance(error, Exception):
-            raise error
-        log_swallowed(error)
 
     def end(self, returned: Any) -> Any:
         """Return to the caller what the client returned, or raise what it raised."""
@@ -403,9 +395,18 @@ def _public_error(kind: type[BaseException], text: str) -> Exception:
 
 
 class _PublicClient(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """The client without what its address may hold of credentials."""
+    """The client without what its address may hold of credentials.
+
+    The address is a text, since the instrumentor asks for it three times a call.
+    """
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        address = str(client.base_url)
+        if "@" in address or "?" in address:
+            address = re.sub(r"//[^/@]*@", "//", address).partition("?")[0]
+        self._self_base_url = without_token(address)
 
     @property
     def base_url(self) -> str:
-        address = re.sub(r"//[^/@]*@", "//", str(self.__wrapped__.base_url)).partition("?")[0]
-        return without_token(address)
+        return self._self_base_url

@@ -22,9 +22,9 @@ from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.instrumentation.openai.shared.config import Config
 from opentelemetry.sdk.trace import TracerProvider
 
+from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.look.guard import Guard, log_swallowed
-from otel_rollout.look.llm_spans import instrumented_call
 from otel_rollout.record import SWITCHES
 
 Undo = Callable[[], None]
@@ -77,7 +77,7 @@ def _instrument_genai(instrumentor: Any, provider: TracerProvider, undo: ExitSta
     if _CONTENT not in os.environ:
         os.environ[_CONTENT] = "span_only"  # off by default, and it has no other switch
         undo.callback(os.environ.pop, _CONTENT, None)
-    instrumentor.instrument(tracer_provider=NamingProvider(provider))
+    instrumentor.instrument(tracer_provider=provider)
     _guard()
     undo.callback(unwrap)
     undo.callback(instrumentor.uninstrument)
@@ -87,7 +87,7 @@ def _instrument_openai(provider: TracerProvider, undo: ExitStack) -> None:
     unwrap()  # what the user took out is in there still
     # The default upload_base64_image makes it lose every conversation with an image in it.
     instrumentor = OpenAIInstrumentor(upload_base64_image=None, exception_logger=log_swallowed)
-    instrumentor.instrument(tracer_provider=NamingProvider(provider))
+    instrumentor.instrument(tracer_provider=provider)
     ours = [wrapper for _, _, wrapper in _wrapped_methods()]
 
     def take_out() -> None:
@@ -121,11 +121,32 @@ def _mend(kind: Any, undo: ExitStack) -> None:
 
     replace(kind, "_instrument", followed_by(_guard))
     replace(kind, "_uninstrument", followed_by(unwrap))  # its own leaves every wrapper in place
-    chat = import_module(f"{_SCOPE}.shared.chat_wrappers")
-    replace(chat, "run_async", lambda _: _run)
-    for module in (chat, import_module(f"{_SCOPE}.shared.completion_wrappers")):
+    for name in ("", ".chat_wrappers", ".completion_wrappers", ".embeddings_wrappers"):
+        module = import_module(f"{_SCOPE}.shared{name}")
+        replace(module, "run_async", lambda _: _run)
         replace(module, "_set_completions", _only_choices)
-    replace(import_module(f"{_SCOPE}.v1.responses_wrappers"), "responses", lambda _: _Pending())
+        replace(module, "is_openai_v1", lambda _: _yes)
+    responses = import_module(f"{_SCOPE}.v1.responses_wrappers")
+    replace(responses, "responses", lambda _: _Pending())
+    replace(responses, "set_data_attributes", _as_chat)
+
+
+def _yes() -> bool:
+    """True: the instrumentor parses two version numbers for it, six times a call."""
+    return True
+
+
+def _as_chat(old: Callable[..., None]) -> Callable[..., None]:
+    """Give the span of a response, which starts when it has ended, the name of a chat's."""
+
+    def write(response: Any, span: trace.Span) -> None:
+        model = getattr(response, "request_model", None)
+        span.update_name(f"{sc.OPERATION_CHAT} {model}" if model else sc.OPERATION_CHAT)
+        span.set_attribute(sc.OPENAI_API_TYPE, "responses")
+        span.set_attribute(sc.GEN_AI_OPERATION_NAME, sc.OPERATION_CHAT)
+        old(response, span)
+
+    return write
 
 
 def _only_choices(old: Callable[..., None]) -> Callable[..., None]:
@@ -214,37 +235,3 @@ def _leave_theirs() -> None:
     for owner, attribute, wrapper in _wrapped_methods():
         if isinstance(wrapper._self_wrapper, Guard):
             setattr(owner, attribute, wrapper._self_wrapper.guarded)
-
-
-# --- names of spans
-
-
-class NamingProvider(trace.TracerProvider):
-    """A tracer provider for instrumentors behind a guard: spans are named after the model."""
-
-    def __init__(self, provider: TracerProvider) -> None:
-        self.provider = provider
-        """The provider whose tracers start the spans."""
-
-    def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:
-        """A tracer of the provider that names the spans of calls."""
-        tracer: Any = _NamingTracer(self.provider.get_tracer(*args, **kwargs))
-        return tracer  # type: ignore[no-any-return]
-
-
-class _NamingTracer(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    def start_span(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        name, kwargs = _named(name, kwargs)
-        return self.__wrapped__.start_span(name, *args, **kwargs)
-
-    def start_as_current_span(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        name, kwargs = _named(name, kwargs)
-        return self.__wrapped__.start_as_current_span(name, *args, **kwargs)
-
-
-def _named(name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    call = instrumented_call()
-    if call is None or call.span_name is None:
-        return name, kwargs
-    attributes = {**(kwargs.get("attributes") or {}), **call.span_attributes}
-    return call.span_name, {**kwargs, "attributes": attributes}

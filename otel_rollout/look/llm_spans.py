@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
@@ -18,7 +17,14 @@ from opentelemetry import trace
 from opentelemetry.context import get_value
 
 from otel_rollout import semconv as sc
-from otel_rollout.record import Observer, RunningCall, RunningRollout, is_model_call, process_state
+from otel_rollout.record import (
+    Observer,
+    RunningCall,
+    RunningRollout,
+    is_model_call,
+    present,
+    process_state,
+)
 from otel_rollout.wire import (
     Json,
     Media,
@@ -57,14 +63,6 @@ class ReplyFacts(NamedTuple):
 class InstrumentedCall(Protocol):
     """A call that is made inside an instrumentor's wrapper."""
 
-    @property
-    def span_name(self) -> str | None:
-        """Name of its span. None: the instrumentor's own."""
-
-    @property
-    def span_attributes(self) -> Mapping[str, Any]:
-        """Further attributes that its span begins with."""
-
     def is_recorded_in(self, span: trace.Span) -> bool:
         """True if this is its span, and the call the first that begins in it; `ended` follows."""
 
@@ -72,23 +70,10 @@ class InstrumentedCall(Protocol):
         """The call has ended, and its span shows it."""
 
 
-_current: ContextVar[InstrumentedCall | None] = ContextVar("otel-rollout-llm-span", default=None)
-
-
-@contextmanager
-def instrumented(call: InstrumentedCall) -> Iterator[None]:
-    """The spans that an instrumentor starts inside are of this call."""
-    token = _current.set(call)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # a coroutine that the garbage collector closes
-            _current.reset(token)
-
-
-def instrumented_call() -> InstrumentedCall | None:
-    """The call in whose instrumentor's wrapper this runs. None: in none."""
-    return _current.get()
+INSTRUMENTED: ContextVar[InstrumentedCall | None] = ContextVar(
+    "otel-rollout-llm-span", default=None
+)
+"""The call in whose instrumentor's wrapper this runs. None: in none."""
 
 
 class _ShownBefore:
@@ -130,7 +115,7 @@ class LlmSpans(Observer):
         api = api_of(call.path)
         if shown is None or api is None:
             return
-        around, made = trace.get_current_span(call.context), instrumented_call()
+        around, made = trace.get_current_span(call.context), INSTRUMENTED.get()
         if made is not None and made.is_recorded_in(around):
             call.observed[self] = _LlmSpan(shown, api, around, made)
         elif _is_to_write(around, call):
@@ -193,7 +178,8 @@ class _LlmSpan:
         self._reply = ReplyFacts()
 
     def requested(self, call: RunningCall, written: Mapping[str, Any]) -> None:
-        params, attributes = _params(written), dict[str, Any]()
+        digests: dict[str, str] = loads(written.get(sc.REQUEST_SHARED, "{}"))
+        params, attributes = _params(written, digests), dict[str, Any]()
         model = self._api.request_model(call.path.partition("?")[0], params)
         if model is not None and self._made is None:
             self._span.update_name(f"{_operation(self._api)} {model}")
@@ -204,7 +190,7 @@ class _LlmSpan:
             self._turn = self._turn_of(call, params, written.get(sc.REQUEST_DIGEST))
             attributes[sc.TURN] = self._turn
             if process_state.content.is_whole:
-                attributes |= self._context(params, written) | self._messages(call, params)
+                attributes |= self._context(params, digests) | self._messages(call, params)
         self._span.set_attributes(attributes)
 
     def _turn_of(self, call: RunningCall, params: Mapping[str, Json], digest: object) -> int:
@@ -229,7 +215,7 @@ class _LlmSpan:
             return self._shown.prompts if known and prompt.startswith(known) else 0
         return 0
 
-    def _context(self, params: Mapping[str, Json], written: Mapping[str, Any]) -> dict[str, Any]:
+    def _context(self, params: Mapping[str, Json], digests: Mapping[str, str]) -> dict[str, Any]:
         """Instructions and tools that no span has shown."""
         attributes: dict[str, Any] = {}
         is_full = process_state.content.shows == "full"
@@ -237,7 +223,7 @@ class _LlmSpan:
             if self._shown.add(message) or is_full:
                 attributes[sc.GEN_AI_SYSTEM_INSTRUCTIONS] = dumps(_parts(message))
         tools, counts = self._api.tools(params), self._shown.tools
-        digest = loads(written.get(sc.REQUEST_SHARED, "{}")).get("tools")
+        digest = digests.get("tools", "")
         count = counts.get(digest) if tools is None else len(tools)
         if digest and count:
             counts[digest] = count
@@ -279,7 +265,9 @@ class _LlmSpan:
 
     def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
         is_events = sc.RESPONSE_EVENTS in written
-        counts = token_counts(body, self._api, events=is_events)
+        if TokenCounts not in call.observed:
+            call.observed[TokenCounts] = token_counts(body, self._api, events=is_events)
+        counts: TokenCounts | None = call.observed[TokenCounts]
         replies = shown_replies(body, call.path, events=is_events)
         model = _named(self._api.model_name, body)
         reply_id = written.get(sc.RESPONSE_ID) or _named(self._api.id_name, body)
@@ -302,7 +290,7 @@ class _LlmSpan:
                 [_sampled(reply.items, reply.finish_reason) for reply in replies]
             )
         if self._span.is_recording():  # of a body that the agent reads itself it may have ended
-            self._span.set_attributes({k: v for k, v in attributes.items() if v is not None})
+            self._span.set_attributes(present(attributes))
 
     def _note_replies(self, reply_id: str | None, items: list[Json], text: str | None) -> None:
         """Note what is shown of a reply. text: that of its first choice. None: it has none."""
@@ -335,11 +323,12 @@ def _before(messages: int, turns: int) -> str:
     return f"({messages} earlier {are} not repeated: see {shown} of this conversation)"
 
 
-def _params(written: Mapping[str, Any]) -> dict[str, Json]:
+def _params(written: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Json]:
     """The members of a request but its conversation: those that are long, where they are new."""
     params: dict[str, Json] = loads(written.get(sc.REQUEST_PARAMS, "{}"))
-    digests: dict[str, str] = loads(written.get(sc.REQUEST_SHARED, "{}"))
-    values: dict[str, Json] = loads(written.get(sc.REQUEST_SHARED_VALUES, "{}"))
+    if sc.REQUEST_SHARED_VALUES not in written:
+        return params
+    values: dict[str, Json] = loads(written[sc.REQUEST_SHARED_VALUES])
     return params | {n: values[d] for n, d in digests.items() if d in values}
 
 

@@ -75,7 +75,8 @@ class SpanQueue(SpanProcessor):
     def _renew(self) -> None:
         """Begin anew, in a forked child too: what waits is the parent's."""
         self._changed = threading.Condition()  # reentrant: a span may end in a garbage collection
-        self._waiting: deque[ReadableSpan] = deque()
+        self._waiting: deque[tuple[ReadableSpan, int]] = deque()
+        """Spans with their sizes."""
         self._bytes = 0
         """Size of the spans that wait, with those that are being sent."""
         self.taken = self._exported = self._done = self._dropped = 0
@@ -109,7 +110,7 @@ class SpanQueue(SpanProcessor):
             self.taken += 1
             waiting = self.taken - self._done
             if waiting <= self._max_queue_size and self._bytes + size <= self._max_bytes:
-                self._waiting.append(span)
+                self._waiting.append((span, size))
                 self._bytes += size
                 if self._worker is None:
                     self._worker = start_thread(self._work, "otel-rollout-spans")
@@ -176,9 +177,9 @@ class SpanQueue(SpanProcessor):
                     batch = [self._waiting.popleft() for _ in range(count)]
                     self._hurry = self._hurry and bool(batch)
                 if batch:
-                    self._send(batch)
+                    self._send([span for span, _ in batch])
                     with self._changed:
-                        self._bytes -= sum(map(size_of, batch))
+                        self._bytes -= sum(size for _, size in batch)
 
     def _is_time(self) -> bool:
         return self._ended or self._hurry or len(self._waiting) >= self._batch_size
@@ -229,7 +230,7 @@ class SpanQueue(SpanProcessor):
         """Drop these spans and all that wait; the first time is logged, and `end` counts all."""
         with self._changed:
             count = len(spans) + len(self._waiting)
-            self._bytes -= sum(map(size_of, self._waiting))
+            self._bytes -= sum(size for _, size in self._waiting)
             self._waiting.clear()
         if not (self._gave_up or self._ended):
             self._gave_up = True

@@ -70,7 +70,7 @@ class Summary:
         """Tools that have a span."""
         self.tool_errors = 0
         """Tools of these that failed."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._models: dict[str, None] = {}
         self._asked_as: tuple[str, object] | None = None
         """Path and parameters of the last request."""
@@ -90,11 +90,6 @@ class Summary:
 
     # --- calls
 
-    def began(self) -> None:
-        """A call of a model begins."""
-        with self._lock:
-            self.calls += 1
-
     def asked(self, api: ModelApi, path: str, body: bytes, written: Mapping[str, Any]) -> None:
         """A request was sent. body: as it may be recorded. written: its attributes."""
         params = written.get(sc.REQUEST_PARAMS)
@@ -108,10 +103,9 @@ class Summary:
             self._own_task = True
             self._task = _task_of(api, loads(body))
 
-    def replied(self, api: ModelApi, path: str, body: bytes, *, events: bool) -> TokenCounts | None:
-        """A reply has come; its tokens, where it counts them. body: as it may be recorded."""
-        counts = token_counts(body, api, events=events)
-        with self._lock:
+    def replied(self, path: str, body: bytes, counts: TokenCounts | None, *, events: bool) -> None:
+        """A reply has come, which counts its tokens so. body: as it may be recorded."""
+        with self.lock:
             if counts is not None:
                 self._counted += 1
                 self._cached = self._cached or counts.cached is not None
@@ -120,7 +114,6 @@ class Summary:
                 self._tokens[2] += counts.cached or 0
         if process_state.content.exported:
             self._last = body, path, events
-        return counts
 
     def show(self, first: list[Json], last: list[Json]) -> None:
         """Take in the conversations of the first and the last step of a trajectory."""
@@ -131,13 +124,13 @@ class Summary:
 
     def tool_ended(self, *, failed: bool) -> None:
         """A tool that has a span has ended."""
-        with self._lock:
+        with self.lock:
             self.tools += 1
             self.tool_errors += failed
 
     def include(self, inner: Summary, answer: str | None) -> None:
         """Take in a rollout inside it that has ended. answer: its last reply, or its output."""
-        with self._lock:
+        with self.lock:
             self.calls += inner.calls
             self.tools += inner.tools
             self.tool_errors += inner.tool_errors
@@ -199,7 +192,8 @@ class Sums(Observer):
     def call_began(self, call: RunningCall) -> None:
         summary: Summary | None = call.rollout.observed.get(self)
         if summary is not None and call.api is not None:
-            summary.began()
+            with summary.lock:
+                summary.calls += 1
 
     def requested(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
         summary: Summary | None = call.rollout.observed.get(self)
@@ -210,7 +204,10 @@ class Sums(Observer):
         summary: Summary | None = call.rollout.observed.get(self)
         if summary is None or call.api is None or (call.status_code or 0) >= 400:
             return
-        counts = summary.replied(call.api, call.path, body, events=sc.RESPONSE_EVENTS in written)
+        events = sc.RESPONSE_EVENTS in written
+        counts = token_counts(body, call.api, events=events)
+        call.observed[TokenCounts] = counts  # for other observers
+        summary.replied(call.path, body, counts, events=events)
         if counts is not None:
             rollout = call.rollout
             labels = {

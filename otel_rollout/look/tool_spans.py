@@ -49,6 +49,7 @@ class _AskingReply:
     """A reply that may ask for tools, as it is on its span: nothing is read until it has to be."""
 
     text: str
+    """Packed if it has events."""
     is_events: bool
     path: str
     ended_ns: int
@@ -72,22 +73,26 @@ class ToolSpans(Observer):
     """Creates the spans of the tools that the requests of each rollout bring results of."""
 
     def rollout_began(self, rollout: RunningRollout) -> None:
-        rollout.observed[self] = AnsweredTools()
+        rollout.observed[self] = _AnsweredTools()
 
     def requested(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
-        tools: AnsweredTools | None = call.rollout.observed.get(self)
-        if call.added and tools is not None:
-            tools.requested(call.rollout, call.added, call.began_ns)
+        tools: _AnsweredTools | None = call.rollout.observed.get(self)
+        if tools is None or not tools.replies or not may_have_results(call.added):
+            return
+        with tools.lock:
+            tools.write_spans(call.rollout, call.added, call.began_ns)
 
     def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
-        tools: AnsweredTools | None = call.rollout.observed.get(self)
+        tools: _AnsweredTools | None = call.rollout.observed.get(self)
         if tools is not None:
             is_events = sc.RESPONSE_EVENTS in written
             text = str(written[sc.RESPONSE_EVENTS if is_events else sc.RESPONSE_BODY])
-            tools.replied(text, call.path, call.ended_ns, is_events=is_events)
+            reply = _AskingReply(text, is_events, call.path, call.ended_ns)
+            with tools.lock:
+                tools.replies.append(reply)
 
     def tool_began(self, rollout: RunningRollout, call_id: object, name: str, at_ns: int) -> None:
-        tools: AnsweredTools | None = rollout.observed.get(self)
+        tools: _AnsweredTools | None = rollout.observed.get(self)
         if tools is not None:
             tools.note_span(call_id, name, at_ns)
 
@@ -95,12 +100,12 @@ class ToolSpans(Observer):
         rollout.observed.pop(self, None)
 
 
-class AnsweredTools:
+class _AnsweredTools:
     """The tools that one rollout's requests brought results of, each with one span."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._replies: deque[_AskingReply] = deque(maxlen=_KEPT)
+        self.lock = threading.Lock()
+        self.replies: deque[_AskingReply] = deque(maxlen=_KEPT)
         self._with_span: set[str] = set()
         """Ids of calls that have a span of somebody else."""
         self._unnamed: deque[tuple[str, int]] = deque(maxlen=_KEPT)
@@ -113,19 +118,11 @@ class AnsweredTools:
         elif isinstance(name, str):
             self._unnamed.append((name, start_ns))
 
-    def replied(self, text: str, path: str, ended_ns: int, *, is_events: bool) -> None:
-        """A reply has ended. text: as it is on its span, packed if it has events."""
-        with self._lock:
-            self._replies.append(_AskingReply(text, is_events, path, ended_ns))
+    def write_spans(self, active: RunningRollout, added: bytes, started_ns: int) -> None:
+        """Write the spans of the tools whose results are in these messages of a request.
 
-    def requested(self, active: RunningRollout, added: bytes, started_ns: int) -> None:
-        """A request begins. added: those of its messages that no request had before, as JSON."""
-        if not self._replies or not may_have_results(added):
-            return
-        with self._lock:
-            self._write_spans(active, added, started_ns)
-
-    def _write_spans(self, active: RunningRollout, added: bytes, started_ns: int) -> None:
+        added: those of its messages that no request had before, as JSON.
+        """
         messages: list[Json] = loads(b"[%b]" % added.strip(b" ,\t\r\n"))
         results = [found for message in messages for found in tool_results(message)]
         replayed = _calls_in(messages)
@@ -142,7 +139,7 @@ class AnsweredTools:
     def _reply_of(self, call_id: str) -> _AskingReply | None:
         """The last reply that asked for this call; None if none did, or it was answered."""
         quoted = dumps(call_id)
-        for reply in reversed(self._replies):
+        for reply in reversed(self.replies):
             if quoted in reply.text and call_id not in reply.answered:
                 return reply
         return None

@@ -9,8 +9,8 @@ from otel_rollout.otlp.rotation import files_of as files_of
 from otel_rollout.otlp.rotation import inode_of as inode_of
 from otel_rollout.otlp.rotation import parts_of as parts_of
 from otel_rollout.otlp.rotation import rotated_beside as rotated_beside
-from otel_rollout.otlp.sizes import size_of as size_of
 from otel_rollout.otlp.source import read as read
 from otel_rollout.otlp.source import read_json_lines as read_json_lines
 from otel_rollout.otlp.splitting import SplittingSpanExporter as SplittingSpanExporter
+from otel_rollout.otlp.splitting import size_of as size_of
 from otel_rollout.otlp.writing import JsonLinesSpanExporter as JsonLinesSpanExporter

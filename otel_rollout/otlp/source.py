@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from itertools import chain
 from typing import Any, BinaryIO, cast
 
@@ -75,11 +76,14 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[SpanRecord]:
     return read(path)
 
 
-def _read_address(address: str) -> Iterator[SpanRecord]:
-    from otel_rollout.otlp import jaeger, mlflow, phoenix  # an HTTP client, only where it is needed
+def _module(name: str) -> Any:
+    """A module of this room that is imported where it is needed: it has an HTTP client, or more."""
+    return import_module(f"otel_rollout.otlp.{name}")
 
-    for read_address in (jaeger.read_address, phoenix.read_address, mlflow.read_address):
-        spans = read_address(address)
+
+def _read_address(address: str) -> Iterator[SpanRecord]:
+    for name in ("jaeger", "phoenix", "mlflow"):
+        spans: Iterator[SpanRecord] | None = _module(name).read_address(address)
         if spans is not None:
             return spans
     raise SpanFormatError(
@@ -89,18 +93,8 @@ def _read_address(address: str) -> Iterator[SpanRecord]:
     )
 
 
-def _read_answer(data: Mapping[str, Any], report: OnError | None) -> Iterator[SpanRecord]:
-    """The spans of a saved answer of Phoenix or MLflow."""
-    from otel_rollout.otlp import mlflow, phoenix  # an HTTP client, as above
-
-    read_answer = phoenix.read_answer if "data" in data else mlflow.read_answer
-    return read_answer(data, on_error=report)
-
-
 def _read_protobuf(message: bytes) -> Iterator[SpanRecord]:
-    from otel_rollout.otlp.protobuf import read_protobuf  # needs the protobuf package
-
-    return read_protobuf(message)
+    return _module("protobuf").read_protobuf(message)  # type: ignore[no-any-return]
 
 
 def _read_path(path: str | os.PathLike[str], on_error: OnError | None) -> Iterator[SpanRecord]:
@@ -292,8 +286,8 @@ class _Documents:
                 yield from self._row(names, row)
         elif "result" in members:
             yield from read_json(data["result"], on_error=self._report)
-        elif members and _is_answer(data):
-            yield from _read_answer(data, self._report)
+        elif members and (backend := _backend_of(data)) is not None:
+            yield from _module(backend).read_answer(data, on_error=self._report)
         elif "data" in members and "resourceSpans" not in members:
             raise SpanFormatError(
                 "this looks like Jaeger's older API, which cuts times to microseconds: get "
@@ -330,14 +324,14 @@ class _Documents:
                 yield from read_clickhouse([_named(self._columns, data)])
 
 
-def _is_answer(data: Mapping[str, Any]) -> bool:
-    """True for a page of Phoenix, and for the spans of a trace, or a trace with them, of MLflow."""
+def _backend_of(data: Mapping[str, Any]) -> str | None:
+    """Phoenix for a page of it, MLflow for the spans of a trace of it, or a trace with them."""
+    if {"data", "next_cursor"} <= data.keys():
+        return "phoenix"
     trace = data.get("trace", data)
     spans = trace.get("spans") if isinstance(trace, dict) else None
-    is_trace = isinstance(spans, list) and any(
-        "trace_id" in s for s in spans if isinstance(s, dict)
-    )
-    return is_trace or {"data", "next_cursor"} <= data.keys()
+    rows = spans if isinstance(spans, list) else ()
+    return "mlflow" if any("trace_id" in row for row in rows if isinstance(row, dict)) else None
 
 
 def _named(columns: list[str], row: Any) -> Mapping[str, Any]:

@@ -5,17 +5,17 @@ from otel_rollout.view.filter_expression import Where as Where
 from otel_rollout.view.findings import Finding as Finding
 from otel_rollout.view.findings import findings_of as findings_of
 from otel_rollout.view.html import notebook_cell as notebook_cell
-from otel_rollout.view.ordering import lines_in_order as lines_in_order
 from otel_rollout.view.overview import Overview as Overview
 from otel_rollout.view.overview import Overviews as Overviews
 from otel_rollout.view.overview import overviews as overviews
 from otel_rollout.view.sources import ERRORS_SHOWN as ERRORS_SHOWN
 from otel_rollout.view.sources import Sources as Sources
-from otel_rollout.view.sources import say_above as say_above
-from otel_rollout.view.sources import say_unreadable as say_unreadable
+from otel_rollout.view.sources import lines_in_order as lines_in_order
+from otel_rollout.view.sources import note_above as note_above
+from otel_rollout.view.sources import note_unreadable as note_unreadable
 from otel_rollout.view.verbs.check import check as check
 from otel_rollout.view.verbs.choice import Choice as Choice
-from otel_rollout.view.verbs.list import list as list  # noqa: A004 - the verb's name
+from otel_rollout.view.verbs.listing import list_trajectories as list  # noqa: A004, F401 - a verb
 from otel_rollout.view.verbs.requirements import DEFAULT as DEFAULT
 from otel_rollout.view.verbs.requirements import REQUIREMENTS as REQUIREMENTS
 from otel_rollout.view.verbs.show import show as show

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from otel_rollout.terminal import escaped, number_of
@@ -54,8 +55,9 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     yield from _reward_lines(trajectory, width)
     for metric, value in trajectory.metrics.items():
         yield _line("├─ ", f"{metric}: {value}", width)
-    for line in _folded(trajectory.logs, "line", width, _LOGS):
-        yield _line("├─ log: ", line, width) if isinstance(line, str) else line.text
+    before, fold, after = _folded(trajectory.logs, "line", width, _LOGS)
+    logged = partial(_line, "├─ log: ", width=width)
+    yield from chain(map(logged, before), fold, map(logged, after))
     yield from _finding_lines(trajectory, rows, width)
     yield _last_line(trajectory, rows, histories.trained)
 
@@ -124,25 +126,15 @@ def _advice_lines(advice: str, width: int | None) -> list[str]:
     return [_line("│      → ", first, None), *(_line("│        ", each, None) for each in others)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fold:
-    """The line that replaces the middle of a long list."""
-
-    text: str
-
-
 def _folded(
     items: Sequence[T], what: str, width: int | None, most: tuple[int, int]
-) -> Iterator[T | _Fold]:
-    """The items; of more than the first and last of `most` one line replaces the others."""
+) -> tuple[Sequence[T], list[str], Sequence[T]]:
+    """The first and last of `most` items, and the line, if any, in place of those between them."""
     first, last = most
     left_out = len(items) - first - last
     if width is None or left_out < 2:
-        yield from items
-        return
-    yield from items[:first]
-    yield _Fold(f"│      … {number_of(left_out, what)} (--full)")
-    yield from items[-last:]
+        return items, [], ()
+    return items[:first], [f"│      … {number_of(left_out, what)} (--full)"], items[-last:]
 
 
 class _HistoryLines:
@@ -175,13 +167,13 @@ class _HistoryLines:
         for item in history.items[folded:]:
             if self._trains(item) and item.completion is not None:
                 self.trained[item.completion] = self._count
-        for shown in _folded(history.items[folded:], "message", self._width, _MESSAGES):
-            if isinstance(shown, _Fold):
-                yield shown.text
-                continue
-            completion, trains = shown.completion, self._trains(shown)
-            elsewhere = self.trained.get(completion) if completion and not trains else None
-            yield _item(shown, trains, elsewhere, self._width)
+        before, fold, after = _folded(history.items[folded:], "message", self._width, _MESSAGES)
+        yield from chain(map(self._item, before), fold, map(self._item, after))
+
+    def _item(self, item: HistoryItem) -> str:
+        completion, trains = item.completion, self._trains(item)
+        elsewhere = self.trained.get(completion) if completion and not trains else None
+        return _item(item, trains, elsewhere, self._width)
 
     def _trains(self, item: HistoryItem) -> bool:
         return item.trainable and item.completion not in self._untrained

@@ -16,10 +16,10 @@ from otel_rollout.trajectory import (
     Trajectory,
     untrained_sequences,
 )
+from otel_rollout.view.fields import browser_value
 from otel_rollout.view.messages import MessageRow, message_row, name_of_tool
 from otel_rollout.view.overview import Examined, examine
 from otel_rollout.view.page_types import HistoryView, MessageAnswer, Node, RewardView, RowView
-from otel_rollout.view.sql_values import browser_value
 from otel_rollout.view.tree import HistoryPath, Tree
 from otel_rollout.wire import Json, dumps
 
@@ -115,7 +115,7 @@ class Opened:
             "size": size,
             "reasoning": None if message.reasoning is None else message.reasoning[:room],
             "toolCalls": [
-                {"id": call.id, "name": call.name[:room], "arguments": call.arguments[:room]}
+                {"id": call.id, "name": call.name[:room], "arguments": call.text[:room]}
                 for call in message.calls[:_MOST_LINES]
             ],
             "toolCallId": message.call_id,
@@ -233,7 +233,7 @@ class Opened:
 
 def searched(message: MessageRow) -> str:
     """All texts of a message."""
-    calls = (f"{call.name} {call.arguments}" for call in message.calls)
+    calls = (f"{call.name} {call.text}" for call in message.calls)
     return "\n".join(filter(None, (message.text, message.reasoning, *calls)))
 
 

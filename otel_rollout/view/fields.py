@@ -6,13 +6,15 @@ A field is a name, `reward`, or a value by its name, `metrics["tests_passed"]`.
 from __future__ import annotations
 
 import ast
+import json
+import math
+import re
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.overview import Overview
-from otel_rollout.view.sql_values import Parameter, sql_value
-from otel_rollout.wire import Json
+from otel_rollout.wire import Json, finite
 
 Kind = Literal["text", "number", "list", "object", "any", "none", "literals"]
 """What an operand is; "any" is known only when a row is looked at, as a value of `metadata`."""
@@ -43,13 +45,19 @@ class Field:
     _key: str | None
 
     @classmethod
-    def parse(cls, text: str) -> Field:
-        """The field that a text names. ConfigurationError, with what is known, for another text."""
+    def parse(cls, option: str, text: str, *, not_of: tuple[Kind, ...] = ()) -> Field:
+        """The single value that a text names, which an option has.
+
+        ConfigurationError, with what is known, for any other text, and for one of these kinds.
+        """
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             node = None
         match node:
+            case ast.Name(id=name) if (kind := COLUMNS.get(name)) in (*not_of, "object"):
+                one = f', such as {text}["..."]' if kind == "object" else ""
+                raise ConfigurationError(f"{option}: expected a single value{one}, got {text!r}")
             case ast.Name(id=name) if name in COLUMNS:
                 return cls(text, COLUMNS[name], name, None)
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as key)) if (
@@ -59,7 +67,7 @@ class Field:
         names = ", ".join(
             f'{name}["..."]' if kind == "object" else name for name, kind in COLUMNS.items()
         )
-        raise ConfigurationError(f"expected one of {names}, got {text!r}")
+        raise ConfigurationError(f"{option}: expected one of {names}, got {text!r}")
 
     def of(self, overview: Overview) -> Json:
         """The value; None where it is not known, or not there."""
@@ -70,3 +78,55 @@ class Field:
 def row_of(overview: Overview) -> list[Parameter]:
     """The values of the columns `COLUMNS`, in their order, as SQLite takes them."""
     return [sql_value(getattr(overview, name)) for name in COLUMNS]
+
+
+# --- values as SQLite and browsers take them
+
+
+Parameter = str | int | float | None
+
+_SAFE = (1 << 53) - 1
+"""The greatest whole number that a browser does not round."""
+_SAFE_DIGITS = 16
+_surrogates = re.compile("[\ud800-\udfff]")
+
+
+def sql_value(value: Json) -> Parameter:
+    """The value as SQLite takes it; lists and objects are JSON texts."""
+    if isinstance(value, str):
+        return sql_text(value)
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return _as_float(value)
+    if isinstance(value, tuple | list | dict):
+        text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
+        return _surrogates.sub(_escaped, text)
+    return value  # type: ignore[no-any-return]
+
+
+def sql_text(text: str) -> str:
+    """The text with escapes for lone surrogates, which SQLite does not take."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def browser_value(text: str) -> Json:
+    """What a JSON text holds, with texts for whole numbers that a browser would round."""
+    return json.loads(text, parse_int=_whole)
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _escaped(surrogate: re.Match[str]) -> str:
+    """What `sql_text` makes of it, as JSON writes that."""
+    return f"\\\\u{ord(surrogate[0]):x}"
+
+
+def _whole(digits: str) -> int | str:
+    if len(digits) > _SAFE_DIGITS + digits.startswith("-"):
+        return digits
+    number = int(digits)
+    return number if abs(number) <= _SAFE else digits

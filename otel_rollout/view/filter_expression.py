@@ -17,9 +17,8 @@ from functools import cache
 from itertools import pairwise
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.view.fields import COLUMNS, Kind, row_of
+from otel_rollout.view.fields import COLUMNS, Kind, Parameter, row_of, sql_value
 from otel_rollout.view.overview import Overview
-from otel_rollout.view.sql_values import Parameter, sql_value
 
 _LONGEST = 20_000
 """Characters of an expression."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from otel_rollout.terminal import without_ids, without_ids_and_numbers
 from otel_rollout.trajectory import (
@@ -44,13 +44,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, Json]:
         """The finding as JSON."""
-        return {
-            "kind": self.kind,
-            "text": self.text,
-            "advice": self.advice,
-            "completion_id": self.completion_id,
-            "choice_index": self.choice_index,
-        }
+        return asdict(self)
 
 
 def findings_of(trajectory: Trajectory, *, rows: TokenSequences | None = None) -> list[Finding]:

@@ -24,8 +24,8 @@ from otel_rollout.trajectory import (
 from otel_rollout.view.answers import MOST_ROWS, Answers
 from otel_rollout.view.built_page import Page, as_json
 from otel_rollout.view.details import Opened
+from otel_rollout.view.messages import words_of
 from otel_rollout.view.overview import examine
-from otel_rollout.view.search_text import words_of
 from otel_rollout.view.table import Table, WritableTable
 from otel_rollout.wire import Json
 

@@ -3,7 +3,8 @@
 One pass reads the sources (`index_reader.py`); then the index is kept in a file and read again
 at the next start. A trajectory's details are read at its offset in its file. While
 the index is open, a thread follows the sources. Unreadable places are listed; reading
-goes on.
+goes on. An index contains texts of trajectories: only the user can read its folder, or the named
+file. One process writes to an index; another one creates its own.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from hashlib import blake2b
 from pathlib import Path
+from typing import BinaryIO, Literal
 
-from otel_rollout.errors import RolloutError
+from otel_rollout.errors import ConfigurationError, RolloutError
+from otel_rollout.lines import lock
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.details import Opened
-from otel_rollout.view.index_file import cached_file, connect, lock, open_table
+from otel_rollout.view.fields import sql_text
 from otel_rollout.view.index_reader import Reader, check_source
 from otel_rollout.view.sources import is_address
-from otel_rollout.view.sql_values import sql_text
-from otel_rollout.view.table import Location, Table, WritableTable
+from otel_rollout.view.table import APPLICATION, VERSION, Location, Table, WritableTable
 from otel_rollout.wire import dumps, loads
 
 _POLL = 1.0
@@ -136,7 +139,7 @@ class Index:
 
     def _writable(self) -> Path:
         """The file of the index: the one that is wanted, if no other process writes to it."""
-        if self._wanted is not None and lock(self._wanted, self._held):
+        if self._wanted is not None and _lock_file(self._wanted, self._held):
             return self._wanted
         folder = tempfile.mkdtemp(prefix="otel-rollout-view-")
         self._held.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -169,3 +172,83 @@ def _bytes_at(place: Location) -> bytes:
             raise LookupError("another file has its name")
         file.seek(place.start)
         return file.read(place.size)
+
+
+# --- the file of an index
+
+
+def cached_file(key: str) -> Path:
+    """The file of the index with this key, in `$XDG_CACHE_HOME/otel-rollout/view`.
+
+    Only the user may read that folder.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(home) / "otel-rollout" / "view"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder / f"{blake2b(key.encode(), digest_size=16).hexdigest()}.sqlite"
+
+
+def _lock_file(path: Path, held: ExitStack) -> bool:
+    """Keep the index from other writers until `held` is closed; False if another has it."""
+    try:
+        file = held.enter_context(_private(path.with_name(path.name + ".lock")))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the index {str(path)!r} cannot be written ({error.strerror}): name another file "
+            f"(--index), or keep none (--no-cache)"
+        ) from None
+    return lock(file)
+
+
+def connect(path: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
+    """A connection to an index; readers wait for a writer for some seconds."""
+    # It is closed by another thread in the end, when no thread uses it any more.
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, check_same_thread=False, timeout=30
+    )
+
+
+def open_table(path: Path) -> WritableTable:
+    """The tables of an index, empty where the file is new, damaged or of another version.
+
+    ConfigurationError for a file that is something else.
+    """
+    _private(path).close()
+    with path.open("rb") as file:
+        head = file.read(72)
+    if head and int.from_bytes(head[68:72], "big") != APPLICATION:
+        raise ConfigurationError(
+            f"{str(path)!r} is no index of otel-rollout: name a file that does not exist yet"
+        )
+    if head and not _is_current(path):
+        for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+            name.unlink(missing_ok=True)
+        _private(path).close()
+        head = b""
+    connection = connect(path, "rw")
+    try:
+        # Before the journal: the mark is then in the file, and not in the journal alone.
+        table = WritableTable(connection) if head else WritableTable.create(connection)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return table
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _is_current(path: Path) -> bool:
+    try:
+        with closing(connect(path, "rw")) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            connection.execute("SELECT value FROM notes LIMIT 1").fetchone()
+            return bool(version == VERSION and found == "ok")
+    except sqlite3.Error:
+        return False
+
+
+def _private(path: Path) -> BinaryIO:
+    """A file that only the user may read, created if it is not there."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")

@@ -28,8 +28,8 @@ from otel_rollout.export import (
 )
 from otel_rollout.otlp import files_of, rotated_beside
 from otel_rollout.trajectory import Trajectory
+from otel_rollout.view.messages import words_of
 from otel_rollout.view.overview import examine
-from otel_rollout.view.search_text import words_of
 from otel_rollout.view.sources import Sources, is_address
 from otel_rollout.view.table import FileState, WritableTable
 from otel_rollout.wire import Json, dumps, loads

@@ -67,39 +67,6 @@ class Overview:
         """The overview of a trajectory."""
         return examine(trajectory).overview
 
-    @classmethod
-    def _of(cls, trajectory: Trajectory, rows: TokenSequences, findings: list[Finding]) -> Overview:
-        completions = trajectory.completions
-        reward = trajectory.reward
-        return cls(
-            id=trajectory.id,
-            name=trajectory.name,
-            task_id=trajectory.task_id,
-            group_id=trajectory.group_id,
-            sample_index=trajectory.sample_index,
-            parent_id=trajectory.parent_id,
-            trace_id=trajectory.trace_id,
-            status=trajectory.status,
-            termination_reason=trajectory.termination_reason,
-            reward=None if reward is None else float(reward),
-            turns=_turns(completions),
-            calls=len({completion.span_id for completion in completions}),
-            histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
-            rows=len(rows),
-            sampled_tokens=_sampled(completions),
-            trained_tokens=sum(sum(row.loss_mask) for row in rows),
-            dropped=sum(drop.completion is not None for drop in rows.dropped),
-            seconds=_seconds(trajectory),
-            start_time_ns=trajectory.start_time_ns,
-            versions=tuple(trajectory.policy_versions),
-            models=tuple(dict.fromkeys(c.model for c in completions if c.model is not None)),
-            warnings=len(trajectory.warnings),
-            findings=tuple(sorted({finding.kind for finding in findings})),
-            metrics=dict(trajectory.metrics),
-            rewards={name: float(value) for name, value in trajectory.rewards.items()},
-            metadata=dict(trajectory.metadata),
-        )
-
     def to_dict(self) -> dict[str, Json]:
         """The overview as JSON; tuples are lists, and what is no number is null."""
         return {each.name: finite(getattr(self, each.name)) for each in fields(self)}
@@ -117,7 +84,37 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
     """Overview, findings and rows. rows: others than those of `Trajectory.token_sequences()`."""
     rows = trajectory.token_sequences() if rows is None else rows
     findings = findings_of(trajectory, rows=rows)
-    return Examined(Overview._of(trajectory, rows, findings), findings, rows)
+    completions = trajectory.completions
+    reward = trajectory.reward
+    overview = Overview(
+        id=trajectory.id,
+        name=trajectory.name,
+        task_id=trajectory.task_id,
+        group_id=trajectory.group_id,
+        sample_index=trajectory.sample_index,
+        parent_id=trajectory.parent_id,
+        trace_id=trajectory.trace_id,
+        status=trajectory.status,
+        termination_reason=trajectory.termination_reason,
+        reward=None if reward is None else float(reward),
+        turns=_turns(completions),
+        calls=len({completion.span_id for completion in completions}),
+        histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
+        rows=len(rows),
+        sampled_tokens=_sampled(completions),
+        trained_tokens=sum(sum(row.loss_mask) for row in rows),
+        dropped=sum(drop.completion is not None for drop in rows.dropped),
+        seconds=_seconds(trajectory),
+        start_time_ns=trajectory.start_time_ns,
+        versions=tuple(trajectory.policy_versions),
+        models=tuple(dict.fromkeys(c.model for c in completions if c.model is not None)),
+        warnings=len(trajectory.warnings),
+        findings=tuple(sorted({finding.kind for finding in findings})),
+        metrics=dict(trajectory.metrics),
+        rewards={name: float(value) for name, value in trajectory.rewards.items()},
+        metadata=dict(trajectory.metadata),
+    )
+    return Examined(overview, findings, rows)
 
 
 def _turns(completions: list[Completion]) -> int:

@@ -1,4 +1,4 @@
-"""Sources of trajectories: files, folders, stdin and addresses of backends.
+"""Sources of trajectories: files, folders, stdin and addresses of backends; and their order.
 
 The content of a file decides: trajectories, one a line, or spans to rebuild them from.
 """
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
@@ -21,6 +21,7 @@ from otel_rollout.compressed import begun, joined
 from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.export import (
     HEAD,
+    Store,
     item_of,
     item_of_trajectory,
     layout_of,
@@ -31,10 +32,9 @@ from otel_rollout.export import (
 )
 from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
 from otel_rollout.spans import SpanRecord
-from otel_rollout.terminal import number_of, say
+from otel_rollout.terminal import note, number_of
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.view.ordering import lines_in_order
-from otel_rollout.wire import loads
+from otel_rollout.wire import dumps, loads
 
 Keeps = Callable[[Trajectory], bool]
 OnError = Callable[[SpanFormatError], None]
@@ -216,7 +216,7 @@ class Sources:
         if self._on_error is not None:
             self._on_error(error)
         elif self.errors <= ERRORS_SHOWN:
-            say_above(str(error))
+            note_above(str(error))
 
 
 def _in_order(found: Iterator[Trajectory]) -> Iterator[Trajectory]:
@@ -233,15 +233,57 @@ def _size_of(sources: Sequence[str]) -> int | None:
     return sum(os.path.getsize(file) for file in files if os.path.exists(file))
 
 
-def say_above(text: str) -> None:
+# --- order
+
+
+def ordered(items: Iterable[Any], key: Callable[[Any], Any], *, descending: bool) -> list[Any]:
+    """The items in order of a key; those whose key is None, or no number, are last."""
+    known: list[Any] = []
+    unknown: list[Any] = []
+    for item in items:
+        value = key(item)
+        (unknown if value is None or value != value else known).append(item)
+
+    def by(item: Any) -> tuple[bool, Any]:
+        value = key(item)  # a file may have a text for a number, and metadata anything
+        value = dumps(value) if isinstance(value, list | dict) else value
+        return isinstance(value, str), value
+
+    return [*sorted(known, key=by, reverse=descending), *unknown]
+
+
+def lines_in_order(
+    trajectories: Iterable[Trajectory],
+    key: Callable[[Trajectory], Any],
+    *,
+    descending: bool = False,
+    folder: Path | None = None,
+) -> Iterator[bytes]:
+    """Trajectories as lines in order of a key; those whose key is None are last.
+
+    They are in a temporary file, in the folder if one is given; memory holds the keys.
+    """
+    with Store(folder / "trajectories" if folder else None) as store:
+        places: list[tuple[Any, int]] = []
+        for trajectory in trajectories:
+            line = dumps(trajectory.to_dict()).encode() + b"\n"
+            places.append((key(trajectory), store.add("", line)))
+        for _, number in ordered(places, lambda place: place[0], descending=descending):
+            yield store.item(number)
+
+
+# --- what is printed
+
+
+def note_above(text: str) -> None:
     """Print to stderr, above the progress bar."""
     with tqdm.external_write_mode(file=sys.stderr):
-        say(text)
+        note(text)
 
 
-def say_unreadable(places: int) -> int:
-    """Say how many places could not be read; the exit status."""
+def note_unreadable(places: int) -> int:
+    """Print how many places could not be read; the exit status."""
     if places:
         were = "was" if places == 1 else "were"
-        say(f"{number_of(places, 'place')} could not be read and {were} left out")
+        note(f"{number_of(places, 'place')} could not be read and {were} left out")
     return int(places > 0)

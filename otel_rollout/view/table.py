@@ -17,11 +17,10 @@ from importlib.metadata import version
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import advantages_of
-from otel_rollout.view.fields import COLUMNS, row_of
+from otel_rollout.view.fields import COLUMNS, browser_value, row_of, sql_text
 from otel_rollout.view.filter_expression import Where
 from otel_rollout.view.findings import Finding
 from otel_rollout.view.overview import Overview
-from otel_rollout.view.sql_values import browser_value, sql_text
 from otel_rollout.wire import Json
 
 _COLUMNS = ", ".join(f'"{name}"' for name in COLUMNS)

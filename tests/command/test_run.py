@@ -261,7 +261,7 @@ def test_a_key_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     """A variable that is not set is a mistake, not a server without a key."""
     where = ("--upstream", "http://127.0.0.1:1", "--api-key-env", "NO_SUCH_KEY")
     assert main(["run", *where, "--", "true"]) == 1
-    assert "--api-key-env NO_SUCH_KEY: this variable is not set" in capsys.readouterr().err
+    assert "NO_SUCH_KEY: this environment variable is not set" in capsys.readouterr().err
 
 
 def test_the_key_of_the_model_server(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

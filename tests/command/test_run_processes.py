@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout.command import process
-from otel_rollout.command.judging import number_in
 from otel_rollout.command.process import Commands, Ended
+from otel_rollout.command.run import number_in
 
 
 async def ran(*command: str, **options: Any) -> Ended:

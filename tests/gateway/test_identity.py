@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, propagate, reconstruct, rollout
 from otel_rollout.gateway import application, serve
 from otel_rollout.gateway.paths import asked_of
-from otel_rollout.gateway.server import GatewayServer
+from otel_rollout.gateway.serving import GatewayServer
 from otel_rollout.gateway.tokens import TokenError, Tokens
 from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.record import Carried

@@ -18,7 +18,7 @@ from opentelemetry import context as otel_context
 
 from otel_rollout import ConfigurationError, NoActiveRolloutError, propagate, rollout
 from otel_rollout.gateway import application, serve
-from otel_rollout.gateway.server import GatewayServer
+from otel_rollout.gateway.serving import GatewayServer
 from otel_rollout.gateway.upstream import listening_socket
 from tests.gateway.programs import Serve
 from tests.kit.conversations import ASK

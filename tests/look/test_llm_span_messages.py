@@ -235,6 +235,17 @@ def test_unset_arguments_are_not_attributes(
 
 
 @pytest.mark.skipif(not DRAWS_RESPONSES, reason="draws none of them")
+def test_a_response_outside_of_rollouts_is_a_chat(recording: Recording, clients: Clients):
+    """Its span has the name and the operation of one, and the API."""
+    clients.sync(clients.serve("a")).responses.create(model="m", input="p")
+    (span,) = recording.spans
+    assert span.name == "chat m"
+    attributes = span.attributes or {}
+    assert attributes["openai.api.type"] == "responses"
+    assert attributes["gen_ai.operation.name"] == "chat"
+
+
+@pytest.mark.skipif(not DRAWS_RESPONSES, reason="draws none of them")
 def test_responses_are_not_kept(recording: Recording, clients: Clients):
     """The instrumentor keeps nothing of a response that is complete, and each has its span."""
     body = response_body(id="resp-same", status="completed")

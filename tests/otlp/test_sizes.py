@@ -16,7 +16,7 @@ from opentelemetry.trace.span import TraceState
 
 from otel_rollout import semconv as sc
 from otel_rollout.otlp import size_of
-from otel_rollout.otlp.sizes import cut_to
+from otel_rollout.otlp.splitting import cut_to
 
 texts = st.text(max_size=40) | st.sampled_from(["", "é" * 300, "💾" * 200, "x" * 5000, '"\n' * 99])
 keys = st.text(min_size=1, max_size=12) | st.sampled_from(["k" * 300, "ключ"])

@@ -20,8 +20,7 @@ from otel_rollout import JsonlTrajectoryExporter, rollout
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.view.answers import Answers
-from otel_rollout.view.index import Index
-from otel_rollout.view.index_file import cached_file, open_table
+from otel_rollout.view.index import Index, cached_file, open_table
 from otel_rollout.view.table import WritableTable
 from tests.kit.recording import Clients, Recording
 from tests.view.made import Call, ask, line, scored, write

@@ -21,7 +21,7 @@ from otel_rollout.command.cli import main
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.view import Overview, Where
 from otel_rollout.view.sums import Rewards
-from otel_rollout.view.verbs.columns import Table
+from otel_rollout.view.verbs.listing import Table
 from tests.kit.recording import Recording
 
 Output = pytest.CaptureFixture[str]

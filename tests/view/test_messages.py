@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from otel_rollout.view.messages import CallRow, message_row
+from otel_rollout.view.messages import message_row
 from otel_rollout.wire import dumps
 from tests.kit.model_apis import TALKS
 
@@ -67,12 +67,11 @@ def test_other_addresses_are_no_images(address: str):
 def test_calls_without_an_id_are_shown():
     """Those of older APIs, of Ollama and of Gemini."""
     function = {"name": "add", "arguments": '{"a": 1}'}
-    assert message_row({"role": "assistant", "function_call": function}).calls == (
-        CallRow(None, "add", '{"a": 1}'),
-    )
+    (call,) = message_row({"role": "assistant", "function_call": function}).calls
+    assert (call.id, call.name, call.text) == (None, "add", '{"a": 1}')
     parts = [{"functionCall": {"name": "add", "args": {"a": 1}}}]
-    call = CallRow(None, "add", '{"a":1}')
-    assert message_row({"role": "model", "parts": parts}).calls == (call,)
+    (call,) = message_row({"role": "model", "parts": parts}).calls
+    assert (call.id, call.name, call.text) == (None, "add", '{"a":1}')
 
 
 def test_what_is_no_message_is_its_json():
@@ -130,5 +129,5 @@ def test_any_json_can_be_shown(message: Any):
     found = message_row(message)
     assert isinstance(found.role, str)
     assert isinstance(found.text, str)
-    assert all(isinstance(call.name + call.arguments, str) for call in found.calls)
+    assert all(isinstance(call.name + call.text, str) for call in found.calls)
     dumps([found.role, found.text, found.reasoning, found.call_id, found.links, found.parts])

@@ -11,8 +11,7 @@ import pytest
 from otel_rollout import rollout
 from otel_rollout.testing import Raw
 from otel_rollout.view.as_text import format_trajectory
-from otel_rollout.view.messages import CallRow, message_row
-from otel_rollout.view.search_text import words_of
+from otel_rollout.view.messages import message_row, words_of
 from otel_rollout.wire import (
     Other,
     Part,
@@ -84,7 +83,8 @@ def test_a_shape_that_is_added_is_read_everywhere(recording: Recording, clients:
 @pytest.mark.usefixtures("made_up")
 def test_the_page_has_the_parts_of_a_shape_that_is_added():
     """Its call, its result's text and media; another call is another message."""
-    assert message_row(asked("{}")).calls == (CallRow("1", "add", "{}"),)
+    (call,) = message_row(asked("{}")).calls
+    assert (call.id, call.name, call.text) == ("1", "add", "{}")
     row = message_row(ANSWER)
     assert (row.text, row.call_id, row.links) == ("forty-two", "1", ("x",))
     assert media_of(ANSWER) == ["image_url"]

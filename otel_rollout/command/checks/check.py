@@ -7,15 +7,15 @@ its own.
 
 from __future__ import annotations
 
-from otel_rollout.command.checks.clients import clients
-from otel_rollout.command.checks.exporters import content, span_exporters
+from otel_rollout.command.checks.clients import capture_hooks, clients, instrumentors
 from otel_rollout.command.checks.finding import Finding
-from otel_rollout.command.checks.hooks import capture_hooks, instrumentors
 from otel_rollout.command.checks.provider import (
+    content,
     limits,
     processors,
     sampler,
     sdk_provider,
+    span_exporters,
     tracer_provider,
 )
 from otel_rollout.command.checks.trials import model_server, one_rollout

@@ -1,13 +1,19 @@
-"""The client libraries that are installed, and what becomes of the model calls that they make."""
+"""What becomes of model calls: instrumentations that create spans, our hooks, client libraries."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
+from typing import Any
+
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
+    BaseInstrumentor,
+)
 
 from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.versions import installed, listed
-from otel_rollout.record import capture
+from otel_rollout.record import capture, process_state
 
 _OWN_HOOKS = ("openai", "anthropic", "groq", "together", "cerebras-cloud-sdk")
 """Clients with hooks of their own: all their calls are captured, with retries."""
@@ -69,3 +75,88 @@ def clients() -> Iterator[Finding]:
             "clients",
             f"not seen, neither captured nor counted: {name} {number}; {reason}",
         )
+
+
+def instrumentors() -> Iterator[Finding]:
+    """The instrumentations that create spans of model calls, and that of threads."""
+    active = sorted(
+        {
+            kind.__module__
+            for kind in _subclasses(BaseInstrumentor)
+            if getattr(getattr(kind, "_instance", None), "_is_instrumented_by_opentelemetry", False)
+        }
+    )
+    yield from _llm_spans(
+        [
+            name
+            for name in active
+            if "openai" in name
+            and "agents" not in name
+            and not any(name.startswith(f"{other}.") for other in active)  # a part of the other one
+        ]
+    )
+    for name in active:
+        if ".httpx" in name:
+            text = f"{name} is active: each call has a further span in traces"
+            yield Finding.warning("HTTP spans", text)
+    if any(name.endswith(".threading") for name in active):
+        yield Finding.ok("threads", "work that is given to threads and pools keeps its rollout")
+    else:
+        yield Finding.problem(
+            "threads",
+            "opentelemetry-instrumentation-threading is not active: calls from threads and pools "
+            "are in no rollout. ThreadingInstrumentor().instrument(), or configure()",
+        )
+
+
+def _llm_spans(instrumentations: list[str]) -> Iterator[Finding]:
+    """The instrumentations of OpenAI's client: one is enough, and it should record texts."""
+    if len(instrumentations) > 1:
+        yield Finding.warning(
+            "LLM spans",
+            f"{len(instrumentations)} instrumentations are active: {', '.join(instrumentations)}. "
+            f"Each call has a span of each in traces (once in trajectories). Use one: "
+            f"configure(instrumentor=None) adds none",
+        )
+    elif instrumentations:
+        again = (
+            "not drawn again: the framework's span stays (configure(llm_spans='both') has both)"
+            if process_state.settings.llm_spans == "outer"
+            else "drawn again inside that span (configure(llm_spans='outer') has that alone)"
+        )
+        which = instrumentations[0]
+        text = f"{which}; in a rollout a call that a framework draws itself is {again}"
+        yield Finding.ok("LLM spans", text)
+    else:
+        yield Finding.warning(
+            "LLM spans",
+            "no instrumentation of OpenAI is active: traces show no prompts or replies to "
+            "people. Use configure(instrumentor='openai')",
+        )
+    genai = [name for name in instrumentations if "genai" in name or "openai_v2" in name]
+    content = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+    if genai and not os.environ.get(content):
+        yield Finding.warning(
+            content,
+            f"it is not set, and {genai[0]} records texts only if it is: nobody can read them in "
+            f"a trace backend. Trajectories have them. Set it to SPAN_ONLY",
+        )
+
+
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for each in type.__subclasses__(kind):
+        yield each
+        yield from _subclasses(each)
+
+
+def capture_hooks() -> Iterator[Finding]:
+    """The hooks on clients, without which model calls are not captured."""
+    missing = capture.not_hooked()
+    if missing:
+        yield Finding.problem(
+            "capture",
+            f"model calls are not captured: {', '.join(missing)} is not hooked. Call "
+            f"otel_rollout.configure(), after whatever replaces the client's methods",
+        )
+    else:
+        yield Finding.ok("capture", "the methods of the OpenAI client are hooked")

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import openai
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.provider import flat
 from otel_rollout.providers import remove_processor
 from otel_rollout.rebuild import reconstruct
-from otel_rollout.record import (
-    TrajectorySpanProcessor,
-    request_token_ids,
-    rollout,
-)
+from otel_rollout.record import TrajectorySpanProcessor, request_token_ids, rollout
 from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall
 from otel_rollout.trajectory import Completion, Trajectory
 
@@ -31,9 +27,6 @@ class _Collecting(SpanProcessor):
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        pass
 
     def on_end(self, span: ReadableSpan) -> None:
         self.spans.append(span)
@@ -56,6 +49,23 @@ def one_rollout(provider: TracerProvider) -> Iterator[Finding]:
         remove_processor(provider, collecting)
 
 
+@contextmanager
+def _trial(
+    provider: TracerProvider, address: str, key: str = "none"
+) -> Iterator[tuple[openai.OpenAI, Trajectory]]:
+    """A client of the server in a rollout, whose trajectory goes to no exporter."""
+    with (
+        openai.OpenAI(base_url=address, api_key=key, max_retries=0) as client,
+        rollout("otel-rollout doctor", trainable=False) as trajectory,
+    ):
+        try:
+            yield client, trajectory
+        finally:
+            for processor in flat(provider._active_span_processor):
+                if isinstance(processor, TrajectorySpanProcessor):
+                    processor.withhold(trajectory.id)
+
+
 def _two_calls(provider: TracerProvider) -> Trajectory:
     replies: list[Reply | Raw | str] = [
         "I am well.",
@@ -63,8 +73,7 @@ def _two_calls(provider: TracerProvider) -> Trajectory:
     ]
     with (
         ModelServer(replies) as server,
-        openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client,
-        rollout("otel-rollout doctor", trainable=False) as trajectory,
+        _trial(provider, server.base_url) as (client, trajectory),
     ):
         client.chat.completions.create(
             model="self-test",
@@ -73,7 +82,6 @@ def _two_calls(provider: TracerProvider) -> Trajectory:
             logprobs=True,
         )
         _stream_with_tools(client, "self-test")
-        _withhold(provider, trajectory)
     return trajectory
 
 
@@ -91,7 +99,9 @@ def model_server(provider: TracerProvider, address: str, model: str | None) -> I
     model: the model to ask. None: the first that it lists.
     """
     try:
-        trajectory = _one_call(provider, address, model)
+        key = os.environ.get("OPENAI_API_KEY") or "none"
+        with _trial(provider, address, key) as (client, trajectory):
+            _stream_with_tools(client, model or _first_model(client, address))
     except Exception as error:  # whatever the user's server does to a call is a finding
         text = f"a streamed call with tools to {address} raised {type(error).__name__}: {error}"
         yield Finding.problem("model server", text)
@@ -105,19 +115,6 @@ def model_server(provider: TracerProvider, address: str, model: str | None) -> I
     else:
         text = f"{address} sent the ids of all {completion.sampled_count} tokens that it sampled"
         yield Finding.ok("model server", f"{text}, in a streamed call with tools")
-
-
-def _one_call(provider: TracerProvider, address: str, model: str | None) -> Trajectory:
-    key = os.environ.get("OPENAI_API_KEY") or "none"
-    with (
-        openai.OpenAI(base_url=address, api_key=key, max_retries=0) as client,
-        rollout("otel-rollout doctor", trainable=False) as trajectory,
-    ):
-        try:
-            _stream_with_tools(client, model or _first_model(client, address))
-        finally:
-            _withhold(provider, trajectory)
-    return trajectory
 
 
 def _first_model(client: openai.OpenAI, address: str) -> str:
@@ -139,13 +136,6 @@ def _stream_with_tools(client: openai.OpenAI, model: str) -> None:
         )
         for _ in stream:
             pass
-
-
-def _withhold(provider: TracerProvider, trajectory: Trajectory) -> None:
-    """Keep the trajectory of a trial from the exporters."""
-    for processor in flat(provider._active_span_processor):
-        if isinstance(processor, TrajectorySpanProcessor):
-            processor.withhold(trajectory.id)
 
 
 def _lost_tokens(streamed: Completion) -> str | None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.terminal import escaped, number_of, say, sentence_about
+from otel_rollout.terminal import escaped, note, number_of, sentence_about
 from otel_rollout.trajectory import Dropped, Trajectory
 from otel_rollout.view.findings import Finding
 from otel_rollout.view.overview import Overview, examine
-from otel_rollout.view.sources import Sources, say_unreadable
+from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON
 from otel_rollout.wire import Json, dumps
@@ -37,9 +37,9 @@ def check(options: argparse.Namespace) -> int:
             if checked is not None:
                 _print(checked, report, options)
     except (OSError, SpanFormatError) as error:
-        say(sentence_about(error))
+        note(sentence_about(error))
         return 2
-    unreadable = 2 * say_unreadable(sources.errors)
+    unreadable = 2 * note_unreadable(sources.errors)
     if options.json:
         print(dumps({"summary": report.to_dict(unreadable=sources.errors)}))
     else:
@@ -47,7 +47,7 @@ def check(options: argparse.Namespace) -> int:
             print(escaped(line))
     if not report.trajectories:
         kept = "none that --where keeps" if choice.where else "none in the sources"
-        say(f"no trajectory to train on: there is {kept}")
+        note(f"no trajectory to train on: there is {kept}")
     return unreadable or int(not report.is_fine)
 
 
@@ -123,32 +123,20 @@ class _Report:
         if digest in self._ids:
             findings.append(_CAME_BEFORE)
         self._ids.add(digest)
-        fails = self._failed_by_kind(trainable=trajectory.trainable)
+        fails = {
+            REQUIREMENTS[name][0]: name
+            for name in self.required
+            if trajectory.trainable or name not in TO_TRAIN_ON
+        }
         found = [(one, fails.get(one.kind)) for one in findings]
         if not overview.trained_tokens:
             found.append((_no_tokens(rows.dropped), fails.get(None)))
         checked = Checked(overview, found)
-        self._count(checked)
-        return checked
-
-    def _failed_by_kind(self, *, trainable: bool) -> dict[str | None, str]:
-        """The requirement that each kind of finding fails; None is that no token trains.
-
-        trainable: False for a trajectory that is recorded and not to be trained on.
-        """
-        return {
-            REQUIREMENTS[name][0]: name
-            for name in self.required
-            if trainable or name not in TO_TRAIN_ON
-        }
-
-    def _count(self, checked: Checked) -> None:
         self.trajectories += 1
         self.failed += bool(checked.fails)
         self.failing.update(checked.fails)
-        for one, name in checked.findings:
-            if name is not None:
-                self._advice[name, one.advice] += 1
+        self._advice.update((name, one.advice) for one, name in found if name is not None)
+        return checked
 
     def lines(self) -> Iterator[str]:
         """The end of what is printed for people."""

@@ -10,8 +10,8 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.fields import Field
 from otel_rollout.view.filter_expression import Where
-from otel_rollout.view.ordering import lines_in_order, ordered
 from otel_rollout.view.overview import Overview
+from otel_rollout.view.sources import lines_in_order, ordered
 from otel_rollout.wire import loads
 
 
@@ -30,9 +30,9 @@ class Choice:
             if options.where is not None:
                 self.where = Where.parse(options.where)
             if self.sorts is not None:
-                self._by = field_of("--sort", self.sorts.removeprefix("-"), not_of=("list",))
+                self._by = Field.parse("--sort", self.sorts.removeprefix("-"), not_of=("list",))
             if getattr(options, "group_by", None) is not None:
-                self.group_by = field_of("--group-by", options.group_by)
+                self.group_by = Field.parse("--group-by", options.group_by)
         except ConfigurationError as error:
             options.wrong(str(error))
 
@@ -69,18 +69,3 @@ class Choice:
         if self._by is None:
             return overviews
         return ordered(overviews, self._by.of, descending=self.descending)
-
-
-def field_of(option: str, text: str, *, not_of: tuple[str, ...] = ()) -> Field:
-    """The field of an overview that a text names.
-
-    ConfigurationError for what is none, for all values by name, and for one of these kinds.
-    """
-    try:
-        field = Field.parse(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{option}: {error}") from None
-    if field.kind in (*not_of, "object"):
-        one = f', such as {text}["..."]' if field.kind == "object" else ""
-        raise ConfigurationError(f"{option}: expected a single value{one}, got {text!r}")
-    return field

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import get_args
 
-from otel_rollout.terminal import has_colours, say
+from otel_rollout.terminal import has_colours, note
 from otel_rollout.trajectory import Kind
 from otel_rollout.view.as_text import trajectory_lines
-from otel_rollout.view.sources import Sources, say_unreadable
+from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.verbs.choice import Choice
 
 
@@ -36,8 +36,8 @@ def show(options: argparse.Namespace) -> int:
                 print(coloured(line))
         sys.stdout.flush()
     if not shown:
-        say(f"no trajectory whose id begins with {wanted!r}" if wanted else "no trajectories")
-    return max(say_unreadable(sources.errors), int(bool(wanted) and not shown))
+        note(f"no trajectory whose id begins with {wanted!r}" if wanted else "no trajectories")
+    return max(note_unreadable(sources.errors), int(bool(wanted) and not shown))
 
 
 _STYLES = (

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from otel_rollout.terminal import escaped, number_of, say
+from otel_rollout.terminal import escaped, note, number_of
 from otel_rollout.trajectory import Drift, TokenFork, Trajectory
-from otel_rollout.view.sources import Sources, say_unreadable
+from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.wire import Json, dumps
 
 _FORKS_SHOWN = 5
@@ -32,7 +32,8 @@ def stats(options: argparse.Namespace) -> int:
     for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
         drift, calls = trajectory.drift(), _calls(trajectory)
         if options.json:
-            each.append({**_named(trajectory), "calls": calls, **drift.to_dict()})
+            named = {name: getattr(trajectory, name) for name in ("id", "name", "task_id")}
+            each.append({**named, "calls": calls, **drift.to_dict()})
         else:
             if not total.trajectories:
                 print(_line("trajectory", _HEAD))
@@ -44,8 +45,8 @@ def stats(options: argparse.Namespace) -> int:
     elif total.trajectories:
         print("\n".join(total.lines()))
     else:
-        say("no trajectories")
-    return say_unreadable(sources.errors)
+        note("no trajectories")
+    return note_unreadable(sources.errors)
 
 
 @dataclass
@@ -94,10 +95,6 @@ class _Total:
             "prefilled_again": self.again.total(),
             "causes": dict(self.causes.most_common()),
         }
-
-
-def _named(trajectory: Trajectory) -> dict[str, Json]:
-    return {"id": trajectory.id, "name": trajectory.name, "task_id": trajectory.task_id}
 
 
 def _calls(trajectory: Trajectory) -> int:

@@ -12,7 +12,7 @@ import threading
 import webbrowser
 from pathlib import Path
 
-from otel_rollout.terminal import say
+from otel_rollout.terminal import note
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.built_page import Page
 from otel_rollout.view.html import whole_page
@@ -62,7 +62,7 @@ def _serve(answers: Answers, page: Page, options: argparse.Namespace) -> None:
 
 def _open(url: str) -> None:
     if not webbrowser.open(url):
-        say("no browser could be opened: open the address above")
+        note("no browser could be opened: open the address above")
 
 
 def _write(index: Index, answers: Answers, page: Page, path: str) -> int:
@@ -72,7 +72,7 @@ def _write(index: Index, answers: Answers, page: Page, path: str) -> int:
     text, left_out = whole_page(answers, page, title=f"Trajectories of {title}")
     Path(path).write_text(text, encoding="utf-8")
     for each in left_out[:ERRORS_SHOWN]:
-        say(f"{path} does not hold {each}")
+        note(f"{path} does not hold {each}")
     for error in index.errors[:ERRORS_SHOWN]:
-        say(error)
+        note(error)
     return 1 if index.errors else 0

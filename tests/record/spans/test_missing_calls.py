@@ -39,7 +39,7 @@ from otel_rollout.export import (
     row_exporter_from_texts,
     row_exporters,
 )
-from otel_rollout.export.group_rows import Tally, item_of_trajectory, rows_of
+from otel_rollout.export.rowfile import Tally, item_of_trajectory, rows_of
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.uncaptured import note_outside, note_uncaptured
 from otel_rollout.testing import Reply

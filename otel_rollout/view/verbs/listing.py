@@ -1,0 +1,268 @@
+"""The verb `list`: a line for each trajectory, as it is read, and a footer with the sums.
+
+The widths of columns are chosen before the first line. Memory: a line for each group and each
+distinct finding, of which there is a bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from otel_rollout.terminal import escaped, note, number_of
+from otel_rollout.view.fields import Field
+from otel_rollout.view.findings import Finding
+from otel_rollout.view.overview import Overview, examine
+from otel_rollout.view.sources import Sources, note_unreadable
+from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, label
+from otel_rollout.view.verbs.choice import Choice
+from otel_rollout.wire import Json, dumps
+
+_WIDTH = 160
+"""Characters of a line where no terminal says how wide it is."""
+_DISTINCT = 10_000
+"""Distinct findings that are counted apart; those after them are counted together."""
+_SHOWN = 20
+"""Findings, and groups, that are printed."""
+
+
+def list_trajectories(options: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    choice = Choice(options)
+    totals = Totals(group_by=choice.group_by)
+    sources = Sources(options.sources, prints_lines=True)
+    overviews = choice.in_order(_overviews(sources, choice, totals, options))
+    if options.json:
+        for overview in overviews:
+            print(dumps(overview.to_dict()), flush=True)
+        print(dumps({"summary": totals.to_dict()}))
+    else:
+        _print_table(overviews, totals)
+    return note_unreadable(sources.errors)
+
+
+def _overviews(
+    sources: Sources, choice: Choice, totals: Totals, options: argparse.Namespace
+) -> Iterator[Overview]:
+    """The overviews that are kept, one at a time; they are counted as they come."""
+    for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
+        overview, findings, _ = examine(trajectory)
+        if choice.keeps(overview):
+            totals.add(overview, findings)
+            yield overview
+
+
+def _print_table(overviews: Iterable[Overview], totals: Totals) -> None:
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    table = Table(width)
+    for number, overview in enumerate(overviews):
+        if not number:
+            print(table.head())
+        print(table.line(overview), flush=True)
+    if not totals.rewards.count:
+        note("no trajectories")
+        return
+    print()
+    for line in totals.lines(width):
+        print(line)
+
+
+# --- the table
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its head, its cell of an overview, and how wide it is."""
+
+    head: str
+    cell: Callable[[Overview], object]
+    least: int
+    """Characters that it has at least, where it is not left out."""
+    most: int = 0
+    """Characters that it grows to where there is room; 0: it does not grow."""
+    is_text: bool = False
+    """True if it stands left, and is cut where it is too long."""
+    rank: int = 0
+    """Columns of the highest rank are left out first where the line is too short."""
+
+
+def number(value: float | None) -> str:
+    """A number that a person reads; `-` for one that is not known."""
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+COLUMNS = (
+    Column("id", lambda o: o.id[:8], 8, is_text=True),
+    Column("name", lambda o: o.name, 8, 24, is_text=True, rank=1),
+    Column("task", lambda o: o.task_id, 6, 20, is_text=True, rank=3),
+    Column("group", lambda o: o.group_id, 6, 20, is_text=True, rank=6),
+    Column("#", lambda o: number(o.sample_index), 3, rank=4),
+    Column("status", lambda o: o.status, 9, is_text=True),
+    Column("reward", lambda o: number(o.reward), 7),
+    Column("turns", lambda o: o.turns, 5),
+    Column("sampled", lambda o: number(o.sampled_tokens), 7, rank=2),
+    Column("trained", lambda o: o.trained_tokens, 7),
+    Column("seconds", lambda o: "-" if o.seconds is None else f"{o.seconds:.1f}", 7, rank=5),
+    Column("versions", lambda o: ",".join(map(str, o.versions)), 8, 16, is_text=True, rank=7),
+    Column("warnings", lambda o: o.warnings, 8, rank=2),
+)
+_GAP = "  "
+
+
+class Table:
+    """A table of overviews, in lines of one width."""
+
+    def __init__(self, width: int) -> None:
+        columns = list(COLUMNS)
+        while _width(columns) > width and any(column.rank for column in columns):
+            columns.remove(max(columns, key=lambda column: column.rank))
+        spare = width - _width(columns)
+        self._columns: list[tuple[Column, int]] = []
+        for column in columns:
+            more = min(max(spare, 0), max(column.most - column.least, 0))
+            spare -= more
+            self._columns.append((column, column.least + more))
+
+    def head(self) -> str:
+        """The first line."""
+        return _line([(column, size, column.head) for column, size in self._columns])
+
+    def line(self, overview: Overview) -> str:
+        """The line of a trajectory; what could steer a terminal is escaped."""
+        cells = [(column, size, column.cell(overview)) for column, size in self._columns]
+        return _line([(c, size, "-" if cell is None else str(cell)) for c, size, cell in cells])
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(column.least for column in columns) + len(_GAP) * (len(columns) - 1)
+
+
+def _line(cells: Sequence[tuple[Column, int, str]]) -> str:
+    return _GAP.join(
+        padded(text, size) if column.is_text else f"{escaped(text):>{size}}"
+        for column, size, text in cells
+    ).rstrip()
+
+
+def padded(text: str, size: int) -> str:
+    """The text on one line, cut or filled up to so many characters."""
+    text = escaped(" ".join(text[: 10 * size].split()))
+    return f"{text if len(text) <= size else text[: size - 1] + '…':<{size}}"
+
+
+# --- the footer
+
+
+@dataclass(slots=True)
+class Totals(Endings):
+    """The sums over trajectories, which are not kept."""
+
+    group_by: Field | None = None
+    """None: groups are only counted."""
+    trained_tokens: int = 0
+    dropped: int = 0
+    """Completions that no row trains."""
+    with_findings: int = 0
+    """Trajectories that have findings."""
+    _groups: RewardsByValue = field(default_factory=RewardsByValue)
+    _group_ids: set[int] = field(default_factory=set)
+    """Hashes of group ids."""
+    _findings: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Kind, text without ids, and advice."""
+
+    def add(self, overview: Overview, findings: Iterable[Finding]) -> None:
+        """Count a trajectory."""
+        self.add_ending(overview.reward, overview.status, overview.termination_reason)
+        self.trained_tokens += overview.trained_tokens
+        self.dropped += overview.dropped
+        if overview.group_id is not None:
+            self._group_ids.add(hash(overview.group_id))
+        if self.group_by is not None:
+            value = self.group_by.of(overview)
+            value = list(value) if isinstance(value, tuple) else value
+            self._groups.of(value).add(overview.reward)
+        found = list(findings)
+        self.with_findings += bool(found)
+        for one in found:
+            name = (one.kind, one.plain, one.advice)
+            if name not in self._findings and len(self._findings) >= _DISTINCT:
+                name = ("uncertain", "others", "See the findings of each trajectory.")
+            self._findings[name] += 1
+
+    def to_dict(self) -> dict[str, Json]:
+        """The sums as JSON."""
+        return {
+            "trajectories": self.rewards.count,
+            "statuses": dict(self.statuses.most_common()),
+            "termination_reasons": dict(self.reasons.most_common()),
+            "reward": self.rewards.to_dict(),
+            "group_ids": len(self._group_ids),
+            "group_by": self.group_by and self.group_by.text,
+            "groups": self._groups.to_list(),
+            "trained_tokens": self.trained_tokens,
+            "dropped": self.dropped,
+            "with_findings": self.with_findings,
+            "findings": [
+                {"kind": kind, "text": text, "advice": advice, "count": count}
+                for (kind, text, advice), count in self._findings.most_common()
+            ],
+        }
+
+    def lines(self, width: int) -> Iterator[str]:
+        """The footer for people."""
+        count = self.rewards.count
+        endings = ", ".join(f"{n} {status}" for status, n in self.statuses.most_common())
+        reasons = ", ".join(
+            f"{n} {reason}"
+            for reason, n in self.reasons.most_common()
+            if reason not in self.statuses
+        )
+        grouped = f", {number_of(len(self._group_ids), 'group')}" if self._group_ids else ""
+        yield escaped(
+            f"{number_of(count, 'trajectory')}{grouped}: {endings}"
+            + (f" ({reasons})" if reasons else "")
+        )
+        scored = f"; {self.rewards.scored} of {count} have one" * bool(self.rewards.scored)
+        yield f"reward: {_spread(self.rewards)}{scored}"
+        yield (
+            f"{number_of(self.trained_tokens, 'token')} train; "
+            f"{number_of(self.dropped, 'reply')} in no row"
+        )
+        yield from self._group_lines()
+        yield from self._finding_lines(width)
+
+    def _group_lines(self) -> Iterator[str]:
+        groups = list(self._groups.most_common())
+        if self.group_by is not None and groups:
+            yield f"{padded(f'by {self.group_by.text}', 24)}  {'count':>7}  {'scored':>7}  reward"
+        for value, rewards in groups[:_SHOWN]:
+            name = padded(label(value), 24)
+            yield f"{name}  {rewards.count:>7}  {rewards.scored:>7}  {_spread(rewards)}"
+        if len(groups) > _SHOWN:
+            yield f"and {len(groups) - _SHOWN} more (--json has all)"
+
+    def _finding_lines(self, width: int) -> Iterator[str]:
+        if not self._findings:
+            return
+        yield f"findings, in {number_of(self.with_findings, 'trajectory')}:"
+        for (kind, text, advice), count in self._findings.most_common(_SHOWN):
+            room = max(width - 9, 40)
+            yield f"{count:>6} x " + padded(f"{kind}: {text}", room).rstrip()
+            yield from textwrap.wrap(
+                advice, room + 9, initial_indent=" " * 9, subsequent_indent=" " * 9
+            )
+        if len(self._findings) > _SHOWN:
+            yield f"       and {len(self._findings) - _SHOWN} more (--json has all)"
+
+
+def _spread(rewards: Rewards) -> str:
+    if not rewards.scored:
+        return "none"
+    return (
+        f"mean {number(rewards.mean)}, std {number(rewards.std)}, "
+        f"from {number(rewards.least)} to {number(rewards.most)}"
+    )
