@@ -290,7 +290,6 @@ LATER_IMPORTS = {
     "record/capture.py": "the openai that the program has imported",
     "record/encoding.py": "decoders that are optional packages",
     "record/progress.py": "tqdm, for those who want a bar",
-    "record/transports/aiohttp.py": "the aiohttp that the program has imported",
     "view/tokens.py": "an optional package",
     "providers.py": "the SDK's metrics, where they are asked for",
     "view/verbs/view.py": "the server's packages, which --html does not need",
@@ -501,12 +500,9 @@ SMALL = 60
 API, LIBRARY = "a module for each API", "a module for each library"
 EXCEPTIONS = {
     "command/checks/check.py": "documented: programs call it",
-    "record/transports/botocore.py": LIBRARY,
     "record/transports/httpx.py": LIBRARY,
     "record/transports/libraries.py": "the list of libraries",
     "record/transports/lm15.py": LIBRARY,
-    "record/transports/requests.py": LIBRARY,
-    "record/transports/watched.py": LIBRARY,
     "wire/mistral.py": API,
 }
 """Modules (`wire/json.py`) and functions (`wire/json.py:loads`) that are larger or more complex, or

@@ -2,15 +2,12 @@
 
 The chunks of a stream are handed on, and recorded, one by one: what is recorded of a stream that is
 left early is what its reader took, however the network cut it. `shown` and `shown_async` are that
-for plain iterators. httpx, and httpx2, check that a stream is of their own class: there is a tee
-for each library.
+for plain iterators. httpx, and httpx2, check that a stream is of their own class: a tee is, too.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from itertools import chain
@@ -19,8 +16,6 @@ from typing import Any
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.wire import Cutter, EventCutter, cutter_of, is_count
 
-_LIBRARIES = ("httpx", "httpx2")
-
 
 def tee(response: Any, recorder: ExchangeRecorder) -> Any:
     """The stream of a response, shown to the recorder whose `response` has just been called."""
@@ -28,7 +23,8 @@ def tee(response: Any, recorder: ExchangeRecorder) -> Any:
     if decoder is not None:
         recorder.comes_decoded()
     reading = Reading(recorder, decoder)
-    stream = _tee_class(response.stream)(response.stream, reading)
+    kind: Any = type(response.stream)
+    stream = _tee_class(kind)(response.stream, reading)
     reading.ends_with(stream)
     return stream
 
@@ -63,11 +59,6 @@ class Reading:
             self.cut = self._cutter.cut
 
     @property
-    def cuts(self) -> bool:
-        """True if the bytes are handed on event by event, not as they come."""
-        return self._cutter is not None
-
-    @property
     def _is_current(self) -> bool:
         return self._response == self._recorder.responses
 
@@ -81,10 +72,6 @@ class Reading:
         self._recorder.chunk(piece, self._response)
         return not (self._hides_count and is_count(piece))
 
-    def pieces(self, chunk: bytes) -> Iterator[bytes]:
-        """What the reader gets for these bytes; each piece is recorded when it is taken."""
-        return filter(self.take, self.cut(chunk))
-
     def rest(self) -> Iterator[bytes]:
         """What is left of a stream that came to its end, or broke."""
         if self._cutter is not None:
@@ -97,13 +84,6 @@ class Reading:
         """The bytes came to their end, or reading them raised."""
         if self._is_current:
             self._recorder.end(error=error)
-
-    def failed(self, error: BaseException) -> None:
-        """Reading raised, and gives the reader nothing more: what had come is recorded."""
-        if isinstance(error, Exception):
-            for _ in self.rest():
-                pass
-        self.end(error)
 
     def dropped(self, error: BaseException | None = None) -> None:
         """The bytes are read no further. error: what the last reading of them raised."""
@@ -222,26 +202,10 @@ def _decoder_of(response: Any) -> _Decoder | None:
 
 
 @functools.cache
-def _tee_classes(library: str) -> tuple[type[_SyncTee], type[_AsyncTee]]:
-    """The tees that are byte streams of this library, which is imported."""
-    streams: Any = importlib.import_module(library)
-
-    class SyncTee(_SyncTee, streams.SyncByteStream):  # type: ignore[misc]
-        pass
-
-    class AsyncTee(_AsyncTee, streams.AsyncByteStream):  # type: ignore[misc]
-        pass
-
-    return SyncTee, AsyncTee
-
-
-def _tee_class(stream: object) -> type[_SyncTee | _AsyncTee]:
-    for library in _LIBRARIES:
-        if library in sys.modules:
-            streams: Any = sys.modules[library]
-            sync, asynchronous = _tee_classes(library)
-            if isinstance(stream, streams.AsyncByteStream):
-                return asynchronous
-            if isinstance(stream, streams.SyncByteStream):
-                return sync
-    return _AsyncTee if hasattr(stream, "__aiter__") else _SyncTee
+def _tee_class(kind: Any) -> type[_SyncTee | _AsyncTee]:
+    """The tee for streams of this class: a byte stream of its library, too, if it is one."""
+    for base, tee in (("AsyncByteStream", _AsyncTee), ("SyncByteStream", _SyncTee)):
+        for known in kind.mro():
+            if known.__name__ == base:
+                return type(tee.__name__, (tee, known), {})
+    return _AsyncTee if hasattr(kind, "__aiter__") else _SyncTee

@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.tee import Reading, shown, shown_async
-from otel_rollout.record.transports.post import ModelPost, of_request, sending, sending_async
+from otel_rollout.record.transports.post import ModelPost, async_hook, hook
 
 
 class _Lm15Post(ModelPost):
@@ -17,9 +16,9 @@ class _Lm15Post(ModelPost):
 
     library = "lm15"
 
-    def __init__(self, request: Any, path: str, args: Any, kwargs: Any) -> None:
-        super().__init__(request, path, args, kwargs)
-        self.headers = dict(request.headers)
+    def __init__(self, instance: Any, args: Any, kwargs: Any) -> None:
+        super().__init__(instance, args, kwargs)
+        self.headers = dict(self.request.headers)
 
     def replace(self, body: bytes) -> None:
         headers = [each for each in self.request.headers if each[0].lower() != "content-length"]
@@ -48,5 +47,5 @@ def _releasing(release: Callable[[bool], Any], reading: Reading) -> Callable[[bo
     return released
 
 
-HOOKS = (Hook("StdlibTransport", "stream", sending(of_request(_Lm15Post))),)
-ASYNC_HOOKS = (Hook("StdlibAsyncTransport", "_do_stream", sending_async(of_request(_Lm15Post))),)
+HOOKS = (hook("StdlibTransport", "stream", _Lm15Post),)
+ASYNC_HOOKS = (async_hook("StdlibAsyncTransport", "_do_stream", _Lm15Post),)
