@@ -1,11 +1,14 @@
-"""Processes that begin inside a rollout, and what they know of it.
+"""Processes that begin inside a rollout: each records a part of its own.
 
-A forked child has its parent's memory; any other one that `multiprocessing` begins gets the
-rollout on its process object. The rollout gets a file in which they tell it of their calls.
+A forked child has its parent's memory, and with it the parent's rollout, which it must not end and
+whose clock it must not use. Any other process of `multiprocessing` gets the rollout on its process
+object. A process of a pool records no part: its tasks may come from any rollout. The rollout has a
+file in which they report their calls (`child_reports`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,11 +18,15 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.child_reports import new_file
+from otel_rollout.record.child_reports import CONTINUED, LOST, new_file, tell
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.hooks import Hook
-from otel_rollout.record.running import ActiveRollout
+from otel_rollout.record.options import Options
+from otel_rollout.record.provider import rollout_provider, rollout_tracer
+from otel_rollout.record.running import ActiveRollout, close, start_span
 from otel_rollout.record.state import process_state
+
+logger = logging.getLogger("otel_rollout")
 
 _ORIGIN = "_otel_rollout"
 """Attribute of the process objects of `multiprocessing`."""
@@ -27,18 +34,7 @@ _POOLS = ("concurrent.futures.process", "multiprocessing.pool")
 """Modules that the work of a pool's processes comes from."""
 
 
-def origin() -> dict[str, Any] | None:
-    """The rollout that `multiprocessing` began this process in. None: there is none."""
-    processes = sys.modules.get("multiprocessing.process")
-    found = getattr(processes.current_process(), _ORIGIN, None) if processes else None
-    return found if isinstance(found, dict) else None
-
-
-def is_pool_worker() -> bool:
-    """True if this process works for a pool, whose tasks may come from any rollout."""
-    process = getattr(sys.modules.get("multiprocessing.process"), "current_process", None)
-    target = getattr(process() if process else None, "_target", None)
-    return getattr(target, "__module__", None) in _POOLS
+# --- in the process that begins others
 
 
 def _beginning() -> ActiveRollout | None:
@@ -60,31 +56,18 @@ def _start(wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) ->
         active = _beginning()
         if active is not None:
             span, version = active.span.get_span_context(), active.policy_version
-            setattr(
-                process,
-                _ORIGIN,
-                {
-                    "id": active.id,
-                    "trace_id": span.trace_id,
-                    "span_id": span.span_id,
-                    "trace_flags": int(span.trace_flags),
-                    "policy_version": version,
-                    "trainable": active.trajectory.trainable,
-                    "told": active.told,
-                },
-            )
+            origin = {
+                "rollout_id": active.id,
+                "told": active.told,
+                "span": (span.trace_id, span.span_id, True, int(span.trace_flags)),
+                "options": {"policy_version": version, "trainable": active.trajectory.trainable},
+            }
+            setattr(process, _ORIGIN, origin)
     return wrapped(*args, **kwargs)
 
 
 HOOKS = {"multiprocessing.process": (Hook("BaseProcess", "start", _start),)}
-"""The hook that tells processes of their rollout, by its module."""
-
-
-def parent_span(found: dict[str, Any]) -> trace.Span:
-    """The span that the processes of this origin work for."""
-    flags = trace.TraceFlags(found["trace_flags"])
-    context = trace.SpanContext(found["trace_id"], found["span_id"], True, flags)
-    return trace.NonRecordingSpan(context)
+"""The hook that puts the rollout on process objects, by its module."""
 
 
 @guarded("a fork could not be prepared; its calls are not in the rollout")
@@ -94,3 +77,82 @@ def _before_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork)
+
+
+# --- in the process that was begun
+
+
+def here(active: ActiveRollout) -> ActiveRollout | None:
+    """The rollout in this process: in a forked child its own part; None in a pool's process."""
+    if active.pid == os.getpid():
+        return active
+    version, trainable = active.options.policy_version, active.trajectory.trainable
+    options = Options(policy_version=version, trainable=trainable)
+    return _part(active.id, active.told, active.span, options)
+
+
+def inherited() -> ActiveRollout | None:
+    """The part of this process in the rollout that `multiprocessing` began it in. None: none.
+
+    A forked child has it in its context; this is for those that are begun anew.
+    """
+    origin = getattr(_process(), _ORIGIN, None)
+    if not isinstance(origin, dict):
+        return None
+    *ids, flags = origin["span"]
+    parent = trace.NonRecordingSpan(trace.SpanContext(*ids, trace.TraceFlags(flags)))
+    return _part(origin["rollout_id"], origin["told"], parent, Options(**origin["options"]))
+
+
+def report_lost() -> None:
+    """Report that a model call is made here, in a process of a pool, in no rollout."""
+    if process_state.lost_to is None:
+        return
+    tell(process_state.lost_to, LOST)
+    if not process_state.has_said_lost:
+        process_state.has_said_lost = True
+        logger.warning(
+            "a model call in a process pool was made without a rollout: a worker serves many. Hand "
+            "the rollout on with each task: otel_rollout.propagate() where it is submitted, "
+            "`with otel_rollout.continue_rollout(carrier):` in the task"
+        )
+
+
+def _process() -> Any:
+    """The process object of this process. None: `multiprocessing` is not imported."""
+    current = getattr(sys.modules.get("multiprocessing.process"), "current_process", None)
+    return None if current is None else current()
+
+
+def _part(
+    rollout_id: str, told: str | None, parent: trace.Span, options: Options
+) -> ActiveRollout | None:
+    """The part that this process has of a rollout: opened when it is first needed."""
+    with process_state.forking:
+        if rollout_id not in process_state.parts:
+            process_state.parts[rollout_id] = None  # whoever asks while it is opened
+            target = getattr(_process(), "_target", None)
+            if getattr(target, "__module__", None) in _POOLS:
+                process_state.lost_to = told
+            else:
+                with guarded("a process could not continue its rollout; its calls are not in it"):
+                    process_state.parts[rollout_id] = _open(rollout_id, parent, options)
+                    tell(told, CONTINUED)
+        part = process_state.parts[rollout_id]
+    return part if isinstance(part, ActiveRollout) else None
+
+
+def _open(rollout_id: str, parent: trace.Span, options: Options) -> ActiveRollout:
+    part = ActiveRollout(options, rollout_tracer(), None, part_of=rollout_id)
+    start_span(part, trace.set_span_in_context(parent, otel_context.set_value(ROLLOUT, None)))
+    if (processes := sys.modules.get("multiprocessing.util")) is not None:
+        processes.Finalize(None, _end, args=(part,), exitpriority=100)
+    return part
+
+
+def _end(part: ActiveRollout) -> None:
+    """End a part and export it: a child of multiprocessing ends without running `atexit`."""
+    close(part)
+    flush = getattr(rollout_provider(), "force_flush", None)
+    if flush is not None:
+        flush()

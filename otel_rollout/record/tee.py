@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
@@ -41,58 +40,47 @@ def without_count(recorder: ExchangeRecorder, body: bytes) -> bytes:
 class Reading:
     """The reading of one response; it shows nothing once the recorder has another one."""
 
-    def __init__(self, recorder: ExchangeRecorder, decoder: _Decoder | None = None) -> None:
+    def __init__(self, recorder: ExchangeRecorder, decoder: Any = None) -> None:
         self._recorder = recorder
         self._response = recorder.responses
-        self._decoder = decoder
-        """What takes off the `Content-Encoding`. None: there is none, or the reader does it."""
-        is_encoded = recorder.is_encoded and decoder is None
-        self._cutter: Cutter | None = None
+        self._hides_count = recorder.hides_count
+        self._cutter: Cutter | _DecodingCutter | None = None
         """None: the bytes are handed on as they come."""
         framing = recorder.framing or ("events" if recorder.hides_count else None)
-        if framing is not None and not is_encoded:
-            self._cutter = cutter_of(framing)
-        self._hides_count = recorder.hides_count
-        self.cut: Callable[[bytes], Iterable[bytes]] = self._cut
+        if framing is not None and (decoder is not None or not recorder.is_encoded):
+            cutter = cutter_of(framing)
+            self._cutter = cutter if decoder is None else _DecodingCutter(cutter, decoder)
+        self.cut: Callable[[bytes], Iterable[bytes]] = (
+            _whole if self._cutter is None else self._cutter.cut
+        )
         """The pieces that the reader may take of these bytes."""
-        if self._cutter is not None and decoder is None:
-            self.cut = self._cutter.cut
-
-    @property
-    def _is_current(self) -> bool:
-        return self._response == self._recorder.responses
-
-    def _cut(self, chunk: bytes) -> Iterable[bytes]:
-        if self._cutter is None or self._decoder is None:
-            return (chunk,)
-        return chain.from_iterable(map(self._cutter.cut, self._decoder.decode(chunk)))
 
     def take(self, piece: bytes) -> bool:
         """Record a piece that is taken now; True if the reader is to get it."""
         self._recorder.chunk(piece, self._response)
         return not (self._hides_count and is_count(piece))
 
-    def rest(self) -> Iterator[bytes]:
-        """What is left of a stream that came to its end, or broke."""
-        if self._cutter is not None:
-            for part in () if self._decoder is None else self._decoder.flush():
-                yield from filter(self.take, self._cutter.cut(part))
-            if (piece := self._cutter.rest()) and self.take(piece):
-                yield piece
-
-    def end(self, error: BaseException | None = None) -> None:
-        """The bytes came to their end, or reading them raised."""
-        if self._is_current:
+    def end(self, error: BaseException | None = None) -> Iterator[bytes]:
+        """What is left of a stream that came to its end, or broke by an error; then it is over."""
+        is_broken = error is not None and not isinstance(error, Exception)
+        rest = b"" if self._cutter is None or is_broken else self._cutter.rest()
+        if rest and self.take(rest):
+            yield rest
+        if self._response == self._recorder.responses:
             self._recorder.end(error=error)
 
-    def dropped(self, error: BaseException | None = None) -> None:
-        """The bytes are read no further. error: what the last reading of them raised."""
-        if self._is_current:
-            self._recorder.dropped(error)
+    def dropped(self) -> None:
+        """The bytes are read no further."""
+        if self._response == self._recorder.responses:
+            self._recorder.dropped()
 
     def ends_with(self, stream: object) -> None:
         """Finalizer: ends the recording of a stream that is dropped unread."""
         weakref.finalize(stream, self.dropped).atexit = False
+
+
+def _whole(chunk: bytes) -> Iterable[bytes]:
+    return (chunk,)
 
 
 def shown(stream: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
@@ -104,17 +92,12 @@ def shown(stream: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
                     yield piece
     except GeneratorExit:
         raise  # the reader stopped: `close` follows, or the garbage collector
-    except Exception as error:
-        for piece in reading.rest():
-            yield piece
-        reading.end(error)
-        raise
     except BaseException as error:
-        reading.end(error)
+        for piece in reading.end(error):
+            yield piece
         raise
-    for piece in reading.rest():
+    for piece in reading.end():
         yield piece
-    reading.end()
 
 
 async def shown_async(stream: AsyncIterable[bytes], reading: Reading) -> AsyncIterator[bytes]:
@@ -126,17 +109,12 @@ async def shown_async(stream: AsyncIterable[bytes], reading: Reading) -> AsyncIt
                     yield piece
     except GeneratorExit:
         raise
-    except Exception as error:
-        for piece in reading.rest():
-            yield piece
-        reading.end(error)
-        raise
     except BaseException as error:
-        reading.end(error)
+        for piece in reading.end(error):
+            yield piece
         raise
-    for piece in reading.rest():
+    for piece in reading.end():
         yield piece
-    reading.end()
 
 
 class _SyncTee:
@@ -169,27 +147,27 @@ class _AsyncTee:
             self._reading.dropped()
 
 
-class _Decoder:
-    """Takes the `Content-Encoding` off the bytes of one response, with the decoder of httpx."""
+class _DecodingCutter:
+    """A cutter that takes the `Content-Encoding` off first, with the decoder of httpx."""
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, cutter: Cutter, decoder: Any) -> None:
+        self._cutter = cutter
         self._decoder = decoder
 
-    def decode(self, chunk: bytes) -> Iterable[bytes]:
-        """The bytes that these ones complete."""
-        return _parts(self._decoder.decode(chunk))
+    def cut(self, chunk: bytes) -> Iterator[bytes]:
+        """The chunks that these bytes end."""
+        return self._cut(self._decoder.decode(chunk))
 
-    def flush(self) -> Iterable[bytes]:
-        """The bytes that were waited for in vain."""
-        return _parts(self._decoder.flush())
+    def rest(self) -> bytes:
+        """The bytes of the unfinished chunk. The decoder's exception if they are cut off."""
+        return b"".join(self._cut(self._decoder.flush())) + self._cutter.rest()
+
+    def _cut(self, decoded: bytes | Iterable[bytes]) -> Iterator[bytes]:
+        for part in (decoded,) if isinstance(decoded, bytes) else decoded:  # httpx's, httpx2's
+            yield from self._cutter.cut(part)
 
 
-def _parts(decoded: Any) -> Iterable[bytes]:
-    """What a decoder gave: bytes of httpx's, pieces of httpx2's."""
-    return (decoded,) if isinstance(decoded, bytes) else decoded
-
-
-def _decoder_of(response: Any) -> _Decoder | None:
+def _decoder_of(response: Any) -> Any:
     """The decoder of an encoded response, which then does not decode again. None: not encoded."""
     if not hasattr(response, "_get_content_decoder"):
         return None
@@ -198,7 +176,7 @@ def _decoder_of(response: Any) -> _Decoder | None:
     if type(decoder) is type(identity):
         return None
     response._decoder = identity
-    return _Decoder(decoder)
+    return decoder
 
 
 @functools.cache
