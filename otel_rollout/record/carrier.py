@@ -1,7 +1,7 @@
-"""What the W3C baggage says of a rollout: put into a context, read from one, and proven.
+"""Carriers: the W3C headers that name a rollout to another process, made of a context and read.
 
-With a secret that its processes share, the baggage has a proof too (an HMAC), and one without it
-names no rollout.
+Their baggage has the rollout's id. Whoever can send a header can name a rollout: with a secret that
+its processes share, the baggage has a proof too (an HMAC), and one without it names no rollout.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ import hmac
 import logging
 import os
 import re
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from otel_rollout import semconv as sc
+from otel_rollout.record.observer import RunningRollout
 from otel_rollout.record.options import Options
-from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.wire import dumps, loads
 
@@ -25,10 +30,32 @@ logger = logging.getLogger("otel_rollout")
 SECRET_VARIABLE = "OTEL_ROLLOUT_SECRET"  # noqa: S105 - its name
 """The environment variable of the secret that the processes of a rollout share."""
 
+_propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
 _is_id = re.compile(r"[0-9a-f]{32}").fullmatch
 
 
-def within(active: ActiveRollout, context: otel_context.Context) -> otel_context.Context:
+class Carrier(Protocol):
+    """Headers as any server has them, an environment, or the `_meta` of a request of MCP."""
+
+    def items(self) -> Iterable[tuple[str, Any]]: ...
+
+
+def carrier_of(context: otel_context.Context, *, environ: bool = False) -> dict[str, str]:
+    """The W3C headers of a context; names for environment variables if `environ`."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, context)
+    return {key.upper(): value for key, value in carrier.items()} if environ else carrier
+
+
+def context_of_carrier(
+    carrier: Carrier, context: otel_context.Context | None = None
+) -> otel_context.Context:
+    """The context that a carrier brings. context: what it is added to. None: the current one."""
+    headers = {str(key).lower(): value for key, value in carrier.items() if isinstance(value, str)}
+    return _propagator.extract(headers, otel_context.get_current() if context is None else context)
+
+
+def within(active: RunningRollout, context: otel_context.Context) -> otel_context.Context:
     """The context of a rollout's code: where `configure` says so, its baggage names the rollout."""
     context = without_rollout(context)
     if not process_state.settings.baggage:
@@ -39,7 +66,7 @@ def within(active: ActiveRollout, context: otel_context.Context) -> otel_context
 
 
 def with_rollout(
-    context: otel_context.Context, active: ActiveRollout, version: str | int | None
+    context: otel_context.Context, active: RunningRollout, version: str | int | None
 ) -> otel_context.Context:
     """The context with baggage that names the rollout, and the version of its policy."""
     context = baggage.set_baggage(sc.ROLLOUT_ID, active.id, without_rollout(context))

@@ -59,7 +59,7 @@ def _start(wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) ->
             origin = {
                 "rollout_id": active.id,
                 "told": active.told,
-                "span": (span.trace_id, span.span_id, True, int(span.trace_flags)),
+                "span": (span.trace_id, span.span_id, int(span.trace_flags)),
                 "options": {"policy_version": version, "trainable": active.trajectory.trainable},
             }
             setattr(process, _ORIGIN, origin)
@@ -99,8 +99,9 @@ def inherited() -> ActiveRollout | None:
     origin = getattr(_process(), _ORIGIN, None)
     if not isinstance(origin, dict):
         return None
-    *ids, flags = origin["span"]
-    parent = trace.NonRecordingSpan(trace.SpanContext(*ids, trace.TraceFlags(flags)))
+    trace_id, span_id, flags = origin["span"]
+    span = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
+    parent = trace.NonRecordingSpan(span)
     return _part(origin["rollout_id"], origin["told"], parent, Options(**origin["options"]))
 
 

@@ -4,27 +4,23 @@
 rollout that its model calls belong to. Each process records its own part, with the number of its
 calls on a span of its own. All these spans together are one trajectory: a trace backend brings
 them together, or `Trajectory.add_spans` where the other process hands its spans back.
-
-Whoever can send a header can name a rollout. With a secret that its processes share, a carrier
-also has a proof (an HMAC), and one without it continues nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Protocol
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.baggage.propagation import W3CBaggagePropagator
-from opentelemetry.propagators.composite import CompositePropagator
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.carrier import (
+    Carrier,
+    carrier_of,
+    context_of_carrier,
     options_in,
     rollout_in,
     trace_id_of,
@@ -43,8 +39,6 @@ from otel_rollout.record.current import (
 from otel_rollout.record.running import ActiveRollout, close
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord
-
-_propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
 
 
 def propagate(*, environ: bool = False) -> dict[str, str]:
@@ -72,19 +66,6 @@ def propagate(*, environ: bool = False) -> dict[str, str]:
             context = trace.set_span_in_context(active.span, context)
         context = with_rollout(context, active, active.policy_version)
     return carrier_of(context, environ=environ)
-
-
-def carrier_of(context: otel_context.Context, *, environ: bool = False) -> dict[str, str]:
-    """The W3C headers of a context; names for environment variables if `environ`."""
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier, context)
-    return {key.upper(): value for key, value in carrier.items()} if environ else carrier
-
-
-class Carrier(Protocol):
-    """Headers as any server has them, an environment, or the `_meta` of a request of MCP."""
-
-    def items(self) -> Iterable[tuple[str, Any]]: ...
 
 
 class Model(Protocol):
@@ -203,11 +184,3 @@ def _mapping(carrier: Any) -> Carrier:
         )
     mapping: Carrier = found
     return mapping
-
-
-def context_of_carrier(
-    carrier: Carrier, context: otel_context.Context | None = None
-) -> otel_context.Context:
-    """The context that a carrier brings. context: what it is added to. None: the current one."""
-    headers = {str(key).lower(): value for key, value in carrier.items() if isinstance(value, str)}
-    return _propagator.extract(headers, otel_context.get_current() if context is None else context)
