@@ -23,12 +23,12 @@ from otel_rollout import semconv as sc
 from otel_rollout.record.attributes import message_of, sentence
 from otel_rollout.record.boundary import INCOMPLETE, NOT_SHOWN, guarded
 from otel_rollout.record.deferred import later
-from otel_rollout.record.encoding import decoded
+from otel_rollout.record.privacy.secrets import public_path
 from otel_rollout.record.running import ActiveRollout
-from otel_rollout.record.secrets import public_path
-from otel_rollout.record.sessions import session_of
 from otel_rollout.record.span_names import recording_name
 from otel_rollout.record.state import process_state
+from otel_rollout.record.transports.encoding import decoded
+from otel_rollout.record.transports.sessions import session_of
 from otel_rollout.spans import label, with_lengths
 from otel_rollout.wire import (
     TAIL,

@@ -1,7 +1,7 @@
 """Every HTTP library that is hooked, listed once."""
 
-from otel_rollout.record.hooks import Hook
 from otel_rollout.record.transports import aiohttp, httpx, lm15, urllib3
+from otel_rollout.record.transports.hooks import Hook
 
 TRANSPORTS: dict[str, tuple[Hook, ...]] = {
     "httpx": httpx.HOOKS,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.tee import Reading, shown, shown_async
 from otel_rollout.record.transports.post import ModelPost, async_hook, hook
+from otel_rollout.record.transports.tee import Reading, shown, shown_async
 
 
 class _Lm15Post(ModelPost):

@@ -22,11 +22,11 @@ from otel_rollout.record.calls import (
     recording_rollout,
 )
 from otel_rollout.record.current import capture_is_off, current_rollout
-from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
-from otel_rollout.record.to_gateway import is_for_gateway
-from otel_rollout.record.uncaptured import note_outside, note_uncaptured
+from otel_rollout.record.transports.hooks import Hook
+from otel_rollout.record.transports.to_gateway import is_for_gateway
+from otel_rollout.record.transports.uncaptured import note_outside, note_uncaptured
 from otel_rollout.wire import Json, api_of, asks_a_model, endpoint_of, loads
 
 _LIBRARIES = {

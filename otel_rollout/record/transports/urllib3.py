@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from otel_rollout.record.encoding import decoded
 from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.record.transports.encoding import decoded
 from otel_rollout.record.transports.post import ModelPost, hook, model_path
 
 

@@ -26,8 +26,8 @@ from otel_rollout.errors import (
 )
 from otel_rollout.record.context import GATHERING, detach
 from otel_rollout.record.current import Gathering
+from otel_rollout.record.gathering.progress import RolloutProgress
 from otel_rollout.record.options import Options
-from otel_rollout.record.progress import RolloutProgress
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.rollouts import is_rollout
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup

@@ -16,10 +16,11 @@ import sys
 from dataclasses import replace
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record import children, openai_client
-from otel_rollout.record.content import Content, content_rule
+from otel_rollout.record import openai_client
+from otel_rollout.record.privacy.content import Content, content_rule
+from otel_rollout.record.processes import children
 from otel_rollout.record.state import process_state
-from otel_rollout.record.transports import TRANSPORTS
+from otel_rollout.record.transports.libraries import TRANSPORTS
 
 LIBRARIES = {
     **dict.fromkeys(openai_client.ALIKE, openai_client.HOOKS),

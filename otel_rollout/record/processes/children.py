@@ -18,13 +18,13 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.child_reports import CONTINUED, LOST, new_file, tell
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
-from otel_rollout.record.hooks import Hook
 from otel_rollout.record.options import Options
+from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, tell
 from otel_rollout.record.provider import rollout_provider, rollout_tracer
 from otel_rollout.record.running import ActiveRollout, close, start_span
 from otel_rollout.record.state import process_state
+from otel_rollout.record.transports.hooks import Hook
 
 logger = logging.getLogger("otel_rollout")
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
-from otel_rollout.record.to_gateway import without_token
+from otel_rollout.record.transports.to_gateway import without_token
 from otel_rollout.wire import loads
 
 REDACTED = "[redacted]"

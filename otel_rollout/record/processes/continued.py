@@ -17,7 +17,15 @@ from opentelemetry import trace
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.carrier import (
+from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, detach
+from otel_rollout.record.current import (
+    Run,
+    begin_part,
+    current_rollout,
+    end,
+    running_rollout,
+)
+from otel_rollout.record.processes.carrier import (
     Carrier,
     carrier_of,
     context_of_carrier,
@@ -27,14 +35,6 @@ from otel_rollout.record.carrier import (
     with_rollout,
     within,
     without_rollout,
-)
-from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, detach
-from otel_rollout.record.current import (
-    Run,
-    begin_part,
-    current_rollout,
-    end,
-    running_rollout,
 )
 from otel_rollout.record.running import ActiveRollout, close
 from otel_rollout.record.state import process_state

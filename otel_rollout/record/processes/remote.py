@@ -16,16 +16,16 @@ from opentelemetry import trace
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context
 
 from otel_rollout.record.calls import added_fields
-from otel_rollout.record.carrier import (
+from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, TOKEN_FIELDS, detach
+from otel_rollout.record.current import running_rollout
+from otel_rollout.record.options import Options
+from otel_rollout.record.processes.carrier import (
     carrier_of,
     context_of_carrier,
     options_in,
     rollout_in,
     with_rollout,
 )
-from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, TOKEN_FIELDS, detach
-from otel_rollout.record.current import running_rollout
-from otel_rollout.record.options import Options
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout, start_span

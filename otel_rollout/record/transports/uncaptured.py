@@ -7,10 +7,10 @@ import os
 import re
 import threading
 
-from otel_rollout.record.children import report_lost
 from otel_rollout.record.other_spans import here_and_now
+from otel_rollout.record.privacy.secrets import public_path
+from otel_rollout.record.processes.children import report_lost
 from otel_rollout.record.running import ActiveRollout
-from otel_rollout.record.secrets import public_path
 from otel_rollout.record.state import process_state
 
 _LONGEST = 200
