@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
@@ -166,25 +166,19 @@ def in_time(calls: Sequence[tuple[object, Callable[[], object]]], seconds: float
     a thread of its own, which is left behind then.
     """
     deadline = time.monotonic() + seconds
-    ways = [_Call(owner, call) for owner, call in calls]
-    threads = [start_thread(way.make, "otel-rollout-end") for way in ways]
-    for way, thread in zip(ways, threads, strict=True):
+    succeeded = set[int]()
+
+    def make(number: int, owner: object, call: Callable[[], object]) -> None:
+        with contained("%s failed", owner):
+            if call() is not False:
+                succeeded.add(number)
+
+    for number, thread in [
+        (number, start_thread(partial(make, number, *each), "otel-rollout-end"))
+        for number, each in enumerate(calls)
+    ]:
         if thread is None:
-            way.make()
+            make(number, *calls[number])
         else:
             thread.join(max(0, deadline - time.monotonic()))
-    return [way.owner for way in ways if not way.succeeded]
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call of an exporter's method."""
-
-    owner: object
-    call: Callable[[], object]
-    succeeded: bool = False
-    """True once it has ended, and gave no False."""
-
-    def make(self) -> None:
-        with contained("%s failed", self.owner):
-            self.succeeded = self.call() is not False
+    return [owner for number, (owner, _) in enumerate(calls) if number not in succeeded]

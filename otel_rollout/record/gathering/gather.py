@@ -83,19 +83,18 @@ async def _gather_one(
     raise_errors: bool,
     nested: list[Trajectory] | None = None,
 ) -> Trajectory:
-    _require_rollout(runnable)
     try:
+        _require_rollout(runnable)
         Options.of(options)
-        gathering = Gathering(options, nested=nested)
+        if not hasattr(rollout_tracer(), "sampler"):
+            raise NotRecordedError(
+                "gather_trajectory: no OpenTelemetry SDK records this rollout. Call "
+                "otel_rollout.configure() at start-up, and unset OTEL_SDK_DISABLED"
+            )
     except BaseException:
         _close([runnable])
         raise
-    if not hasattr(rollout_tracer(), "sampler"):
-        _close([runnable])
-        raise NotRecordedError(
-            "gather_trajectory: no OpenTelemetry SDK records this rollout. Call "
-            "otel_rollout.configure() at start-up, and unset OTEL_SDK_DISABLED"
-        )
+    gathering = Gathering(options, nested=nested)
     token = otel_context.attach(otel_context.set_value(GATHERING, gathering))
     try:
         await (_called(runnable) if callable(runnable) else runnable)
@@ -112,6 +111,13 @@ async def _gather_one(
         gathering.nested = None
         # A pooled connection keeps its context for long: that must not hold the trajectory.
         trajectory, gathering.trajectory = gathering.trajectory, None
+    return _recorded(runnable, gathering, trajectory)
+
+
+def _recorded(
+    runnable: Runnable, gathering: Gathering, trajectory: Trajectory | None
+) -> Trajectory:
+    """The trajectory of what was gathered; an exception if there is none."""
     if gathering.active is None and callable(runnable):
         raise NotARolloutError(
             f"gather_trajectory: {runnable!r} ran, and no rollout began in it: decorate the "
@@ -176,7 +182,6 @@ def _require_rollout(coroutine: object) -> None:
     if is_rollout(coroutine) or callable(coroutine):
         return
     if inspect.iscoroutine(coroutine):
-        coroutine.close()
         raise NotARolloutError(
             f"gather_trajectory: {coroutine.__qualname__!r} is not decorated with @rollout. "
             f"Decorate it (outermost, above other decorators), or run it in "
