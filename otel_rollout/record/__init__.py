@@ -62,9 +62,9 @@ from otel_rollout.record.processor import TrajectorySpanProcessor as TrajectoryS
 from otel_rollout.record.processor import check_exporter as check_exporter
 from otel_rollout.record.provider import rollout_provider as rollout_provider
 from otel_rollout.record.recorder import ExchangeRecorder as ExchangeRecorder
+from otel_rollout.record.rollout_span import close as close
 from otel_rollout.record.rollouts import rollout as rollout
 from otel_rollout.record.running import ActiveRollout as ActiveRollout
-from otel_rollout.record.running import close as close
 from otel_rollout.record.settings import MAX_BYTES as MAX_BYTES
 from otel_rollout.record.settings import Settings as Settings
 from otel_rollout.record.side_calls import as_rules as as_rules

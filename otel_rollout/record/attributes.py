@@ -19,55 +19,59 @@ def identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
 
     The conventions' conversation is what a backend groups messages by: here, the rollout.
     """
-    is_workflow = operation == sc.OPERATION_INVOKE_WORKFLOW
-    return {
+    found: dict[str, Any] = {
         sc.GEN_AI_OPERATION_NAME: operation,
         sc.GEN_AI_AGENT_NAME: trajectory.name,
-        sc.GEN_AI_WORKFLOW_NAME: trajectory.name if is_workflow else None,
-        sc.GEN_AI_CONVERSATION_ID: None if is_workflow else trajectory.id,
-        sc.ROLLOUT_SCHEMA_VERSION: sc.SCHEMA_VERSION,
-        sc.ROLLOUT_ID: trajectory.id,
-        sc.ROLLOUT_PARENT_ID: trajectory.parent_id,
-        **place(trajectory),
-        sc.ROLLOUT_TRAINABLE: trajectory.trainable,
     }
+    if operation == sc.OPERATION_INVOKE_WORKFLOW:
+        found[sc.GEN_AI_WORKFLOW_NAME] = trajectory.name
+    else:
+        found[sc.GEN_AI_CONVERSATION_ID] = trajectory.id
+    found[sc.ROLLOUT_SCHEMA_VERSION] = sc.SCHEMA_VERSION
+    found[sc.ROLLOUT_ID] = trajectory.id
+    if trajectory.parent_id is not None:
+        found[sc.ROLLOUT_PARENT_ID] = trajectory.parent_id
+    found |= place(trajectory)
+    found[sc.ROLLOUT_TRAINABLE] = trajectory.trainable
+    return found
 
 
 def place(trajectory: Trajectory) -> dict[str, Any]:
     """Attributes of the task, the group and the policy of a trajectory."""
-    return {
-        sc.ROLLOUT_TASK_ID: trajectory.task_id,
-        sc.ROLLOUT_GROUP_ID: trajectory.group_id,
-        sc.ROLLOUT_SAMPLE_INDEX: trajectory.sample_index,
-        **(
-            {}
-            if trajectory.policy_version is None
-            else label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version)
-        ),
-    }
+    found: dict[str, Any] = {}
+    if trajectory.task_id is not None:
+        found[sc.ROLLOUT_TASK_ID] = trajectory.task_id
+    if trajectory.group_id is not None:
+        found[sc.ROLLOUT_GROUP_ID] = trajectory.group_id
+    if trajectory.sample_index is not None:
+        found[sc.ROLLOUT_SAMPLE_INDEX] = carried(trajectory.sample_index)
+    if trajectory.policy_version is not None:
+        found |= label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version)
+    return found
 
 
 def end_attributes(trajectory: Trajectory) -> dict[str, Any]:
     """Attributes of how a trajectory went: its ending, rewards, metrics, logs."""
-    rewards = trajectory.all_rewards.all()
-    reward = trajectory.reward if rewards else None
-    texts: dict[str, Json] = {
-        sc.ROLLOUT_ERROR: trajectory.error,
-        sc.ROLLOUT_OUTPUT: trajectory.output,
-        sc.ROLLOUT_REWARDS: rewards and [r.to_dict() for r in rewards],
-        sc.ROLLOUT_METRICS: trajectory.metrics and dict(trajectory.metrics),
-        sc.ROLLOUT_METADATA: trajectory.metadata and dict(trajectory.metadata),
-        sc.ROLLOUT_LOGS: trajectory.logs,
-        sc.ROLLOUT_APPENDED: [[*k, rows] for k, rows in list(trajectory.appended.items())],
-    }
-    found = {
-        sc.ROLLOUT_STATUS: trajectory.status,
-        sc.ROLLOUT_TERMINATION_REASON: trajectory.termination_reason,
-        sc.ROLLOUT_REWARD: None if reward is None else float(reward),
-    }
-    for key, value in texts.items():
-        if value or (value is not None and key == sc.ROLLOUT_OUTPUT):
-            found[key] = dumps(value)
+    found: dict[str, Any] = {sc.ROLLOUT_STATUS: trajectory.status}
+    if trajectory.termination_reason is not None:
+        found[sc.ROLLOUT_TERMINATION_REASON] = trajectory.termination_reason
+    if rewards := trajectory.all_rewards.all():
+        if (reward := trajectory.reward) is not None:
+            found[sc.ROLLOUT_REWARD] = float(reward)
+        found[sc.ROLLOUT_REWARDS] = dumps([reward.to_dict() for reward in rewards])
+    if trajectory.error is not None:
+        found[sc.ROLLOUT_ERROR] = dumps(trajectory.error)
+    if trajectory.output is not None:
+        found[sc.ROLLOUT_OUTPUT] = dumps(trajectory.output)
+    if trajectory.metrics:
+        found[sc.ROLLOUT_METRICS] = dumps(dict(trajectory.metrics))
+    if trajectory.metadata:
+        found[sc.ROLLOUT_METADATA] = dumps(dict(trajectory.metadata))
+    if logs := trajectory.logs:
+        found[sc.ROLLOUT_LOGS] = dumps(logs)
+    if trajectory.appended:
+        rows = [[*key, rows] for key, rows in list(trajectory.appended.items())]
+        found[sc.ROLLOUT_APPENDED] = dumps(rows)
     return found
 
 
@@ -155,13 +159,19 @@ def exception_event(error: BaseException, scrub: Callable[[str], str]) -> dict[s
 
 def present(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes that are set, as values that a span can have."""
-    found = {}
-    for key, value in attributes.items():
-        if value is not None:
-            # Most values are carried as they are, without asking.
-            is_plain = type(value) is bool or (type(value) is str and value.isascii())
-            found[key] = value if is_plain else carried(value)
-    return found
+    return {
+        # Most values are carried as they are, without asking.
+        key: value if type(value) is str and value.isascii() else carried(value)
+        for key, value in attributes.items()
+        if value is not None
+    }
+
+
+def with_carried_texts(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes, whose numbers are our own, with texts that every transport carries."""
+    if all(map(str.isascii, map(str, attributes.values()))):  # as nearly always; all of it in C
+        return attributes
+    return {key: carried(value) for key, value in attributes.items()}
 
 
 def text_of(value: object) -> str:

@@ -22,7 +22,8 @@ from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import within
 from otel_rollout.record.processes.children import here, inherited
 from otel_rollout.record.provider import rollout_tracer
-from otel_rollout.record.running import ActiveRollout, Enclosing, close, start_span
+from otel_rollout.record.rollout_span import close, start_span
+from otel_rollout.record.running import ActiveRollout, Enclosing
 from otel_rollout.record.state import process_state
 from otel_rollout.trajectory import Trajectory
 

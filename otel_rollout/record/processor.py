@@ -173,7 +173,7 @@ class TrajectorySpanProcessor(SpanProcessor):
         record = unchecked_record(span)  # truncation is looked for when the record is read
         key = self._rollouts.pop(record.span_id, None)
         if key is not None:
-            self._finish(key, as_record(record))
+            self._finish(key, record)
         elif sc.EXCHANGE_VERSION in record.attributes:
             written = record.attributes
             key = str(written.get(sc.ROLLOUT_ID)), str(written.get(sc.EXCHANGE_PROCESS))
@@ -228,6 +228,9 @@ class TrajectorySpanProcessor(SpanProcessor):
         buffer = self._buffers.get(key)
         if buffer is None:
             return
+        written = buffer.active.written
+        if sc.LENGTHS not in written or record.attributes != written:  # such as by a limit
+            record = as_record(record)
         if sc.ROLLOUT_SCHEMA_VERSION not in record.attributes and not buffer.active.is_part:
             buffer.assembly.lost_calls.append(sentences.LIMITED())
         # Hold the lock, so that readers see either the buffer or the filled trajectory.
@@ -368,17 +371,9 @@ def check_exporter(exporter: object) -> None:
         )
 
 
-_TEXT = sys.getsizeof("")
-"""Bytes of memory that a text takes beside its characters."""
-
-
 def _size(record: SpanRecord) -> int:
-    """Bytes of memory that the texts of a span take."""
-    size = 0
-    for value in record.attributes.values():
-        if type(value) is str:
-            size += _TEXT + (len(value) if value.isascii() else sys.getsizeof(value))
-    return size
+    """Bytes of memory that the attributes of a span take."""
+    return sum(map(sys.getsizeof, record.attributes.values()))
 
 
 def _take_in(buffer: _Buffer) -> None:

@@ -7,7 +7,6 @@ step that fails costs the span a part, never the user's call anything.
 
 from __future__ import annotations
 
-import codecs
 import json
 import logging
 import re
@@ -24,42 +23,26 @@ from otel_rollout.record.attributes import message_of, sentence
 from otel_rollout.record.boundary import INCOMPLETE, NOT_SHOWN, guarded
 from otel_rollout.record.deferred import later
 from otel_rollout.record.privacy.secrets import public_path
+from otel_rollout.record.reply import (
+    Asked,
+    ErrorResponse,
+    InvalidResponse,
+    ending_of,
+    framed_as_events,
+    is_no_reply,
+    joined,
+    may_be_error,
+    status_of,
+)
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.span_names import recording_name
 from otel_rollout.record.state import process_state
-from otel_rollout.record.transports.encoding import decoded
 from otel_rollout.record.transports.sessions import session_of
-from otel_rollout.spans import label, with_lengths
-from otel_rollout.wire import (
-    TAIL,
-    Framing,
-    api_of,
-    apis_of,
-    as_events,
-    dumps,
-    error_text,
-    framing_said,
-    is_events,
-    is_json_object,
-    loads,
-    merge,
-    without_tokens,
-)
+from otel_rollout.spans import with_lengths
+from otel_rollout.wire import TAIL, Framing, dumps, framing_said, without_tokens
 
-_ERROR_TAIL = 1 << 16
-"""Bytes at the end of a stream in which an error that ended it is looked for."""
 _response_id = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
-_has_error = re.compile(rb'"error"\s*:\s*[^n\s]').search
-_is_of_model = re.compile(rb'"(?:choices|output|content|data)"\s*:').search
 _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
-
-
-class ErrorResponse(Exception):  # noqa: N818 - the name that a completion's error has
-    """An error that the server answered with: as a reply, or inside a stream that began well."""
-
-
-class InvalidResponse(Exception):  # noqa: N818 - the name that a completion's error has
-    """A reply that is no JSON object, or a stream with an event that is none."""
 
 
 class ExchangeRecorder:
@@ -76,54 +59,59 @@ class ExchangeRecorder:
     Headers are mappings whose names are in lower case, or do not depend on it.
     """
 
+    finished = False
+    """True if the span has ended."""
+    attempts = 0
+    """HTTP requests that were sent."""
+    responses = 0
+    """Responses that have begun: of two, only the last one counts."""
+    hides_count = False
+    """True if a stream's count of tokens was requested for the recording alone: the reader of the
+    stream does not get the chunk that has it."""
+    status_code: int | None = None
+    """HTTP status of the last response. None: none has come."""
+    framing: Framing | None = None
+    """How the chunks of the reply are told apart, if it is a stream. None: it is none, or not
+    known."""
+    is_events = False
+    """True if the reply is a stream: by its content type, and at its end by its bytes."""
+    added = b""
+    """Those messages of its request that no earlier one of the rollout had, as JSON."""
+    known: tuple[str, int] = "", 0
+    """Digest and number of the messages that an earlier one had."""
+    error: tuple[str, str] | None = None
+    """The name of the error that it ended with, and a sentence. None: it ended with none."""
+    _last_status: int | None = None
+    _recorded: tuple[bytes, slice] = b"", slice(0)
+    """The request's body as it may be recorded, and where its messages are."""
+    _is_redacted = False
+    """True if the request or the response was redacted."""
+    _encoding: str | None = None
+    _chunks: list[bytes] | None = None
+    """The reply as it comes, encoded. None: it is not streamed, or not recorded."""
+    _tail = b"\n"
+    """The last bytes of the reply so far, after a line break."""
+    _body: bytes | None = None
+    """The whole reply, decoded. None: it has not come, or is not recorded."""
+    _last = 0
+    """The rollout's logical clock when the last bytes came; 0: nothing has come."""
+    _checksums: Mapping[str, int] = {}
+    _left_ns: int | None = None
+    """When a stream was read no further, if its end has to wait. None: it has not to."""
+
     def __init__(self, rollout: ActiveRollout, path: str) -> None:
-        self.finished = False
-        """True if the span has ended."""
-        self.attempts = 0
-        """HTTP requests that were sent."""
-        self.responses = 0
-        """Responses that have begun: of two, only the last one counts."""
-        self.hides_count = False
-        """True if a stream's count of tokens was asked for on behalf of the recording alone: who
-        reads the stream is not to be shown the chunk that has it."""
         self.rollout = rollout
         self.path = public_path(path)
-        self.api = api_of(self.path)
+        self._asked = Asked(self.path)
+        self.api = self._asked.api
         """The API that is asked. None: none generates at the path."""
-        self._apis = apis_of(self.path)
-        """The API that is asked; all of them where the path tells nothing."""
-        self._last_marks = {mark for api in self._apis for mark in api.last_marks}
         self._lock = threading.Lock()
-        self._last_status: int | None = None
-        self._request: bytes | None = None
-        """The request's body, to be read if the reply has to be."""
-        self._is_redacted = False
-        """True if the request or the response was redacted."""
-        self.status_code: int | None = None
-        self.framing: Framing | None = None
-        """How the chunks of the reply are told apart, if it is a stream. None: it is none, or it
-        is not known."""
-        self.is_events = False
-        """True if the reply is a stream: by its content type, and at its end by its bytes."""
-        self._encoding: str | None = None
-        self._chunks: list[bytes] | None = None
-        """The reply as it comes, encoded. None: it is not streamed, or not recorded."""
-        self._tail = b"\n"
-        """The last bytes of the reply so far, after a line break."""
-        self._body: bytes | None = None
-        """The whole reply, decoded. None: it has not come, or is not recorded."""
-        self._last = 0
-        """The rollout's logical clock when the last bytes came; 0: nothing has come."""
-        self._checksums: dict[str, int] = {}
-        self._left_ns: int | None = None
-        """When a stream was read no further, if its end has to wait. None: it has not to."""
-        began = rollout.begin_call()
         if self.api is not None:
             rollout.providers.add(self.api.provider_of(self.path.partition("?")[0]))
+        self._written = rollout.begin_call(self.path)
+        """Attributes that the span has so far."""
         self._late = not rollout.running
         """True if the rollout had ended before the call began."""
-        self._written = _start_attributes(rollout, self.path, began)
-        """Attributes that the span has so far."""
         context = otel_context.get_current()
         if not trace.get_current_span(context).get_span_context().is_valid:
             context = trace.set_span_in_context(rollout.span, context)
@@ -142,14 +130,6 @@ class ExchangeRecorder:
         above = trace.get_current_span(self.context).get_span_context()
         is_exported = self.span.get_span_context().trace_flags.sampled
         self._call = rollout.others.called(above.span_id, self.began_ns, is_exported=is_exported)
-        self.added = b""
-        """Those messages of its request that no earlier one of the rollout had, as JSON."""
-        self._recorded: tuple[bytes, slice] = b"", slice(0)
-        """The request's body as it may be recorded, and where its messages are."""
-        self.known: tuple[str, int] = "", 0
-        """Digest and number of the messages that an earlier one had."""
-        self.error: tuple[str, str] | None = None
-        """The name of the error that it ended with, and a sentence. None: it ended with none."""
         self._observers.notify("call_began", self)
 
     # --- the request
@@ -201,7 +181,7 @@ class ExchangeRecorder:
             attributes[sc.EXCHANGE_SESSION] = process_state.content.recorded(session)
 
     def _write_request(self, body: bytes) -> None:
-        self._request = body
+        self._asked.body = body
         if process_state.content.redact is not None:
             body, self._is_redacted = process_state.content.body(body)
         rollout = self.rollout
@@ -287,14 +267,10 @@ class ExchangeRecorder:
         if self.is_events:
             tail = chunk if len(chunk) > TAIL else self._tail + chunk
             tail = self._tail = tail[-TAIL:]
-            for mark in self._last_marks:
-                if mark in tail and self._is_last(tail):
+            for mark in self._asked.last_marks:
+                if mark in tail and self._asked.is_last(tail):
                     self.end()  # nothing comes after it
                     break
-
-    def _is_last(self, tail: bytes) -> bool:
-        """Whether the last event of a whole reply is in its last `TAIL` bytes."""
-        return any(api.is_last(tail) for api in self._apis)
 
     @guarded(INCOMPLETE)
     def refused(self, status: int, text: str | None) -> None:
@@ -318,7 +294,9 @@ class ExchangeRecorder:
         """
         if status is not None:
             body = self._received() if self.is_streaming else self._body
-            self._body = None if body is None else self._events_of(body)
+            if body is not None:
+                body, self.is_events = framed_as_events(body, self.framing, said=self.is_events)
+            self._body = body
             self._finish(status, error)
         elif error is None and (self.status_code or 0) >= 400:
             self._end_refused(self.status_code or 0)
@@ -327,7 +305,7 @@ class ExchangeRecorder:
         elif error is None and self._body is not None:
             self._end_reply(self._body, None, ended=True)
         else:
-            self._finish("complete" if error is None else _status_of(error), error)
+            self._finish("complete" if error is None else status_of(error), error)
 
     @guarded(INCOMPLETE)
     def leave(self, response: int | None = None, error: BaseException | None = None) -> None:
@@ -367,63 +345,19 @@ class ExchangeRecorder:
         self._finish("error", ErrorResponse(f"HTTP {status}: {text}"))
 
     def _received(self) -> bytes:
-        """The streamed bytes decoded; those that cannot be stay as they are."""
-        body = b"".join(self._chunks or ())
-        with guarded("a streamed reply could not be decoded", level=logging.DEBUG):
-            return decoded(body, self._encoding)
-        return body
-
-    def _events_of(self, body: bytes) -> bytes:
-        """The reply with its chunks as server-sent events, if it is a stream of another framing."""
-        if self.framing in (None, "events"):
-            return body
-        with guarded("a streamed reply could not be read", level=logging.DEBUG):
-            events = as_events(body, self.framing, said=self.is_events)
-            if events is not None:
-                self.is_events = True
-                return events
-        return body
+        return joined(self._chunks or (), self._encoding)
 
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
-        """End a reply; of a stream of events, the text tells if it is complete."""
-        complete, reported = ended, None
-        body = body.removeprefix(codecs.BOM_UTF8)  # as clients do
-        if self.framing not in (None, "events"):
-            body = self._events_of(body)
-        self.is_events = is_events(body, self.is_events)
-        if self.is_events:
-            with guarded("a streamed reply was not understood; it is kept as it came"):
-                # Parse the stream now only if it ended abnormally.
-                said_done = self._is_last(body[-TAIL:] if len(body) > TAIL else b"\n" + body)
-                complete = ended or said_done
-                if not said_done or b'"error"' in body[-_ERROR_TAIL:]:
-                    text = body.decode("utf-8", "replace")
-                    merged = merge(text, self._choices(), self.path)
-                    complete = ended if merged.complete is None else merged.complete
-                    reported = merged.error
-                    if merged.malformed and (error is None or isinstance(error, Exception)):
-                        error = InvalidResponse("an event of the stream is not JSON")
-        status, error = _ending(error, reported, complete=complete, ended=ended)
-        if status == "complete" and self._is_invalid(body):
+        said = self.is_events
+        found = ending_of(self._asked, body, self.framing, error, said=said, ended=ended)
+        self.is_events = found.is_events
+        self._body = found.body or None
+        if found.status == "complete" and is_no_reply(self._asked, found):
             # Scrubbed before it is cut: half a secret would not be found.
-            text = self.rollout.scrub(body.decode("utf-8", "replace"))[:200]
-            status = "error"
-            error = InvalidResponse(f"the response is not a JSON object: {text!r}")
-        self._body = body or None
-        self._finish(status, error)
-
-    def _is_invalid(self, body: bytes) -> bool:
-        """Whether it is no reply of a model; only some ways of calling parse it, and raise."""
-        return not (self.is_events or is_json_object(body) or self.api is None)
-
-    def _choices(self) -> int:
-        try:
-            params = loads(self._request or b"{}")
-        except (ValueError, RecursionError):
-            return 1
-        if not isinstance(params, dict):
-            return 1
-        return max(api.choices_asked(params) for api in self._apis)
+            text = self.rollout.scrub(found.body.decode("utf-8", "replace"))[:200]
+            found.status = "error"
+            found.error = InvalidResponse(f"the response is not a JSON object: {text!r}")
+        self._finish(found.status, found.error)
 
     def _finish(self, status: str, error: BaseException | None) -> None:
         """End the exchange span."""
@@ -465,7 +399,7 @@ class ExchangeRecorder:
         if body is None:
             return
         writer = self.rollout.writer
-        if error is not None or (not self.is_events and _may_be_error(body)):
+        if error is not None or (not self.is_events and may_be_error(body)):
             body = self.rollout.secrets.scrub_reply(body)
         found = _response_id(body)
         is_events = self.is_events
@@ -492,7 +426,7 @@ class ExchangeRecorder:
         content = process_state.content
         whole, is_events = body, self.is_events
         if is_events:
-            merged = merge(body.decode("utf-8", "replace"), self._choices(), self.path).body
+            merged = self._asked.merged(body).body
             if merged is None:
                 self._is_redacted = True
                 return b"", False
@@ -515,59 +449,7 @@ class ExchangeRecorder:
 
     def _let_go(self) -> None:
         """Release everything: some clients keep a response, and with it this, for long."""
-        self._chunks = self._body = self._request = None
+        self._chunks = self._body = self._asked.body = None
         self.added, self._recorded = b"", (b"", slice(0))
         self.context = otel_context.Context()
         self._written = {}
-
-
-def _may_be_error(body: bytes) -> bool:
-    """Whether a reply reports an error, or is none of a model."""
-    if not _is_of_model(body):
-        return True
-    # A search for the plain text costs a fifth of one for the pattern.
-    return b'"error' in body and _has_error(body) is not None
-
-
-def _start_attributes(rollout: ActiveRollout, path: str, began: int) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
-        sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION,
-        sc.ROLLOUT_ID: rollout.id,
-        sc.EXCHANGE_PROCESS: rollout.process,
-        sc.EXCHANGE_STARTED: began,
-        sc.REQUEST_PATH: path,
-    }
-    if rollout.options.policy_version is not None:
-        attributes |= label(sc.EXCHANGE_POLICY_VERSION, rollout.policy_version)
-    if (policy_model := process_state.settings.policy_model) is not None:
-        attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model
-    if rollout.side_call_rules is not None and rollout.recorder is not None:
-        attributes[sc.EXCHANGE_JUDGED] = True
-    if not rollout.trajectory.trainable:
-        attributes[sc.ROLLOUT_TRAINABLE] = False  # the rollout's own span may be lost
-    return attributes
-
-
-def _ending(
-    error: BaseException | None, reported: object, *, complete: bool, ended: bool
-) -> tuple[str, BaseException | None]:
-    """The status and the error of a reply.
-
-    error: of whoever read it. reported: the error that the server sent in it. None: none.
-    """
-    if reported is not None:
-        return "error", error or ErrorResponse(error_text(reported))
-    if complete:
-        return "complete", None
-    if error is not None:
-        return _status_of(error), error
-    if ended:
-        return "error", EOFError("the stream ended before the reply was complete")
-    return "abandoned", None
-
-
-def _status_of(error: BaseException) -> str:
-    if isinstance(error, GeneratorExit):
-        return "abandoned"
-    # CancelledError, KeyboardInterrupt, SystemExit, trio's Cancelled: who called gave up.
-    return "error" if isinstance(error, Exception) else "cancelled"

@@ -1,39 +1,27 @@
 """A rollout that is running: what hooks, recorder and processor share with the user's trajectory.
 
-It begins with a span and ends with it (`start_span`, `close`). Ending never raises: a rollout that
-cannot be recorded still runs.
+It begins and ends with its span (`rollout_span`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
-import traceback
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Protocol
 
-from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.attributes import (
-    end_attributes,
-    evaluation,
     identity,
-    message_of,
-    missed,
-    present,
-    sentence,
+    with_carried_texts,
 )
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.deferred import settle
-from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.options import Options
 from otel_rollout.record.other_spans import OtherSpans, here_and_now
 from otel_rollout.record.privacy.secrets import Secrets
@@ -41,9 +29,8 @@ from otel_rollout.record.processes.child_reports import CONTINUED, LOST, heard
 from otel_rollout.record.side_calls import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
-from otel_rollout.spans import ExchangeWriter, SpanRecord, with_lengths
-from otel_rollout.trajectory import Contents, Conversations, Trajectory, sentences
-from otel_rollout.wire import checked_json
+from otel_rollout.spans import ExchangeWriter, SpanRecord, label
+from otel_rollout.trajectory import Contents, Conversations, Rule, Trajectory, sentences
 
 logger = logging.getLogger("otel_rollout")
 
@@ -87,6 +74,97 @@ class ActiveRollout:
     In a process that continues the rollout of another one (`part_of`) it is this process's part.
     """
 
+    tracer: trace.Tracer
+    operation: str
+    """The `gen_ai.operation.name` of its span."""
+    id: str
+    process: str
+    """Name of the process, for the spans."""
+    key: Key
+    """Its name among the rollouts of the process."""
+    pid: int
+    """The process that it was opened in."""
+    is_part: bool
+    """True if the rollout itself runs in another process."""
+    parent: ActiveRollout | None
+    """The rollout around it. None: there is none, or it has ended."""
+    lock: threading.RLock
+    """Held while the clock, the counts or the writer are used."""
+    options: Options
+
+    # Its span and its record.
+    span: trace.Span = trace.INVALID_SPAN
+    span_name = PART_NAME
+    _named: tuple[str, str | None] | None = None
+    """What `span_name` was made of. None: it was not made yet."""
+    written: dict[str, Any]
+    """Attributes that its span began with; once it has ended, all that were written on it."""
+    further: dict[str, Any]
+    """Further attributes that its span ends with."""
+    kept_back: dict[str, Any]
+    """Attributes that its span would end with if content were exported."""
+    running = True
+    """True if it has not ended."""
+    begun = False
+    """True if its span has been started."""
+    recording = False
+    """True if its span is recorded at all: not without an SDK."""
+    recorded = False
+    """True if a processor took the finished rollout."""
+    recorder: Recorder | None = None
+    """The span processor that collects its spans. None: none does."""
+    records: list[SpanRecord]
+    """Of a part: the spans that it recorded, complete once it has ended."""
+    ended_early: str | None = None
+    """Why it ended before its work was done, without an exception. None: it did not."""
+    observed: dict[object, Any]
+    """What each observer keeps of it."""
+
+    # Its calls.
+    clock = 0
+    """Logical time: the number of calls that have begun."""
+    open = 0
+    """Calls that have begun and not ended."""
+    replies = 0
+    """Replies that have come."""
+    began_late = 0
+    """Calls that began after it had ended."""
+    _writer: ExchangeWriter | None = None
+    streams: set[OpenStream]
+    """Calls whose replies are being read."""
+    providers: set[str | None]
+    """Whose APIs were asked, by the conventions' names; None: one that has no name there."""
+    secrets: Secrets
+    """What clients signed requests with, in it and in those around it: an error passes both."""
+    others: OtherSpans
+    """The spans of other libraries inside it."""
+    uncaptured: dict[tuple[str, str], int]
+    """How many requests at a model's path were not captured, by library and path."""
+    outside: dict[str, int]
+    """How many model calls were made outside any rollout while it ran, by place."""
+    side_call_rules: tuple[Rule, ...] | None
+    """The user's own rules for side calls, which judge its calls when it ends. None: none."""
+    tools_begun: Numbering
+    """Numbers the tools that began after the same reply."""
+
+    # The rollouts inside it and around it, and its parts in other processes.
+    inner: Numbering
+    """Numbers the rollouts in it."""
+    nested_count = 0
+    """Rollouts that began inside it; their calls are their own."""
+    nested: list[Trajectory] | None
+    """Where the trajectories of rollouts inside it are collected. None: nowhere."""
+    inside: Enclosing | None
+    """The workflow that this rollout is reported to. None: none."""
+    encloses: Enclosing | None
+    """The workflow that the rollouts inside this one are reported to: the innermost. None: none."""
+    claims: list[tuple[Trajectory, frozenset[str]]]
+    """Trajectories that calls of this rollout belong to, with the span ids of those calls."""
+    handed_on = 0
+    """How often it was handed on, less how often it was continued in this very process."""
+    told: str | None = None
+    """The file through which processes that began inside it report. None: none began."""
+
     def __init__(
         self,
         options: Options,
@@ -97,76 +175,24 @@ class ActiveRollout:
         operation: str = sc.OPERATION_INVOKE_AGENT,
         enclosing: Enclosing | None = None,
     ) -> None:
-        self.tracer = tracer
-        self.operation = operation
-        """The `gen_ai.operation.name` of its span."""
-        self.inside: Enclosing | None = parent.encloses if parent else None
-        """What is told of this rollout. None: nothing."""
-        self.encloses: Enclosing | None = enclosing or self.inside
-        """What is told of the rollouts inside this one; the innermost one counts. None: nothing."""
-        if enclosing is not None:
-            self.inside = None  # a workflow inside another one is an episode of its own
-        self.claims: list[tuple[Trajectory, frozenset[str]]] = []
-        """Trajectories that calls of this rollout belong to, with the span ids of those calls."""
-        self.further: dict[str, Any] = {}
-        """Further attributes that its span ends with."""
-        self.ended_early: str | None = None
-        """Why it ended before its work was done, without an exception. None: it did not."""
-        self.kept_back: dict[str, Any] = {}
-        """Attributes that its span would end with if content were exported."""
-        self.pid = os.getpid()
-        """The process that it was opened in."""
-        self.is_part = part_of is not None
-        """True if the rollout itself runs in another process."""
-        self.lock = threading.RLock()
-        """Held while the clock, the counts or the writer are used."""
-        self.writer = ExchangeWriter()
+        self.tracer, self.operation, self.parent = tracer, operation, parent
+        self.pid, self.is_part, self.lock = os.getpid(), part_of is not None, threading.RLock()
+        self.id = part_of or os.urandom(16).hex()
         # Two parts that one process has of a rollout have clocks of their own.
         self.process = process_state.name + (f"-{os.urandom(4).hex()}" if self.is_part else "")
-        """Name of the process, for the spans."""
+        self.key = self.id, self.process
+        self.written, self.further, self.kept_back, self.observed = {}, {}, {}, {}
+        self.records, self.claims = [], []
+        self.streams, self.providers = set(), set()
+        self.uncaptured, self.outside = defaultdict(int), defaultdict(int)
+        self.secrets = parent.secrets if parent else Secrets()
+        self.others, self.inner, self.tools_begun = OtherSpans(), Numbering(), Numbering()
         self.side_call_rules = process_state.settings.side_calls
-        """The user's own rules for side calls, which judge its calls when it ends. None: none."""
-        self.handed_on = 0
-        """How often it was handed on, less how often it was continued in this very process."""
-        self.records: list[SpanRecord] = []
-        """Of a part: the spans that it recorded, complete once it has ended."""
-        self.clock = 0
-        """Logical time: the number of calls that have begun."""
-        self.open = 0
-        """Calls that have begun and not ended."""
-        self.providers: set[str | None] = set()
-        """Whose APIs were asked, by the conventions' names; None: one that has no name there."""
-        self.streams: set[OpenStream] = set()
-        """Calls whose replies are being read."""
-        self.nested_count = 0
-        """Rollouts that began inside it; their calls are their own."""
-        self.began_late = 0
-        """Calls that began after it had ended."""
-        self.uncaptured: Counter[tuple[str, str]] = Counter()
-        """How many requests at a model's path were not captured, by library and path."""
-        self.outside: Counter[str] = Counter()
-        """How many model calls were made outside any rollout while it ran, by place."""
-        self.told: str | None = None
-        """The file in which processes that began inside it tell it of their calls. None: none
-        began."""
-        self.running = True
-        """True if it has not ended."""
-        self.recorder: Recorder | None = None
-        """The span processor that collects its spans. None: none does."""
-        self.begun = False
-        """True if its span has been started."""
-        self.recording = False
-        """True if its span is recorded at all: not without an SDK."""
-        self.recorded = False
-        """True if a processor took the finished rollout."""
-        self.secrets: Secrets = parent.secrets if parent else Secrets()
-        """What clients signed requests with, in it and in those around it: an error passes both."""
-        self.span: trace.Span = trace.INVALID_SPAN
-        self.id = part_of or os.urandom(16).hex()
-        self.key: Key = self.id, self.process
-        """Its name among the rollouts of the process."""
-        self.others = OtherSpans()
-        """The spans of other libraries inside it."""
+        self.nested = parent.nested if parent else None
+        around = parent.encloses if parent else None
+        # A workflow inside another one is an episode of its own.
+        self.inside = around if enclosing is None else None
+        self.encloses = enclosing or around
         self._trajectory: Trajectory | None = Trajectory(
             id=self.id,
             parent_id=parent.id if parent else None,
@@ -179,26 +205,6 @@ class ActiveRollout:
             with parent.lock:
                 parent.nested_count += 1
             parent.others.called(*here_and_now())
-        self.span_name = PART_NAME
-        """Name of its span."""
-        self.is_root = parent is None and not self.is_part
-        """True if it is in no other rollout."""
-        self.parent = parent
-        """The rollout around it. None: there is none, or it has ended."""
-        self.observed: dict[object, Any] = {}
-        """What each observer keeps of it."""
-        self.replies = 0
-        """Replies that have come."""
-        self.inner = Numbering()
-        """Tells the rollouts in it apart."""
-        self.tools_begun = Numbering()
-        """Tells the tools apart that began after the same reply."""
-        self._beside = parent.inner if parent else None
-        """Tells it apart from the rollouts beside it. None: it is in none."""
-        self._named: tuple[str, str | None] | None = None
-        """What `span_name` was made of. None: it was not made yet."""
-        self.nested: list[Trajectory] | None = parent.nested if parent else None
-        """Where the trajectories of rollouts inside it are collected. None: nowhere."""
         if self.nested is not None:
             self.nested.append(self._trajectory)
         if self.inside is not None:
@@ -206,6 +212,13 @@ class ActiveRollout:
         self.apply(options)
         if not self.is_part:
             process_state.rollouts[self.id] = self
+
+    @property
+    def writer(self) -> ExchangeWriter:
+        """Writes its calls on spans; made when one is made. Hold the lock while it is used."""
+        if self._writer is None:
+            self._writer = ExchangeWriter()
+        return self._writer
 
     @property
     def policy_version(self) -> str | int | None:
@@ -228,8 +241,7 @@ class ActiveRollout:
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
         self.parent = None
-        if self.clock:  # else it has written nothing
-            self.writer = ExchangeWriter()
+        self._writer = None
         self.streams.clear()
 
     def apply(self, options: Options) -> None:
@@ -249,7 +261,8 @@ class ActiveRollout:
             trajectory.metadata.update(options.metadata)
         if self.span.is_recording():
             self.span.update_name(self.span_name)
-            self.span.set_attributes(self.start_attributes())
+            self.written = self.start_attributes()
+            self.span.set_attributes(self.written)
 
     def _name_span(self, trajectory: Trajectory) -> None:
         self.inner.task_id = trajectory.task_id
@@ -257,7 +270,7 @@ class ActiveRollout:
         if self.is_part or self._named == (named, task):
             return
         self._named = named, task
-        self.span_name = named if self._beside is None else self._beside.nested(named, task)
+        self.span_name = named if self.parent is None else self.parent.inner.nested(named, task)
 
     def read(self) -> Contents:
         """The calls that have ended so far."""
@@ -271,8 +284,27 @@ class ActiveRollout:
         if self.recorder is not None:
             self.recorder.add_spans(self.key, records)
 
-    def begin_call(self) -> int:
-        """Count a call that begins now; the logical time of its beginning."""
+    def begin_call(self, path: str) -> dict[str, Any]:
+        """Count a call that begins now at this path; the attributes that its span begins with."""
+        attributes: dict[str, Any] = {
+            sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION,
+            sc.ROLLOUT_ID: self.id,
+            sc.EXCHANGE_PROCESS: self.process,
+            sc.EXCHANGE_STARTED: self._count_call(),
+            sc.REQUEST_PATH: path,
+        }
+        if self.options.policy_version is not None:
+            attributes |= label(sc.EXCHANGE_POLICY_VERSION, self.policy_version)
+        if (policy_model := process_state.settings.policy_model) is not None:
+            attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model
+        if self.side_call_rules is not None and self.recorder is not None:
+            attributes[sc.EXCHANGE_JUDGED] = True
+        if not self.trajectory.trainable:
+            attributes[sc.ROLLOUT_TRAINABLE] = False  # the rollout's own span may be lost
+        return attributes
+
+    def _count_call(self) -> int:
+        """The logical time at which a call begins."""
         with self.lock:
             self.clock += 1
             if self.running:
@@ -296,7 +328,8 @@ class ActiveRollout:
             if path is not None and self.pid == os.getpid():  # else it is the parent's
                 said = heard(path)
                 self.handed_on += said.count(CONTINUED)
-                self.outside += Counter({"a process of a pool": said.count(LOST)})
+                if lost := said.count(LOST):
+                    self.outside["a process of a pool"] += lost
 
     @guarded("the rules for side calls could not be asked: the calls of this rollout do not train")
     def judge(self) -> None:
@@ -318,127 +351,6 @@ class ActiveRollout:
                 sc.ROLLOUT_ID: self.id,
                 sc.ROLLOUT_PROCESS: self.process,
             }
-        return present({sc.ROLLOUT_PROCESS: self.process, **identity(trajectory, self.operation)})
-
-    def end(self, output: object, error: BaseException | None) -> dict[str, Any]:
-        """End the trajectory; the attributes that its span ends with."""
-        trajectory = self.trajectory
-        trajectory.status, trajectory.termination_reason = _ending(error)
-        if error is not None:
-            trajectory.error = {
-                "type": type(error).__qualname__,
-                "message": self.scrub(message_of(error)),
-                "traceback": self.scrub("".join(traceback.format_exception(error))),
-            }
-        elif output is not None:
-            try:
-                trajectory.output = process_state.content.value(checked_json(output, "output"))
-            except ValueError:
-                pass  # what a function returns need not be JSON; then the trajectory has none
-        attributes: dict[str, Any] = {
-            **end_attributes(trajectory),
-            # Of several none is the rollout's.
-            sc.GEN_AI_PROVIDER_NAME: next(iter(self.providers))
-            if len(self.providers) == 1
-            else None,
-            sc.ROLLOUT_EXCHANGE_COUNT: self.clock,
-            sc.ROLLOUT_OPEN_COUNT: self.open,
-            sc.ROLLOUT_NESTED_COUNT: self.nested_count,
-            sc.ROLLOUT_PROPAGATED: self.handed_on > 0 or None,
-            **missed(self.uncaptured, self.outside),
-            **self.further,
-        }
-        content = process_state.content
-        whole = present(attributes)
-        shown = whole
-        if not content.exported:
-            shown = content.shown(whole)
-            self.kept_back = {key: value for key, value in whole.items() if shown.get(key) != value}
-            shown[sc.ROLLOUT_CONTENT] = "none"
-        return with_lengths({**self.start_attributes(), **shown})
-
-
-def _ending(error: BaseException | None) -> tuple[str, str | None]:
-    """The status and termination reason of a rollout that this exception ended."""
-    if error is None:
-        return "complete", None
-    if not isinstance(error, Exception):  # CancelledError, KeyboardInterrupt, SystemExit, ...
-        return "cancelled", "cancelled"
-    timeouts = (TimeoutError, asyncio.TimeoutError)
-    if isinstance(error, timeouts) or "APITimeoutError" in {t.__name__ for t in type(error).mro()}:
-        return "error", "timeout"
-    return "error", "error"
-
-
-def start_span(active: ActiveRollout, context: otel_context.Context) -> otel_context.Context:
-    """Start the span of a rollout, or of a part of one; returns the context of its calls."""
-    context = otel_context.set_value(ROLLOUT, active, context)
-    context = otel_context.set_value(CAPTURE_OFF, False, context)
-    active.span = active.tracer.start_span(
-        active.span_name, context=context, attributes=active.start_attributes()
-    )
-    active.begun = True
-    active.recording = active.span.is_recording()
-    span_context = active.span.get_span_context()
-    trajectory = active.trajectory
-    trajectory.trace_id = f"{span_context.trace_id:032x}"
-    trajectory.span_id = f"{span_context.span_id:016x}"
-    trajectory.start_time_ns = getattr(active.span, "start_time", None) or 0
-    process_state.observers.notify("rollout_began", active)
-    return context
-
-
-def close(active: ActiveRollout, output: object = None, error: BaseException | None = None) -> None:
-    """End a rollout, or a part of one; only the first call counts."""
-    if not active.running:
-        return
-    try:
-        with guarded("rollout %s could not be closed cleanly", active.id):
-            _close(active, output, error)
-    finally:
-        active.running = False
-        active.span.end()
-        process_state.observers.notify("rollout_ended", active)
-        active.let_go()
-
-
-def _close(active: ActiveRollout, output: object, error: BaseException | None) -> None:
-    """Seal the trajectory and write its end on the span."""
-    if process_state.waiting:
-        settle()
-    for stream in tuple(active.streams):
-        stream.leave()
-    span = active.span
-    content = process_state.content
-    trajectory = active.trajectory
-    if content.redact is not None:
-        trajectory.rewrite(content.value)
-    # Another thread may set a reward just now: from here on it gets a span of its own.
-    observers = process_state.observers
-    score = partial(observers.notify, "scored", active)
-    trajectory.seal(late_reward(active.tracer, trajectory, span.get_span_context(), score))
-    if active.told is not None:
-        active.hear()
-    if active.side_call_rules is not None:
-        active.judge()
-    with active.lock:
-        attributes = active.end(output, error)
-        active.running = False
-    # First what may be lost: a limit on the number of attributes drops the oldest.
-    shown: dict[str, Any] = {}
-    observers.notify("rollout_ends", active, shown)
-    span.set_attributes(shown | attributes)
-    rewards = trajectory.all_rewards.all()
-    for each in rewards:
-        span.add_event(sc.GEN_AI_EVALUATION_RESULT, content.shown(evaluation(each)))
-    reward = trajectory.reward if rewards else None
-    if reward is not None and not active.is_part:
-        score(reward)
-    if process_state.settings.reward_in_name and active.is_root and reward is not None:
-        span.update_name(f"{active.span_name} [{reward:.2f}]")
-    if error is not None:
-        span.set_attribute(sc.ERROR_TYPE, type(error).__qualname__)
-        said = sentence(error, content.text(active.scrub(message_of(error))))
-        span.set_status(trace.StatusCode.ERROR, said)
-    elif active.ended_early is not None:
-        span.set_status(trace.StatusCode.ERROR, f"ended early: {active.ended_early}")
+        return with_carried_texts(
+            {sc.ROLLOUT_PROCESS: self.process, **identity(trajectory, self.operation)}
+        )

@@ -30,6 +30,8 @@ _SUMMED = frozenset(
     )
 )
 """Texts that decide what trains; messages and long parameters have digests of their own."""
+_MEASURED = frozenset((str, int, bool))
+"""Types of values that have a length; a float is written by each store in its own way."""
 
 
 def with_lengths(
@@ -41,22 +43,22 @@ def with_lengths(
 
     before: those that were set earlier. checksums: those that are known.
     """
-    every = {**before, **attributes} if before else attributes
+    sealed = dict(attributes)
+    every = {**before, **sealed} if before else sealed.copy()
     known = checksums or {}
     sums = [
-        f"{_short(key)}:{known[key] if key in known else crc32(value.encode(*_ENCODING))}"
-        for key, value in every.items()
-        if key in _SUMMED and isinstance(value, str)
+        f"{_short(key)}:{known[key] if key in known else _checksum(every[key])}"
+        for key in filter(_SUMMED.__contains__, every)
+        if isinstance(every[key], str)
     ]
     if sums:
-        attributes = {**attributes, sc.CHECKSUMS: ",".join(sums) + _END}
-        every = {**every, sc.CHECKSUMS: attributes[sc.CHECKSUMS]}
-    lengths = [
-        f"{_short(key)}:{len(value) if isinstance(value, str) else len(str(value))}"
-        for key, value in every.items()
-        if isinstance(value, str | int)
-    ]
-    return {**attributes, sc.LENGTHS: ",".join(lengths) + _END}
+        sealed[sc.CHECKSUMS] = every[sc.CHECKSUMS] = ",".join(sums) + _END
+    if not _MEASURED.issuperset(map(type, every.values())):
+        every = {key: value for key, value in every.items() if isinstance(value, str | int)}
+    # All of it in C: a call has thirty attributes.
+    lengths = zip(map(_short, every), map(len, map(str, every.values())), strict=True)
+    sealed[sc.LENGTHS] = ",".join(map("%s:%d".__mod__, lengths)) + _END
+    return sealed
 
 
 def numbers_of(written: object) -> dict[str, int]:

@@ -194,33 +194,44 @@ class ExchangeWriter:
 
         found = list(members(text, ends))
         # Nothing fails from here on: what this writer remembers has been written.
-        attributes = self._write_messages(messages, body) if messages else {}
+        if messages is None:
+            return self._write_params(found, None, body)
+        return self._write_messages(messages, body) | self._write_params(found, messages.end, body)
+
+    def _write_params(
+        self, found: list[tuple[str, int, int]], after: int | None, body: bytes
+    ) -> _Attributes:
+        """Attributes of the members of a request; `after`: the end of the one with the messages."""
         params: list[str] = []
         shared: dict[str, str] = {}
         values: list[str] = []
         for key, start, end in found:
-            if messages and end == messages.end:
-                params.append(f"{dumps(key)}:null")
-                continue
-            if end - start <= SHARED_LENGTH:
-                params.append(f"{dumps(key)}:{_text(body[start:end])}")
-                continue
-            params.append(f"{dumps(key)}:null")
-            digest = digest_of(view[start:end])
-            shared[key] = digest.hex()
-            known = self._shared.setdefault(key, [])
-            if (end - start, digest) not in known:
-                known.insert(0, (end - start, digest))
-                del known[8:]
-            if self._carried.get(digest, 0) < COPIES:
-                self._carried[digest] = self._carried.get(digest, 0) + 1
-                values.append(f'"{digest.hex()}":{_text(body[start:end])}')
-        attributes[sc.REQUEST_PARAMS] = "{" + ",".join(params) + "}"
+            if end == after:
+                value = "null"
+            elif end - start <= SHARED_LENGTH:
+                value = _text(body[start:end])
+            else:
+                value, digest = "null", digest_of(memoryview(body)[start:end])
+                shared[key] = digest.hex()
+                if self._share(key, end - start, digest):
+                    values.append(f'"{digest.hex()}":{_text(body[start:end])}')
+            params.append(f"{dumps(key)}:{value}")
+        attributes: _Attributes = {sc.REQUEST_PARAMS: "{" + ",".join(params) + "}"}
         if shared:
             attributes[sc.REQUEST_SHARED] = dumps(shared)
         if values:
             attributes[sc.REQUEST_SHARED_VALUES] = "{" + ",".join(values) + "}"
         return attributes
+
+    def _share(self, key: str, length: int, digest: bytes) -> bool:
+        """Remember a long parameter; True if its value is still to be written."""
+        known = self._shared.setdefault(key, [])
+        if (length, digest) not in known:
+            known.insert(0, (length, digest))
+            del known[8:]
+        copies = self._carried.get(digest, 0)
+        self._carried[digest] = copies + 1
+        return copies < COPIES
 
     def _find_messages(self, key: str, text: str, body: bytes, start: int) -> _Messages:
         chain, view = self._messages.known(body, start), memoryview(body)

@@ -7,6 +7,7 @@ from otel_rollout.wire.api import TAIL as TAIL
 from otel_rollout.wire.api import Framing as Framing
 from otel_rollout.wire.api import ModelApi as ModelApi
 from otel_rollout.wire.api import Sampled as Sampled
+from otel_rollout.wire.apis import Merged as Merged
 from otel_rollout.wire.apis import api_of as api_of
 from otel_rollout.wire.apis import apis_of as apis_of
 from otel_rollout.wire.apis import asks_a_model as asks_a_model

@@ -11,6 +11,7 @@ import re
 import string
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
@@ -34,9 +35,36 @@ _NO_SECRET = re.compile(
 """Headers, and fields of a query, whose values are no secrets."""
 
 
+Header = tuple[str | bytes, str | bytes]
+"""The name and the value of a header."""
+_ADDRESS = ""
+"""Stands for the name of a header where the value is an address."""
+
+
+def headers_of(headers: Mapping[str, Any]) -> AbstractSet[Header]:
+    """The headers whose values are texts; httpx's as the bytes that they are sent as.
+
+    To read those as texts costs as much as all else that is done with a call's headers.
+    """
+    raw = getattr(headers, "raw", None)
+    if isinstance(raw, list):
+        return set(raw)
+    return {(str(name), value) for name, value in headers.items() if isinstance(value, str)}
+
+
+def text_of(value: str | bytes) -> str:
+    """A name or a value of a header as text."""
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 @lru_cache(256)
-def _is_harmless(name: str) -> bool:
-    return _NO_SECRET(name) is not None
+def _is_harmless(name: str | bytes) -> bool:
+    return _NO_SECRET(text_of(name)) is not None
 
 
 _PATTERNS = (
@@ -64,10 +92,10 @@ class Secrets:
 
     def __init__(self) -> None:
         self._found = set[str]()
-        self._read = set[str]()
-        """Values and addresses that were read already."""
-        self._learned: list[tuple[Mapping[str, str], str]] = []
-        """The values, by the name of their header, and the addresses."""
+        self._last: AbstractSet[Header] = frozenset()
+        """The headers of the last request: most repeat them."""
+        self._learned: dict[Header, None] = {}
+        """The headers whose values may be secrets, and the addresses, which have no name."""
         self._sought = 0
         """How many of those have been searched: that takes time, and few runs have an error."""
         self._open: dict[object, tuple[Mapping[str, Any], str]] = {}
@@ -79,35 +107,35 @@ class Secrets:
         self.close(call)
         self._open[call] = headers, url
 
-    def close(self, call: object = None) -> dict[str, Any]:
+    def close(self, call: object = None) -> AbstractSet[Header]:
         """A call has ended: learn the values of its headers and address, and return the headers."""
         if (request := self._open.get(call)) is None:
-            return {}
-        headers = dict(request[0].items())
-        self.learn(headers, request[1])
+            return frozenset()
+        headers = self.learn(*request)
         self._open.pop(call, None)  # only now: whoever asks meanwhile finds it here or learned
         return headers
 
-    def learn(self, headers: Mapping[str, Any], url: str = "") -> None:
-        """Add the values of headers and of an address."""
-        new = {
-            name: value
-            for name, value in headers.items()
-            if isinstance(value, str) and value not in self._read and not _is_harmless(str(name))
-        }
-        if new or url not in self._read:
-            self._learned.append((new, url))
-            self._read.update(new.values(), (url,))
+    def learn(self, headers: Mapping[str, Any], url: str = "") -> AbstractSet[Header]:
+        """Add the values of headers and of an address; returns the headers."""
+        every = headers_of(headers)
+        for header in every - self._last:
+            if not _is_harmless(header[0]):
+                self._learned[header] = None
+        self._last = every
+        if url:
+            self._learned[_ADDRESS, url] = None
+        return every
 
     def found(self) -> frozenset[str]:
         """All secrets."""
         for headers, url in self._open.copy().values():
             self.learn(headers, url)
-        while (number := self._sought) < len(self._learned):
-            headers, url = self._learned[number]
-            for secret in secrets_in(headers) | secrets_of_url(url):
+        learned = list(self._learned)
+        for name, value in learned[self._sought :]:
+            text = text_of(value)
+            for secret in secrets_of_url(text) if name == _ADDRESS else secrets_in({name: text}):
                 self._found.update(_forms(secret))
-            self._sought = max(self._sought, number + 1)  # only now: another thread may ask
+        self._sought = max(self._sought, len(learned))  # only now: another thread may ask
         return frozenset(self._found)
 
     def scrub(self, text: str) -> str:
@@ -141,7 +169,7 @@ def _forms(secret: str) -> set[str]:
     return plain | quoted | {each.replace("/", "\\/") for each in plain} | {repr(secret)[1:-1]}
 
 
-def secrets_in(headers: Mapping[str, Any]) -> set[str]:
+def secrets_in(headers: Mapping[Any, Any]) -> set[str]:
     """The values of headers, and their parts, but of those that are known to be harmless.
 
     A part is a word (the key after `Bearer `), a cookie, what follows its `=`, or the user and the
@@ -149,7 +177,7 @@ def secrets_in(headers: Mapping[str, Any]) -> set[str]:
     """
     found = set[str]()
     for name, value in headers.items():
-        if isinstance(value, str) and not _is_harmless(str(name)):
+        if isinstance(value, str) and not _is_harmless(name):
             for part in (value, *re.split(r"[;,\s]+", value)):
                 found |= {part, part.partition("=")[2]}
             if (basic := _is_basic(value)) is not None:

@@ -22,7 +22,8 @@ from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, tell
 from otel_rollout.record.provider import rollout_provider, rollout_tracer
-from otel_rollout.record.running import ActiveRollout, close, start_span
+from otel_rollout.record.rollout_span import close, start_span
+from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports.hooks import Hook
 

@@ -36,7 +36,8 @@ from otel_rollout.record.processes.carrier import (
     within,
     without_rollout,
 )
-from otel_rollout.record.running import ActiveRollout, close
+from otel_rollout.record.rollout_span import close
+from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import SpanRecord
 

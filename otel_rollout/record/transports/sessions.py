@@ -7,8 +7,10 @@ header may be shared by sub-agents, renewed in the middle of a run, or made up b
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from operator import itemgetter, methodcaller
 
+from otel_rollout.record.privacy.secrets import Header, text_of
 from otel_rollout.wire import Json, loads
 
 HEADERS = (
@@ -28,23 +30,23 @@ _is_id = re.compile(r"[\w.:/+=-]{1,128}").fullmatch
 _is_key = re.compile(r"(?:sk|pk|rk|gsk|hf|xai|or)[-_]|eyJ").match
 _words = re.compile(r"[\s=;,]+").split
 _CREDENTIALS = ("authorization", "proxy-authorization", "x-api-key", "api-key", "cookie")
-_NAMES = frozenset((*HEADERS, TURN_METADATA))
+_NAMES = frozenset((*HEADERS, TURN_METADATA, *map(str.encode, (*HEADERS, TURN_METADATA))))
+_name, _lower = itemgetter(0), methodcaller("lower")
 
 
-def session_of(headers: Mapping[str, str]) -> str | None:
+def session_of(headers: Iterable[Header]) -> str | None:
     """The session that a request's headers name; None where they name none, or no plain id.
 
     A value that is, or looks like, what the request was signed with is none.
     """
-    found = {low: headers[name] for name in headers if (low := name.lower()) in _NAMES}
-    if not found:  # of nearly all calls
+    if _NAMES.isdisjoint(map(_lower, map(_name, headers))):  # as for nearly all calls
         return None
-    headers = {name.lower(): value for name, value in headers.items()}
+    found = {text_of(name).lower(): text_of(value) for name, value in headers}
     for name in HEADERS:
-        if (session := _plain(found.get(name), headers)) is not None:
+        if (session := _plain(found.get(name), found)) is not None:
             return session
     for member in _MEMBERS:
-        if (session := _plain(_object(found.get(TURN_METADATA)).get(member), headers)) is not None:
+        if (session := _plain(_object(found.get(TURN_METADATA)).get(member), found)) is not None:
             return session
     return None
 

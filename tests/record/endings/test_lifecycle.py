@@ -41,7 +41,7 @@ async def nothing_leaks(recording: Recording) -> AsyncIterator[None]:
     # Not isinstance(): it would load the lazy modules that openai has. Some versions of the client
     # keep a response that was read; then what capture has of it must be empty.
     calls = [o for o in gc.get_objects() if type(o) is ExchangeRecorder]
-    assert [c for c in calls if not c.finished or c._body or c._request or c._chunks] == []
+    assert [c for c in calls if not c.finished or c._body or c._asked.body or c._chunks] == []
 
 
 class ConsumerError(Exception):

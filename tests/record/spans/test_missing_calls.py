@@ -301,7 +301,7 @@ def test_late_and_open_calls_are_reasons(recording: Recording, clients: Clients)
         ask(client, user("a"), extra_body=IDS)
         late = rollout_of(None)
         assert late is not None
-        late.begin_call()
+        late.begin_call("/v1/chat/completions")
     assert "had not ended when the rollout did" in trajectory.missing_calls[0]
     with pytest.raises(ExportError, match="had not ended"):
         trajectory.token_sequences(require_all_calls=True)
@@ -316,7 +316,7 @@ def test_calls_after_its_end_are_reasons(recording: Recording, clients: Clients)
         active = rollout_of(None)
     assert active is not None
     for count in (1, 2):
-        active.begin_call()
+        active.begin_call("/v1/chat/completions")
         (warning,) = trajectory.missing_calls
         assert warning.startswith(f"{count} model calls began after")
         assert trajectory.warnings == [warning]

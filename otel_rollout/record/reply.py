@@ -1,0 +1,176 @@
+"""How the reply of a model call ended, as its bytes tell; the recorder asks once a call. Pure.
+
+A stream is parsed only if it ended abnormally: whether it is whole is seen in its last bytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from otel_rollout.record.boundary import guarded
+from otel_rollout.record.transports.encoding import decoded
+from otel_rollout.wire import (
+    TAIL,
+    Framing,
+    Merged,
+    api_of,
+    apis_of,
+    as_events,
+    error_text,
+    is_events,
+    is_json_object,
+    loads,
+    merge,
+)
+
+_ERROR_TAIL = 1 << 16
+"""Bytes at the end of a stream in which an error that ended it is looked for."""
+_has_error = re.compile(rb'"error"\s*:\s*[^n\s]').search
+_is_of_model = re.compile(rb'"(?:choices|output|content|data)"\s*:').search
+
+
+class ErrorResponse(Exception):  # noqa: N818 - the name that a completion's error has
+    """An error that the server answered with: as a reply, or inside a stream that began well."""
+
+
+class InvalidResponse(Exception):  # noqa: N818 - the name that a completion's error has
+    """A reply that is no JSON object, or a stream with an event that is none."""
+
+
+class Asked:
+    """What a call asked for: its path, and the body of its request, which says how many choices."""
+
+    body: bytes | None = None
+    """None: it was not sent yet, or is not recorded."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.api = api_of(path)
+        """The API that is asked. None: none generates at the path."""
+        self._apis = apis_of(path)
+        """The API that is asked; all of them where the path does not show which."""
+        self.last_marks = {mark for api in self._apis for mark in api.last_marks}
+        """One of these is in the last event of a whole reply."""
+
+    def is_last(self, tail: bytes) -> bool:
+        """True if the last event of a whole reply is in its last `TAIL` bytes."""
+        return any(api.is_last(tail) for api in self._apis)
+
+    def merged(self, events: bytes) -> Merged:
+        """The reply that a stream of events is."""
+        return merge(events.decode("utf-8", "replace"), self._choices(), self.path)
+
+    def _choices(self) -> int:
+        try:
+            params = loads(self.body or b"{}")
+        except (ValueError, RecursionError):
+            return 1
+        if not isinstance(params, dict):
+            return 1
+        return max(api.choices_asked(params) for api in self._apis)
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a reply ended."""
+
+    body: bytes
+    """Its bytes, a stream's as server-sent events."""
+    is_events: bool
+    """True if it is a stream."""
+    status: str
+    """`complete`, `error`, `cancelled` or `abandoned`."""
+    error: BaseException | None
+
+
+def ending_of(
+    asked: Asked,
+    body: bytes,
+    framing: Framing | None,
+    error: BaseException | None,
+    *,
+    said: bool,
+    ended: bool,
+) -> Ending:
+    """How a reply ended; of a stream of events, the text tells if it is complete.
+
+    body: decoded, as far as it came. error: of whoever read it. None: none.
+    said: True if the content type says that it is a stream. ended: True if it was read to its end.
+    """
+    complete, reported = ended, None
+    body = body.removeprefix(codecs.BOM_UTF8)  # as clients do
+    body, said = framed_as_events(body, framing, said=said)
+    found = Ending(body, is_events(body, said), "", error)
+    if found.is_events:
+        with guarded("a streamed reply was not understood; it is kept as it came"):
+            has_last = asked.is_last(body[-TAIL:] if len(body) > TAIL else b"\n" + body)
+            complete = ended or has_last
+            if not has_last or b'"error"' in body[-_ERROR_TAIL:]:
+                merged = asked.merged(body)
+                complete = ended if merged.complete is None else merged.complete
+                reported = merged.error
+                if merged.malformed and (error is None or isinstance(error, Exception)):
+                    error = InvalidResponse("an event of the stream is not JSON")
+    found.status, found.error = _status_and_error(error, reported, complete=complete, ended=ended)
+    return found
+
+
+def is_no_reply(asked: Asked, reply: Ending) -> bool:
+    """True if this whole reply is none of a model: not every way of calling parses it."""
+    return not (reply.is_events or asked.api is None or is_json_object(reply.body))
+
+
+def framed_as_events(body: bytes, framing: Framing | None, *, said: bool) -> tuple[bytes, bool]:
+    """The reply with its chunks as server-sent events, if it is a stream of another framing.
+
+    Also True if it is a stream. said: True if the content type says so.
+    """
+    if framing not in (None, "events"):
+        with guarded("a streamed reply could not be read", level=logging.DEBUG):
+            events = as_events(body, framing, said=said)
+            if events is not None:
+                return events, True
+    return body, said
+
+
+def joined(chunks: Sequence[bytes], encoding: str | None) -> bytes:
+    """Chunks decoded; those that cannot be stay as they are."""
+    body = b"".join(chunks)
+    with guarded("a streamed reply could not be decoded", level=logging.DEBUG):
+        return decoded(body, encoding)
+    return body
+
+
+def may_be_error(body: bytes) -> bool:
+    """True if a reply reports an error, or is none of a model."""
+    if not _is_of_model(body):
+        return True
+    # A search for the plain text costs a fifth of one for the pattern.
+    return b'"error' in body and _has_error(body) is not None
+
+
+def _status_and_error(
+    error: BaseException | None, reported: object, *, complete: bool, ended: bool
+) -> tuple[str, BaseException | None]:
+    """The status and the error of a reply. reported: the error that the server sent in it."""
+    if reported is not None:
+        return "error", error or ErrorResponse(error_text(reported))
+    if complete:
+        return "complete", None
+    if error is not None:
+        return status_of(error), error
+    if ended:
+        return "error", EOFError("the stream ended before the reply was complete")
+    return "abandoned", None
+
+
+def status_of(error: BaseException) -> str:
+    """The status of a call that this exception ended."""
+    if isinstance(error, GeneratorExit):
+        return "abandoned"
+    # CancelledError, KeyboardInterrupt, SystemExit, trio's Cancelled: who called gave up.
+    return "error" if isinstance(error, Exception) else "cancelled"
