@@ -475,7 +475,7 @@ LINES = {
     "command": 2_370,
     "export": 2_095,
     "gateway": 2_230,
-    "look": 1_975,
+    "look": 2_165,
     "otlp": 1_655,
     "rebuild": 1_250,
     "rebuild/dialects": 2_130,

@@ -28,9 +28,6 @@ from otel_rollout.record.in_rollout import no_capture as no_capture
 from otel_rollout.record.in_rollout import record_reward as record_reward
 from otel_rollout.record.in_rollout import request_token_ids as request_token_ids
 from otel_rollout.record.late_rewards import late_reward as late_reward
-from otel_rollout.record.metrics import Measurements as Measurements
-from otel_rollout.record.metrics import Score as Score
-from otel_rollout.record.metrics import rollout_metrics as rollout_metrics
 from otel_rollout.record.observer import Observer as Observer
 from otel_rollout.record.observer import Observers as Observers
 from otel_rollout.record.observer import RunningCall as RunningCall
