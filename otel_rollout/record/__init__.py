@@ -21,12 +21,13 @@ from otel_rollout.record.gathering.gather import gather_trajectories as gather_t
 from otel_rollout.record.gathering.gather import gather_trajectory as gather_trajectory
 from otel_rollout.record.gathering.gather import run_bounded as run_bounded
 from otel_rollout.record.gathering.progress import RolloutProgress as RolloutProgress
-from otel_rollout.record.in_rollout import get_current_trajectory as get_current_trajectory
-from otel_rollout.record.in_rollout import get_history as get_history
-from otel_rollout.record.in_rollout import is_drawn_around as is_drawn_around
-from otel_rollout.record.in_rollout import no_capture as no_capture
-from otel_rollout.record.in_rollout import record_reward as record_reward
-from otel_rollout.record.in_rollout import request_token_ids as request_token_ids
+from otel_rollout.record.inside.functions import get_current_trajectory as get_current_trajectory
+from otel_rollout.record.inside.functions import get_history as get_history
+from otel_rollout.record.inside.functions import is_drawn_around as is_drawn_around
+from otel_rollout.record.inside.functions import no_capture as no_capture
+from otel_rollout.record.inside.functions import record_reward as record_reward
+from otel_rollout.record.inside.functions import request_token_ids as request_token_ids
+from otel_rollout.record.inside.tools import tool as tool
 from otel_rollout.record.late_rewards import late_reward as late_reward
 from otel_rollout.record.observer import Observer as Observer
 from otel_rollout.record.observer import Observers as Observers
@@ -67,7 +68,6 @@ from otel_rollout.record.settings import Settings as Settings
 from otel_rollout.record.side_calls import as_rules as as_rules
 from otel_rollout.record.span_names import with_number as with_number
 from otel_rollout.record.state import process_state as process_state
-from otel_rollout.record.tools import tool as tool
 from otel_rollout.record.transports import capture as capture
 from otel_rollout.record.transports.encoding import decoded as decoded
 from otel_rollout.record.transports.to_gateway import KEY_PREFIX as KEY_PREFIX
