@@ -41,7 +41,9 @@ from otel_rollout.record.privacy.content import ContentWarning as ContentWarning
 from otel_rollout.record.privacy.content import content_rule as content_rule
 from otel_rollout.record.privacy.content import switch_off as switch_off
 from otel_rollout.record.privacy.content import switched_off as switched_off
+from otel_rollout.record.privacy.secrets import TOKEN as TOKEN
 from otel_rollout.record.privacy.secrets import Secrets as Secrets
+from otel_rollout.record.privacy.secrets import without_token as without_token
 from otel_rollout.record.processes.carrier import rollout_secret as rollout_secret
 from otel_rollout.record.processes.continued import continue_environment as continue_environment
 from otel_rollout.record.processes.continued import continue_rollout as continue_rollout
@@ -71,6 +73,4 @@ from otel_rollout.record.state import process_state as process_state
 from otel_rollout.record.transports import capture as capture
 from otel_rollout.record.transports.encoding import decoded as decoded
 from otel_rollout.record.transports.to_gateway import KEY_PREFIX as KEY_PREFIX
-from otel_rollout.record.transports.to_gateway import TOKEN as TOKEN
-from otel_rollout.record.transports.to_gateway import without_token as without_token
 from otel_rollout.record.transports.uncaptured import note_uncaptured as note_uncaptured

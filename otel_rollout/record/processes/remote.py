@@ -31,7 +31,7 @@ from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.rollout_span import start_span
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
-from otel_rollout.record.transports.post import is_signed
+from otel_rollout.record.transports.model_post import is_signed
 from otel_rollout.wire import Json, dumps, loads
 
 OUTSIDE = otel_context.set_value(

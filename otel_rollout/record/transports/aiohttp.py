@@ -1,4 +1,4 @@
-"""Hooks for aiohttp: on the method that a session's requests go through, redirects included."""
+"""aiohttp: what a session is asked to send, redirects included, and how a reply is read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import weakref
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.transports.post import ModelPost, as_bytes, async_hook, model_path
+from otel_rollout.record.transports.model_post import ModelPost, as_bytes, model_path
 from otel_rollout.wire import asks_a_model
 
 
-class _AiohttpPost(ModelPost):
+class AiohttpPost(ModelPost):
     """A POST as the arguments of a session's method."""
 
     library = "aiohttp"
@@ -119,6 +119,3 @@ def _record(content: Any, recorder: ExchangeRecorder) -> None:
                 recorder.end(error=exc)
 
     content.__class__ = StreamReader
-
-
-HOOKS = (async_hook("ClientSession", "_request", _AiohttpPost),)

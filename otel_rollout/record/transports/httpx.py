@@ -1,4 +1,4 @@
-"""Hooks for httpx, and for httpx2, which is made alike: on what every request goes through."""
+"""httpx, and httpx2, which is made alike."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from otel_rollout.record.calls import received
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.transports.post import ModelPost, async_hook, hook
+from otel_rollout.record.transports.model_post import ModelPost
 from otel_rollout.wire import asks_a_model
 
 
-class _HttpxPost(ModelPost):
+class HttpxPost(ModelPost):
     """A POST as a request of httpx."""
 
     def __init__(self, instance: Any, args: Any, kwargs: Any) -> None:
@@ -44,6 +44,3 @@ class _HttpxPost(ModelPost):
 
     def received(self, recorder: ExchangeRecorder, response: Any) -> None:
         received(recorder, response)
-
-
-HOOKS = (hook("Client", "send", _HttpxPost), async_hook("AsyncClient", "send", _HttpxPost))

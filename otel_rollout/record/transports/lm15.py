@@ -1,4 +1,4 @@
-"""Hooks for lm15, the HTTP client on sockets of its own that DSPy brings: on its two transports."""
+"""lm15, the HTTP client on sockets of its own that DSPy brings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.transports.post import ModelPost, async_hook, hook
+from otel_rollout.record.transports.model_post import ModelPost
 from otel_rollout.record.transports.tee import Reading, shown, shown_async
 
 
-class _Lm15Post(ModelPost):
+class Lm15Post(ModelPost):
     """A POST as a request of a transport."""
 
     library = "lm15"
@@ -45,7 +45,3 @@ def _releasing(release: Callable[[bool], Any], reading: Reading) -> Callable[[bo
             reading.dropped()
 
     return released
-
-
-HOOKS = (hook("StdlibTransport", "stream", _Lm15Post),)
-ASYNC_HOOKS = (async_hook("StdlibAsyncTransport", "_do_stream", _Lm15Post),)

@@ -1,4 +1,4 @@
-"""A POST that an HTTP library is asked to send: a model call to record, to count, or neither."""
+"""Hooks on HTTP libraries: a POST is a model call to record, to count, or neither."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
-from urllib.parse import urlsplit
 
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
@@ -25,9 +24,10 @@ from otel_rollout.record.current import capture_is_off, current_rollout
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.transports.hooks import Hook
+from otel_rollout.record.transports.model_post import ModelPost, is_signed
 from otel_rollout.record.transports.to_gateway import is_for_gateway
 from otel_rollout.record.transports.uncaptured import note_outside, note_uncaptured
-from otel_rollout.wire import Json, api_of, asks_a_model, endpoint_of, loads
+from otel_rollout.wire import Json, api_of, endpoint_of, loads
 
 _LIBRARIES = {
     name: name
@@ -44,71 +44,6 @@ _PLUMBING = frozenset(
 """Packages between a client library and the network."""
 _NAMESPACES = frozenset(("google", "azure"))
 """Packages of several libraries, whose names have a second part."""
-_BINDING = frozenset(("signature", "digest", "content-digest", "content-md5"))
-"""Headers, in lower case, that bind a request to its body."""
-
-
-class ModelPost:
-    """A POST to a model's path, as one HTTP library has it: by default a request, which is the
-    first argument of the library's method that sends it.
-    """
-
-    library: str
-    """Name of the library."""
-    hides_count = True
-    """True if the count of tokens that is asked for on behalf of the recording can be kept from
-    who reads a stream. False: streams are not asked for it."""
-
-    def __init__(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args = args
-        """Arguments by position of the library's method."""
-        self.kwargs = kwargs
-        """Arguments by name of that method."""
-        self.request = self.request_in(args, kwargs)
-        self.url = str(self.request.url)
-        """The address that it goes to."""
-        self.headers: Mapping[str, Any] = self.request.headers or {}
-
-    @staticmethod
-    def request_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The request that is an argument of the library's method. None: there is none."""
-        return args[0] if args else kwargs.get("request")
-
-    @classmethod
-    def path(cls, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """The path, without its query, if the method is asked for a POST to a model; else None."""
-        request = cls.request_in(args, kwargs)
-        if getattr(request, "method", None) not in ("POST", "post"):
-            return None
-        return model_path(str(request.url))
-
-    @property
-    def body(self) -> bytes | None:
-        """The body as it will be sent. None: not known before it is."""
-        return as_bytes(self.request.body)
-
-    def replace(self, body: bytes) -> None:
-        """Have the library send another body."""
-        raise NotImplementedError
-
-    def send_instead(self, request: Any) -> None:
-        """Have the library send another request."""
-        self.request = request
-        if self.args:
-            self.args = (request, *self.args[1:])
-        else:
-            self.kwargs["request"] = request
-
-    def received(self, recorder: ExchangeRecorder, response: Any) -> None:
-        """Show the recorder the response that the library's method returns."""
-        raise NotImplementedError
-
-
-def as_bytes(body: object) -> bytes | None:
-    """A body that is a text or bytes; None for any other."""
-    if isinstance(body, str):
-        return body.encode()
-    return bytes(body) if isinstance(body, bytes | bytearray) else None
 
 
 def hook(owner: str, method: str, kind: type[ModelPost]) -> Hook:
@@ -133,18 +68,6 @@ def async_hook(owner: str, method: str, kind: type[ModelPost]) -> Hook:
         return await make_async(begun[0], wrapped, *begun[1:])
 
     return Hook(owner, method, send)
-
-
-def model_path(url: str) -> str | None:
-    """The path of an address, without its query, if a POST to it asks a model; else None."""
-    address = url.partition("?")[0].partition("#")[0]
-    if not asks_a_model(address):
-        return None
-    try:
-        path = urlsplit(address).path
-    except ValueError:  # the library raises it too
-        return None
-    return path if asks_a_model(path) else None
 
 
 @guarded(INCOMPLETE)
@@ -198,14 +121,6 @@ def _is_asked(path: str, body: Json) -> bool:
     api = api_of(path.removesuffix("/"))
     members = ("input",) if api is None else (api.conversation, api.text)
     return isinstance(body, Mapping) and any(name in body for name in members)
-
-
-def is_signed(headers: Mapping[str, Any]) -> bool:
-    """Whether the body is signed, so that it cannot be changed."""
-    return any(
-        name.lower() in _BINDING or str(value).startswith("AWS4-")
-        for name, value in headers.items()
-    )
 
 
 def client_of(library: str) -> str:

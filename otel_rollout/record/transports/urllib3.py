@@ -1,4 +1,4 @@
-"""Hooks for the libraries on urllib3 (requests, botocore), for itself, and for `http.client`.
+"""The libraries on urllib3 (requests, botocore), urllib3 itself, and `http.client`.
 
 What requests and botocore send is recorded. Of urllib3 and of Python's `http.client`, on which
 urllib and others are, calls are counted: their bodies are not looked at.
@@ -13,10 +13,10 @@ from typing import Any
 
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.transports.encoding import decoded
-from otel_rollout.record.transports.post import ModelPost, hook, model_path
+from otel_rollout.record.transports.model_post import ModelPost, model_path
 
 
-class _RequestsPost(ModelPost):
+class RequestsPost(ModelPost):
     """A POST as a prepared request of requests."""
 
     library = "requests"
@@ -36,7 +36,7 @@ class _RequestsPost(ModelPost):
             _record(response.raw, recorder)
 
 
-class _BotocorePost(ModelPost):
+class BotocorePost(ModelPost):
     """A POST as botocore prepares it, which boto3 is on, anew for each attempt: signed already."""
 
     library = "botocore"
@@ -61,7 +61,7 @@ class _BotocorePost(ModelPost):
             _record(response.raw, recorder)
 
 
-class _Urllib3Post(ModelPost):
+class Urllib3Post(ModelPost):
     """A POST whose HTTP method and address, or path, are the first arguments: it is counted."""
 
     library = "urllib3"
@@ -81,7 +81,7 @@ class _Urllib3Post(ModelPost):
         return None
 
 
-class _HttpClientPost(_Urllib3Post):
+class HttpClientPost(Urllib3Post):
     library = "http.client"
 
 
@@ -167,10 +167,3 @@ class _RecordedWithRead1(_Recorded):
     def read1(self: Any, amt: Any = None, decode_content: Any = None) -> Any:
         read1 = super().read1  # type: ignore[misc]
         return self._otel_rollout_take(lambda: read1(amt, decode_content), decode_content, amt)
-
-
-REQUESTS = (hook("Session", "send", _RequestsPost),)
-BOTOCORE = (hook("URLLib3Session", "send", _BotocorePost),)
-POOL_MANAGER = (hook("PoolManager", "urlopen", _Urllib3Post),)
-CONNECTION_POOL = (hook("HTTPConnectionPool", "urlopen", _Urllib3Post),)
-HTTP_CLIENT = (hook("HTTPConnection", "putrequest", _HttpClientPost),)
