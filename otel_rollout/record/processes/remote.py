@@ -82,11 +82,6 @@ class Carried:
         return cls(rollout_id, span.trace_id, span.span_id, version, options.trainable)
 
     @property
-    def options(self) -> Options:
-        """The options of a part of it."""
-        return Options(policy_version=self.policy_version, trainable=self.trainable)
-
-    @property
     def context(self) -> Context:
         """A context in its trace; an empty one where that is not known."""
         flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -113,7 +108,7 @@ def rollout_or_part(carried: Carried) -> ActiveRollout:
     """The rollout itself where it runs in this process, else a new part of it."""
     active = running_rollout(carried.rollout_id)
     if active is None:
-        options = carried.options
+        options = Options(policy_version=carried.policy_version, trainable=carried.trainable)
         active = ActiveRollout(options, rollout_tracer(), None, part_of=carried.rollout_id)
         start_span(active, carried.context)
     return active

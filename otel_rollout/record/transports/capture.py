@@ -75,10 +75,8 @@ def instrument(content: Content | None = None) -> None:
     if content is not None or process_state.setup is None:
         content = content or content_rule()
         process_state.use(replace(process_state.settings, content=content))
-    hooks = process_state.hooks
-    hooks.install(module, openai_client.HOOKS)
-    for name, library in LIBRARIES.items():
-        hooks.install_when_imported(name, library)
+    for name, hooks in {openai_client.MODULE: openai_client.HOOKS, **LIBRARIES}.items():
+        process_state.hooks.install(name, hooks)
 
 
 def uninstrument() -> None:
