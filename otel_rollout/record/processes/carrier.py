@@ -10,18 +10,20 @@ import hmac
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from otel_rollout import semconv as sc
-from otel_rollout.record.observer import RunningRollout
 from otel_rollout.record.options import Options
+from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.wire import dumps, loads
 
@@ -40,22 +42,88 @@ class Carrier(Protocol):
     def items(self) -> Iterable[tuple[str, Any]]: ...
 
 
-def carrier_of(context: otel_context.Context, *, environ: bool = False) -> dict[str, str]:
+def carrier_of(context: Context, *, environ: bool = False) -> dict[str, str]:
     """The W3C headers of a context; names for environment variables if `environ`."""
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, context)
     return {key.upper(): value for key, value in carrier.items()} if environ else carrier
 
 
-def context_of_carrier(
-    carrier: Carrier, context: otel_context.Context | None = None
-) -> otel_context.Context:
+def context_of_carrier(carrier: Carrier, context: Context | None = None) -> Context:
     """The context that a carrier brings. context: what it is added to. None: the current one."""
     headers = {str(key).lower(): value for key, value in carrier.items() if isinstance(value, str)}
     return _propagator.extract(headers, otel_context.get_current() if context is None else context)
 
 
-def within(active: RunningRollout, context: otel_context.Context) -> otel_context.Context:
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a carrier says of one rollout."""
+
+    rollout_id: str
+    """32 hexadecimal digits."""
+    trace_id: int
+    """The trace that it is in; 0: not known."""
+    span_id: int
+    """Its span, or one inside it; 0: not known."""
+    policy_version: str | int | None = None
+    """None: not known."""
+    trainable: bool = True
+    sampled: bool = True
+    """False: its spans are not exported."""
+
+    @classmethod
+    def of(cls, active: ActiveRollout) -> Carried:
+        """The carrier of a rollout that runs in this process."""
+        own = active.span.get_span_context()
+        return cls(
+            active.id,
+            own.trace_id,
+            own.span_id,
+            active.policy_version,
+            active.trajectory.trainable,
+            own.trace_flags.sampled,
+        )
+
+    @classmethod
+    def by(cls, headers: Mapping[str, str], secret: bytes | None = None) -> Carried | None:
+        """The carrier that these headers are. None: they name no rollout, or do not prove it.
+
+        secret: what the proof is made with. None: that of the process, if it has one.
+        """
+        return cls.found_in(context_of_carrier(headers, Context()), secret)
+
+    @classmethod
+    def found_in(cls, context: Context, secret: bytes | None = None) -> Carried | None:
+        """The rollout that a carrier brought into this context; None without one, or its proof."""
+        rollout_id = baggage.get_baggage(sc.ROLLOUT_ID, context)
+        if not isinstance(rollout_id, str) or not _is_id(rollout_id):
+            return None
+        if not _is_proven(rollout_id, context, secret or rollout_secret()):
+            return None
+        return cls(
+            rollout_id,
+            trace_id_of(context),
+            trace.get_current_span(context).get_span_context().span_id,
+            _policy_version(baggage.get_baggage(sc.ROLLOUT_POLICY_VERSION, context)),
+            baggage.get_baggage(sc.ROLLOUT_TRAINABLE, context) != dumps(False),
+        )
+
+    @property
+    def options(self) -> Options:
+        """The options of a part of it."""
+        return Options(policy_version=self.policy_version, trainable=self.trainable)
+
+    @property
+    def context(self) -> Context:
+        """A context in its trace; an empty one where that is not known."""
+        flags = trace.TraceFlags(self.sampled)
+        span = trace.SpanContext(self.trace_id, self.span_id, is_remote=True, trace_flags=flags)
+        if not span.is_valid:
+            return Context()
+        return trace.set_span_in_context(trace.NonRecordingSpan(span), Context())
+
+
+def within(active: ActiveRollout, context: Context) -> Context:
     """The context of a rollout's code: where `configure` says so, its baggage names the rollout."""
     context = without_rollout(context)
     if not process_state.settings.baggage:
@@ -65,9 +133,7 @@ def within(active: RunningRollout, context: otel_context.Context) -> otel_contex
     return with_rollout(context, active, None if callable(version) else version)
 
 
-def with_rollout(
-    context: otel_context.Context, active: RunningRollout, version: str | int | None
-) -> otel_context.Context:
+def with_rollout(context: Context, active: ActiveRollout, version: str | int | None) -> Context:
     """The context with baggage that names the rollout, and the version of its policy."""
     context = baggage.set_baggage(sc.ROLLOUT_ID, active.id, without_rollout(context))
     if version is not None:
@@ -79,31 +145,16 @@ def with_rollout(
     return context
 
 
-def options_in(context: otel_context.Context) -> Options:
-    """The options of the rollout that the baggage names."""
-    return Options(
-        policy_version=_policy_version(baggage.get_baggage(sc.ROLLOUT_POLICY_VERSION, context)),
-        trainable=baggage.get_baggage(sc.ROLLOUT_TRAINABLE, context) != dumps(False),
-    )
-
-
-def trace_id_of(context: otel_context.Context) -> int:
+def trace_id_of(context: Context) -> int:
     """The trace of the context's span; 0 if it has none."""
     return trace.get_current_span(context).get_span_context().trace_id
 
 
-def rollout_in(context: otel_context.Context, secret: bytes | None = None) -> str | None:
-    """The id of the rollout that a carrier brought; None without one, or without its proof.
-
-    secret: what the proof is made with. None: that of the process; without one none is needed.
-    """
-    rollout_id = baggage.get_baggage(sc.ROLLOUT_ID, context)
-    if not isinstance(rollout_id, str) or not _is_id(rollout_id):
-        return None
-    secret = secret or rollout_secret()
+def _is_proven(rollout_id: str, context: Context, secret: bytes | None) -> bool:
+    """Whether the context has the proof that this secret makes; None: there need not be one."""
     proof = str(baggage.get_baggage(sc.ROLLOUT_PROOF, context) or "")
     if secret is None or hmac.compare_digest(proof.encode(), _proof(secret, context).encode()):
-        return rollout_id
+        return True
     logger.warning(
         "a carrier names the rollout %s, but %s: it is not continued, and calls here do not belong "
         "to it. The process that called propagate() needs the same rollout_secret "
@@ -112,7 +163,7 @@ def rollout_in(context: otel_context.Context, secret: bytes | None = None) -> st
         "its proof was made with another secret" if proof else "has no proof",
         SECRET_VARIABLE,
     )
-    return None
+    return False
 
 
 _CARRIED = (
@@ -125,7 +176,7 @@ _CARRIED = (
 _CARRIED_NAMES = frozenset(_CARRIED)
 
 
-def without_rollout(context: otel_context.Context) -> otel_context.Context:
+def without_rollout(context: Context) -> Context:
     """The context without our baggage: it is for this process, not for those that it calls."""
     for name in baggage.get_all(context).keys() & _CARRIED_NAMES:
         context = baggage.remove_baggage(name, context)
@@ -138,7 +189,7 @@ def rollout_secret() -> bytes | None:
     return text.encode("utf-8", "surrogateescape") if text else None
 
 
-def _proof(secret: bytes, context: otel_context.Context) -> str:
+def _proof(secret: bytes, context: Context) -> str:
     """The HMAC of all that a carrier says of its rollout, and of the trace that it is in."""
     said = [str(baggage.get_baggage(name, context) or "") for name in _CARRIED[:-1]]
     message = "\n".join([f"{trace_id_of(context):032x}", *said])

@@ -12,14 +12,17 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.context import Context
 
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.options import Options
+from otel_rollout.record.processes.carrier import Carried
 from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, tell
 from otel_rollout.record.provider import rollout_provider, rollout_tracer
 from otel_rollout.record.rollout_span import close, start_span
@@ -56,14 +59,8 @@ def _start(wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) ->
     with guarded("a process could not be told of its rollout; its calls are not recorded"):
         active = _beginning()
         if active is not None:
-            span, version = active.span.get_span_context(), active.policy_version
-            origin = {
-                "rollout_id": active.id,
-                "told": active.told,
-                "span": (span.trace_id, span.span_id, int(span.trace_flags)),
-                "options": {"policy_version": version, "trainable": active.trajectory.trainable},
-            }
-            setattr(process, _ORIGIN, origin)
+            # Plain values, so that a process that never records does not import this.
+            setattr(process, _ORIGIN, (astuple(Carried.of(active)), active.told))
     return wrapped(*args, **kwargs)
 
 
@@ -89,7 +86,8 @@ def here(active: ActiveRollout) -> ActiveRollout | None:
         return active
     version, trainable = active.options.policy_version, active.trajectory.trainable
     options = Options(policy_version=version, trainable=trainable)
-    return _part(active.id, active.told, active.span, options)
+    context = trace.set_span_in_context(active.span)
+    return _part(active.id, active.told, context, options)
 
 
 def inherited() -> ActiveRollout | None:
@@ -98,12 +96,10 @@ def inherited() -> ActiveRollout | None:
     A forked child has it in its context; this is for those that are begun anew.
     """
     origin = getattr(_process(), _ORIGIN, None)
-    if not isinstance(origin, dict):
+    if not isinstance(origin, tuple):
         return None
-    trace_id, span_id, flags = origin["span"]
-    span = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
-    parent = trace.NonRecordingSpan(span)
-    return _part(origin["rollout_id"], origin["told"], parent, Options(**origin["options"]))
+    carried, told = Carried(*origin[0]), origin[1]
+    return _part(carried.rollout_id, told, carried.context, carried.options)
 
 
 def report_lost() -> None:
@@ -127,7 +123,7 @@ def _process() -> Any:
 
 
 def _part(
-    rollout_id: str, told: str | None, parent: trace.Span, options: Options
+    rollout_id: str, told: str | None, context: Context, options: Options
 ) -> ActiveRollout | None:
     """The part that this process has of a rollout: opened when it is first needed."""
     with process_state.forking:
@@ -138,15 +134,15 @@ def _part(
                 process_state.lost_to = told
             else:
                 with guarded("a process could not continue its rollout; its calls are not in it"):
-                    process_state.parts[rollout_id] = _open(rollout_id, parent, options)
+                    process_state.parts[rollout_id] = _open(rollout_id, context, options)
                     tell(told, CONTINUED)
         part = process_state.parts[rollout_id]
     return part if isinstance(part, ActiveRollout) else None
 
 
-def _open(rollout_id: str, parent: trace.Span, options: Options) -> ActiveRollout:
+def _open(rollout_id: str, context: Context, options: Options) -> ActiveRollout:
     part = ActiveRollout(options, rollout_tracer(), None, part_of=rollout_id)
-    start_span(part, trace.set_span_in_context(parent, otel_context.set_value(ROLLOUT, None)))
+    start_span(part, context)
     if (processes := sys.modules.get("multiprocessing.util")) is not None:
         processes.Finalize(None, _end, args=(part,), exitpriority=100)
     return part
