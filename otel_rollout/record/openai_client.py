@@ -27,7 +27,6 @@ from otel_rollout.record.calls import (
     recording_rollout,
 )
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.transports.hooks import Hook
 from otel_rollout.record.transports.to_gateway import is_gateways_client
 from otel_rollout.wire import Json, retrieval_of
@@ -43,26 +42,17 @@ ALIKE = (
 are captured."""
 
 
+@guarded("a model call is not captured")
 def _begin(
     client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ClientCall | Unrecorded | None:
     """The call that `request` makes. None: nobody records it; `UNRECORDED`: a gateway does."""
-    if _is_gateways(client):
+    if is_gateways_client(client):
         return UNRECORDED
     active = recording_rollout()
     if active is None:
         return None
-    options = kwargs["options"] if "options" in kwargs else args[1] if len(args) > 1 else None
-    return _begin_in(active, options)
-
-
-@guarded("a model call is not captured")
-def _is_gateways(client: Any) -> bool:
-    return is_gateways_client(client)
-
-
-@guarded("a model call is not captured")
-def _begin_in(active: ActiveRollout, options: Any) -> ClientCall | None:
+    options: Any = kwargs["options"] if "options" in kwargs else args[1]
     path = str(options.url)
     method = str(options.method).lower()
     # The reply to a request in the background has to be asked for.

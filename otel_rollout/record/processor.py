@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -297,10 +296,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             return list(self._delivery_of.values())
 
     def _hand_over(self, trajectory: Trajectory) -> None:
-        size = self._sizes.pop(trajectory.id, 0)
-        with ExitStack() as calls:  # an interrupt in one of them does not keep it from the others
-            for delivery in reversed(self._deliveries()):
-                calls.callback(delivery.hand_over, trajectory, size)
+        _hand_over(self._deliveries(), trajectory, self._sizes.pop(trajectory.id, 0))
 
     def export_episode(self, episode: object) -> None:
         """Hand an episode that has ended to the exporters that take episodes."""
@@ -374,6 +370,15 @@ def check_exporter(exporter: object) -> None:
 def _size(record: SpanRecord) -> int:
     """Bytes of memory that the attributes of a span take."""
     return sum(map(sys.getsizeof, record.attributes.values()))
+
+
+def _hand_over(deliveries: Sequence[Delivery], trajectory: Trajectory, size: int) -> None:
+    for number, delivery in enumerate(deliveries):
+        try:
+            delivery.hand_over(trajectory, size)
+        except BaseException:  # an interrupt in one of them does not keep it from the others
+            _hand_over(deliveries[number + 1 :], trajectory, size)
+            raise
 
 
 def _take_in(buffer: _Buffer) -> None:

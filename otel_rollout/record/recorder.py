@@ -175,9 +175,9 @@ class ExchangeRecorder:
 
     @guarded(NOT_SHOWN, level=logging.DEBUG)
     def _name_session(self, attributes: dict[str, Any]) -> None:
-        """The id of a session that the last request's headers have; they are read once."""
-        headers = self.rollout.secrets.close(self)
-        if headers and (session := session_of(headers)) is not None:
+        """Write the id of a session that the last request's headers have."""
+        session = session_of(self.rollout.secrets.close(self))
+        if session is not None:
             attributes[sc.EXCHANGE_SESSION] = process_state.content.recorded(session)
 
     def _write_request(self, body: bytes) -> None:

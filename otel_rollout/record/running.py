@@ -193,12 +193,14 @@ class ActiveRollout:
         # A workflow inside another one is an episode of its own.
         self.inside = around if enclosing is None else None
         self.encloses = enclosing or around
+        self.options = options
         self._trajectory: Trajectory | None = Trajectory(
             id=self.id,
             parent_id=parent.id if parent else None,
             status="running",
             source=self,
             sealed=False,
+            **self._facts(),
         )
         self._ended = weakref.ref(self._trajectory)
         if parent is not None:
@@ -209,7 +211,7 @@ class ActiveRollout:
             self.nested.append(self._trajectory)
         if self.inside is not None:
             self.inside.began(self._trajectory)
-        self.apply(options)
+        self._place(self._trajectory)
         if not self.is_part:
             process_state.rollouts[self.id] = self
 
@@ -245,24 +247,34 @@ class ActiveRollout:
         self.streams.clear()
 
     def apply(self, options: Options) -> None:
-        """Put the options on the trajectory, and on the span if that has begun."""
-        self.options = options
-        trajectory = self.trajectory
-        trajectory.name = options.name or ""
-        trajectory.task_id = None if options.task_id is None else str(options.task_id)
-        trajectory.group_id = None if options.group_id is None else str(options.group_id)
-        trajectory.sample_index = options.sample_index
-        if self.inside is not None:
-            self.inside.place(trajectory)
-        self._name_span(trajectory)
-        trajectory.policy_version = self.policy_version
-        trajectory.trainable = options.trainable
-        if options.metadata:
-            trajectory.metadata.update(options.metadata)
+        """Put other options on the trajectory, and on the span."""
+        self.options, trajectory = options, self.trajectory
+        for name, value in self._facts().items():
+            setattr(trajectory, name, value)
+        self._place(trajectory)
         if self.span.is_recording():
             self.span.update_name(self.span_name)
             self.written = self.start_attributes()
             self.span.set_attributes(self.written)
+
+    def _facts(self) -> dict[str, Any]:
+        """Fields of the trajectory, as the options have them."""
+        options = self.options
+        return {
+            "name": options.name or "",
+            "task_id": None if options.task_id is None else str(options.task_id),
+            "group_id": None if options.group_id is None else str(options.group_id),
+            "sample_index": options.sample_index,
+            "policy_version": self.policy_version,
+            "trainable": options.trainable,
+        }
+
+    def _place(self, trajectory: Trajectory) -> None:
+        if self.inside is not None:
+            self.inside.place(trajectory)
+        if self.options.metadata:
+            trajectory.metadata.update(self.options.metadata)
+        self._name_span(trajectory)
 
     def _name_span(self, trajectory: Trajectory) -> None:
         self.inner.task_id = trajectory.task_id
@@ -286,11 +298,18 @@ class ActiveRollout:
 
     def begin_call(self, path: str) -> dict[str, Any]:
         """Count a call that begins now at this path; the attributes that its span begins with."""
+        with self.lock:
+            self.clock += 1
+            began = self.clock
+            if self.running:
+                self.open += 1
+            else:
+                self._began_late()
         attributes: dict[str, Any] = {
             sc.EXCHANGE_VERSION: sc.SCHEMA_VERSION,
             sc.ROLLOUT_ID: self.id,
             sc.EXCHANGE_PROCESS: self.process,
-            sc.EXCHANGE_STARTED: self._count_call(),
+            sc.EXCHANGE_STARTED: began,
             sc.REQUEST_PATH: path,
         }
         if self.options.policy_version is not None:
@@ -303,22 +322,16 @@ class ActiveRollout:
             attributes[sc.ROLLOUT_TRAINABLE] = False  # the rollout's own span may be lost
         return attributes
 
-    def _count_call(self) -> int:
-        """The logical time at which a call begins."""
-        with self.lock:
-            self.clock += 1
-            if self.running:
-                self.open += 1
-                return self.clock
-            self.began_late += 1
-            former = sentences.AFTER(count=self.began_late - 1) if self.began_late > 1 else None
-            self.trajectory.miss_calls(sentences.AFTER(count=self.began_late), instead_of=former)
-            logger.warning(
-                "rollout %s has ended, but a model call was made in its context: it is not part "
-                "of the trajectory. Await the tasks that a rollout starts.",
-                self.id,
-            )
-            return self.clock
+    def _began_late(self) -> None:
+        """A call began after the end."""
+        self.began_late += 1
+        former = sentences.AFTER(count=self.began_late - 1) if self.began_late > 1 else None
+        self.trajectory.miss_calls(sentences.AFTER(count=self.began_late), instead_of=former)
+        logger.warning(
+            "rollout %s has ended, but a model call was made in its context: it is not part "
+            "of the trajectory. Await the tasks that a rollout starts.",
+            self.id,
+        )
 
     @guarded("the processes that began inside a rollout could not be heard")
     def hear(self) -> None:

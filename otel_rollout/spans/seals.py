@@ -47,7 +47,7 @@ def with_lengths(
     every = {**before, **sealed} if before else sealed.copy()
     known = checksums or {}
     sums = [
-        f"{_short(key)}:{known[key] if key in known else _checksum(every[key])}"
+        f"{_short(key)}:{known[key] if key in known else crc32(every[key].encode(*_ENCODING))}"
         for key in filter(_SUMMED.__contains__, every)
         if isinstance(every[key], str)
     ]

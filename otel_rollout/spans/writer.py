@@ -342,14 +342,15 @@ class ExchangeWriter:
         base = _last_copied(chain)
         known = chain[-1]
         if end > start + known.end:
-            first = end - len(_block(body, start + known.end, end))
+            first = end - len(body[start + known.end : end].lstrip(b" ,"))
             new.append(_next(known, view, start, first, end))
         self._prompts.add(chain, new, body, start)
         blocks: list[str] = []
         position = base.end
         for prefix in [*chain, *new][chain.index(base) + 1 :]:
             prefix.copies += 1
-            blocks.append(f'"{_block(body, start + position, start + prefix.end).decode()}"')
+            ids = body[start + position : start + prefix.end].lstrip(b" ,")
+            blocks.append(f'"{ids.decode()}"')
             position = prefix.end
         last = new[-1] if new else known
         digests = f'"base":"{base.digest.hex()}","digest":"{last.digest.hex()}"'
@@ -370,11 +371,6 @@ def _next(last: _Prefix, view: memoryview, start: int, first: int, end: int) -> 
     checksum = crc32(view[start + last.end : end], last.checksum)
     digest = blake2b(last.digest + own, digest_size=16).digest()
     return _Prefix(end - start, first - start, checksum, digest, last.count + 1, own=own)
-
-
-def _block(body: bytes, start: int, end: int) -> bytes:
-    """The ids between two ends of known prefixes, without the comma before them."""
-    return body[start:end].lstrip(b" ,")
 
 
 _BETWEEN = b" ,\t\r\n"

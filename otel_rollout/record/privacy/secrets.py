@@ -106,7 +106,8 @@ class Secrets:
 
     def of_request(self, headers: Mapping[str, Any], url: str = "", call: object = None) -> None:
         """A call sends a request with these headers; what they were before is learned."""
-        self.close(call)
+        if call in self._open:
+            self.close(call)
         self._open[call] = headers, url
 
     def close(self, call: object = None) -> AbstractSet[Header]:
