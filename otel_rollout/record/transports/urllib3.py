@@ -155,8 +155,8 @@ class _Recorded:
             recorder.end(error=error)
             raise
         recorder.chunk(data)
-        # A decoder may hold more when the response is closed.
-        if amt != 0 and (not data or (self.closed and not encoding)):
+        # A decoder may return nothing for what came, and hold more when the response is closed.
+        if amt != 0 and (not data and self.closed if encoding else not data or self.closed):
             recorder.end()
         return data
 
