@@ -21,7 +21,7 @@ from typing import Any
 
 import otel_rollout
 from otel_rollout import rollout
-from otel_rollout.record.transports import TRANSPORTS
+from otel_rollout.record.transports.capture import TRANSPORTS
 
 URL = "https://api.example.com/v1/projects/a-project/items/0123456789abcdef?page=2&size=100"
 

@@ -34,7 +34,6 @@ from otel_rollout.providers import (
 from otel_rollout.record import (
     MAX_BYTES,
     ActiveRollout,
-    Measurements,
     Observers,
     Settings,
     TrajectorySpanProcessor,
@@ -227,7 +226,7 @@ def _set_up(
     process_state.use(settings)
     tool_spans = [look.ToolSpans()] if settings.tool_spans else []
     llm_spans = [look.LlmSpans()] if _has_instrumentor(settings) else []
-    process_state.observers = Observers([look.Sums(), Measurements(), *tool_spans, *llm_spans])
+    process_state.observers = Observers([look.Sums(), look.Measurements(), *tool_spans, *llm_spans])
     provider.add_span_processor(setup.processor)
     setup.add(exporters, to_look)
     _instrument(setup, settings)

@@ -74,7 +74,7 @@ def test_the_kit_and_the_own_folder_are_fine() -> None:
 
 def test_a_change_touches_its_room():
     """A room's files, its tests, what stands beside rooms; what all tests share touches all."""
-    paths = ["otel_rollout/record/tee.py", "tests/spans/test_seals.py", "otel_rollout/wiring.py"]
+    paths = ["otel_rollout/record/calls.py", "tests/spans/test_seals.py", "otel_rollout/wiring.py"]
     assert chosen(paths) == [
         "tests/record",
         "tests/spans",

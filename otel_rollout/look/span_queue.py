@@ -24,8 +24,9 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from otel_rollout.export import renew_after_fork
+from otel_rollout.look.metrics import rollout_metrics
 from otel_rollout.otlp import SplittingSpanExporter, size_of
-from otel_rollout.record import contained, in_time, rollout_metrics, start_thread
+from otel_rollout.record import contained, in_time, start_thread
 
 logger = logging.getLogger("otel_rollout")
 

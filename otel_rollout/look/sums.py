@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout import semconv as sc
+from otel_rollout.look.metrics import rollout_metrics
 from otel_rollout.record import (
     NOT_SHOWN,
     Observer,
@@ -24,7 +25,6 @@ from otel_rollout.record import (
     present,
     process_state,
     reward_numbers,
-    rollout_metrics,
 )
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import (

@@ -23,7 +23,7 @@ from otel_rollout.record.deferred import settle
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
-from otel_rollout.record.tee import tee, without_count
+from otel_rollout.record.transports.tee import tee, without_count
 from otel_rollout.wire import Json, api_of
 
 

@@ -17,10 +17,10 @@ from opentelemetry import trace
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.carrier import within
 from otel_rollout.record.context import CAPTURE_OFF, GATHERING, ROLLOUT, detach
-from otel_rollout.record.forks import here, inherited
 from otel_rollout.record.options import Options
+from otel_rollout.record.processes.carrier import within
+from otel_rollout.record.processes.children import here, inherited
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.rollout_span import close, start_span
 from otel_rollout.record.running import ActiveRollout, Enclosing

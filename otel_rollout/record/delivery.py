@@ -11,14 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.record.boundary import contained
-from otel_rollout.record.metrics import rollout_metrics
+from otel_rollout.record.state import process_state
 from otel_rollout.trajectory import Trajectory
 
 logger = logging.getLogger("otel_rollout")
@@ -62,7 +62,7 @@ class Delivery:
                 self._unfinished += 1
                 self._changed.notify_all()
                 self._start()
-                rollout_metrics().waits(self.exporter, 1)
+                process_state.observers.notify("waits", self.exporter, 1)
                 return
             self._drop(1)
         logger.error("trajectory %s was not exported: %s", trajectory.id, full)
@@ -99,7 +99,7 @@ class Delivery:
         with self._changed:
             lost = len(self._waiting)
             self._drop(lost)
-            rollout_metrics().waits(self.exporter, -lost)
+            process_state.observers.notify("waits", self.exporter, -lost)
             self._waiting.clear()
             self._closed = True
             self._changed.notify_all()
@@ -119,7 +119,7 @@ class Delivery:
                 if not self._waiting:
                     return
                 trajectory, size = self._waiting.popleft()
-            rollout_metrics().waits(self.exporter, -1)
+            process_state.observers.notify("waits", self.exporter, -1)
             self._export(trajectory)
             del trajectory  # not held while it waits for the next one
             with self._changed:
@@ -130,17 +130,15 @@ class Delivery:
     def _export(self, trajectory: Trajectory) -> None:
         with contained("%s did not export trajectory %s", self.exporter, trajectory.id):
             self.exporter.export([trajectory])
-            ended_ns = trajectory.end_time_ns
-            if ended_ns is not None:
-                lag = max(0, time.time_ns() - ended_ns) / 1e9
-                rollout_metrics().exported(self.exporter, lag)
+            process_state.observers.notify("exported", self.exporter, trajectory)
             return
         with self._changed:
             self._drop(1)
 
     def _drop(self, count: int) -> None:
         self.dropped += count
-        rollout_metrics().dropped(self.exporter, count)
+        if count:
+            process_state.observers.notify("dropped", self.exporter, count)
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
@@ -166,25 +164,19 @@ def in_time(calls: Sequence[tuple[object, Callable[[], object]]], seconds: float
     a thread of its own, which is left behind then.
     """
     deadline = time.monotonic() + seconds
-    ways = [_Call(owner, call) for owner, call in calls]
-    threads = [start_thread(way.make, "otel-rollout-end") for way in ways]
-    for way, thread in zip(ways, threads, strict=True):
+    succeeded = set[int]()
+
+    def make(number: int, owner: object, call: Callable[[], object]) -> None:
+        with contained("%s failed", owner):
+            if call() is not False:
+                succeeded.add(number)
+
+    for number, thread in [
+        (number, start_thread(partial(make, number, *each), "otel-rollout-end"))
+        for number, each in enumerate(calls)
+    ]:
         if thread is None:
-            way.make()
+            make(number, *calls[number])
         else:
             thread.join(max(0, deadline - time.monotonic()))
-    return [way.owner for way in ways if not way.succeeded]
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call of an exporter's method."""
-
-    owner: object
-    call: Callable[[], object]
-    succeeded: bool = False
-    """True once it has ended, and gave no False."""
-
-    def make(self) -> None:
-        with contained("%s failed", self.owner):
-            self.succeeded = self.call() is not False
+    return [owner for number, (owner, _) in enumerate(calls) if number not in succeeded]

@@ -125,6 +125,15 @@ class Observer:
     def tool_ended(self, rollout: RunningRollout, *, failed: bool) -> None:
         """A tool whose span is in the rollout has ended."""
 
+    def waits(self, exporter: object, count: int) -> None:
+        """So many more trajectories wait for an exporter; below 0: so many fewer."""
+
+    def exported(self, exporter: object, trajectory: Trajectory) -> None:
+        """An exporter has taken a trajectory."""
+
+    def dropped(self, exporter: object, count: int) -> None:
+        """So many trajectories did not reach an exporter."""
+
 
 class Observers:
     """The observers of a process, by the steps that they have a method for."""

@@ -26,9 +26,9 @@ from otel_rollout.record.calls import (
     received,
     recording_rollout,
 )
-from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.to_gateway import is_gateways_client
+from otel_rollout.record.transports.hooks import Hook
+from otel_rollout.record.transports.to_gateway import is_gateways_client
 from otel_rollout.wire import Json, retrieval_of
 
 MODULE = "openai._base_client"

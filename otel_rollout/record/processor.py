@@ -32,7 +32,7 @@ from otel_rollout.record.delivery import Delivery, in_time
 from otel_rollout.record.other_spans import note_tool
 from otel_rollout.record.running import ActiveRollout, Key
 from otel_rollout.record.state import process_state
-from otel_rollout.record.uncaptured import note_uncaptured
+from otel_rollout.record.transports.uncaptured import note_uncaptured
 from otel_rollout.spans import SpanRecord, as_record, unchecked_record
 from otel_rollout.trajectory import Conversations, Trajectory, sentences
 

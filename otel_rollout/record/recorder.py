@@ -22,6 +22,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.record.attributes import message_of, sentence
 from otel_rollout.record.boundary import INCOMPLETE, NOT_SHOWN, guarded
 from otel_rollout.record.deferred import later
+from otel_rollout.record.privacy.secrets import public_path
 from otel_rollout.record.reply import (
     Asked,
     ErrorResponse,
@@ -34,10 +35,9 @@ from otel_rollout.record.reply import (
     status_of,
 )
 from otel_rollout.record.running import ActiveRollout
-from otel_rollout.record.secrets import public_path
-from otel_rollout.record.sessions import session_of
 from otel_rollout.record.span_names import recording_name
 from otel_rollout.record.state import process_state
+from otel_rollout.record.transports.sessions import session_of
 from otel_rollout.spans import with_lengths
 from otel_rollout.wire import TAIL, Framing, dumps, framing_said, without_tokens
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.encoding import decoded
+from otel_rollout.record.transports.encoding import decoded
 from otel_rollout.wire import (
     TAIL,
     Framing,

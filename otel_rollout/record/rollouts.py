@@ -18,11 +18,11 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout.errors import ConfigurationError, NotARolloutError
-from otel_rollout.record.carrier import within
 from otel_rollout.record.context import ROLLOUT, detach
 from otel_rollout.record.current import Run, begin, end, waiting_gathering
 from otel_rollout.record.deferred import later
 from otel_rollout.record.options import Options
+from otel_rollout.record.processes.carrier import within
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json
 

@@ -21,11 +21,11 @@ from otel_rollout.record.attributes import (
     with_carried_texts,
 )
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.child_reports import CONTINUED, LOST, heard
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.options import Options
 from otel_rollout.record.other_spans import OtherSpans, here_and_now
-from otel_rollout.record.secrets import Secrets
+from otel_rollout.record.privacy.secrets import Secrets
+from otel_rollout.record.processes.child_reports import CONTINUED, LOST, heard
 from otel_rollout.record.side_calls import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state

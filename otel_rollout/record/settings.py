@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record.content import Content
+from otel_rollout.record.privacy.content import Content
 from otel_rollout.trajectory import Rule
 
 MAX_BYTES = 4 << 30

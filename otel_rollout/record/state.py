@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from opentelemetry import trace
 
-from otel_rollout.record.hooks import Hooks
 from otel_rollout.record.observer import Observers
 from otel_rollout.record.settings import Settings
+from otel_rollout.record.transports.hooks import Hooks
 
 
 class ProcessState:

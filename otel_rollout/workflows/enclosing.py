@@ -6,17 +6,15 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.look import built_summary
+from otel_rollout.look import Score, built_summary, rollout_metrics
 from otel_rollout.record import (
     ActiveRollout,
-    Score,
     end_attributes,
     identity,
     late_reward,
     present,
     process_state,
     reward_numbers,
-    rollout_metrics,
 )
 from otel_rollout.spans import with_lengths
 from otel_rollout.trajectory import Trajectory, group_in_workflow

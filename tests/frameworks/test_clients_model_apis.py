@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import Trajectory, rollout
-from otel_rollout.record.transports import TRANSPORTS
+from otel_rollout.record.transports.capture import TRANSPORTS
 from otel_rollout.testing import ModelServer
 from tests.kit.calling import STREAMED
 from tests.kit.comparing import replayed, sent

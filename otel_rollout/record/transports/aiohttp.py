@@ -1,34 +1,44 @@
-"""Hooks for aiohttp: on the method that a session's requests go through, redirects included."""
+"""aiohttp: what a session is asked to send, redirects included, and how a reply is read."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib
 import json
-from collections.abc import Callable, Iterator
+import weakref
 from typing import Any
 
-from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.tee import Reading
-from otel_rollout.record.transports.post import ModelPost, as_bytes, sending_async
+from otel_rollout.record.transports.model_post import ModelPost, as_bytes, model_path
 from otel_rollout.wire import asks_a_model
 
 
-class _AiohttpPost(ModelPost):
+class AiohttpPost(ModelPost):
     """A POST as the arguments of a session's method."""
 
     library = "aiohttp"
+    hides_count = False
 
-    def __init__(self, session: Any, url: Any, args: Any, kwargs: Any) -> None:
-        self.session, self.args, self.kwargs = session, args, kwargs
-        self.path = url.raw_path
-        params = kwargs.get("params")
+    def __init__(self, instance: Any, args: Any, kwargs: Any) -> None:
+        self.session, self.args, self.kwargs = instance, args, kwargs
+        url, params = instance._build_url(_address(args, kwargs)), kwargs.get("params")
         self.url = str(url % params if params else url)
-        headers = session.headers.copy()
+        headers = instance.headers.copy()
         headers.update(kwargs.get("headers") or ())
         self.headers = headers
+
+    @classmethod
+    def path(cls, instance: Any, args: Any, kwargs: Any) -> str | None:
+        """The path; an address may be relative to the session's."""
+        if (args[0] if args else kwargs.get("method")) not in ("POST", "post"):
+            return None
+        address = _address(args, kwargs)
+        if model_path(f"/{address}") is None:
+            return None
+        try:
+            path: str = instance._build_url(address).raw_path
+        except (ValueError, TypeError, AssertionError):  # aiohttp raises it too
+            return None
+        return path if asks_a_model(path) else None
 
     @property
     def body(self) -> bytes | None:
@@ -59,149 +69,53 @@ class _AiohttpPost(ModelPost):
             decodes = self.kwargs.get("auto_decompress")
             if self.session.auto_decompress if decodes is None else decodes:
                 recorder.comes_decoded()
-            response.content = _reader_class()(content, Reading(recorder))
+            _record(content, recorder)
+            weakref.finalize(response, recorder.dropped).atexit = False
 
 
-def _post(session: Any, args: Any, kwargs: Any) -> functools.partial[_AiohttpPost] | None:
-    method = args[0] if args else kwargs.get("method")
-    if method not in ("POST", "post"):
-        return None
-    url = args[1] if len(args) > 1 else kwargs.get("str_or_url")
-    path = str(url).partition("?")[0].partition("#")[0]
-    if not asks_a_model(f"/{path}"):
-        return None
-    try:
-        url = session._build_url(url)
-    except (ValueError, TypeError, AssertionError):  # aiohttp raises it too
-        return None
-    return (
-        functools.partial(_AiohttpPost, session, url, args, kwargs)
-        if asks_a_model(url.raw_path)
-        else None
-    )
+def _address(args: Any, kwargs: Any) -> Any:
+    return args[1] if len(args) > 1 else kwargs.get("str_or_url")
 
 
-class _NoConnection:
-    """The connection of a reader that is fed from another reader: there is nothing to pause."""
+def _record(content: Any, recorder: ExchangeRecorder) -> None:
+    """Record what is taken from the reader of a response.
 
-    connected = True
-    _reading_paused = False
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self, resume_parser: bool = True) -> None: ...
-
-
-@functools.cache
-def _reader_class() -> type[Any]:
-    """The class of readers that are fed from another one; aiohttp is imported."""
-    streams: Any = importlib.import_module("aiohttp.streams")
-
-    class StreamReader(_Fed, streams.StreamReader):  # type: ignore[misc]
-        pass
-
-    return StreamReader
-
-
-class _Fed:
-    """A `StreamReader` that takes from the response's own, whenever it would wait for data.
-
-    All ways of reading are those of aiohttp.
+    It stays the object that it is, and becomes one of a subclass of its class: one of its own,
+    since a reader has slots and no place for anything else.
     """
+    given_up: BaseException | None = None
 
-    def __init__(self: Any, source: Any, reading: Reading) -> None:
-        limit = source.get_read_buffer_limits()[0]
-        super().__init__(_NoConnection(), limit, loop=source._loop)  # type: ignore[call-arg]
-        self.begin_http_chunk_receiving()
-        self._source = source
-        self._reading = reading
-        self._pieces: Iterator[bytes] = iter(())
-        """What came and was not taken yet."""
-        self._ends_chunk = False
-        """True if an HTTP chunk ends with these pieces."""
-        self._is_over = False
-        """True if nothing comes after them."""
-        self._given_up: BaseException | None = None
-        """Why the last reading was given up; the reader may try again."""
-        reading.ends_with(self)
+    class StreamReader(type(content)):  # type: ignore[misc]
+        """The methods that all ways of reading go through."""
 
-    def _advance(self: Any) -> bool:
-        """Take what is to be had without waiting: a piece, or the end. False: nothing is."""
-        for piece in self._pieces:
-            self.feed_data(piece)
-            if not self._reading.cuts:
-                self._end_chunk()
-            return True
-        if self._ends_chunk:
-            self._end_chunk()
-        elif self._is_over:
-            self.feed_eof()
-            self._reading.end()
-        elif self._source.at_eof() and self._source.exception() is None:
-            self._is_over = True
-            self._pieces = self._reading.rest()
-            return bool(self._advance())
-        else:
-            return False
-        return True
+        __slots__ = ()
 
-    def _end_chunk(self: Any) -> None:
-        if self._ends_chunk:
-            self._ends_chunk = False
-            self.end_http_chunk_receiving()
+        def _read_nowait_chunk(self, n: int) -> Any:
+            data = super()._read_nowait_chunk(n)
+            recorder.chunk(data)
+            if self.at_eof():
+                recorder.end()
+            return data
 
-    async def _wait(self: Any, func_name: str) -> None:
-        self._given_up = None
-        while not self._advance():
+        async def _wait(self, func_name: str) -> None:
+            nonlocal given_up
+            given_up = None  # who gave a reading up may try again
             try:
-                data, self._ends_chunk = await self._source.readchunk()
+                await super()._wait(func_name)
             except asyncio.CancelledError as error:
-                self._given_up = error
+                given_up = error
                 raise
-            except BaseException as error:
-                self._reading.failed(error)
-                raise
-            self._pieces = self._reading.pieces(data) if data else iter(())
 
-    def at_eof(self: Any) -> bool:
-        return bool(
-            super().at_eof()  # type: ignore[misc]
-            or (not self._buffer and self._source.at_eof() and self._advance() and self.at_eof())
-        )
+        def feed_eof(self) -> None:
+            super().feed_eof()
+            if self.at_eof():
+                recorder.end()
 
-    def is_eof(self: Any) -> bool:
-        return bool(self._source.is_eof())
+        def set_exception(self, exc: BaseException, *cause: Any) -> None:
+            super().set_exception(exc, *cause)
+            if type(exc).__name__ == "ClientConnectionError":  # the response is closed
+                recorder.dropped(given_up)
+            else:
+                recorder.end(error=exc)
 
-    def on_eof(self: Any, callback: Callable[[], None]) -> None:
-        self._source.on_eof(callback)
-
-    async def wait_eof(self: Any) -> None:
-        await self._source.wait_eof()
-
-    def read_nowait(self: Any, n: int = -1) -> bytes:
-        while not self._eof and (self._advance() or self._take_nowait()):
-            pass
-        data: bytes = super().read_nowait(n)  # type: ignore[misc]
-        return data
-
-    def _take_nowait(self: Any) -> bool:
-        data = self._source.read_nowait()
-        self._pieces = self._reading.pieces(data) if data else iter(())
-        return bool(data)
-
-    def exception(self: Any) -> BaseException | None:
-        error: BaseException | None = super().exception() or self._source.exception()  # type: ignore[misc]
-        return error
-
-    def set_exception(self: Any, exc: BaseException, *cause: Any) -> None:
-        """The response is closed: it is read no further."""
-        super().set_exception(exc, *cause)  # type: ignore[misc]
-        self._source.set_exception(exc, *cause)
-        self._reading.dropped(self._given_up)
-
-    def set_read_chunk_size(self: Any, n: int) -> None:
-        super().set_read_chunk_size(n)  # type: ignore[misc]
-        self._source.set_read_chunk_size(n)
-
-
-HOOKS = (Hook("ClientSession", "_request", sending_async(_post)),)
+    content.__class__ = StreamReader

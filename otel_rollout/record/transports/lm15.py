@@ -1,4 +1,4 @@
-"""Hooks for lm15, the HTTP client on sockets of its own that DSPy brings: on its two transports."""
+"""lm15, the HTTP client on sockets of its own that DSPy brings."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from otel_rollout.record.hooks import Hook
 from otel_rollout.record.recorder import ExchangeRecorder
-from otel_rollout.record.tee import Reading, shown, shown_async
-from otel_rollout.record.transports.post import ModelPost, of_request, sending, sending_async
+from otel_rollout.record.transports.model_post import ModelPost
+from otel_rollout.record.transports.tee import Reading, shown, shown_async
 
 
-class _Lm15Post(ModelPost):
+class Lm15Post(ModelPost):
     """A POST as a request of a transport."""
 
     library = "lm15"
 
-    def __init__(self, request: Any, path: str, args: Any, kwargs: Any) -> None:
-        super().__init__(request, path, args, kwargs)
-        self.headers = dict(request.headers)
+    def __init__(self, instance: Any, args: Any, kwargs: Any) -> None:
+        super().__init__(instance, args, kwargs)
+        self.headers = dict(self.request.headers)
 
     def replace(self, body: bytes) -> None:
         headers = [each for each in self.request.headers if each[0].lower() != "content-length"]
@@ -46,7 +45,3 @@ def _releasing(release: Callable[[bool], Any], reading: Reading) -> Callable[[bo
             reading.dropped()
 
     return released
-
-
-HOOKS = (Hook("StdlibTransport", "stream", sending(of_request(_Lm15Post))),)
-ASYNC_HOOKS = (Hook("StdlibAsyncTransport", "_do_stream", sending_async(of_request(_Lm15Post))),)

@@ -6,7 +6,7 @@ import threading
 
 from otel_rollout import rollout
 from otel_rollout.record.current import rollout_of
-from otel_rollout.record.uncaptured import note_outside, note_uncaptured
+from otel_rollout.record.transports.uncaptured import note_outside, note_uncaptured
 from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Recording
 

@@ -35,7 +35,7 @@ from otel_rollout import (
 )
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record import capture, process_state
-from otel_rollout.record.content import Content
+from otel_rollout.record.privacy.content import Content
 from otel_rollout.testing import Raw
 from otel_rollout.wire.servers import without_tokens
 from tests.kit.recording import Clients, Recording

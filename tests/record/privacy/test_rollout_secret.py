@@ -12,7 +12,7 @@ from opentelemetry import trace
 
 import otel_rollout
 from otel_rollout import ConfigurationError, continue_rollout, propagate, reconstruct, rollout
-from otel_rollout.record.carrier import SECRET_VARIABLE
+from otel_rollout.record.processes.carrier import SECRET_VARIABLE
 from otel_rollout.record.state import process_state
 from otel_rollout.spans import as_record
 from otel_rollout.testing import ModelServer

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from otel_rollout import rollout, tool
-from otel_rollout.record.secrets import Secrets, public_path, scrub, secrets_in
+from otel_rollout.record.privacy.secrets import Secrets, public_path, scrub, secrets_in
 from otel_rollout.testing import Raw
 from tests.kit.calling import BOTH, Caller, Configure, Json, as_bare
 from tests.kit.comparing import everything, replayed

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 import otel_rollout
 from otel_rollout import no_capture, reconstruct, rollout
-from otel_rollout.record import child_reports, children
+from otel_rollout.record.processes import child_reports, children
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.recording import Clients, Recording

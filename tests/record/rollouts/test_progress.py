@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from otel_rollout import gather_group, gather_trajectories, rollout
-from otel_rollout.record import RolloutProgress, process_state, progress
+from otel_rollout.record import RolloutProgress, process_state
+from otel_rollout.record.gathering import progress
 from tests.kit.recording import Clients, Recording
 
 

@@ -15,8 +15,8 @@ from requests.structures import CaseInsensitiveDict
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, rollout
-from otel_rollout.record.secrets import headers_of
-from otel_rollout.record.sessions import HEADERS, TURN_METADATA, session_of
+from otel_rollout.record.privacy.secrets import headers_of
+from otel_rollout.record.transports.sessions import HEADERS, TURN_METADATA, session_of
 from otel_rollout.testing import ModelServer
 from tests.kit.comparing import attribute, exchange_spans, replayed
 from tests.kit.conversations import ASK, chat, table, user

@@ -41,7 +41,7 @@ from otel_rollout.export import (
 )
 from otel_rollout.export.rowfile import Tally, item_of_trajectory, rows_of
 from otel_rollout.record.current import rollout_of
-from otel_rollout.record.uncaptured import note_outside, note_uncaptured
+from otel_rollout.record.transports.uncaptured import note_outside, note_uncaptured
 from otel_rollout.testing import Reply
 from tests.kit.conversations import user
 from tests.kit.played import ask

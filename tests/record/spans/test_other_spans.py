@@ -14,7 +14,7 @@ import otel_rollout
 from otel_rollout import no_capture, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.record.current import rollout_of
-from otel_rollout.record.uncaptured import note_uncaptured
+from otel_rollout.record.transports.uncaptured import note_uncaptured
 from tests.kit.conversations import user
 from tests.kit.played import ask
 from tests.kit.recording import Clients, Recording

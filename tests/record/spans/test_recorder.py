@@ -15,8 +15,8 @@ import pytest
 from otel_rollout import Trajectory, rollout, tool
 from otel_rollout.record import Observer, Observers, process_state
 from otel_rollout.record.current import current_rollout
-from otel_rollout.record.encoding import decoded
 from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.record.transports.encoding import decoded
 from otel_rollout.testing import ModelServer, Raw, Reply, WireExchange
 from tests.kit.comparing import attribute, exchange_spans
 from tests.kit.conversations import ASK

@@ -171,6 +171,8 @@ class Library:
     ask: Ask
     redirects: bool = True
     """True if it follows redirects."""
+    counts: bool = True
+    """True if streams can be asked for their count of tokens without showing it."""
     is_foreign: bool = False
     """True if only the environment of the frameworks has it."""
 
@@ -179,11 +181,11 @@ _LM15 = "dspy._vendor.lm15"
 LIBRARIES: dict[str, Library] = {
     "httpx2": Library("httpx2", httpx_sync("httpx2")),
     "httpx2-async": Library("httpx2", httpx_async("httpx2")),
-    "requests": Library("requests", requests_),
+    "requests": Library("requests", requests_, counts=False),
     "httpx": Library("httpx", httpx_sync("httpx"), is_foreign=True),
     "httpx-async": Library("httpx", httpx_async("httpx"), is_foreign=True),
-    "aiohttp": Library("aiohttp", aiohttp_, is_foreign=True),
-    "botocore": Library("botocore", botocore_, redirects=False, is_foreign=True),
+    "aiohttp": Library("aiohttp", aiohttp_, counts=False, is_foreign=True),
+    "botocore": Library("botocore", botocore_, redirects=False, counts=False, is_foreign=True),
     "lm15": Library("dspy", lm15(_LM15), redirects=False, is_foreign=True),
     "lm15-async": Library("dspy", lm15_async(_LM15), redirects=False, is_foreign=True),
 }

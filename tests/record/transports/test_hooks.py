@@ -20,7 +20,7 @@ import otel_rollout
 from otel_rollout import rollout
 from otel_rollout.record import capture
 from otel_rollout.record.state import process_state
-from otel_rollout.record.transports import TRANSPORTS
+from otel_rollout.record.transports.capture import TRANSPORTS
 from tests.kit.recording import Clients, Recording
 from tests.record.transports.libraries import BODY
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout import rollout
-from otel_rollout.record.transports.post import client_of, model_path
+from otel_rollout.record.transports.model_post import model_path
+from otel_rollout.record.transports.post import client_of
 from otel_rollout.testing import Raw
 from otel_rollout.wire import endpoint_of
 from tests.kit.recording import Clients, Recording

@@ -65,7 +65,7 @@ class RolloutProgress:
                     unit=f" {self._counted}",
                     dynamic_ncols=True,
                 )
-            self._wait()
+            self._look_later()
         return self
 
     def __exit__(
@@ -76,11 +76,10 @@ class RolloutProgress:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._shown:
+            self._show()
         if self._bar is not None:
-            self._bar.set_postfix(self._figures(), refresh=True)
             self._bar.close()
-        elif self._shown:
-            self._say()
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -106,19 +105,19 @@ class RolloutProgress:
 
     # --- what is shown
 
-    def _wait(self) -> None:
+    def _look_later(self) -> None:
         seconds = _LINE_SECONDS if self._bar is None else _BAR_SECONDS
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
-    def _tick(self) -> None:
+    def _look(self) -> None:
+        self._show()
+        self._look_later()
+
+    def _show(self) -> None:
+        """Show the figures on the bar, or write one line for a log file."""
         if self._bar is not None:
             self._bar.set_postfix(self._figures(), refresh=True)
-        else:
-            self._say()
-        self._wait()
-
-    def _say(self) -> None:
-        """Write one line for a log file."""
+            return
         seconds = time.monotonic() - self._began
         of = "" if self._total is None else f"/{self._total}"
         rate = f"{self._ended / seconds:.3g}/s" if seconds > 0 else "?/s"

@@ -11,11 +11,11 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NoActiveRolloutError
 from otel_rollout.record.attributes import place
-from otel_rollout.record.carrier import without_rollout
 from otel_rollout.record.context import CAPTURE_OFF, TOKEN_FIELDS, detach
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.late_rewards import record_late_reward
 from otel_rollout.record.other_spans import is_model_call
+from otel_rollout.record.processes.carrier import without_rollout
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.trajectory import History, Reward, Trajectory
 from otel_rollout.wire import Json

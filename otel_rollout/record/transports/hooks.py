@@ -10,7 +10,7 @@ import importlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -72,16 +72,12 @@ class Hooks:
         """Modules that were found to lack a method."""
         self._lock = threading.Lock()
 
-    def install(self, module: ModuleType, hooks: tuple[Hook, ...]) -> None:
-        """Put in those that are not there yet."""
-        self._wanted = True
-        self._put_in(module, hooks)
-
-    def install_when_imported(self, name: str, hooks: tuple[Hook, ...]) -> None:
-        """Hook the module now if it is imported, else when it is.
+    def install(self, name: str, hooks: tuple[Hook, ...]) -> None:
+        """Hook the module of this name now if it is imported, else when it is.
 
         A version without the methods is left as it is, with one warning in the log.
         """
+        self._wanted = True
         if name in sys.modules:
             # Another thread may be importing it: this waits for that thread.
             self._imported(hooks, importlib.import_module(name))
@@ -103,7 +99,9 @@ class Hooks:
     def _imported(self, hooks: tuple[Hook, ...], module: ModuleType) -> None:
         missing = [hook.name for hook in hooks if hook.is_missing(module)]
         if not missing:
-            self._put_in(module, hooks)
+            with self._lock:
+                for hook in hooks if self._wanted else ():
+                    self._put_in(hook, getattr(module, hook.owner))
         elif module.__name__ not in self._reported:
             self._reported.add(module.__name__)
             logger.warning(
@@ -112,23 +110,11 @@ class Hooks:
                 ", ".join(missing),
             )
 
-    def _put_in(self, module: ModuleType, hooks: tuple[Hook, ...]) -> None:
-        with self._lock:
-            if self._wanted:
-                self.installed += self._wrapped(module, hooks)
-
-    def _wrapped(
-        self, module: ModuleType, hooks: tuple[Hook, ...]
-    ) -> Iterator[tuple[type, str, Any]]:
-        for hook in hooks:
-            owner = getattr(module, hook.owner)
-            method = vars(owner).get(hook.method)
-            layer = hook.layer(owner)
-            if layer is None and method is not None:
-                layer = wrapt.FunctionWrapper(method, hook.wrapper, enabled=self._are_wanted)
-                setattr(owner, hook.method, layer)
-            if layer is not None and all(layer is not known for _, _, known in self.installed):
-                yield owner, hook.method, layer
-
-    def _are_wanted(self) -> bool:
-        return self._wanted
+    def _put_in(self, hook: Hook, owner: type) -> None:
+        """Wrap the method, or find the wrapper that is there: others may have wrapped it."""
+        method, layer = vars(owner).get(hook.method), hook.layer(owner)
+        if layer is None and method is not None:
+            layer = wrapt.FunctionWrapper(method, hook.wrapper, enabled=lambda: self._wanted)
+            setattr(owner, hook.method, layer)
+        if layer is not None and all(layer is not known for _, _, known in self.installed):
+            self.installed.append((owner, hook.method, layer))

@@ -16,9 +16,11 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
-from otel_rollout.record.to_gateway import without_token
 from otel_rollout.wire import loads
 
+TOKEN = "[A-Za-z0-9_-]{92,400}"  # noqa: S105 - its shape
+"""A token of a gateway, as a regular expression."""
+token_in_path = re.compile(f"/r/{TOKEN}(?=/|$)")
 REDACTED = "[redacted]"
 _SCHEME = string.ascii_letters + string.digits + "+-."
 _SHORTEST_SECRET = 8
@@ -211,6 +213,11 @@ def secrets_of_url(url: str) -> set[str]:
             found |= {value, *(decoded for _, decoded in parse_qsl(field))}
     found |= {unquote(secret) for secret in found}
     return {secret for secret in found if len(secret) >= _SHORTEST_SECRET}
+
+
+def without_token(address: str) -> str:
+    """A path or an address without the token of a rollout."""
+    return token_in_path.sub("", address) if "/r/" in address else address
 
 
 def public_path(url: str) -> str:

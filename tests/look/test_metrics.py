@@ -171,7 +171,7 @@ async def test_no_attribute_is_an_id(meter: Meter, recording: Recording, clients
     assert set(after) <= NAMES
 
 
-DASHBOARD = json.loads((Path(__file__).parents[3] / "docs/grafana.json").read_text())
+DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/grafana.json").read_text())
 QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 
 
@@ -225,12 +225,12 @@ def test_a_meter_that_fails_costs_the_user_nothing(
 ) -> None:
     """An instrument that raises is in the debug log, and nowhere else."""
     caplog.set_level(logging.DEBUG, "otel_rollout")
-    found = otel_rollout.record.rollout_metrics()
+    found = otel_rollout.look.rollout_metrics()
 
     def fails(*_: object) -> None:
         raise RuntimeError("no")
 
-    for instrument in ("running", "_ended", "calls", "calls_running", "_tokens", "_lag"):
+    for instrument in ("running", "_ended", "calls", "calls_running", "_tokens", "lag"):
         monkeypatch.setattr(getattr(found, instrument), "add", fails, raising=False)
         monkeypatch.setattr(getattr(found, instrument), "record", fails, raising=False)
     trajectory = solve(clients.sync(clients.serve()), 1.0)

@@ -12,7 +12,7 @@ import contextvars
 import functools
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -26,8 +26,8 @@ from otel_rollout.errors import (
 )
 from otel_rollout.record.context import GATHERING, detach
 from otel_rollout.record.current import Gathering
+from otel_rollout.record.gathering.progress import RolloutProgress
 from otel_rollout.record.options import Options
-from otel_rollout.record.progress import RolloutProgress
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.rollouts import is_rollout
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup
@@ -83,19 +83,18 @@ async def _gather_one(
     raise_errors: bool,
     nested: list[Trajectory] | None = None,
 ) -> Trajectory:
-    _require_rollout(runnable)
     try:
+        _require_rollout(runnable)
         Options.of(options)
-        gathering = Gathering(options, nested=nested)
+        if not hasattr(rollout_tracer(), "sampler"):
+            raise NotRecordedError(
+                "gather_trajectory: no OpenTelemetry SDK records this rollout. Call "
+                "otel_rollout.configure() at start-up, and unset OTEL_SDK_DISABLED"
+            )
     except BaseException:
         _close([runnable])
         raise
-    if not hasattr(rollout_tracer(), "sampler"):
-        _close([runnable])
-        raise NotRecordedError(
-            "gather_trajectory: no OpenTelemetry SDK records this rollout. Call "
-            "otel_rollout.configure() at start-up, and unset OTEL_SDK_DISABLED"
-        )
+    gathering = Gathering(options, nested=nested)
     token = otel_context.attach(otel_context.set_value(GATHERING, gathering))
     try:
         await (_called(runnable) if callable(runnable) else runnable)
@@ -112,6 +111,13 @@ async def _gather_one(
         gathering.nested = None
         # A pooled connection keeps its context for long: that must not hold the trajectory.
         trajectory, gathering.trajectory = gathering.trajectory, None
+    return _recorded(runnable, gathering, trajectory)
+
+
+def _recorded(
+    runnable: Runnable, gathering: Gathering, trajectory: Trajectory | None
+) -> Trajectory:
+    """The trajectory of what was gathered; an exception if there is none."""
     if gathering.active is None and callable(runnable):
         raise NotARolloutError(
             f"gather_trajectory: {runnable!r} ran, and no rollout began in it: decorate the "
@@ -176,7 +182,6 @@ def _require_rollout(coroutine: object) -> None:
     if is_rollout(coroutine) or callable(coroutine):
         return
     if inspect.iscoroutine(coroutine):
-        coroutine.close()
         raise NotARolloutError(
             f"gather_trajectory: {coroutine.__qualname__!r} is not decorated with @rollout. "
             f"Decorate it (outermost, above other decorators), or run it in "
@@ -252,31 +257,23 @@ def gather_group(
     if isinstance(coroutines, Iterable) and not inspect.iscoroutine(coroutines):
         # A generator in a loop over tasks would find another task when it is awaited.
         coroutines = list(coroutines)
-    return _gather_group(coroutines, group_id, max_concurrency, max_exceptions, progress, options)
-
-
-async def _gather_group(
-    coroutines: Rollouts,
-    group_id: str | int | None,
-    max_concurrency: int | None,
-    max_exceptions: int | None,
-    progress: bool | str,
-    options: dict[str, Any],
-) -> TrajectoryGroup:
     name = uuid.uuid4().hex if group_id is None else str(group_id)
-    nested: list[Trajectory] = []
-    trajectories = await _gather(
-        coroutines,
-        max_concurrency=max_concurrency,
-        max_exceptions=max_exceptions,
-        progress=progress,
-        on_trajectory=None,
-        options=lambda index: {"sample_index": index, **options, "group_id": name},
-        nested=nested,
-    )
-    group = TrajectoryGroup.of(trajectories, name)
-    group.adopt(nested)
-    return group
+
+    async def gather() -> TrajectoryGroup:
+        nested: list[Trajectory] = []
+        trajectories = await _gather(
+            coroutines,
+            max_concurrency=max_concurrency,
+            max_exceptions=max_exceptions,
+            progress=progress,
+            options=lambda index: {"sample_index": index, **options, "group_id": name},
+            nested=nested,
+        )
+        group = TrajectoryGroup.of(trajectories, name)
+        group.adopt(nested)
+        return group
+
+    return gather()
 
 
 async def _gather(
@@ -285,16 +282,17 @@ async def _gather(
     max_concurrency: int | None,
     max_exceptions: int | None,
     progress: bool | str,
-    on_trajectory: Callable[[Trajectory], object] | None,
     options: Callable[[int], dict[str, Any]],
+    on_trajectory: Callable[[Trajectory], object] | None = None,
     nested: list[Trajectory] | None = None,
 ) -> list[Trajectory]:
     _check(coroutines, max_concurrency, max_exceptions)
+    size = len(coroutines) if isinstance(coroutines, Sized) else None
 
     def failure(trajectory: Trajectory) -> object:
         return trajectory.error or trajectory.status != "complete"
 
-    with RolloutProgress(progress, _size(coroutines), "rollouts") as bar:
+    with RolloutProgress(progress, size, "rollouts") as bar:
 
         async def run(index: int, runnable: Runnable) -> Trajectory:
             with bar.running(f"{_name_of(runnable)}#{index}"):
@@ -341,13 +339,17 @@ async def run_bounded(
 
     One failure more than `max_exceptions`, or any exception, cancels those that run.
     """
+    size = len(items) if isinstance(items, Sized) else None
+    if max_concurrency is None:
+        items = list(items)
+        size = len(items)
     source = enumerate(items)
     results: dict[int, Result] = {}
     failures = count = 0
 
-    async def work(first: tuple[int, Item] | None = None) -> None:
+    async def work() -> None:
         nonlocal failures, count
-        for index, item in _from(first, source):
+        for index, item in source:
             result = await run(index, item)
             del item
             count += 1
@@ -363,12 +365,8 @@ async def run_bounded(
                     [results[i] for i in sorted(results)],
                 )
 
-    if max_concurrency is None:
-        workers = [asyncio.create_task(work(item)) for item in source]
-    else:
-        size = _size(items)
-        room = max_concurrency if size is None else min(max_concurrency, size)
-        workers = [asyncio.create_task(work()) for _ in range(room)]
+    room = min(n for n in (size, max_concurrency) if n is not None)
+    workers = [asyncio.create_task(work()) for _ in range(room)]
     try:
         await asyncio.gather(*workers)
     except BaseException:
@@ -377,19 +375,6 @@ async def run_bounded(
         await asyncio.gather(*workers, return_exceptions=True)
         raise
     return [results[index] for index in sorted(results)]
-
-
-def _size(items: object) -> int | None:
-    return len(items) if isinstance(items, Sized) else None
-
-
-def _from(
-    first: tuple[int, Item] | None, source: Iterator[tuple[int, Item]]
-) -> Iterator[tuple[int, Item]]:
-    """The first item, if one was taken already, then those that nobody has taken."""
-    if first is not None:
-        yield first
-    yield from source
 
 
 def _check(coroutines: object, max_concurrency: int | None, max_exceptions: int | None) -> None:

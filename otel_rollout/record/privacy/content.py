@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record.boundary import guarded
 from otel_rollout.wire import Json, dumps, loads
 
 logger = logging.getLogger("otel_rollout")
@@ -113,13 +112,16 @@ class Content:
 
 def _redacted(redact: Redact, body: bytes) -> bytes:
     """The bytes redacted; none of them where that fails, since what they hold is not known."""
-    with guarded("configure(redact=...) failed: the bytes that it was given are not recorded"):
+    try:
         redacted = redact(body)
         if not isinstance(redacted, bytes):
             raise TypeError(f"redact: expected bytes, got {type(redacted).__name__}")
         redacted.decode()
-        return redacted
-    return b""
+    except Exception:
+        failed = "configure(redact=...) failed: the bytes that it was given are not recorded"
+        logger.exception(failed)
+        return b""
+    return redacted
 
 
 def _without(value: Json, members: tuple[str, ...]) -> Json:

@@ -16,17 +16,41 @@ import sys
 from dataclasses import replace
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record import children, openai_client
-from otel_rollout.record.content import Content, content_rule
+from otel_rollout.record import openai_client
+from otel_rollout.record.privacy.content import Content, content_rule
+from otel_rollout.record.processes import children
 from otel_rollout.record.state import process_state
-from otel_rollout.record.transports import TRANSPORTS
+from otel_rollout.record.transports import aiohttp, httpx, lm15, urllib3
+from otel_rollout.record.transports.post import async_hook, hook
 
+_HTTPX = (
+    hook("Client", "send", httpx.HttpxPost),
+    async_hook("AsyncClient", "send", httpx.HttpxPost),
+)
+_LM15 = (hook("StdlibTransport", "stream", lm15.Lm15Post),)
+_LM15_ASYNC = (async_hook("StdlibAsyncTransport", "_do_stream", lm15.Lm15Post),)
+TRANSPORTS = {
+    "httpx": _HTTPX,
+    "httpx2": _HTTPX,
+    "aiohttp.client": (async_hook("ClientSession", "_request", aiohttp.AiohttpPost),),
+    "requests.sessions": (hook("Session", "send", urllib3.RequestsPost),),
+    "botocore.httpsession": (hook("URLLib3Session", "send", urllib3.BotocorePost),),
+    "lm15.transports._sync": _LM15,
+    "lm15.transports._async": _LM15_ASYNC,
+    "dspy._vendor.lm15.transports._sync": _LM15,
+    "dspy._vendor.lm15.transports._async": _LM15_ASYNC,
+    "urllib3.poolmanager": (hook("PoolManager", "urlopen", urllib3.Urllib3Post),),
+    "urllib3.connectionpool": (hook("HTTPConnectionPool", "urlopen", urllib3.Urllib3Post),),
+    "http.client": (hook("HTTPConnection", "putrequest", urllib3.HttpClientPost),),
+}
+"""Hooks of HTTP libraries, each on the method that every request goes through, redirects included;
+by the module that has it."""
 LIBRARIES = {
     **dict.fromkeys(openai_client.ALIKE, openai_client.HOOKS),
     **TRANSPORTS,
     **children.HOOKS,
 }
-"""Hooks of the libraries that are not needed, by the module that has what they are on."""
+"""Hooks of all libraries that are not needed."""
 
 
 def instrument(content: Content | None = None) -> None:
@@ -51,10 +75,8 @@ def instrument(content: Content | None = None) -> None:
     if content is not None or process_state.setup is None:
         content = content or content_rule()
         process_state.use(replace(process_state.settings, content=content))
-    hooks = process_state.hooks
-    hooks.install(module, openai_client.HOOKS)
-    for name, library in LIBRARIES.items():
-        hooks.install_when_imported(name, library)
+    for name, hooks in {openai_client.MODULE: openai_client.HOOKS, **LIBRARIES}.items():
+        process_state.hooks.install(name, hooks)
 
 
 def uninstrument() -> None:

@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from opentelemetry import metrics
 
 from otel_rollout import semconv as sc
-from otel_rollout.record.boundary import guarded
-from otel_rollout.record.observer import Observer, RunningCall, RunningRollout
-from otel_rollout.record.state import process_state
+from otel_rollout.record import Observer, RunningCall, RunningRollout, guarded, process_state
+from otel_rollout.trajectory import Trajectory
 
 Labels = Mapping[str, str]
 """The attributes of a measurement."""
@@ -61,13 +60,13 @@ class Metrics:
         self._tokens = meter.create_counter(
             sc.METRIC_TOKENS, "{token}", "Tokens by the servers' own counts: prompts and replies."
         )
-        self._lag = meter.create_histogram(
+        self.lag = meter.create_histogram(
             sc.METRIC_EXPORT_LAG,
             "s",
             "Seconds from the end of a rollout until an exporter had taken its trajectory.",
             explicit_bucket_boundaries_advisory=_LAGS,
         )
-        self._waiting = meter.create_up_down_counter(
+        self.waiting = meter.create_up_down_counter(
             sc.METRIC_EXPORT_WAITING, "{trajectory}", "Trajectories that wait for an exporter."
         )
         self._dropped = meter.create_counter(
@@ -103,16 +102,6 @@ class Metrics:
         self._tokens.add(reply, {**labels, sc.GEN_AI_TOKEN_TYPE: "output"})
 
     @guarded(_NOT_COUNTED, level=logging.DEBUG)
-    def waits(self, exporter: object, count: int) -> None:
-        """Count trajectories that wait for an exporter; below 0: that wait no more."""
-        self._waiting.add(count, _of(exporter))
-
-    @guarded(_NOT_COUNTED, level=logging.DEBUG)
-    def exported(self, exporter: object, seconds: float) -> None:
-        """Count a trajectory that an exporter has taken, so long after its rollout's end."""
-        self._lag.record(seconds, _of(exporter))
-
-    @guarded(_NOT_COUNTED, level=logging.DEBUG)
     def dropped(self, exporter: object, count: int, signal: str = "trajectory") -> None:
         """Count what an exporter did not get. signal: "trajectory" or "span"."""
         if count:
@@ -120,7 +109,7 @@ class Metrics:
 
 
 class Measurements(Observer):
-    """Counts rollouts and their calls."""
+    """Counts rollouts, their calls, and what exporters get of them."""
 
     def rollout_began(self, rollout: RunningRollout) -> None:
         if rollout.is_part:
@@ -155,6 +144,17 @@ class Measurements(Observer):
             metrics, labels, _ = found
             metrics.calls_running.add(-1, labels)
             metrics.calls.add(1, {**labels, sc.EXCHANGE_STATUS: status})
+
+    def waits(self, exporter: object, count: int) -> None:
+        rollout_metrics().waiting.add(count, _of(exporter))
+
+    def exported(self, exporter: object, trajectory: Trajectory) -> None:
+        if trajectory.end_time_ns is not None:
+            lag = max(0, time.time_ns() - trajectory.end_time_ns) / 1e9
+            rollout_metrics().lag.record(lag, _of(exporter))
+
+    def dropped(self, exporter: object, count: int) -> None:
+        rollout_metrics().dropped(exporter, count)
 
 
 class Score:

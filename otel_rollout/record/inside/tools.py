@@ -19,8 +19,8 @@ from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import detach
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.observer import RunningRollout
+from otel_rollout.record.privacy.secrets import Secrets
 from otel_rollout.record.provider import rollout_tracer
-from otel_rollout.record.secrets import Secrets
 from otel_rollout.record.state import process_state
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -7,10 +7,10 @@ import os
 import re
 import threading
 
-from otel_rollout.record.forks import say_lost
 from otel_rollout.record.other_spans import here_and_now
+from otel_rollout.record.privacy.secrets import public_path
+from otel_rollout.record.processes.children import report_lost
 from otel_rollout.record.running import ActiveRollout
-from otel_rollout.record.secrets import public_path
 from otel_rollout.record.state import process_state
 
 _LONGEST = 200
@@ -44,7 +44,7 @@ def note_uncaptured(active: ActiveRollout, library: str, path: str, *, drawn: bo
 
 def note_outside() -> None:
     """Count a model call that is made here, outside any rollout, on each rollout that runs."""
-    say_lost()
+    report_lost()
     place = _place()
     for reference in process_state.rollouts.valuerefs():
         active = reference()

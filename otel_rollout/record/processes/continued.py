@@ -4,35 +4,23 @@
 rollout that its model calls belong to. Each process records its own part, with the number of its
 calls on a span of its own. All these spans together are one trajectory: a trace backend brings
 them together, or `Trajectory.add_spans` where the other process hands its spans back.
-
-Whoever can send a header can name a rollout. With a secret that its processes share, a carrier
-also has a proof (an HMAC), and one without it continues nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.baggage.propagation import W3CBaggagePropagator
-from opentelemetry.propagators.composite import CompositePropagator
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.carrier import (
-    options_in,
-    rollout_in,
-    trace_id_of,
-    with_rollout,
-    within,
-    without_rollout,
-)
-from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, detach
+from otel_rollout.record.calls import added_fields
+from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, TOKEN_FIELDS, detach
 from otel_rollout.record.current import (
     Run,
     begin_part,
@@ -40,12 +28,25 @@ from otel_rollout.record.current import (
     end,
     running_rollout,
 )
-from otel_rollout.record.rollout_span import close
+from otel_rollout.record.options import Options
+from otel_rollout.record.processes.carrier import (
+    Carried,
+    Carrier,
+    carrier_of,
+    context_of_carrier,
+    trace_id_of,
+    with_rollout,
+    within,
+    without_rollout,
+)
+from otel_rollout.record.provider import rollout_tracer
+from otel_rollout.record.recorder import ExchangeRecorder
+from otel_rollout.record.rollout_span import close, start_span
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
+from otel_rollout.record.transports.model_post import is_signed
 from otel_rollout.spans import SpanRecord
-
-_propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+from otel_rollout.wire import Json, dumps, loads
 
 
 def propagate(*, environ: bool = False) -> dict[str, str]:
@@ -73,19 +74,6 @@ def propagate(*, environ: bool = False) -> dict[str, str]:
             context = trace.set_span_in_context(active.span, context)
         context = with_rollout(context, active, active.policy_version)
     return carrier_of(context, environ=environ)
-
-
-def carrier_of(context: otel_context.Context, *, environ: bool = False) -> dict[str, str]:
-    """The W3C headers of a context; names for environment variables if `environ`."""
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier, context)
-    return {key.upper(): value for key, value in carrier.items()} if environ else carrier
-
-
-class Carrier(Protocol):
-    """Headers as any server has them, an environment, or the `_meta` of a request of MCP."""
-
-    def items(self) -> Iterable[tuple[str, Any]]: ...
 
 
 class Model(Protocol):
@@ -131,24 +119,19 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
             self._continue(context_of_carrier(self._carrier))
         return self
 
-    def _continue(self, context: otel_context.Context) -> None:
+    def _continue(self, context: Context) -> None:
         """Enter the context that the carrier brought, and this process's part of its rollout."""
-        rollout_id = rollout_in(context)
-        options = options_in(context)
+        carried = Carried.found_in(context)
         context = without_rollout(context)
-        if rollout_id is None:
-            self._token = otel_context.attach(context)
+        here = None if carried is None else came_back(carried)
+        if carried is not None and here is None:
+            self._run = begin_part(carried.rollout_id, carried.options, context)
+            self._active = self._run.active
             return
-        here = running_rollout(rollout_id)
         if here is not None:
-            with here.lock:
-                here.handed_on = max(0, here.handed_on - 1)  # by the baggage alone: not counted
             context = otel_context.set_value(ROLLOUT, here, context)
-            context = otel_context.set_value(CAPTURE_OFF, False, context)
-            self._token = otel_context.attach(within(here, context))
-            return
-        self._run = begin_part(rollout_id, options, context)
-        self._active = self._run.active
+            context = within(here, otel_context.set_value(CAPTURE_OFF, False, context))
+        self._token = otel_context.attach(context)
 
     def __exit__(
         self,
@@ -174,12 +157,21 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
         self.__exit__(kind, error, trace_back)
 
 
+def came_back(carried: Carried) -> ActiveRollout | None:
+    """The rollout that a carrier names, if it runs in this very process: it is not handed on."""
+    active = running_rollout(carried.rollout_id)
+    if active is not None:
+        with active.lock:
+            active.handed_on = max(0, active.handed_on - 1)  # by the baggage alone: not counted
+    return active
+
+
 def continue_environment() -> ActiveRollout | None:
     """Make this whole process part of the rollout that its environment names, if any.
 
     The part ends with `leave_environment`, before the provider is shut down.
     """
-    if rollout_in(context_of_carrier(dict(os.environ))) is None:
+    if Carried.by(dict(os.environ)) is None:
         return None
     active = continue_rollout().__enter__()._active
     process_state.default = active
@@ -206,9 +198,78 @@ def _mapping(carrier: Any) -> Carrier:
     return mapping
 
 
-def context_of_carrier(
-    carrier: Carrier, context: otel_context.Context | None = None
-) -> otel_context.Context:
-    """The context that a carrier brings. context: what it is added to. None: the current one."""
-    headers = {str(key).lower(): value for key, value in carrier.items() if isinstance(value, str)}
-    return _propagator.extract(headers, otel_context.get_current() if context is None else context)
+# --- for a gateway, which records the calls of rollouts none of whose code runs here
+
+
+OUTSIDE = otel_context.set_value(
+    CAPTURE_OFF, True, otel_context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True, Context())
+)
+"""The context of a gateway's own work: in no rollout, and nobody's instrumentation draws it."""
+
+
+def headers_of(active: ActiveRollout, *, environ: bool = False) -> dict[str, str]:
+    """The W3C headers of a rollout, as `propagate` gives them, without counting it as handed on."""
+    context = trace.set_span_in_context(active.span, Context())
+    return carrier_of(with_rollout(context, active, active.policy_version), environ=environ)
+
+
+def begin_here(options: Options) -> ActiveRollout:
+    """Begin a rollout whose code runs elsewhere. `close` ends it."""
+    active = ActiveRollout(options, rollout_tracer(), None)
+    start_span(active, Context())
+    return active
+
+
+def rollout_or_part(carried: Carried) -> ActiveRollout:
+    """The rollout itself where it runs in this process, else a new part of it."""
+    active = running_rollout(carried.rollout_id)
+    if active is None:
+        part_of = carried.rollout_id
+        active = ActiveRollout(carried.options, rollout_tracer(), None, part_of=part_of)
+        start_span(active, carried.context)
+    return active
+
+
+def record_call(active: ActiveRollout, path: str) -> ExchangeRecorder:
+    """The recorder of a call of this rollout that somebody else makes, whatever is current."""
+    context = trace.set_span_in_context(active.span, Context())
+    token = otel_context.attach(otel_context.set_value(ROLLOUT, active, context))
+    try:
+        return ExchangeRecorder(active, path)
+    finally:
+        detach(token)
+
+
+def fields_here() -> Json:
+    """What `request_token_ids` around this place says, for `with_fields`. None: nothing."""
+    return otel_context.get_value(TOKEN_FIELDS)
+
+
+def with_fields(
+    path: str, body: bytes, headers: Mapping[str, str], fields: Json
+) -> tuple[bytes, dict[str, Json]]:
+    """A request's body with the fields that ask for token ids, and the fields that were added.
+
+    What the client wrote stays as it wrote it. A body that is signed, or is no JSON object, stays
+    as it is, and so does every other one where nobody asks for token ids.
+
+    fields: as `fields_here` gave them. None: as `configure` said.
+    """
+    asks = process_state.settings.request_token_ids if fields is None else fields is not False
+    if not asks:
+        return body, {}
+    try:
+        params = None if is_signed(headers) else loads(body)
+    except (ValueError, RecursionError):
+        return body, {}
+    token = otel_context.attach(otel_context.set_value(TOKEN_FIELDS, fields, OUTSIDE))
+    try:
+        added = added_fields(path, params)
+    finally:
+        detach(token)
+    if not added or not isinstance(params, dict):
+        return body, {}
+    if added.keys() & params.keys():
+        return dumps({**params, **added}).encode(), added
+    start = body.rstrip()[:-1]
+    return start + (b"," if params else b"") + dumps(added)[1:].encode(), added

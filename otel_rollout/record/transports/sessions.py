@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from operator import itemgetter, methodcaller
 
-from otel_rollout.record.secrets import Header, text_of
+from otel_rollout.record.privacy.secrets import Header, text_of
 from otel_rollout.wire import Json, loads
 
 HEADERS = (

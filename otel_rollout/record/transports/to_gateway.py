@@ -11,26 +11,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from otel_rollout.record.privacy.secrets import TOKEN, token_in_path
 from otel_rollout.record.state import process_state
 
-TOKEN = "[A-Za-z0-9_-]{92,400}"  # noqa: S105 - its shape
-"""A token, as a regular expression."""
 KEY_PREFIX = "or-"
 """Prefix of a token that stands for an API key."""
-_in_path = re.compile(f"/r/{TOKEN}(?=/|$)")
 _is_key = re.compile(f"(?:bearer +)?{KEY_PREFIX}{TOKEN}", re.I).fullmatch
 _KEYS = frozenset(("authorization", "x-api-key", "api-key", "x-goog-api-key"))
 """Headers that an API key is sent in."""
 
 
-def without_token(address: str) -> str:
-    """A path or an address without the token of a rollout."""
-    return _in_path.sub("", address) if "/r/" in address else address
-
-
 def is_for_gateway(address: str, headers: Mapping[str, Any] | None = None) -> bool:
     """True if a request to this path or address, with these headers, is for a gateway."""
-    if "/r/" in address and _in_path.search(address) is not None:
+    if "/r/" in address and token_in_path.search(address) is not None:
         return True
     if process_state.gateways and address.startswith(
         tuple(f"{url}/" for url in process_state.gateways)

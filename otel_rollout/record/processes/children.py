@@ -1,0 +1,156 @@
+"""Processes that begin inside a rollout: each records a part of its own.
+
+A forked child has its parent's memory, and with it the parent's rollout, which it must not end and
+whose clock it must not use. Any other process of `multiprocessing` gets the rollout on its process
+object. A process of a pool records no part: its tasks may come from any rollout. The rollout has a
+file in which they report their calls (`child_reports`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from otel_rollout.record.boundary import guarded
+from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
+from otel_rollout.record.options import Options
+from otel_rollout.record.processes.carrier import Carried
+from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, tell
+from otel_rollout.record.provider import rollout_provider, rollout_tracer
+from otel_rollout.record.rollout_span import close, start_span
+from otel_rollout.record.running import ActiveRollout
+from otel_rollout.record.state import process_state
+from otel_rollout.record.transports.hooks import Hook
+
+logger = logging.getLogger("otel_rollout")
+
+_ORIGIN = "_otel_rollout"
+"""Attribute of the process objects of `multiprocessing`."""
+_POOLS = ("concurrent.futures.process", "multiprocessing.pool")
+"""Modules that the work of a pool's processes comes from."""
+
+
+# --- in the process that begins others
+
+
+def _beginning() -> ActiveRollout | None:
+    """The rollout that a process begins in here, with its file."""
+    context = otel_context.get_current()
+    active = context.get(ROLLOUT, process_state.default)
+    if context.get(CAPTURE_OFF) or not isinstance(active, ActiveRollout):
+        return None
+    if not active.running or active.pid != os.getpid():
+        return None
+    with active.lock:
+        if active.told is None:
+            active.told = new_file()
+    return active
+
+
+def _start(wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+    with guarded("a process could not be told of its rollout; its calls are not recorded"):
+        active = _beginning()
+        if active is not None:
+            # Plain values, so that a process that never records does not import this.
+            setattr(process, _ORIGIN, (astuple(Carried.of(active)), active.told))
+    return wrapped(*args, **kwargs)
+
+
+HOOKS = {"multiprocessing.process": (Hook("BaseProcess", "start", _start),)}
+"""The hook that puts the rollout on process objects, by its module."""
+
+
+@guarded("a fork could not be prepared; its calls are not in the rollout")
+def _before_fork() -> None:
+    _beginning()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
+
+
+# --- in the process that was begun
+
+
+def here(active: ActiveRollout) -> ActiveRollout | None:
+    """The rollout in this process: in a forked child its own part; None in a pool's process."""
+    if active.pid == os.getpid():
+        return active
+    version, trainable = active.options.policy_version, active.trajectory.trainable
+    options = Options(policy_version=version, trainable=trainable)
+    context = trace.set_span_in_context(active.span)
+    return _part(active.id, active.told, context, options)
+
+
+def inherited() -> ActiveRollout | None:
+    """The part of this process in the rollout that `multiprocessing` began it in. None: none.
+
+    A forked child has it in its context; this is for those that are begun anew.
+    """
+    origin = getattr(_process(), _ORIGIN, None)
+    if not isinstance(origin, tuple):
+        return None
+    carried, told = Carried(*origin[0]), origin[1]
+    return _part(carried.rollout_id, told, carried.context, carried.options)
+
+
+def report_lost() -> None:
+    """Report that a model call is made here, in a process of a pool, in no rollout."""
+    if process_state.lost_to is None:
+        return
+    tell(process_state.lost_to, LOST)
+    if not process_state.has_said_lost:
+        process_state.has_said_lost = True
+        logger.warning(
+            "a model call in a process pool was made without a rollout: a worker serves many. Hand "
+            "the rollout on with each task: otel_rollout.propagate() where it is submitted, "
+            "`with otel_rollout.continue_rollout(carrier):` in the task"
+        )
+
+
+def _process() -> Any:
+    """The process object of this process. None: `multiprocessing` is not imported."""
+    current = getattr(sys.modules.get("multiprocessing.process"), "current_process", None)
+    return None if current is None else current()
+
+
+def _part(
+    rollout_id: str, told: str | None, context: Context, options: Options
+) -> ActiveRollout | None:
+    """The part that this process has of a rollout: opened when it is first needed."""
+    with process_state.forking:
+        if rollout_id not in process_state.parts:
+            process_state.parts[rollout_id] = None  # whoever asks while it is opened
+            target = getattr(_process(), "_target", None)
+            if getattr(target, "__module__", None) in _POOLS:
+                process_state.lost_to = told
+            else:
+                with guarded("a process could not continue its rollout; its calls are not in it"):
+                    process_state.parts[rollout_id] = _open(rollout_id, context, options)
+                    tell(told, CONTINUED)
+        part = process_state.parts[rollout_id]
+    return part if isinstance(part, ActiveRollout) else None
+
+
+def _open(rollout_id: str, context: Context, options: Options) -> ActiveRollout:
+    part = ActiveRollout(options, rollout_tracer(), None, part_of=rollout_id)
+    start_span(part, context)
+    if (processes := sys.modules.get("multiprocessing.util")) is not None:
+        processes.Finalize(None, _end, args=(part,), exitpriority=100)
+    return part
+
+
+def _end(part: ActiveRollout) -> None:
+    """End a part and export it: a child of multiprocessing ends without running `atexit`."""
+    close(part)
+    flush = getattr(rollout_provider(), "force_flush", None)
+    if flush is not None:
+        flush()
