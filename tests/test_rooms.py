@@ -476,11 +476,11 @@ LINES = {
     "command": 2_290,
     "export": 2_065,
     "gateway": 2_060,
-    "look": 1_945,
+    "look": 2_135,
     "otlp": 1_645,
     "rebuild": 1_250,
     "rebuild/dialects": 2_085,
-    "record": 7_510,
+    "record": 7_110,
     "spans": 1_735,
     "testing": 1_195,
     "trajectory": 4_460,
@@ -493,7 +493,7 @@ number: lowered when a room gets smaller, raised with a reason in the commit."""
 LINES_OF_A_FILE = 573
 LINES_OF_A_FUNCTION = 119
 COMPLEXITY = 29
-FILES_OF_A_FOLDER = 28
+FILES_OF_A_FOLDER = 25
 FLOORS = {"record": 11}
 """Rooms whose modules may import each other in chains of so many."""
 SMALL = 60

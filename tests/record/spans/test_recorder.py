@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+import otel_rollout
 from otel_rollout import Trajectory, rollout, tool
 from otel_rollout.record import Observer, Observers, process_state
 from otel_rollout.record.current import current_rollout
@@ -287,11 +288,26 @@ for _step in STEPS:
     setattr(Failing, _step, _failing_at(_step))
 
 
+class Full:
+    """An exporter with a thread of its own, which takes nothing."""
+
+    blocking = True
+
+    def export(self, trajectories: object) -> None:
+        raise OSError("full")
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return True
+
+    def shutdown(self) -> None: ...
+
+
 def test_an_observer_that_fails_changes_nothing(
     recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ):
     """Each step is reported, and what is recorded is what it was; the other observers go on."""
     first, last = Failing(), Failing()
+    otel_rollout.configure(exporters=[Full()])
     monkeypatch.setattr(process_state, "observers", Observers([first, last]))
     client = clients.sync(clients.serve("fine"))
 
@@ -306,5 +322,6 @@ def test_an_observer_that_fails_changes_nothing(
     assert reply.choices[0].message.content == "fine"
     assert [completion.status for completion in trajectory.completions] == ["complete"]
     assert (trajectory.status, trajectory.reward, trajectory.warnings) == ("complete", 1.0, [])
+    assert recording.provider.force_flush()
     assert first.steps == last.steps
     assert set(first.steps) == set(STEPS)
