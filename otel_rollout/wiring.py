@@ -34,6 +34,7 @@ from otel_rollout.providers import (
 from otel_rollout.record import (
     MAX_BYTES,
     ActiveRollout,
+    Observer,
     Observers,
     Settings,
     TrajectorySpanProcessor,
@@ -137,7 +138,8 @@ def configure(
     instrumentor: writes the LLM spans that people look at; trajectories do not depend on it.
         "openai" is `opentelemetry-instrumentation-openai`, "genai" is
         `opentelemetry-instrumentation-genai-openai` (`pip install --pre 'otel-rollout[genai]'`),
-        None is no LLM spans. If one is active already, it stays, and none is added.
+        None records for training alone: no LLM spans, no tool spans, and no sums, task and answer
+        on a rollout's span. If one is active already, it stays, and none is added.
     request_token_ids: ask the server for token ids with every call of a rollout; see the function
         `request_token_ids`.
     content: "new" has prompts and replies on the spans: on LLM spans, for people, what is new in
@@ -224,9 +226,7 @@ def _set_up(
     capture.instrument(settings.content)
     setup.undo.callback(capture.uninstrument)
     process_state.use(settings)
-    tool_spans = [look.ToolSpans()] if settings.tool_spans else []
-    llm_spans = [look.LlmSpans()] if _has_instrumentor(settings) else []
-    process_state.observers = Observers([look.Sums(), look.Measurements(), *tool_spans, *llm_spans])
+    process_state.observers = Observers([look.Measurements(), *_for_people(settings)])
     provider.add_span_processor(setup.processor)
     setup.add(exporters, to_look)
     _instrument(setup, settings)
@@ -241,6 +241,13 @@ def _set_up(
     process_state.setup = setup
     process_state.said_unrecorded = True  # whoever shuts it down knows that nothing records
     return setup
+
+
+def _for_people(settings: Settings) -> list[Observer]:
+    """The observers that write what people look at; without an instrumentor none is loaded."""
+    if not _has_instrumentor(settings):
+        return []
+    return [look.Sums(), *([look.ToolSpans()] if settings.tool_spans else ()), look.LlmSpans()]
 
 
 def _instrument(setup: _Setup, settings: Settings) -> None:
