@@ -472,34 +472,45 @@ def test_every_public_method_says_what_it_does(name: str):
 
 
 LINES = {
-    "": 1_255,
+    "": 1_265,
     "command": 2_290,
     "export": 2_065,
     "gateway": 2_060,
     "look": 2_135,
     "otlp": 1_645,
-    "rebuild": 1_250,
-    "rebuild/dialects": 2_085,
-    "record": 7_110,
-    "spans": 1_735,
+    "rebuild": 1_195,
+    "rebuild/dialects": 2_080,
+    "record": 7_115,
+    "spans": 1_720,
     "testing": 1_195,
-    "trajectory": 4_460,
+    "trajectory": 4_365,
     "view": 5_630,
-    "wire": 4_340,
+    "wire": 4_345,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one
 number: lowered when a room gets smaller, raised with a reason in the commit."""
-LINES_OF_A_FILE = 573
-LINES_OF_A_FUNCTION = 119
-COMPLEXITY = 29
+LINES_OF_A_FILE = 450
+LINES_OF_A_FUNCTION = 60
+COMPLEXITY = 15
 FILES_OF_A_FOLDER = 25
 FLOORS = {"record": 11}
 """Rooms whose modules may import each other in chains of so many."""
 SMALL = 60
 """Lines below which a module that one other imports belongs into that."""
 API, LIBRARY = "a module for each API", "a module for each library"
+ARGUMENTS = "the documentation of its arguments"
+CASES = "a flat list of cases"
 EXCEPTIONS = {
+    "export/options.py:_is": CASES,
+    "rebuild/dialects/reader.py:_each_once": "one walk over the spans",
+    "testing/bodies.py:_choice_parts": CASES,
+    "testing/bodies.py:generation": CASES,
+    "testing/server.py:_respond": CASES,
+    "trajectory/tokens.py": "one algorithm, which is read as a whole",
+    "trajectory/tokens.py:_admit": CASES,
+    "wiring.py:configure": ARGUMENTS,
+    "workflows/runs.py:run_workflows": ARGUMENTS,
     "command/checks/check.py": "documented: programs call it",
     "record/transports/httpx.py": LIBRARY,
     "record/transports/lm15.py": LIBRARY,

@@ -154,10 +154,7 @@ class ExchangeRecorder:
 
     @guarded(INCOMPLETE)
     def supplied(self, held: int, ids: Sequence[int]) -> None:
-        """The request was sent with these token ids for its messages; `held` of them it continues.
-
-        `request` has what the client sent.
-        """
+        """The request was sent with these ids for its messages; `held` of them it continues."""
         with self.rollout.lock:
             attributes = self.rollout.writer.supplied(held, ids)
         self._written |= attributes
@@ -293,7 +290,7 @@ class ExchangeRecorder:
         error that the server answered with is found in the reply.
         """
         if status is not None:
-            body = self._received() if self.is_streaming else self._body
+            body = joined(self._chunks or (), self._encoding) if self.is_streaming else self._body
             if body is not None:
                 body, self.is_events = framed_as_events(body, self.framing, said=self.is_events)
             self._body = body
@@ -334,18 +331,17 @@ class ExchangeRecorder:
         with self._lock:
             if self.finished:
                 return
-        self._end_reply(self._received(), error, ended=ended)
+        self._end_reply(joined(self._chunks or (), self._encoding), error, ended=ended)
 
     def _end_refused(self, status: int) -> None:
         """End a call whose whole reply is an error that no client has raised."""
-        body = self._received() if self.is_streaming else self._body or b""
+        body = (
+            joined(self._chunks or (), self._encoding) if self.is_streaming else self._body or b""
+        )
         text = body.decode("utf-8", "replace")
         self._body = None
         self.refused(status, text)
         self._finish("error", ErrorResponse(f"HTTP {status}: {text}"))
-
-    def _received(self) -> bytes:
-        return joined(self._chunks or (), self._encoding)
 
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
         said = self.is_events

@@ -154,10 +154,11 @@ def _end_attributes(
         shown = content.shown(whole)
         active.kept_back = {key: value for key, value in whole.items() if shown.get(key) != value}
         shown[sc.ROLLOUT_CONTENT] = "none"
-    # The agent may have changed what the span began with.
-    start = active.start_attributes()
-    changed = dict(start.items() - active.written.items())
-    active.written = start
+    # The agent may have changed what the span began with, and a framework the span.
+    start = active.written = active.start_attributes()
+    there = getattr(active.span, "attributes", None)
+    now = there.copy() if there is not None else {}
+    changed = {key: value for key, value in start.items() if now.get(key) != value}
     return with_lengths({**changed, **shown}, start)
 
 

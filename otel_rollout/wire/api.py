@@ -229,7 +229,7 @@ class ModelApi:
 
         `body` is the merged reply; None if it could not be merged.
         """
-        return events.error is None and any(map(self.ends, events.chunks))
+        return events.error is None and (events.done or any(map(self.ends, events.chunks)))
 
     def ends(self, chunk: Chunk) -> bool:
         """True if this event comes only at the end of a whole reply."""

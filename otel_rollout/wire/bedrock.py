@@ -18,15 +18,7 @@ from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import Chunk, Json, Message, Params, Reply, dumps, member_of
 from otel_rollout.wire.merging import finish, finished_json, merge_field
 from otel_rollout.wire.message import Shapes, content_parts, reasoning_block, text_of
-from otel_rollout.wire.parts import (
-    Media,
-    Members,
-    Other,
-    Part,
-    Text,
-    ToolCall,
-    ToolResult,
-)
+from otel_rollout.wire.parts import Media, Members, Other, Part, Text, ToolCall, ToolResult
 
 _EVENTS = ("messageStart", "contentBlockStart", "contentBlockDelta", "messageStop")
 

@@ -6,6 +6,7 @@ vLLM takes several conversations at once at `/chat/completions/batch`: each choi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import reduce
 
 from otel_rollout.wire.api import Sampled
 from otel_rollout.wire.choices import ChoicesApi, indexed_choices
@@ -110,7 +111,7 @@ class ChatCompletions(ChoicesApi):
             message = choice.get("message")
             if conversations is not None:
                 asked = conversations[index // n : index // n + 1]
-                prompt = _path(asked[0]) if asked else None
+                prompt = reduce(extend, asked[0], None) if asked else None
             if params.get("echo") and isinstance(message, dict) and prompt is not None:
                 message = _without_echo(message, prompt.message)
                 choice = {**choice, "message": message}
@@ -140,10 +141,3 @@ def _conversations(params: Params) -> list[Json] | None:
     messages = params.get("messages")
     several = isinstance(messages, list) and set(map(type, messages)) == {list}
     return messages if several else None
-
-
-def _path(conversation: list[Json]) -> MessagePath | None:
-    path: MessagePath | None = None
-    for message in conversation:
-        path = extend(path, message)
-    return path

@@ -46,8 +46,8 @@ class ChoicesApi(ModelApi):
     def is_whole(self, events: Events, body: Json, choices: int) -> bool:
         said = (body or {}).get("choices", ())
         finished = sum(choice.get("finish_reason") is not None for choice in said)
-        ended = events.done or any(map(self.ends, events.chunks)) or finished >= choices
-        return ended and events.error is None
+        ended = super().is_whole(events, body, choices)
+        return ended or (finished >= choices and events.error is None)
 
 
 def merge_choices(chunks: Sequence[Chunk]) -> dict[str, Any]:

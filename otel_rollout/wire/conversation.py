@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from otel_rollout.wire.json import Json
-from otel_rollout.wire.message import (
-    PIECES,
-    content_parts,
-    read_message,
-)
+from otel_rollout.wire.message import PIECES, content_parts, read_message
 from otel_rollout.wire.parts import Part, Reasoning, Text, present_members, visible_parts
 
 

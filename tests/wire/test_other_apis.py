@@ -20,6 +20,7 @@ from otel_rollout.wire import (
     merge,
     path_messages,
     reasoning_of,
+    shown_message,
     tool_name,
     visible_key,
 )
@@ -361,7 +362,7 @@ def test_what_is_not_text(message: Json, kinds: list[str]) -> None:
 @pytest.mark.parametrize(
     ("part", "text"),
     [
-        ({"inline_data": {"mime_type": "image/png"}}, "<inlineData image/png>"),
+        ({"inlineData": {"mimeType": "image/png"}}, "<inlineData image/png>"),
         ({"executableCode": {"language": "PYTHON", "code": "1+1"}}, "1+1"),
         ({"codeExecutionResult": {"outcome": "OK", "output": "2"}}, "2"),
         ({"reasoningContent": {"redactedContent": "x"}}, "(redacted)"),
@@ -376,6 +377,14 @@ def test_what_people_see_of_a_part(part: Json, text: str) -> None:
     """One line; plain text is shown as it is."""
     (read,) = content_parts([part])
     assert read.shown == text
+
+
+def test_geminis_members_may_be_in_snake_case() -> None:
+    """A content of Gemini has the same parts, also in the result of a tool."""
+    image = {"inline_data": {"mime_type": "image/png"}}
+    result = {"function_response": {"name": "f", "response": {}, "parts": [image]}}
+    assert shown_message({"role": "user", "parts": [image]}) == "<inlineData image/png>"
+    assert "<inlineData image/png>" in shown_message({"role": "user", "parts": [result]})
 
 
 def test_names_of_tools() -> None:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_rollout.wire import TokenCounts, api_of, said_in, shown_message, token_counts
+from otel_rollout.wire import (
+    TokenCounts,
+    api_of,
+    said_in,
+    shown_message,
+    shown_replies,
+    token_counts,
+)
 
 CHAT = "/chat/completions"
 PATHS = (CHAT, "/v1/messages", "/responses", "/completions", "/api/chat", "/v2/chat", "/converse")
@@ -172,3 +179,21 @@ def test_reasoning_is_shown_where_nothing_else_is_said():
     assert shown_message(thought, reasoning=False) == "(hm)"
     assert shown_message({**thought, "content": "4"}, reasoning=False) == "4"
     assert shown_message({**thought, "content": "4"}) == "(hm) 4"
+
+
+def test_a_long_stream_with_calls_is_read_whole():
+    """What it asks for is shown after its text."""
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    chunks = [delta("word "), {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}]
+    stream = events(*chunks, {"choices": [], "padding": "x" * 20_000})
+    assert said_in(stream, CHAT, events=True) == "word  → f({})"
+
+
+def test_a_long_reply_that_is_no_chat_is_read_whole():
+    """Its thoughts are not its text, and why it ended is known."""
+    content = {"role": "model", "parts": [{"text": "hm", "thought": True}, {"text": "four"}]}
+    reply = {"candidates": [{"content": content, "finishReason": "STOP"}], "padding": "x" * 20_000}
+    body, path = json.dumps(reply).encode(), "/models/g:generateContent"
+    (shown,) = shown_replies(body, path, events=False)
+    assert (shown.text, shown.finish_reason) == ("(hm) four", "STOP")
+    assert said_in(body, path, events=False) == "four"

@@ -582,3 +582,9 @@ def test_asking_sglang_for_the_ids_of_a_stream(recording: Recording, clients: Cl
 def test_texts_of_tokens(logprobs: Any, texts: list[bytes | None]):
     """As log-probabilities have them; a part of a character has its bytes, or is not known."""
     assert sampled_texts({"logprobs": logprobs}) == texts
+
+
+def test_texts_of_tokens_that_are_listed_with_their_ids():
+    """SGLang's, where it was asked for them."""
+    rows = [[-0.5, 1, "a"], [-0.5, 2, None]]
+    assert sampled_texts({"meta_info": {"output_token_logprobs": rows}}) == [b"a", None]

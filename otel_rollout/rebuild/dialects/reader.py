@@ -7,13 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects import (
-    anthropic,
-    genai,
-    logfire,
-    openinference,
-    openllmetry_flat,
-)
+from otel_rollout.rebuild.dialects import anthropic, genai, logfire, openinference, openllmetry_flat
 from otel_rollout.rebuild.dialects.call import Dialect, ForeignCall, Trace, check_flags, check_roles
 from otel_rollout.spans import Exchange, SpanRecord, absent
 from otel_rollout.wire import Json, MessagePath, context_key, dumps, extend

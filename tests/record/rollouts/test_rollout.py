@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 
 from otel_rollout import (
     ConfigurationError,
@@ -19,6 +20,7 @@ from otel_rollout import (
     get_current_trajectory,
     rollout,
 )
+from otel_rollout import semconv as sc
 from otel_rollout.trajectory.sentences import NO_CALL
 from tests.kit.conversations import user
 from tests.kit.played import ask, ask_async, assert_replays, contents
@@ -365,3 +367,18 @@ def test_an_open_scope_cannot_be_entered_again(recording: Recording):
         assert get_current_trajectory() is second
     assert [t.id for t in recording.trajectories] == [first.id, second.id]
     assert [t.status for t in recording.trajectories] == ["complete", "complete"]
+
+
+def test_what_a_framework_writes_on_the_rollouts_span(recording: Recording, clients: Clients):
+    """An attribute of ours that it overwrites is ours again at the end; its own ones stay."""
+    client: Any = clients.sync(clients.serve("fine"))
+    with rollout("agent") as trajectory:
+        span = trace.get_current_span()
+        span.set_attributes({sc.GEN_AI_OPERATION_NAME: "chat", "its.own": 1, sc.ROLLOUT_ID: "x"})
+        ask(client, user("hi"))
+    assert trajectory.warnings == []
+    (written,) = [s for s in recording.spans() if s.name == "invoke_agent agent"]
+    assert written.attributes
+    assert written.attributes[sc.GEN_AI_OPERATION_NAME] == "invoke_agent"
+    assert written.attributes[sc.ROLLOUT_ID] == trajectory.id
+    assert written.attributes["its.own"] == 1
