@@ -181,9 +181,8 @@ class ExchangeRecorder:
         self._asked.body = body
         if process_state.content.redact is not None:
             body, self._is_redacted = process_state.content.body(body)
-        rollout = self.rollout
-        writer = rollout.writer
-        with rollout.lock:
+        writer = self.rollout.writer
+        with self.rollout.lock:
             attributes = writer.request(body)
             added, messages = slice(*writer.added), slice(*writer.conversation)
             self.known = writer.known_digest, writer.known_count

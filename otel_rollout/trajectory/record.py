@@ -23,14 +23,13 @@ from otel_rollout.trajectory.steps import CallKey, Step, call_key
 from otel_rollout.trajectory.values import Values
 from otel_rollout.wire import Json
 
-_APART = ("metrics", "metadata", "appended")
 _UNCHECKED: Any = {"frozen": True}
 """Has `__init__` set fields without the check of their names, which costs thrice as much."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False, slots=True, **_UNCHECKED)
 class Facts(Fixed):
-    """The fields of one rollout, each declared once; what they are given as is put in place."""
+    """The fields of one rollout, and in which form each may be given."""
 
     id: str = ""
     """Final from the start, and unique."""
@@ -112,6 +111,7 @@ class Facts(Fixed):
         steps: Sequence[Step] | None,
         sealed: bool | None,
     ) -> None:
+        """Set the fields that follow from what was given."""
         by_hand = steps is not None or not (self.id or source or exchanges)
         is_sealed = not by_hand if sealed is None else sealed
         id_ = self.id or uuid.uuid4().hex
@@ -137,6 +137,7 @@ class Facts(Fixed):
 
 Facts.__setattr__ = Fixed.__setattr__  # type: ignore[method-assign]
 Facts.__delattr__ = object.__delattr__  # type: ignore[method-assign]
+_APART = ("metrics", "metadata", "appended")
 FIELDS = (
     *(each.name for each in fields(Facts) if each.init and each.name not in _APART),
     *("logs", "warnings"),

@@ -16,9 +16,9 @@ class Values(MutableMapping[str, Any]):
 
     __slots__ = ("_closed", "_lock", "_values", "_what")
 
-    def __init__(self, what: str, values: Mapping[str, Any], closed: str | None) -> None:
+    def __init__(self, what: str, values: Mapping[str, Any] | None, closed: str | None) -> None:
         self._what = what
-        self._values: dict[str, Any] = dict(values)
+        self._values: dict[str, Any] = dict(values or {})
         self._closed = closed
         self._lock = threading.RLock()
         """Held while a value is set: one that was set before the closing is in it."""

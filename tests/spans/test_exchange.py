@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import otel_rollout.spans.writer as writer_module
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
+from otel_rollout.spans.exchange import extend_tokens, token_array, token_block
 from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.spans.seals import with_lengths
@@ -227,6 +228,28 @@ def test_a_number_that_goes_on_is_another_one(
     for each in spans:
         reader.add(each)
     assert [reader.read(each).response() for each in spans] == bodies
+
+
+numbers = st.integers(0, 2**70) | st.integers(0, 20)
+blocks = st.one_of(
+    st.lists(numbers, max_size=4).map(lambda ids: json.dumps(ids)[1:-1]),
+    st.lists(numbers, max_size=4).map(lambda ids: ",".join(map(str, ids))),
+    st.text("0123 ,-.é", max_size=9),
+)
+
+
+@given(blocks)
+def test_ids_that_are_read_later_are_those_that_are_read_at_once(text: str) -> None:
+    """What is no list of ids is refused at once, whatever is kept as a text."""
+    try:
+        expected = token_array(json.loads(f"[{text}]")).tolist()
+    except (ValueError, TypeError, OverflowError) as error:
+        with pytest.raises(type(error)):
+            token_block(text)
+        return
+    path = extend_tokens(None, token_block(text))
+    assert path.length == len(expected)
+    assert path.to_list() == expected
 
 
 def colliding() -> tuple[str, str]:

@@ -377,7 +377,7 @@ def test_what_a_framework_writes_on_the_rollouts_span(recording: Recording, clie
         span.set_attributes({sc.GEN_AI_OPERATION_NAME: "chat", "its.own": 1, sc.ROLLOUT_ID: "x"})
         ask(client, user("hi"))
     assert trajectory.warnings == []
-    (written,) = [s for s in recording.spans() if s.name == "invoke_agent agent"]
+    (written,) = [s for s in recording.spans if s.name == "invoke_agent agent"]
     assert written.attributes
     assert written.attributes[sc.GEN_AI_OPERATION_NAME] == "invoke_agent"
     assert written.attributes[sc.ROLLOUT_ID] == trajectory.id
