@@ -186,10 +186,11 @@ class InMemoryTrajectoryExporter:
             for trajectory in trajectories:
                 if self._on_full == "block":
                     self._changed.wait_for(self._has_room)
-                if self._closed or (self._on_full == "drop_newest" and not self._has_room()):
+                is_full = self._limit is not None and len(self._finished) >= self._limit
+                if self._closed or (is_full and self._on_full == "drop_newest"):
                     self.dropped += 1
                     continue
-                if not self._has_room():
+                if is_full:
                     self._finished.popleft()
                     self.dropped += 1
                 self._finished.append(trajectory)
