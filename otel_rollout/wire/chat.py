@@ -105,7 +105,8 @@ class ChatCompletions(ChoicesApi):
     def sampled(
         self, params: Params, prompt: MessagePath | None, reply: Reply
     ) -> Iterator[Sampled]:
-        conversations, n = _conversations(params), max(1, super().choices_asked(params))
+        conversations = _conversations(params)
+        n = 1 if conversations is None else max(1, super().choices_asked(params))
         prompt = self.asked(params, prompt)
         for index, choice in indexed_choices(reply):
             message = choice.get("message")
