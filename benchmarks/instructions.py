@@ -37,7 +37,6 @@ from typing import Any, NamedTuple
 
 import openai
 import rebuild  # type: ignore[import-not-found]  # the one beside this script, as the next
-from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from overhead import conversation, one_rollout, server  # type: ignore[import-not-found]
 
@@ -110,6 +109,9 @@ def instrumented(name: str, turns: int, rollouts: int) -> Iterator[Scope]:
         otel_rollout.shutdown()
     else:
         if name == "instrumentor":
+            # Not before: where it is imported, `configure` connects what writes LLM spans.
+            from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+
             instrumentor = OpenAIInstrumentor(upload_base64_image=None)
             instrumentor.instrument(tracer_provider=provider)
         yield nullcontext

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from opentelemetry.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from server import reply  # type: ignore[import-not-found]  # the one beside this script
@@ -91,6 +90,8 @@ class Variant:
                 instrumentor="openai" if self.llm else None,
             )
         elif self.llm:
+            from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+
             provider.add_span_processor(BatchSpanProcessor(self.spans))
             instrumentor = OpenAIInstrumentor(upload_base64_image=None)
             instrumentor.instrument(tracer_provider=provider)
@@ -98,6 +99,8 @@ class Variant:
         otel_rollout.shutdown()
         provider.shutdown()
         if self.llm and not self.ours:
+            from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+
             from otel_rollout.look.instrumentors import unwrap
 
             OpenAIInstrumentor().uninstrument()
