@@ -184,7 +184,8 @@ class Assembly(Source):
     @property
     def is_disputed(self) -> bool:
         """True if several spans say that they are the rollout's own, or its copies differ."""
-        return len(self._rollouts) > 1 or bool(self._rollout and self._rollout.disputed)
+        own = self._rollout
+        return len(self._rollouts) > 1 or bool(own and own.cut and own.disputed)
 
     def conversations(self) -> Conversations:
         """The completions of the calls that have ended, linked.
@@ -328,7 +329,7 @@ class Assembly(Source):
         """
         if self.is_disputed:
             trajectory.trainable = self.trainable = False
-        for record in self._trusted_parts():
+        for record in self._trusted_parts() if self._parts else ():
             trajectory.join(read_rollout(record, AllRewards(), None))
 
     def _calls(self) -> Calls:

@@ -17,7 +17,10 @@ from otel_rollout.spans import SpanKey, SpanRecord
 
 def own_of(rollouts: Iterable[SpanRecord]) -> SpanRecord | None:
     """The rollout's own span among those that say so: of several the first."""
-    return min(rollouts, key=lambda r: (r.start_time_ns, r.key), default=None)
+    every = list(rollouts)
+    if len(every) > 1:
+        return min(every, key=lambda r: (r.start_time_ns, r.key))
+    return every[0] if every else None
 
 
 def trusted_parts(rollout: SpanRecord | None, parts: Iterable[SpanRecord]) -> list[SpanRecord]:

@@ -64,6 +64,7 @@ def waiting_gathering(context: otel_context.Context) -> Gathering | None:
     return found if isinstance(found, Gathering) and found.active is None else None
 
 
+@guarded("a rollout could not be opened; the function runs without one")
 def begin(
     options: Options,
     operation: str = sc.OPERATION_INVOKE_AGENT,
@@ -73,24 +74,22 @@ def begin(
 
     enclosing: what is told of the rollouts inside it.
     """
-    with guarded("a rollout could not be opened; the function runs without one"):
-        context = otel_context.get_current()
-        gathering = waiting_gathering(context)
-        if gathering is not None:
-            options = options.overridden(gathering.options)
-        parent = rollout_of(context)
-        if parent is None and context.get(ROLLOUT) is not None:  # of the process that forked this
-            context = trace.set_span_in_context(trace.INVALID_SPAN, context)
-        active = ActiveRollout(
-            options, rollout_tracer(), parent, operation=operation, enclosing=enclosing
-        )
-        if gathering is not None:
-            gathering.take(active)
-        run = _enter(active, context)
-        if active.recorder is None:
-            _say_unrecorded(active)
-        return run
-    return None
+    context = otel_context.get_current()
+    gathering = waiting_gathering(context) if GATHERING in context else None
+    if gathering is not None:
+        options = options.overridden(gathering.options)
+    parent = rollout_of(context)
+    if parent is None and context.get(ROLLOUT) is not None:  # of the process that forked this
+        context = trace.set_span_in_context(trace.INVALID_SPAN, context)
+    active = ActiveRollout(
+        options, rollout_tracer(), parent, operation=operation, enclosing=enclosing
+    )
+    if gathering is not None:
+        gathering.take(active)
+    run = _enter(active, context)
+    if active.recorder is None:
+        _say_unrecorded(active)
+    return run
 
 
 def _say_unrecorded(active: ActiveRollout) -> None:

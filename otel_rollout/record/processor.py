@@ -237,8 +237,9 @@ class TrajectorySpanProcessor(SpanProcessor):
             trajectory = self._trajectory(buffer, record)
             del self._buffers[key]
             self._bytes -= buffer.size
-        for span_id in buffer.active.others.open:
-            self._others.pop(span_id, None)
+        if self._others:
+            for span_id in buffer.active.others.open:
+                self._others.pop(span_id, None)
         whole = record
         if kept_back := buffer.active.kept_back:
             whole = replace(record, attributes={**record.attributes, **kept_back})
@@ -247,8 +248,9 @@ class TrajectorySpanProcessor(SpanProcessor):
         elif not buffer.cut_off:
             if not process_state.said_without_calls:
                 _say_without_calls(buffer.assembly, trajectory)
-            handed = [claiming for claiming, _ in buffer.active.claims]
-            if not buffer.assembly.is_empty_workflow:
+            handed = [claim[0] for claim in buffer.active.claims] if buffer.active.claims else []
+            is_workflow = buffer.active.operation == sc.OPERATION_INVOKE_WORKFLOW
+            if not (is_workflow and buffer.assembly.is_empty_workflow):
                 handed.append(trajectory)
             size = buffer.size + _size(whole)
             for each in handed:
@@ -256,27 +258,28 @@ class TrajectorySpanProcessor(SpanProcessor):
                 self._hand_over(each)
 
     def _trajectory(self, buffer: _Buffer, record: SpanRecord) -> Trajectory:
-        active = buffer.active
+        active, trajectory = buffer.active, buffer.active.trajectory
         if active.recorded:  # another processor was there first
-            return active.trajectory
+            return trajectory
         if buffer.refused:
             buffer.assembly.refused = buffer.refused
             buffer.assembly.lost_calls.append(
                 sentences.REFUSED(count=buffer.refused, size=self._max_bytes)
             )
-        _take_in(buffer)
-        # A call still under way is no part of the trajectory, but may carry what others refer to.
-        buffer.assembly.add_later(map(as_record, buffer.open.values()))
+        if buffer.ended:
+            _take_in(buffer)
+        if buffer.open:  # no part of the trajectory, but they may carry what others refer to
+            buffer.assembly.add_later(map(as_record, buffer.open.values()))
         buffer.assembly.add(record)
         for claiming, span_ids in active.claims:
             source = buffer.assembly.claim(
                 span_ids, claiming.all_rewards, trainable=claiming.trainable
             )
             claiming.settle(source, claiming.end_time_ns)
-        active.trajectory.settle(buffer.assembly, record.end_time_ns)
-        buffer.assembly.join_parts(active.trajectory)
+        trajectory.settle(buffer.assembly, record.end_time_ns)
+        buffer.assembly.join_parts(trajectory)
         active.recorded = True
-        return active.trajectory
+        return trajectory
 
     # --- exporters
 

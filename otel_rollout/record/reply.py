@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.transports.encoding import decoded
@@ -17,6 +18,7 @@ from otel_rollout.wire import (
     TAIL,
     Framing,
     Merged,
+    ModelApi,
     api_of,
     apis_of,
     as_events,
@@ -41,6 +43,11 @@ class InvalidResponse(Exception):  # noqa: N818 - the name that a completion's e
     """A reply that is no JSON object, or a stream with an event that is none."""
 
 
+@cache
+def _last_marks(apis: tuple[ModelApi, ...]) -> frozenset[bytes]:
+    return frozenset(mark for api in apis for mark in api.last_marks)
+
+
 class Asked:
     """What a call asked for: its path, and the body of its request, which says how many choices."""
 
@@ -53,7 +60,7 @@ class Asked:
         """The API that is asked. None: none generates at the path."""
         self._apis = apis_of(path)
         """The API that is asked; all of them where the path does not show which."""
-        self.last_marks = {mark for api in self._apis for mark in api.last_marks}
+        self.last_marks = _last_marks(self._apis)
         """One of these is in the last event of a whole reply."""
 
     def is_last(self, tail: bytes) -> bool:

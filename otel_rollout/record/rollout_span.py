@@ -58,8 +58,7 @@ def close(active: ActiveRollout, output: object = None, error: BaseException | N
     if not active.running:
         return
     try:
-        with guarded("rollout %s could not be closed cleanly", active.id):
-            _close(active, output, error)
+        _close(active, output, error)
     finally:
         active.running = False
         active.span.end()
@@ -67,6 +66,7 @@ def close(active: ActiveRollout, output: object = None, error: BaseException | N
         active.let_go()
 
 
+@guarded("a rollout could not be closed cleanly")
 def _close(active: ActiveRollout, output: object, error: BaseException | None) -> None:
     """Seal the trajectory and write its end on the span."""
     if process_state.waiting:

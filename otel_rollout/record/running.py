@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 from opentelemetry import trace
@@ -144,9 +145,6 @@ class ActiveRollout:
     """How many model calls were made outside any rollout while it ran, by place."""
     side_call_rules: tuple[Rule, ...] | None
     """The user's own rules for side calls, which judge its calls when it ends. None: none."""
-    tools_begun: Numbering
-    """Numbers the tools that began after the same reply."""
-
     # The rollouts inside it and around it, and its parts in other processes.
     inner: Numbering
     """Numbers the rollouts in it."""
@@ -186,7 +184,7 @@ class ActiveRollout:
         self.streams, self.providers = set(), set()
         self.uncaptured, self.outside = defaultdict(int), defaultdict(int)
         self.secrets = parent.secrets if parent else Secrets()
-        self.others, self.inner, self.tools_begun = OtherSpans(), Numbering(), Numbering()
+        self.others, self.inner = OtherSpans(), Numbering()
         self.side_call_rules = process_state.settings.side_calls
         self.nested = parent.nested if parent else None
         around = parent.encloses if parent else None
@@ -214,6 +212,11 @@ class ActiveRollout:
         self._place(self._trajectory)
         if not self.is_part:
             process_state.rollouts[self.id] = self
+
+    @cached_property
+    def tools_begun(self) -> Numbering:
+        """Numbers the tools that began after the same reply."""
+        return Numbering()
 
     @property
     def writer(self) -> ExchangeWriter:

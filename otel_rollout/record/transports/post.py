@@ -50,7 +50,7 @@ def hook(owner: str, method: str, kind: type[ModelPost]) -> Hook:
     """A hook on the method of a library that sends every request."""
 
     def send(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        path = kind.path(instance, args, kwargs)
+        path = None if is_in_call() else kind.path(instance, args, kwargs)
         begun = None if path is None else _begin(kind, path, instance, args, kwargs)
         return wrapped(*args, **kwargs) if begun is None else make(begun[0], wrapped, *begun[1:])
 
@@ -61,7 +61,7 @@ def async_hook(owner: str, method: str, kind: type[ModelPost]) -> Hook:
     """`hook`, for a method that is a coroutine."""
 
     async def send(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        path = kind.path(instance, args, kwargs)
+        path = None if is_in_call() else kind.path(instance, args, kwargs)
         begun = None if path is None else _begin(kind, path, instance, args, kwargs)
         if begun is None:
             return await wrapped(*args, **kwargs)
@@ -76,9 +76,9 @@ def _begin(
 ) -> tuple[ClientCall | Unrecorded, Any, Any] | None:
     """The call that a POST to a model's path is, and the arguments that it is to be sent with.
 
-    `UNRECORDED` if it is only counted; None where it belongs to another call, or is not looked at.
+    `UNRECORDED` if it is only counted; None where it is not looked at.
     """
-    if is_in_call() or capture_is_off():
+    if capture_is_off():
         return None
     post = kind(instance, args, kwargs)
     active = None if is_for_gateway(post.url, post.headers) else _asking()
