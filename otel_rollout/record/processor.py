@@ -230,8 +230,6 @@ class TrajectorySpanProcessor(SpanProcessor):
         written = buffer.active.written
         if sc.LENGTHS not in written or record.attributes != written:  # such as by a limit
             record = as_record(record)
-        if sc.ROLLOUT_SCHEMA_VERSION not in record.attributes and not buffer.active.is_part:
-            buffer.assembly.lost_calls.append(sentences.LIMITED())
         # Hold the lock, so that readers see either the buffer or the filled trajectory.
         with self._lock:
             trajectory = self._trajectory(buffer, record)
@@ -259,6 +257,8 @@ class TrajectorySpanProcessor(SpanProcessor):
 
     def _trajectory(self, buffer: _Buffer, record: SpanRecord) -> Trajectory:
         active, trajectory = buffer.active, buffer.active.trajectory
+        if sc.ROLLOUT_SCHEMA_VERSION not in record.attributes and not active.is_part:
+            buffer.assembly.lost_calls.append(sentences.LIMITED())
         if active.recorded:  # another processor was there first
             return trajectory
         if buffer.refused:
