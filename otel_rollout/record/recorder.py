@@ -181,8 +181,8 @@ class ExchangeRecorder:
         self._asked.body = body
         if process_state.content.redact is not None:
             body, self._is_redacted = process_state.content.body(body)
-        writer = self.rollout.writer
         with self.rollout.lock:
+            writer = self.rollout.writer
             attributes = writer.request(body)
             added, messages = slice(*writer.added), slice(*writer.conversation)
             self.known = writer.known_digest, writer.known_count
@@ -393,7 +393,6 @@ class ExchangeRecorder:
         body = self._body
         if body is None:
             return
-        writer = self.rollout.writer
         if error is not None or (not self.is_events and may_be_error(body)):
             body = self.rollout.secrets.scrub_reply(body)
         found = _response_id(body)
@@ -401,6 +400,7 @@ class ExchangeRecorder:
         if process_state.content.redact is not None:
             body, is_events = self._redacted(body)
         with self.rollout.lock:
+            writer = self.rollout.writer
             written = writer.response(body, events=is_events)
             self._checksums = writer.checksums
         self.rollout.replies += 1
