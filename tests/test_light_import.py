@@ -93,10 +93,14 @@ print(json.dumps([len(sys.modules) - modules, len(gc.get_objects()) - objects, [
 """
 
 
+FOR_PEOPLE = ("guard", "instrumentors", "llm_spans", "sums", "tool_spans")
+
+
 @pytest.mark.slow
 def test_without_an_instrumentor_none_is_loaded() -> None:
     """The garbage collector looks at what is loaded, again and again."""
     modules, objects, names = json.loads(python("-c", CONFIGURED))
     assert [name for name in names if name.startswith("opentelemetry.instrumentation.openai")] == []
+    assert {f"otel_rollout.look.{name}" for name in FOR_PEOPLE}.isdisjoint(names)
     assert modules <= 240
     assert objects <= 13_700

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -47,6 +48,14 @@ def test_packing_writes_what_is_common_once() -> None:
     packed = pack_events(events)
     assert unpack_events(packed) == events
     assert len(packed) < len(events) / 3
+
+
+@pytest.mark.parametrize("length", range(9))
+def test_line_breaks_anywhere(length: int) -> None:
+    """Empty lines, events of several lines, and texts that end in the middle of one."""
+    for characters in itertools.product("a\n", repeat=length):
+        text = "".join(characters)
+        assert unpack_events(pack_events(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "x", "a\n\nb", "a\n\nb\n\nc"])
