@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import msgspec
+
 Json = Any
 """A JSON value: None, bool, int, float, str, list or dict with string keys."""
 Params: TypeAlias = Mapping[str, Json]
@@ -26,10 +28,22 @@ _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 _decoder = json.JSONDecoder(strict=False, parse_constant=_CONSTANTS.__getitem__)
+_decode_strict = msgspec.json.Decoder().decode
 
 
 def loads(text: str | bytes) -> Json:
-    """Parse JSON as the OpenAI client does; NaN is the one `math.nan`, so equal texts are equal."""
+    """Parse JSON as the OpenAI client does; NaN is the one `math.nan`, so equal texts are equal.
+
+    Strict JSON is read in C by `msgspec`. What that refuses, such as NaN, lone surrogates and
+    numbers out of range, is read, or refused, by `json`, which gives the same for what both read.
+    """
+    try:
+        # A text that is not ASCII would keep what it is in UTF-8 as long as it lives.
+        if isinstance(text, str) and not text.isascii():
+            return _decode_strict(text.encode())
+        return _decode_strict(text)
+    except (ValueError, RecursionError):
+        pass
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     return _decoder.decode(text)
