@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import otel_rollout
 from otel_rollout import JsonlTrajectoryExporter, Trajectory, rollout
-from otel_rollout.otlp.writing import to_json_line
+from otel_rollout.otlp.encoding import json_lines
 from otel_rollout.testing import ModelServer, Reply
 
 TURNS, WORDS, GROUP, MIXED = 20, 200, 8, 16
@@ -52,7 +52,7 @@ def recorded() -> tuple[list[str], Trajectory]:
                 messages.append(reply.choices[0].message.model_dump(exclude_none=True))
             trajectory.reward = 1.0
     provider.force_flush()
-    return [to_json_line([span]) for span in spans.get_finished_spans()], trajectory
+    return [next(json_lines([span])).decode() for span in spans.get_finished_spans()], trajectory
 
 
 def repeated(lines: list[str], trajectory: Trajectory, size: int) -> Iterator[str]:

@@ -14,7 +14,6 @@ import pytest
 
 from otel_rollout import Trajectory, rollout
 from otel_rollout.command.cli import main
-from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.testing import Raw
 from tests.command.exports import (
     ROOT,
@@ -27,6 +26,7 @@ from tests.command.exports import (
     trajectories_of,
 )
 from tests.kit.recording import Clients, Recording
+from tests.kit.transports import to_json_line
 
 
 def test_spans_and_trajectories_are_sources(recorded: Recording, tmp_path: Path, capsys: Any):
