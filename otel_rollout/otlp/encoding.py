@@ -235,7 +235,10 @@ class _Json(_Protobuf):
 
     def line(self, rows: Iterable[tuple[ReadableSpan, Any]]) -> bytes:
         """The line of spans. The interpreter does not wait while long texts are copied into it."""
-        parts = _encode({"resourceSpans": self.resource_spans(rows)}).split(b"\0")
+        line = _encode({"resourceSpans": self.resource_spans(rows)})
+        if not self.long:
+            return line + b"\n"
+        parts = line.split(b"\0")
         parts[1::2] = [self.long[int(index)] for index in parts[1::2]]
         return b"".join([*parts, b"\n"])
 
