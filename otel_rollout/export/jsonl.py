@@ -13,7 +13,7 @@ from otel_rollout.compressed import UNPACKING_ERRORS, begun, content_of
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.lines import HALF_A_LINE, append_line, check_appendable, is_half, whole_objects
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.wire import Json, dumps, loads
+from otel_rollout.wire import Json, loads
 
 logger = logging.getLogger("otel_rollout")
 
@@ -43,7 +43,7 @@ class JsonlTrajectoryExporter:
     def export(self, trajectories: Sequence[Trajectory]) -> None:
         """Append the trajectories, one after the other. OSError if one cannot be written."""
         for trajectory in trajectories:
-            line = dumps(trajectory.to_dict()).encode() + b"\n"
+            line = trajectory.to_json().encode() + b"\n"
             append_line(self._appended, line, fsync=self._fsync)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

@@ -292,7 +292,8 @@ class ActiveRollout:
         settle()
         if self.recorder is None:
             return Contents()
-        return Contents(self.recorder.conversations(self.key))
+        conversations = self.recorder.conversations(self.key)
+        return Contents(lambda: conversations)
 
     def take(self, records: Sequence[SpanRecord]) -> None:
         """Take in spans that other processes recorded of it."""

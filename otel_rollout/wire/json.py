@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -49,10 +50,107 @@ def loads(text: str | bytes) -> Json:
     return _decoder.decode(text)
 
 
+class JsonText:
+    """A JSON value and the text of it: each is made of the other when somebody asks."""
+
+    __slots__ = ("_text", "_value")
+
+    def __init__(self, text: str | None, value: Json = None) -> None:
+        self._text = text
+        self._value = _UNREAD if value is None and text is not None else value
+
+    @property
+    def text(self) -> str:
+        """As it was written; compact where nobody wrote it."""
+        if self._text is None:
+            self._text = dumps(self._value)
+        return self._text
+
+    @property
+    def value(self) -> Json:
+        """What it says, one object however often it is asked for."""
+        if self._value is _UNREAD:
+            assert self._text is not None
+            self._value = loads(self._text)
+        return self._value
+
+
+_UNREAD = object()
+
+Cut = msgspec.Raw
+"""JSON that was cut out of a text, checked as strict JSON, and not read; it has its bytes."""
+_Value = TypeVar("_Value")
+
+
+def cut_value(text: str) -> Cut | None:
+    """The value, less white space around it; None if it is no strict JSON, or nested too deep."""
+    return _decoded(_cut_value, text)
+
+
+def cut_members(text: str) -> dict[str, Cut] | None:
+    """The members of an object; None if it is none, no strict JSON, or nested too deep."""
+    return _decoded(_cut_members, text)
+
+
+def cut_elements(text: str) -> list[Cut] | None:
+    """The elements of a list; None if it is none, no strict JSON, or nested too deep."""
+    return _decoded(_cut_elements, text)
+
+
+def loads_bounded(text: str) -> Json:
+    """`loads`; ValueError for what is nested deeper than `DEEPEST`."""
+    value = _decoded(_read_strict, text)
+    if value is None:
+        check_depth(text)
+        return loads(text)
+    return value
+
+
+# --- depth: what is nested too deep could be parsed, and not be written again
+
+DEEPEST = 850
+"""Levels of lists and objects; no request or reply of a model has nearly as many."""
+_MARGIN = 150
+"""Levels around a text that is read: Python 3.11 reads 1,000 in all, those of its calls included,
+so that the text has no more than `DEEPEST`. It costs nothing; to count its brackets costs as much
+as to cut it."""
+_BEFORE, _AFTER = "[" * _MARGIN, "]" * _MARGIN
+_IS_COUNTED = sys.version_info < (3, 12)
+_LEVELS = 1000
+
+
+def _inside(kind: Any) -> Callable[[str | bytes], Any]:
+    """Reads a text of this kind with the margin around it."""
+    for _ in range(_MARGIN):
+        kind = tuple[kind]
+    return msgspec.json.Decoder(kind).decode
+
+
+_cut_value: Callable[[str | bytes], Cut] = _inside(Cut)
+_cut_members: Callable[[str | bytes], dict[str, Cut]] = _inside(dict[str, Cut])
+_cut_elements: Callable[[str | bytes], list[Cut]] = _inside(list[Cut])
+_read_strict = _inside(Any)
+
+
+def _decoded(decode: Callable[[str | bytes], _Value], text: str) -> _Value | None:
+    """What the text is; None for what it cannot read, is nested too deep, or is null."""
+    try:
+        if not _IS_COUNTED or sys.getrecursionlimit() > _LEVELS:
+            check_depth(text)
+        whole = f"{_BEFORE}{text}{_AFTER}"
+        value: Any = decode(whole if whole.isascii() else whole.encode())
+    except (ValueError, RecursionError):
+        return None
+    for _ in range(_MARGIN):
+        (value,) = value
+    found: _Value = value
+    return found
+
+
 def try_loads(text: str) -> Json:
     """The JSON value of a text; None where it is no JSON."""
     try:
-        return loads(text)
+        return loads_bounded(text)
     except (ValueError, RecursionError):
         return None
 
@@ -82,10 +180,6 @@ def dumps(value: Json) -> str:
     return text
 
 
-# --- depth: what is nested too deep could be parsed, and not be written again
-
-DEEPEST = 850
-"""Levels of lists and objects; no request or reply of a model has nearly as many."""
 _USUAL = 32
 """Levels that are looked at together; deeper texts are read bracket by bracket."""
 

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from otel_rollout.wire.json import Json, loads, try_loads
+from otel_rollout.wire.json import Json, loads_bounded, try_loads
 
 _FIRST = (b"data:", b"event:", b"id:", b"retry:", b":")
 """Beginnings of the first line of events."""
@@ -31,7 +31,7 @@ def parse_events(events: str) -> tuple[list[Json], bool]:
             break
         datas.append(data)
     try:
-        chunks = loads("[" + ",".join(datas) + "]")
+        chunks = loads_bounded("[" + ",".join(datas) + "]")
     except (ValueError, RecursionError):  # such as the last event of a truncated stream
         chunks = list(map(try_loads, datas))
     return chunks, done
