@@ -426,7 +426,8 @@ def _response(span: SpanRecord, prompts: int, damage: list[str]) -> tuple[str | 
                 raise ValueError(f"{len(events)} characters would become far more events")
             is_common = any(PLACEHOLDER in part for part in events.split("\n\n", 2)[:2])
             text = unpack_events(events) if is_common else events
-        if sc.RESPONSE_PROMPT_IDS in span.attributes and text.count(PLACEHOLDER) > prompts:
+        is_named = sc.RESPONSE_PROMPT_IDS in span.attributes and not span.is_checked
+        if is_named and text.count(PLACEHOLDER) > prompts:
             raise ValueError(f"it names {prompts} prompts {text.count(PLACEHOLDER)} times")
     except ValueError as error:
         damage.append(f"its response cannot be read ({error})")

@@ -82,28 +82,32 @@ def line_of(trajectory: RolloutRecord) -> str:
         facts["missing_calls"] = missing
     if trajectory.built_by_hand:
         facts["steps"] = [step.to_dict() for step in trajectory.steps]
-    return f"{dumps(facts)[:-1]},{_exchanges_text(trajectory.exchanges)}}}"
+    return "".join([dumps(facts)[:-1], *_exchanges(trajectory.exchanges), "}"])
 
 
-def _exchanges_text(exchanges: Sequence[Exchange]) -> str:
-    """The exchanges, with the messages, tokens and members that they name."""
+def _exchanges(exchanges: Sequence[Exchange]) -> Iterator[str]:
+    """The exchanges, with the messages, tokens and members that they name, in pieces of JSON."""
     paths: _Rows[MessagePath] = _Rows()
     tokens: _Rows[TokenPath] = _Rows()
     params = _Params()
-    rows = [_exchange_text(exchange, paths, tokens, params) for exchange in exchanges]
+    before = ',"exchanges":['
+    for exchange in exchanges:
+        yield before
+        yield from _exchange(exchange, paths, tokens, params)
+        before = ","
     first: dict[str, int] = {}
     messages: list[str] = []
     for number, (parent, path) in enumerate(paths, 1):
         text = path.json.text
         same = first.setdefault(text, number) if len(text) > LARGE else number
         messages.append(f"[{parent},{text}]" if same == number else f"[{parent},null,{same}]")
-    written = {
-        "exchanges": rows,
-        "params": params.rows,
-        "messages": messages,
-        "tokens": [f"[{parent},[{path.text}]]" for parent, path in tokens],
-    }
-    return ",".join(f'"{name}":[{_on_one_line(",".join(of))}]' for name, of in written.items())
+    yield '],"params":[' if exchanges else f'{before}],"params":['
+    yield _on_one_line(",".join(params.rows))
+    yield '],"messages":['
+    yield _on_one_line(",".join(messages))
+    yield '],"tokens":['
+    yield ",".join(f"[{parent},[{path.text}]]" for parent, path in tokens)
+    yield "]"
 
 
 def _on_one_line(text: str) -> str:
@@ -158,12 +162,12 @@ class _Params:
         return self._numbers[texts]
 
 
-def _exchange_text(
+def _exchange(
     exchange: Exchange,
     paths: _Rows[MessagePath],
     tokens: _Rows[TokenPath],
     params: _Params,
-) -> str:
+) -> Iterator[str]:
     asked = exchange.supplied
     written = {name: getattr(exchange, name) for name in _EXCHANGE_FIELDS}
     if exchange.source != EXACT_SOURCE:
@@ -174,21 +178,20 @@ def _exchange_text(
     written["prompt_token_ids"] = [tokens.number(path) for path in exchange.prompts]
     if asked:
         written["supplied"] = [asked.held, tokens.number(asked.prompt)]
-    return f"{dumps(written)[:-1]},{_response_text(exchange)}}}"
-
-
-def _response_text(exchange: Exchange) -> str:
-    """The members of a row that have the response: as JSON, else as text, else as events."""
     text, events = exchange.body, exchange.events
     if events is not None:
         text = exchange.merged()
         if text is None:  # of an unknown shape, though each event may be JSON
-            return f'"response":null,"response_text":null,"response_events":{dumps(events)}'
-    if text is None:
-        return '"response":null,"response_text":null'
-    if text.strip() != "null" and cut_value(text) is not None:
-        return f'"response":{text},"response_text":null'
-    return f'"response":null,"response_text":{dumps(text)}'
+            written["response_events"] = events
+    written["response_text"] = None
+    is_json = text is not None and text.strip() != "null" and cut_value(text) is not None
+    if text is None or not is_json:
+        written |= {"response": None, "response_text": text}
+    yield dumps(written)[:-1]
+    if text is not None and is_json:
+        yield ',"response":'
+        yield _on_one_line(text)
+    yield "}"
 
 
 # --- read

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -82,34 +82,38 @@ Cut = msgspec.Raw
 _Value = TypeVar("_Value")
 
 
-def cut_value(text: str) -> Cut | None:
-    """The value, less white space around it; None if it is no strict JSON, or nested too deep."""
-    return _decoded(_cut_value, text)
+class _Bounded(Generic[_Value]):
+    """Reads strict JSON of a kind that is not nested too deep; gives None for anything else.
 
+    kind: what `msgspec` is to make of it.
+    """
 
-def cut_members(text: str) -> dict[str, Cut] | None:
-    """The members of an object; None if it is none, no strict JSON, or nested too deep."""
-    return _decoded(_cut_members, text)
+    def __init__(self, kind: Any) -> None:
+        self._alone: Callable[[str | bytes], _Value] = msgspec.json.Decoder(kind).decode
+        for _ in range(_MARGIN):
+            kind = tuple[kind]
+        self._inside: Callable[[str | bytes], Any] = msgspec.json.Decoder(kind).decode
 
+    def __call__(self, text: str) -> _Value | None:
+        try:
+            if len(text) <= DEEPEST:
+                return self._alone(text if text.isascii() else text.encode())
+            if not _IS_COUNTED or sys.getrecursionlimit() > _LEVELS:
+                check_depth(text)
+                return self._alone(text if text.isascii() else text.encode())
+            whole = f"{_BEFORE}{text}{_AFTER}"
+            value = self._inside(whole if whole.isascii() else whole.encode())
+        except (ValueError, RecursionError):
+            return None
+        for _ in range(_MARGIN):
+            (value,) = value
+        found: _Value = value
+        return found
 
-def cut_elements(text: str) -> list[Cut] | None:
-    """The elements of a list; None if it is none, no strict JSON, or nested too deep."""
-    return _decoded(_cut_elements, text)
-
-
-def loads_bounded(text: str) -> Json:
-    """`loads`; ValueError for what is nested deeper than `DEEPEST`."""
-    value = _decoded(_read_strict, text)
-    if value is None:
-        check_depth(text)
-        return loads(text)
-    return value
-
-
-# --- depth: what is nested too deep could be parsed, and not be written again
 
 DEEPEST = 850
-"""Levels of lists and objects; no request or reply of a model has nearly as many."""
+"""Levels of lists and objects; no request or reply of a model has nearly as many. What is nested
+deeper could be parsed, and not be written again."""
 _MARGIN = 150
 """Levels around a text that is read: Python 3.11 reads 1,000 in all, those of its calls included,
 so that the text has no more than `DEEPEST`. It costs nothing; to count its brackets costs as much
@@ -117,34 +121,22 @@ as to cut it."""
 _BEFORE, _AFTER = "[" * _MARGIN, "]" * _MARGIN
 _IS_COUNTED = sys.version_info < (3, 12)
 _LEVELS = 1000
+cut_value: _Bounded[Cut] = _Bounded(Cut)
+"""The value in a text, less white space around it."""
+cut_members: _Bounded[dict[str, Cut]] = _Bounded(dict[str, Cut])
+"""The members of the object that a text is."""
+cut_elements: _Bounded[list[Cut]] = _Bounded(list[Cut])
+"""The elements of the list that a text is."""
+_read: _Bounded[Json] = _Bounded(Any)
 
 
-def _inside(kind: Any) -> Callable[[str | bytes], Any]:
-    """Reads a text of this kind with the margin around it."""
-    for _ in range(_MARGIN):
-        kind = tuple[kind]
-    return msgspec.json.Decoder(kind).decode
-
-
-_cut_value: Callable[[str | bytes], Cut] = _inside(Cut)
-_cut_members: Callable[[str | bytes], dict[str, Cut]] = _inside(dict[str, Cut])
-_cut_elements: Callable[[str | bytes], list[Cut]] = _inside(list[Cut])
-_read_strict = _inside(Any)
-
-
-def _decoded(decode: Callable[[str | bytes], _Value], text: str) -> _Value | None:
-    """What the text is; None for what it cannot read, is nested too deep, or is null."""
-    try:
-        if not _IS_COUNTED or sys.getrecursionlimit() > _LEVELS:
-            check_depth(text)
-        whole = f"{_BEFORE}{text}{_AFTER}"
-        value: Any = decode(whole if whole.isascii() else whole.encode())
-    except (ValueError, RecursionError):
-        return None
-    for _ in range(_MARGIN):
-        (value,) = value
-    found: _Value = value
-    return found
+def loads_bounded(text: str) -> Json:
+    """`loads`; ValueError for what is nested deeper than `DEEPEST`."""
+    value = _read(text)
+    if value is None:
+        check_depth(text)
+        return loads(text)
+    return value
 
 
 def try_loads(text: str) -> Json:
