@@ -16,6 +16,7 @@ from otel_rollout.wire import (
     context_key,
     copy_json,
     dumps,
+    dumps_strict,
     loads,
     loads_bounded,
     merge,
@@ -304,8 +305,10 @@ class Exchange:
 
     def merged(self) -> str | None:
         """The events as the text of one response; None where their shape is unknown."""
+        found = merge(self._text(), path=self.path)
         try:
-            return dumps(self._parse(lambda text: text))
+            body = found.body
+            return None if body is None else (dumps_strict if found.is_strict else dumps)(body)
         except (ValueError, RecursionError):
             return None
 

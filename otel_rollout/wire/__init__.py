@@ -42,6 +42,7 @@ from otel_rollout.wire.json import cut_elements as cut_elements
 from otel_rollout.wire.json import cut_members as cut_members
 from otel_rollout.wire.json import cut_value as cut_value
 from otel_rollout.wire.json import dumps as dumps
+from otel_rollout.wire.json import dumps_strict as dumps_strict
 from otel_rollout.wire.json import elements as elements
 from otel_rollout.wire.json import expect as expect
 from otel_rollout.wire.json import finite as finite

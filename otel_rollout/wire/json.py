@@ -127,12 +127,13 @@ cut_members: _Bounded[dict[str, Cut]] = _Bounded(dict[str, Cut])
 """The members of the object that a text is."""
 cut_elements: _Bounded[list[Cut]] = _Bounded(list[Cut])
 """The elements of the list that a text is."""
-_read: _Bounded[Json] = _Bounded(Any)
+read_strict: _Bounded[Json] = _Bounded(Any)
+"""What a text says."""
 
 
 def loads_bounded(text: str) -> Json:
     """`loads`; ValueError for what is nested deeper than `DEEPEST`."""
-    value = _read(text)
+    value = read_strict(text)
     if value is None:
         check_depth(text)
         return loads(text)
@@ -195,6 +196,17 @@ def check_depth(text: str) -> None:
         depth += 1 if bracket in b"[{" else -1
         if depth > DEEPEST:
             raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+
+
+def dumps_strict(value: Json) -> str:
+    """`dumps` of what was read from strict JSON: it has no number and no text that JSON has not."""
+    try:
+        return _encode_strict(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return dumps(value)
+
+
+_encode_strict = msgspec.json.Encoder().encode
 
 
 def finite(value: Json) -> Json:
