@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from otel_rollout.wire.json import Json, dumps, member_of
+from msgspec import UNSET
+
+from otel_rollout.wire.json import Bounded, Json, PartlyRead, dumps, list_of, member_of, struct_of
 from otel_rollout.wire.params import is_constrained
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
@@ -259,6 +262,9 @@ class _Listing:
 
 def _listings(choice: _Fields) -> Iterator[_Listing]:
     """The places, the best first."""
+    if isinstance(choice, PartlyRead) and (listing := _of_chat(choice)) is not None:
+        yield listing
+        return
     logprobs, result, meta = map(choice.get, ("logprobs", "logprobsResult", "meta_info"))
     if isinstance(logprobs, list):
         yield _listing(_of_pieces(logprobs) or None)
@@ -280,6 +286,40 @@ def _listings(choice: _Fields) -> Iterator[_Listing]:
         whole = all(isinstance(row, list) and len(row) > 1 for row in rows or ())
         tops = meta.get("output_top_logprobs")
         yield _listing(rows if whole else None, tops, logprob=0, id=1, token=2)
+
+
+_ENTRY = struct_of("Entry", {"logprob": float}, is_open=True)
+_chat: Bounded[Any] = Bounded(struct_of("Logprobs", {"content": list_of(_ENTRY), "refusal": None}))
+
+
+def _of_chat(choice: PartlyRead) -> _Listing | None:
+    """The tokens of a chat that has nothing else; None where it is another, or not usual.
+
+    Only the log-probabilities are read, and kept, unless something else is asked for.
+    """
+    cut = choice.cut("logprobs")
+    if cut is None or any(map(choice.get, _OTHER_PLACES)):
+        return None
+    values = choice.known.get("logprob")
+    if values is None:
+        found = _chat.part(cut)
+        if found is None or found.content is UNSET:
+            return None
+        try:
+            values = array("d", [entry.logprob for entry in found.content])
+        except TypeError:  # one has none
+            return None
+        choice.known["logprob"] = values
+
+    def column(name: str) -> list[Json] | None:
+        if name == "logprob":
+            return values.tolist()
+        return _listing(choice["logprobs"]["content"]).column(name)
+
+    return _Listing(len(values), column)
+
+
+_OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")
 
 
 def _listing(rows: Json, tops: Json = None, **names: str | int) -> _Listing:
