@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from msgspec import UNSET
@@ -78,7 +80,7 @@ def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] |
     for listing in _listings(choice):
         values = listing.column("logprob")
         if values is not None and (count is None or len(values) == count):
-            return _floats(values)
+            return values if listing.is_known else _floats(values)
         if first is None:
             first = values
     return None if first is None else _floats(first)
@@ -258,6 +260,8 @@ class _Listing:
     column: Callable[[str], list[Json] | None]
     """What it has of each token: `token`, `bytes`, `id`, `logprob`, `top_logprobs`, `probs`. None:
     it has none such."""
+    is_known: bool = False
+    """True if each of its log-probabilities is one."""
 
 
 def _listings(choice: _Fields) -> Iterator[_Listing]:
@@ -306,8 +310,9 @@ def _of_chat(choice: PartlyRead) -> _Listing | None:
         if found is None or found.content is UNSET:
             return None
         try:
-            values = array("d", [entry.logprob for entry in found.content])
-        except TypeError:  # one has none
+            values = _floats(list(map(_logprob, found.content)))
+            values = array("d", struct.pack(f"{len(values)}d", *values))
+        except struct.error:  # one is unknown
             return None
         choice.known["logprob"] = values
 
@@ -316,9 +321,10 @@ def _of_chat(choice: PartlyRead) -> _Listing | None:
             return values.tolist()
         return _listing(choice["logprobs"]["content"]).column(name)
 
-    return _Listing(len(values), column)
+    return _Listing(len(values), column, is_known=True)
 
 
+_logprob = attrgetter("logprob")
 _OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")
 
 
