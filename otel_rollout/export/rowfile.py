@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from otel_rollout.errors import ConfigurationError, ExportError, SpanFormatError
 from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.export.store import Store
@@ -330,10 +332,9 @@ def _refused(
 def _line(row: Mapping[str, Json]) -> bytes:
     """The row as a line of JSON; NaN and infinities are null."""
     try:
-        text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:  # lone surrogates
+        return _encode(row) + b"\n"
+    except (TypeError, ValueError, OverflowError):  # lone surrogates, numbers of NumPy
         return json.dumps(finite(row), separators=(",", ":")).encode() + b"\n"
+
+
+_encode = msgspec.json.Encoder().encode

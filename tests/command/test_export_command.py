@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from otel_rollout import Trajectory, rollout
+from otel_rollout import Trajectory, TrajectoryGroup, rollout
 from otel_rollout.command.cli import main
+from otel_rollout.export import JsonRows, Tally, item_of_trajectory, rows_of
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.testing import Raw
+from otel_rollout.wire import finite
 from tests.command.exports import (
     ROOT,
     by_place,
@@ -84,6 +88,39 @@ def test_what_is_not_known_is_null(recording: Recording, clients: Clients, tmp_p
     (row,) = rows_in(tmp_path / "rows")
     known = [value for value, mask in zip(row["logprobs"], row["sampled"], strict=True) if mask]
     assert set(known) == {None}
+
+
+class Number(float):
+    """As those of NumPy are."""
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.floats().map(Number)
+    | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(VALUES)
+def test_any_row_is_written_as_it_is(value: Any):
+    """Whatever text or number is in it; NaN and infinities are null, tuples are lists."""
+
+    class Anything(JsonRows):
+        def rows(self, group: TrajectoryGroup) -> list[Any]:
+            return [{"value": value}]
+
+    _, item = item_of_trajectory(Trajectory(id="t", name="x"))
+    (line,) = rows_of([item], Anything(), Tally(), print, strict=True)
+    assert line.endswith(b"\n")
+    assert json.loads(line, parse_constant=not_strict) == finite({"value": value})
+
+
+def not_strict(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
 
 
 def test_what_trains_in_no_row_is_counted(
