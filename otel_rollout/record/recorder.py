@@ -378,8 +378,11 @@ class ExchangeRecorder:
                     attributes[sc.EXCHANGE_LATE] = True
                 else:
                     rollout.open -= 1
-                self.span.set_attributes(with_lengths(attributes, self._written, self._checksums))
+                last = with_lengths(attributes, self._written, self._checksums)
+                self.span.set_attributes(last)
+                rollout.ending = {**self._written, **last}
                 self.span.end(self._left_ns)
+                rollout.ending = None
             self._observers.notify("call_ended", self, status)
             rollout.streams.discard(self)
             self._let_go()

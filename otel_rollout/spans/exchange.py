@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from otel_rollout.wire import (
     Json,
+    JsonText,
     MessagePath,
     api_of,
-    check_depth,
+    context_key,
     copy_json,
     dumps,
+    dumps_strict,
     loads,
+    loads_bounded,
     merge,
     path_messages,
     unpack_events,
@@ -45,6 +48,11 @@ class TokenPath:
     _ids: array[int] | str
     """The ids after those of `parent`; as text until somebody asks for them."""
     length: int
+
+    @property
+    def text(self) -> str:
+        """The ids after those of `parent`, with commas between them."""
+        return self._ids if isinstance(self._ids, str) else ",".join(map(str, self._ids))
 
     @property
     def ids(self) -> array[int]:
@@ -114,6 +122,40 @@ def extend_tokens(path: TokenPath | None, ids: Sequence[int] | str) -> TokenPath
 # --- Reading
 
 
+class RequestMembers:
+    """The members of a request, `null` in the place of the conversation, read when asked for.
+
+    Requests with the same members share them.
+    """
+
+    __slots__ = ("_context_key", "_params", "json")
+
+    def __init__(self, json: Mapping[str, JsonText]) -> None:
+        self.json = json
+        """Each member by its name, in their order."""
+        self._params: dict[str, Json] | None = None
+        self._context_key: bytes | None = None
+
+    @property
+    def params(self) -> dict[str, Json]:
+        """What they say."""
+        if self._params is None:
+            self._params = {name: member.value for name, member in self.json.items()}
+        return self._params
+
+    @property
+    def context_key(self) -> bytes:
+        """Equal for requests that may continue one another: same tools, same instructions."""
+        if self._context_key is None:
+            self._context_key = context_key(self.params)
+        return self._context_key
+
+
+def members_of(params: Mapping[str, Json]) -> RequestMembers:
+    """The members with these values."""
+    return RequestMembers({name: JsonText(None, value) for name, value in params.items()})
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Supplied:
     """Token ids that the model server was asked with in the place of the request's messages."""
@@ -153,8 +195,8 @@ class Exchange:
     """As capture found it without reading the response; see `reply_id`."""
     key: str | None
     """The member of the request that holds the conversation, such as `messages`."""
-    params: dict[str, Json]
-    """The members of the request in their order; None in the place of the conversation."""
+    members: RequestMembers
+    """The members of the request, but the conversation."""
     raw_request: str | None
     """The request's text, where it is no JSON object."""
     prompt: MessagePath | None
@@ -162,16 +204,14 @@ class Exchange:
     prompt_is_known: bool
     """False if a span with a prefix of the conversation is missing."""
     body: str | None
-    """The response's text; prompt token ids are replaced by `{"packed": index}`. None where it
-    is known only as `reply`."""
+    """The response's text; prompt token ids are replaced by `{"packed": index}`. None where
+    nothing came, or events did."""
     events: str | None
     """The packed events of a streamed response, instead of `body`."""
     prompts: list[TokenPath | None]
     """The prompt token ids; None in the place of those of which a prefix is missing."""
     damage: list[str]
     """Warnings: what this span should hold and does not."""
-    context_key: bytes = b""
-    """Equal for requests that may continue one another: same tools, same instructions."""
     source: str = EXACT_SOURCE
     """Where it was read: `exchange`, our own span, or the name of a dialect."""
     lost: list[str] = field(default_factory=list)
@@ -185,9 +225,19 @@ class Exchange:
     side_call: str | None = None
     """What rules of the user's own said when it was recorded: why it is a side call, "" where it
     is none. None: they said nothing, the rules of this version decide."""
-    _reply: Json = None
-    _is_read: bool = False
+    _reply: Json = field(default=None, init=False)
+    _is_read: bool = field(default=False, init=False)
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
+
+    @property
+    def params(self) -> dict[str, Json]:
+        """The members of the request in their order; None in the place of the conversation."""
+        return self.members.params
+
+    @property
+    def context_key(self) -> bytes:
+        """Equal for requests that may continue one another: same tools, same instructions."""
+        return self.members.context_key
 
     @property
     def reply(self) -> Json:
@@ -253,10 +303,19 @@ class Exchange:
         except (ValueError, RecursionError):
             return whole(self._text())
 
+    def merged(self) -> str | None:
+        """The events as the text of one response; None where their shape is unknown."""
+        found = merge(self._text(), path=self.path)
+        try:
+            body = found.body
+            return None if body is None else (dumps_strict if found.is_strict else dumps)(body)
+        except (ValueError, RecursionError):
+            return None
+
     @property
     def is_unanswered(self) -> bool:
         """True if no response came, or none is left on the span."""
-        return self.body is None and self.events is None and self._reply is None
+        return self.body is None and self.events is None
 
     def _text(self) -> str:
         if self.events is not None:
@@ -264,16 +323,15 @@ class Exchange:
                 return unpack_events(self.events)
             except ValueError:  # nobody packed them: they stay as they are
                 return self.events
-        return dumps(self._reply) if self.body is None else self.body
+        return self.body or ""
 
     def _parse(self, whole: Callable[[str], str]) -> Json:
         """The response as JSON, None where nothing came. ValueError where it is no JSON."""
         if self.is_unanswered:
             return None
         text = whole(self._text())
-        check_depth(text)
         if self.events is None:
-            return loads(text)
+            return loads_bounded(text)
         merged = merge(text, path=self.path)
         if merged.body is None:
             raise ValueError("events of an unknown shape")
@@ -284,16 +342,13 @@ def unread(exchange: Exchange, error: Exception) -> Exchange:
     """The exchange without what was said in it: its request or response has an unknown shape."""
     return replace(
         exchange,
-        params={},
+        members=RequestMembers({}),
         prompt=None,
         prompt_is_known=False,
         body=None,
         events=None,
         prompts=[],
         damage=[*exchange.damage, f"its request or response cannot be read ({error!r:.200})"],
-        context_key=b"",
-        _reply=None,
-        _is_read=True,
     )
 
 

@@ -150,7 +150,7 @@ class Reader:
         def fail(error: SpanFormatError) -> None:
             self._fail(state.number, error)
 
-        for line, data, where in parsed_lines(lines, name, fail, fail):
+        for line, data, where in parsed_lines(lines, name, fail, fail, loads):
             self._add(data, where, state.number, *lines.place(line))
             if time.monotonic() > seen:
                 self._save(file, state.unfinished(), lines.start)

@@ -172,7 +172,7 @@ class Sources:
     def _items(
         self, lines: Iterable[bytes], source: str, keeps: Keeps | None
     ) -> Iterator[tuple[str, bytes]]:
-        for line, data, where in parsed_lines(lines, source, self.report, self.report):
+        for line, data, where in parsed_lines(lines, source, self.report, self.report, loads):
             try:
                 item = item_of(line, data, where)
                 is_kept = keeps is None or keeps(Trajectory.from_dict(data))
