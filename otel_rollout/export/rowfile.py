@@ -5,8 +5,7 @@ Then the rows of each group are appended to FILE.part, and its end there is comm
 that is started again with the same plan goes on after the last of these groups. FILE itself exists
 only when it is whole.
 
-A trajectory travels as an item of bytes, brought together under the key of its group: the place
-where its line was read (empty for one that was rebuilt), a line break, and its line of JSON.
+A trajectory travels as its line of JSON, an item under the key of its group.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from otel_rollout.errors import ConfigurationError, ExportError, SpanFormatError
+from otel_rollout.errors import ConfigurationError, ExportError
 from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.export.store import Store
 from otel_rollout.lines import lock, write_whole
@@ -203,7 +202,7 @@ class Tally:
     repeated: int = 0
     """Trajectories that came again; the last of each counts."""
     unreadable: int = 0
-    """Lines that are no trajectory."""
+    """Places in the sources that could not be read."""
     rows: int = 0
     """Rows written."""
     refused: Counter[str] = field(default_factory=Counter)
@@ -231,25 +230,11 @@ class Tally:
         return tally
 
 
-def item_of(line: bytes, data: Json, where: str) -> tuple[str, bytes]:
-    """Key and item of a line that a trajectory was written as.
-
-    `data` is what the line holds; `where` names file and line. SpanFormatError if it is no
-    trajectory.
-    """
-    if not isinstance(data, dict) or not isinstance(data.get("id"), str):
-        raise SpanFormatError(f"{where}: not a Trajectory: {line[:80]!r}")
-    return _key(data["id"], data.get("group_id")), where.encode() + b"\n" + line.strip()
-
-
-def item_of_trajectory(trajectory: Trajectory) -> tuple[str, bytes]:
-    """Key and item of a trajectory that was rebuilt."""
-    line = dumps(trajectory.to_dict()).encode()
-    return _key(trajectory.id, trajectory.group_id), b"\n" + line
-
-
-def _key(trajectory_id: str, group_id: Json) -> str:
-    return f"trajectory {trajectory_id}" if group_id is None else f"group {group_id}"
+def item_of(trajectory: Trajectory, line: bytes | None = None) -> tuple[str, bytes]:
+    """Key and item of a trajectory. line: the one that it was read from. None: it was rebuilt."""
+    group = trajectory.group_id
+    key = f"trajectory {trajectory.id}" if group is None else f"group {group}"
+    return key, trajectory.to_json().encode() if line is None else line
 
 
 def rows_of(
@@ -260,9 +245,7 @@ def rows_of(
     A trajectory that the format cannot carry is reported and left out, and the others of its group
     are exported as if it were not there; with `strict` it is an ExportError.
     """
-    members = _members(items, tally, report)
-    if not members:
-        return []
+    members = _members(items, tally)
     group = TrajectoryGroup.of(members.values())
     tally.groups += 1
     tally.trajectories += len(members)
@@ -286,17 +269,10 @@ def rows_of(
     return rows
 
 
-def _members(items: Sequence[bytes], tally: Tally, report: Report) -> dict[str, Trajectory]:
+def _members(items: Sequence[bytes], tally: Tally) -> dict[str, Trajectory]:
     """The trajectories by id; of several with one id the last."""
     members: dict[str, Trajectory] = {}
-    for item in items:
-        where, _, line = item.partition(b"\n")
-        try:
-            trajectory = Trajectory.from_dict(loads(line))
-        except SpanFormatError as error:
-            tally.unreadable += 1
-            report(f"{where.decode()}: {error}" if where else str(error))
-            continue
+    for trajectory in map(Trajectory.from_json, items):
         tally.repeated += members.pop(trajectory.id, None) is not None
         members[trajectory.id] = trajectory
     return members

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, TrajectoryGroup, rollout
 from otel_rollout.command.cli import main
-from otel_rollout.export import JsonRows, Tally, item_of_trajectory, rows_of
+from otel_rollout.export import JsonRows, Tally, item_of, rows_of
 from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.testing import Raw
 from otel_rollout.wire import finite
@@ -114,7 +114,7 @@ def test_any_row_is_written_as_it_is(value: Any):
         def rows(self, group: TrajectoryGroup) -> list[Any]:
             return [{"value": value}]
 
-    _, item = item_of_trajectory(Trajectory(id="t", name="x"))
+    _, item = item_of(Trajectory(id="t", name="x"))
     (line,) = rows_of([item], Anything(), Tally(), print, strict=True)
     assert line.endswith(b"\n")
     assert json.loads(line, parse_constant=not_strict) == finite({"value": value})
