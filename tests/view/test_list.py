@@ -242,7 +242,7 @@ def test_values_of_different_kinds_are_sorted(tmp_path: Path, capsys: Output) ->
     JsonlTrajectoryExporter(path).export(
         [Trajectory(id=name, metadata={"n": value}) for name, value in (("a", "x"), ("b", 3))]
     )
-    assert main(["list", "--json", "--sort", "metadata.n", str(path)]) == 0
+    assert main(["list", "--json", "--sort", 'metadata["n"]', str(path)]) == 0
     first, second, _ = map(json.loads, capsys.readouterr().out.splitlines())
     assert [first["metadata"]["n"], second["metadata"]["n"]] == [3, "x"]
 
