@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from otel_rollout.wire import (
     Json,
     JsonText,
     MessagePath,
+    ModelApi,
     api_of,
     context_key,
     copy_json,
@@ -77,8 +79,9 @@ class TokenPath:
 def token_array(ids: Sequence[int]) -> array[int]:
     """The ids in an array. TypeError for what are no integers, OverflowError beyond 64 bits."""
     try:
-        return array("i", ids)
-    except OverflowError:
+        # An array makes each number by a call with a format; this is eight times as cheap.
+        return array("i", struct.pack(f"{len(ids)}i", *ids))
+    except struct.error:
         return array("q", ids)
 
 
@@ -247,7 +250,7 @@ class Exchange:
         """
         if not self._is_read:
             try:
-                self._reply = self._parse(lambda text: text)
+                self._reply = self._parse(lambda text: text, (api_of(self.path) or ModelApi()).read)
             except (ValueError, RecursionError):
                 self._reply = None
             self._is_read = True
@@ -263,6 +266,8 @@ class Exchange:
 
     def token_ids(self, value: Json) -> list[int] | None:
         """The ids that a field of `reply` stands for; None where there are none."""
+        if isinstance(value, list) and {*map(type, value)} == {int}:
+            return value.copy() if _SMALLEST <= min(value) <= max(value) <= _LARGEST else None
         path = self.token_path(value)
         return path.to_list() if path else None
 
@@ -325,17 +330,23 @@ class Exchange:
                 return self.events
         return self.body or ""
 
-    def _parse(self, whole: Callable[[str], str]) -> Json:
+    def _parse(
+        self, whole: Callable[[str], str], read: Callable[[str], Json] = loads_bounded
+    ) -> Json:
         """The response as JSON, None where nothing came. ValueError where it is no JSON."""
         if self.is_unanswered:
             return None
         text = whole(self._text())
         if self.events is None:
-            return loads_bounded(text)
+            return read(text)
         merged = merge(text, path=self.path)
         if merged.body is None:
             raise ValueError("events of an unknown shape")
         return merged.body
+
+
+_SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
+"""Numbers that may be token ids: an array takes them."""
 
 
 def unread(exchange: Exchange, error: Exception) -> Exchange:

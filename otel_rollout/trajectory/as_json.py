@@ -42,6 +42,7 @@ from otel_rollout.wire import (
     cut_members,
     cut_value,
     dumps,
+    list_of,
     loads,
 )
 
@@ -203,10 +204,6 @@ def _struct(name: str, members: Sequence[tuple[Any, ...]], **options: Any) -> An
     return msgspec.defstruct(name, members, kw_only=not options, gc=False, **options)
 
 
-def _rows(of: Any) -> Any:
-    return list[of]
-
-
 _MessageRow: Any = _struct(
     "MessageRow", [("parent", int), ("message", Cut), ("same", int, 0)], array_like=True
 )
@@ -232,8 +229,8 @@ _Line: Any = _struct(
         *(("metrics", dict[str, float | bool]), ("metadata", dict[str, Any])),
         *(("rewards", list[dict[str, Any]]), ("steps", list[dict[str, Any]] | None, None)),
         ("appended", list[tuple[str, int, list[Any]]]),
-        *(("exchanges", _rows(_ExchangeRow)), ("params", list[Cut])),
-        *(("messages", _rows(_MessageRow)), ("tokens", _rows(_TokenRow))),
+        *(("exchanges", list_of(_ExchangeRow)), ("params", list[Cut])),
+        *(("messages", list_of(_MessageRow)), ("tokens", list_of(_TokenRow))),
     ],
 )
 _decode = msgspec.json.Decoder(_Line).decode

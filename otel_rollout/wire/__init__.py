@@ -47,6 +47,7 @@ from otel_rollout.wire.json import elements as elements
 from otel_rollout.wire.json import expect as expect
 from otel_rollout.wire.json import finite as finite
 from otel_rollout.wire.json import is_list_of_objects as is_list_of_objects
+from otel_rollout.wire.json import list_of as list_of
 from otel_rollout.wire.json import loads as loads
 from otel_rollout.wire.json import loads_bounded as loads_bounded
 from otel_rollout.wire.json import members as members

@@ -9,8 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from otel_rollout.wire.api import Events, ModelApi
-from otel_rollout.wire.json import Choice, Chunk, Json, Reply
+from otel_rollout.wire.json import (
+    Bounded,
+    Choice,
+    Chunk,
+    Cut,
+    Json,
+    PartlyRead,
+    Reply,
+    list_of,
+    set_members,
+    struct_of,
+)
 from otel_rollout.wire.merging import GrowingParts, finish, merge_field, merge_parts
 
 _EXTENSION = "sglext"
@@ -34,8 +47,40 @@ def indexed_choices(reply: Reply, name: str = "choices") -> Iterator[tuple[int, 
             yield index, choice
 
 
+_CHOICE = struct_of(
+    "Choice",
+    {
+        **dict.fromkeys(("index", "message", "finish_reason", "stop_reason", "matched_stop"), Any),
+        **dict.fromkeys(("token_ids", "response_token_ids", "prompt_token_ids", "meta_info"), Any),
+        **dict.fromkeys(("routed_experts", "hidden_states", "content_filter_results"), Any),
+        **dict.fromkeys(("native_finish_reason", "error"), Any),
+        "logprobs": Cut,
+    },
+)
+_REPLY = struct_of(
+    "Reply",
+    {
+        **dict.fromkeys(("id", "object", "created", "model", "usage", "service_tier"), Any),
+        **dict.fromkeys(("system_fingerprint", "prompt_logprobs", "prompt_token_ids"), Any),
+        **dict.fromkeys(("prompt_text", "kv_transfer_params", "metadata", "metrics"), Any),
+        **dict.fromkeys(("timings", "provider", _EXTENSION, "prompt_filter_results"), Any),
+        "choices": list_of(_CHOICE),
+    },
+)
+"""What servers put on replies; one with anything else is read as a whole."""
+_partly: Bounded[Any] = Bounded(_REPLY)
+
+
 class ChoicesApi(ModelApi):
     """An API whose streams are chunks with choices."""
+
+    def read(self, text: str) -> Json:
+        found = _partly(text)
+        if found is None or found.choices is UNSET:
+            return super().read(text)
+        reply = set_members(found)
+        reply["choices"] = [PartlyRead(set_members(choice)) for choice in found.choices]
+        return reply
 
     def is_own(self, chunk: Chunk) -> bool:
         return isinstance(chunk.get("choices"), list)

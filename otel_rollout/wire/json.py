@@ -82,7 +82,7 @@ Cut = msgspec.Raw
 _Value = TypeVar("_Value")
 
 
-class _Bounded(Generic[_Value]):
+class Bounded(Generic[_Value]):
     """Reads strict JSON of a kind that is not nested too deep; gives None for anything else.
 
     kind: what `msgspec` is to make of it.
@@ -93,6 +93,13 @@ class _Bounded(Generic[_Value]):
         for _ in range(_MARGIN):
             kind = tuple[kind]
         self._inside: Callable[[str | bytes], Any] = msgspec.json.Decoder(kind).decode
+
+    def part(self, cut: Cut) -> _Value | None:
+        """The same of what was cut out of such a text."""
+        try:
+            return self._alone(bytes(cut))
+        except (ValueError, RecursionError):
+            return None
 
     def __call__(self, text: str) -> _Value | None:
         try:
@@ -121,13 +128,13 @@ as to cut it."""
 _BEFORE, _AFTER = "[" * _MARGIN, "]" * _MARGIN
 _IS_COUNTED = sys.version_info < (3, 12)
 _LEVELS = 1000
-cut_value: _Bounded[Cut] = _Bounded(Cut)
+cut_value: Bounded[Cut] = Bounded(Cut)
 """The value in a text, less white space around it."""
-cut_members: _Bounded[dict[str, Cut]] = _Bounded(dict[str, Cut])
+cut_members: Bounded[dict[str, Cut]] = Bounded(dict[str, Cut])
 """The members of the object that a text is."""
-cut_elements: _Bounded[list[Cut]] = _Bounded(list[Cut])
+cut_elements: Bounded[list[Cut]] = Bounded(list[Cut])
 """The elements of the list that a text is."""
-read_strict: _Bounded[Json] = _Bounded(Any)
+read_strict: Bounded[Json] = Bounded(Any)
 """What a text says."""
 
 
@@ -138,6 +145,55 @@ def loads_bounded(text: str) -> Json:
         check_depth(text)
         return loads(text)
     return value
+
+
+class PartlyRead(Mapping[str, Json]):
+    """An object of which some members are cut out: these are read each time that they are asked."""
+
+    __slots__ = ("_members", "known")
+
+    def __init__(self, members: dict[str, Json]) -> None:
+        self._members = members
+        self.known: dict[str, Any] = {}
+        """What was found in a cut member, by its name, for whoever asks often."""
+
+    def cut(self, name: str) -> Cut | None:
+        """A member that was cut out; None for any other."""
+        member = self._members.get(name)
+        return member if isinstance(member, Cut) else None
+
+    def __getitem__(self, name: str) -> Json:
+        member = self._members[name]
+        return loads(bytes(member)) if isinstance(member, Cut) else member
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def list_of(kind: Any) -> Any:
+    """The type of lists of these."""
+    return list[kind]
+
+
+def struct_of(name: str, members: Mapping[str, Any], *, is_open: bool = False) -> Any:
+    """A type of objects to read with `Bounded`: with these members of these types, or fewer.
+
+    is_open: further members are passed over; else an object with some is none of this type.
+    """
+    fields = [(each, kind, msgspec.UNSET) for each, kind in members.items()]
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=not is_open, gc=False)
+
+
+def set_members(struct: Any) -> dict[str, Json]:
+    """The members that an object has, in the order of its type."""
+    found = ((name, getattr(struct, name)) for name in struct.__struct_fields__)
+    return {name: value for name, value in found if value is not msgspec.UNSET}
 
 
 def try_loads(text: str) -> Json:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans import exchange
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
@@ -23,7 +22,7 @@ from otel_rollout.trajectory.tokens import (
     token_sequences,
     untrained_sequences,
 )
-from otel_rollout.wire import loads_bounded
+from otel_rollout.wire import choices
 
 
 @dataclass
@@ -529,13 +528,13 @@ def test_no_row_could_have_gone_on_further(server: Server):
 
 def test_replies_are_read_when_asked_for(server: Server, monkeypatch: pytest.MonkeyPatch):
     """A line is written and read without reading a reply; rows read each one once."""
-    live, read_replies = server.trajectory(), list[str]()
+    live, read_replies, partly = server.trajectory(), list[str](), choices._partly
 
     def reading(text: str) -> Any:
         read_replies.append(text)
-        return loads_bounded(text)
+        return partly(text)
 
-    monkeypatch.setattr(exchange, "loads_bounded", reading)
+    monkeypatch.setattr(choices, "_partly", reading)
     read = Trajectory.from_json(live.to_json())
     assert read.status == "complete"
     assert [each.path for each in read.exchanges] == ["/chat/completions"] * len(live.exchanges)
