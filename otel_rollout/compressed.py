@@ -83,9 +83,13 @@ class _Joined(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         # What a pipe has by now is handed on: its writer may be waiting.
-        read = getattr(self._file, "read1", self._file.read)
-        data = self._head[: len(buffer)] or read(len(buffer))
-        self._head = self._head[len(buffer) :]
-        buffer[: len(data)] = data
-        self._progress(len(data))
-        return len(data)
+        if isinstance(self._file, io.BufferedReader) and not self._head:
+            count = self._file.readinto1(buffer)
+        else:
+            read = getattr(self._file, "read1", self._file.read)
+            data = self._head[: len(buffer)] or read(len(buffer))
+            self._head = self._head[len(buffer) :]
+            count = len(data)
+            buffer[:count] = data
+        self._progress(count)
+        return count

@@ -24,10 +24,11 @@ import msgspec
 
 from otel_rollout.errors import ConfigurationError, ExportError
 from otel_rollout.export.row_contract import RowExporter
+from otel_rollout.export.rows import Rows
 from otel_rollout.export.store import Store
 from otel_rollout.lines import lock, write_whole
 from otel_rollout.terminal import without_ids_and_numbers
-from otel_rollout.trajectory import Trajectory, TrajectoryGroup
+from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json, dumps, finite, loads
 
 _OURS = ("trajectories", "spans")
@@ -280,9 +281,14 @@ def _members(items: Sequence[bytes], tally: Tally) -> dict[str, Trajectory]:
 
 def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[bytes]:
     """The rows of a group; counts them, and the completions that the exporter trains in none."""
-    rows = [_line(row) for row in exporter.rows(group)]
+    made = exporter.rows(group)
+    rows = [_line(row) for row in made]
     dropped_of = getattr(exporter, "dropped", None)  # optional in `RowExporter`
-    for drop in dropped_of(group) if callable(dropped_of) else ():
+    if isinstance(made, Rows):
+        drops: Iterable[Dropped] = made.dropped
+    else:
+        drops = dropped_of(group) if callable(dropped_of) else ()
+    for drop in drops:
         if drop.completion is not None:
             tally.dropped[without_ids_and_numbers(drop.reason)] += 1
     empty = (member.why_empty for member in group)  # failures are counted as such

@@ -168,6 +168,22 @@ def test_spans_of_others_alone(recorded: Recording, tmp_path: Path, capsys: Any)
     assert "7 completions in no row" in said
 
 
+def test_token_sequences_are_made_once(
+    recorded: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """For the rows and for what is in none of them."""
+    made, of_trajectory = list[str](), Trajectory.token_sequences
+
+    def counted(trajectory: Trajectory, **options: Any) -> Any:
+        made.append(trajectory.id)
+        return of_trajectory(trajectory, **options)
+
+    monkeypatch.setattr(Trajectory, "token_sequences", counted)
+    source = trajectories_of(recorded.trajectories, tmp_path / "t")
+    assert export(source, "-o", str(tmp_path / "rows")) == 0
+    assert sorted(made) == sorted(trajectory.id for trajectory in recorded.trajectories)
+
+
 REPORTING = """
 from otel_rollout.export import Dropped, JsonRows
 
