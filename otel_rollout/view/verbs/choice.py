@@ -12,7 +12,6 @@ from otel_rollout.view.fields import Field
 from otel_rollout.view.filter_expression import Where
 from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import lines_in_order, ordered
-from otel_rollout.wire import loads
 
 
 class Choice:
@@ -51,7 +50,7 @@ class Choice:
             yield from kept
             return
         for line in lines_in_order(kept, self.key, descending=self.descending):
-            yield Trajectory.from_dict(loads(line))
+            yield Trajectory.from_json(line)
 
     @property
     def descending(self) -> bool:
