@@ -10,7 +10,6 @@ from otel_rollout.spans.exchange import TokenPath as TokenPath
 from otel_rollout.spans.exchange import digest_of as digest_of
 from otel_rollout.spans.exchange import extend_tokens as extend_tokens
 from otel_rollout.spans.exchange import members_of as members_of
-from otel_rollout.spans.exchange import token_block as token_block
 from otel_rollout.spans.exchange import unread as unread
 from otel_rollout.spans.reader import DIFFERS as DIFFERS
 from otel_rollout.spans.reader import WAS_CUT as WAS_CUT

@@ -20,7 +20,6 @@ from otel_rollout.wire import (
     cut_value,
     dumps,
     dumps_strict,
-    loads,
     loads_bounded,
     merge,
     path_messages,
@@ -49,21 +48,9 @@ class TokenPath:
     """Token ids that share a prefix with those of earlier calls (None is the empty path)."""
 
     parent: TokenPath | None
-    _ids: array[int] | str
-    """The ids after those of `parent`; as text until somebody asks for them."""
+    ids: array[int]
+    """The ids after those of `parent`."""
     length: int
-
-    @property
-    def text(self) -> str:
-        """The ids after those of `parent`, with commas between them."""
-        return self._ids if isinstance(self._ids, str) else ",".join(map(str, self._ids))
-
-    @property
-    def ids(self) -> array[int]:
-        """The ids after those of `parent`."""
-        if isinstance(self._ids, str):
-            self._ids = token_array(loads(f"[{self._ids}]"))
-        return self._ids
 
     def to_list(self) -> list[int]:
         """All ids, first to last."""
@@ -87,41 +74,10 @@ def token_array(ids: Sequence[int]) -> array[int]:
         return array("q", ids)
 
 
-def token_block(text: str) -> array[int] | str:
-    """Ids that are written as a JSON list without its brackets, to extend a path with.
-
-    Usual ones stay a text, which is read when somebody asks for them; others are read here.
-    ValueError, and what `token_array` raises, for what are no ids.
-    """
-    data = text.encode().translate(_AS_ZEROS)
-    between = b", " if b", " in data else b","
-    if (
-        len(data.translate(None, b"0")) == len(between) * data.count(between)
-        and data[:1] == data[-1:] == b"0"
-        and between * 2 not in data
-        and _LONG not in data
-        and not text.startswith("0")
-        and f"{between.decode()}0" not in text
-    ):
-        return text
-    return token_array(loads(f"[{text}]"))
-
-
-_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
-_LONG = b"0" * 10
-"""Digits of a number that may be too large for an array."""
-
-
-def extend_tokens(path: TokenPath | None, ids: Sequence[int] | str) -> TokenPath:
-    """The path that continues `path` with these ids. OverflowError beyond 64 bits.
-
-    ids: a text only as `token_block` returns it.
-    """
-    before = path.length if path else 0
-    if isinstance(ids, str):
-        return TokenPath(path, ids, ids.count(",") + 1 + before)
+def extend_tokens(path: TokenPath | None, ids: Sequence[int]) -> TokenPath:
+    """The path that continues `path` with these ids. Raises what `token_array` does."""
     found = ids if isinstance(ids, array) else token_array(ids)
-    return TokenPath(path, found, len(found) + before)
+    return TokenPath(path, found, len(found) + (path.length if path else 0))
 
 
 # --- Reading

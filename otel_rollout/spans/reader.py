@@ -16,7 +16,7 @@ from otel_rollout.spans.exchange import (
     TokenPath,
     digest_of,
     extend_tokens,
-    token_block,
+    token_array,
 )
 from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.wire import (
@@ -91,8 +91,8 @@ class ExchangeReader:
 
     def __init__(self) -> None:
         self._messages: _Chains[MessagePath, JsonText] = _Chains(MessagePath)
-        self._tokens: _Chains[TokenPath, array[int] | str] = _Chains(extend_tokens)
-        self._blocks: dict[str, tuple[bytes, array[int] | str]] = {}
+        self._tokens: _Chains[TokenPath, array[int]] = _Chains(extend_tokens)
+        self._blocks: dict[str, tuple[bytes, array[int]]] = {}
         """Digests of token ids, and the ids, by their text, which is on several spans."""
         self._prompts: dict[str, list[str]] = {}
         """Digests of the prompts in an attribute, by its text."""
@@ -178,7 +178,7 @@ class ExchangeReader:
         links = []
         for block in entry["blocks"]:
             if block not in self._blocks:
-                self._blocks[block] = digest_of(block.encode()), token_block(block)
+                self._blocks[block] = digest_of(block.encode()), token_array(loads(f"[{block}]"))
             links.append(self._blocks[block])
         self._tokens.add(entry["base"], links)
         return digest

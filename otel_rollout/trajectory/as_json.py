@@ -28,7 +28,6 @@ from otel_rollout.spans import (
     Supplied,
     TokenPath,
     extend_tokens,
-    token_block,
 )
 from otel_rollout.trajectory.record import FIELDS, Facts, RolloutRecord
 from otel_rollout.trajectory.reward import Reward
@@ -41,6 +40,7 @@ from otel_rollout.wire import (
     cut_elements,
     cut_members,
     dumps,
+    dumps_strict,
     list_of,
     loads,
 )
@@ -106,8 +106,7 @@ def _exchanges(exchanges: Sequence[Exchange]) -> Iterator[str]:
     yield '],"messages":['
     yield _on_one_line(",".join(messages))
     yield '],"tokens":['
-    yield ",".join(f"[{parent},[{path.text}]]" for parent, path in tokens)
-    yield "]"
+    yield dumps_strict([[parent, path.ids.tolist()] for parent, path in tokens])[1:]
 
 
 def _on_one_line(text: str) -> str:
@@ -202,7 +201,7 @@ def _struct(name: str, members: Sequence[tuple[Any, ...]], **options: Any) -> An
 _MessageRow: Any = _struct(
     "MessageRow", [("parent", int), ("message", Cut), ("same", int, 0)], array_like=True
 )
-_TokenRow: Any = _struct("TokenRow", [("parent", int), ("ids", Cut)], array_like=True)
+_TokenRow: Any = _struct("TokenRow", [("parent", int), ("ids", list[int])], array_like=True)
 _ExchangeRow: Any = _struct(
     "ExchangeRow",
     [
@@ -248,7 +247,6 @@ def parameters_of(data: Mapping[str, Json]) -> dict[str, Any]:
         "exchanges": [{**row, "response": _uncut(row["response"])} for row in data["exchanges"]],
         "params": [_uncut(row) for row in data["params"]],
         "messages": [[row[0], _uncut(row[1]), *row[2:]] for row in data["messages"]],
-        "tokens": [[row[0], _uncut(row[1])] for row in data["tokens"]],
     }
     return _parameters(msgspec.convert({**data, **rows}, _Line))
 
@@ -283,8 +281,7 @@ def _exchanges_of(line: Any) -> list[Exchange]:
         paths.append(MessagePath(paths[row.parent], said.json if said else _text_of(row.message)))
     tokens: list[TokenPath | None] = [None]
     for row in line.tokens:
-        text = bytes(row.ids).decode()
-        tokens.append(extend_tokens(tokens[row.parent], token_block(text[1:-1])))
+        tokens.append(extend_tokens(tokens[row.parent], row.ids))
     members: list[RequestMembers] = []
     for row in line.params:
         text = bytes(row).decode()
