@@ -50,8 +50,9 @@ class _Rebuilt:
     def counted(self, trajectory: Trajectory) -> Trajectory:
         """Count a trajectory, and return it."""
         self.statuses[trajectory.status] += 1
-        self.warned += bool(trajectory.warnings)
-        self.warnings.update({without_ids(warning) for warning in trajectory.warnings})
+        warnings = trajectory.warnings
+        self.warned += bool(warnings)
+        self.warnings.update({without_ids(warning) for warning in warnings})
         return trajectory
 
 
