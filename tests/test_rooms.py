@@ -477,7 +477,7 @@ LINES = {
     "export": 2_065,
     "gateway": 2_060,
     "look": 2_135,
-    "otlp": 1_645,
+    "otlp": 1_890,
     "rebuild": 1_200,
     "rebuild/dialects": 2_080,
     "record": 7_120,

@@ -22,11 +22,11 @@ _HEX = frozenset("0123456789abcdef")
 def in_camel_case(value: Any) -> Any:
     """The same JSON with the names of OTLP/JSON in the place of protobuf's, and without nulls."""
     if isinstance(value, Mapping):
-        return {_camel(k): in_camel_case(v) for k, v in value.items() if v is not None}
+        return {camel_case(k): in_camel_case(v) for k, v in value.items() if v is not None}
     return [in_camel_case(item) for item in value] if isinstance(value, list) else value
 
 
-def _camel(name: str) -> str:
+def camel_case(name: str) -> str:
     first, *others = name.split("_")
     return first + "".join(map(str.capitalize, others))
 

@@ -23,6 +23,7 @@ from opentelemetry.trace import Status
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.otlp.encoding import plain, use_encoder
 
 logger = logging.getLogger("otel_rollout")
 
@@ -61,6 +62,7 @@ class SplittingSpanExporter(SpanExporter):
             )
         self.exporter = exporter
         """The exporter that sends the requests."""
+        use_encoder(exporter)
         self._max_bytes = _MAX_BYTES if max_bytes is None else max_bytes
         self._largest = max_bytes
         """Bytes to which a larger span is cut. None: no span was refused so far."""
@@ -241,10 +243,8 @@ def _text(text: str | None) -> int:
 def _attributes(attributes: Mapping[str, Any] | None) -> int:
     if not attributes:
         return 0
-    # A plain dict: the SDK's mapping takes a lock at every access.
-    rows = attributes.copy() if hasattr(attributes, "copy") else attributes
     size = 0
-    for key, value in rows.items():
+    for key, value in plain(attributes).items():
         size += _ROW + (len(key) if key.isascii() else _text(key))
         if isinstance(value, str):
             size += len(value) if value.isascii() else _text(value)

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_rollout.lines import append_line, check_folder
+from otel_rollout.otlp.encoding import json_lines
 
 logger = logging.getLogger("otel_rollout")
 
 
 class JsonLinesSpanExporter(SpanExporter):
-    """Appends spans to a file, one line for each batch, as the collector's file exporter does.
+    """Appends spans to a file, as lines of OTLP/JSON, as the collector's file exporter does.
 
         configure(span_exporters=[JsonLinesSpanExporter("spans.jsonl")])
 
-    For runs without a collector; `read` reads the file. What a full disk does not take whole is
-    taken back and reported as a failure.
+    For runs without a collector; `read` reads the file. A line has spans of at most 256 KiB, or a
+    single larger one. A batch that a full disk does not take whole is taken back and reported as a
+    failure.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -49,9 +46,9 @@ class JsonLinesSpanExporter(SpanExporter):
             return SpanExportResult.FAILURE if self._failed else SpanExportResult.SUCCESS
         self._failed = True
         try:
-            line = to_json_line(spans).encode()
+            lines = b"".join(json_lines(spans))
             with self._lock:
-                append_line(self._appended, line)
+                append_line(self._appended, lines)
         except Exception:  # a span exporter does not raise
             logger.exception("%d spans were not written to %s", len(spans), self.path)
             return SpanExportResult.FAILURE
@@ -64,21 +61,3 @@ class JsonLinesSpanExporter(SpanExporter):
 
     def shutdown(self) -> None:
         """Nothing is held."""
-
-
-def to_json_line(spans: Sequence[ReadableSpan]) -> str:
-    """The spans as one OTLP/JSON object, on one line with a newline."""
-    data = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
-    for resource in data.get("resourceSpans", ()):
-        for scope in resource["scopeSpans"]:
-            for span in scope["spans"]:
-                for link in (span, *span.get("links", ())):
-                    _ids_to_hex(link)
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
-def _ids_to_hex(row: dict[str, Any]) -> None:
-    """Convert ids from base64 (protobuf's own JSON) to hex (OTLP/JSON)."""
-    for key in ("traceId", "spanId", "parentSpanId"):
-        if key in row:
-            row[key] = base64.b64decode(row[key]).hex()

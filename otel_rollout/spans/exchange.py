@@ -24,6 +24,7 @@ from otel_rollout.wire import (
     merge,
     path_messages,
     unpack_events,
+    wholly_read,
 )
 
 EXACT_SOURCE = "exchange"
@@ -304,18 +305,21 @@ class Exchange:
             return _packed(ids, text) if self.prompts else text
 
         try:
-            return self._parse(whole)
+            return wholly_read(self._parse(whole))
         except (ValueError, RecursionError):
             return whole(self._text())
 
-    def merged(self) -> str | None:
-        """The events as the text of one response; None where their shape is unknown."""
+    def merged(self) -> tuple[str | None, bool]:
+        """The events as the text of one response, None where their shape is unknown; and whether
+        that is known to be strict JSON.
+        """
         found = merge(self._text(), path=self.path)
         try:
             body = found.body
-            return None if body is None else (dumps_strict if found.is_strict else dumps)(body)
+            text = None if body is None else (dumps_strict if found.is_strict else dumps)(body)
         except (ValueError, RecursionError):
-            return None
+            text = None
+        return text, found.is_strict
 
     @property
     def is_unanswered(self) -> bool:

@@ -179,13 +179,16 @@ def _exchange(
     written["prompt_token_ids"] = [tokens.number(path) for path in exchange.prompts]
     if asked:
         written["supplied"] = [asked.held, tokens.number(asked.prompt)]
-    text, events = exchange.body, exchange.events
+    text, events, is_json = exchange.body, exchange.events, False
     if events is not None:
-        text = exchange.merged()
+        text, is_json = exchange.merged()
         if text is None:  # of an unknown shape, though each event may be JSON
             written["response_events"] = events
     written["response_text"] = None
-    is_json = text is not None and text.strip() != "null" and cut_value(text) is not None
+    if text is None or text.strip() == "null":
+        is_json = False
+    else:
+        is_json = is_json or cut_value(text) is not None
     if text is None or not is_json:
         written |= {"response": None, "response_text": text}
     yield dumps(written)[:-1]

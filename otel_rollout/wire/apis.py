@@ -158,7 +158,7 @@ def merge(events: str, choices: int = 1, path: str = "") -> Merged:
 
     The API at `path` is asked first whether it recognises the events, then all.
     """
-    chunks, done, is_strict = parse_events(events)
+    chunks, done, is_strict = parse_events(events, apis_of(path)[0].read_chunks)
     if None in (chunks if done or ends_an_event(events) else chunks[:-1]):
         return Merged(None, False, None, malformed=True)
     chunks = [chunk for chunk in chunks if isinstance(chunk, dict)]

@@ -176,6 +176,15 @@ class PartlyRead(Mapping[str, Json]):
         return repr(dict(self))
 
 
+def wholly_read(reply: Json) -> Json:
+    """The reply with all of its choices read."""
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    if not isinstance(choices, list):
+        return reply
+    whole = [dict(each) if isinstance(each, PartlyRead) else each for each in choices]
+    return {**reply, "choices": whole}
+
+
 def list_of(kind: Any) -> Any:
     """The type of lists of these."""
     return list[kind]
@@ -190,10 +199,9 @@ def struct_of(name: str, members: Mapping[str, Any], *, is_open: bool = False) -
     return msgspec.defstruct(name, fields, forbid_unknown_fields=not is_open, gc=False)
 
 
-def set_members(struct: Any) -> dict[str, Json]:
-    """The members that an object has, in the order of its type."""
-    found = ((name, getattr(struct, name)) for name in struct.__struct_fields__)
-    return {name: value for name, value in found if value is not msgspec.UNSET}
+def as_objects(found: Any) -> Any:
+    """What was read as a type as plain JSON, with the members that are there, and cuts."""
+    return msgspec.to_builtins(found, builtin_types=(Cut,))
 
 
 def try_loads(text: str) -> Json:
@@ -215,7 +223,13 @@ scan = _decoder.raw_decode
 """`scan(text, start) -> (value, end)`: the JSON value that begins exactly at `start`."""
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+def _plain(value: Any) -> dict[str, Json]:
+    if isinstance(value, PartlyRead):
+        return dict(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
 
 
 def dumps(value: Json) -> str:
@@ -262,7 +276,11 @@ def dumps_strict(value: Json) -> str:
         return dumps(value)
 
 
-_encode_strict = msgspec.json.Encoder().encode
+def _as_cut(value: Any) -> dict[str, Json]:
+    return value._members if isinstance(value, PartlyRead) else _plain(value)
+
+
+_encode_strict = msgspec.json.Encoder(enc_hook=_as_cut).encode
 
 
 def finite(value: Json) -> Json:

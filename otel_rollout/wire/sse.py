@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from otel_rollout.wire.json import Json, read_strict, try_loads
 
@@ -21,7 +21,9 @@ _SMALL = 1 << 16
 _begins_an_object = re.compile(rb"[ \t\r\n]*\{").match
 
 
-def parse_events(events: str) -> tuple[list[Json], bool, bool]:
+def parse_events(
+    events: str, read_chunks: Callable[[str], list[Json] | None] = read_strict
+) -> tuple[list[Json], bool, bool]:
     """The JSON of each event, None for one that is no JSON; True if `[DONE]` came; True if all of
     it is strict JSON.
     """
@@ -32,7 +34,7 @@ def parse_events(events: str) -> tuple[list[Json], bool, bool]:
             done = True
             break
         datas.append(data)
-    chunks = read_strict(f"[{','.join(datas)}]")
+    chunks = read_chunks(f"[{','.join(datas)}]")
     if chunks is None:  # such as the last event of a truncated stream
         return list(map(try_loads, datas)), done, False
     return chunks, done, True

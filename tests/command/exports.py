@@ -9,8 +9,8 @@ from typing import Any
 
 from otel_rollout import JsonlTrajectoryExporter, TrajectoryGroup, to_token_rows
 from otel_rollout.command.cli import main
-from otel_rollout.otlp.writing import to_json_line
 from tests.kit.recording import Recording
+from tests.kit.transports import to_json_line
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, TrajectoryGroup, rollout
 from otel_rollout.command.cli import main
 from otel_rollout.export import JsonRows, Tally, item_of, rows_of
-from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.testing import Raw
 from otel_rollout.wire import finite
 from tests.command.exports import (
@@ -31,6 +30,7 @@ from tests.command.exports import (
     trajectories_of,
 )
 from tests.kit.recording import Clients, Recording
+from tests.kit.transports import to_json_line
 
 
 def test_spans_and_trajectories_are_sources(recorded: Recording, tmp_path: Path, capsys: Any):

@@ -11,7 +11,6 @@ import pytest
 from otel_rollout import JsonlTrajectoryExporter, reconstruct, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.command.cli import main
-from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.spans import SpanRecord, as_record, with_lengths
 from otel_rollout.testing import Raw
 from otel_rollout.view import format_trajectory
@@ -19,6 +18,7 @@ from otel_rollout.wire import dumps
 from tests.kit.fuzzing import changed
 from tests.kit.recording import Clients, Recording
 from tests.kit.scenarios import play
+from tests.kit.transports import to_json_line
 
 STEERS = "\x1b]0;mine\x07\x1b[2J\r\x9b1m\u202eabc\u2066\u200b\u061c\U000e0041\xad"
 pytestmark = pytest.mark.not_replayed("spans are made and changed by hand")

@@ -15,10 +15,10 @@ import pytest
 from otel_rollout import JsonlTrajectoryExporter
 from otel_rollout.command.cli import main
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.index import Index
 from tests.kit.recording import Recording
+from tests.kit.transports import to_json_line
 
 Output = pytest.CaptureFixture[str]
 

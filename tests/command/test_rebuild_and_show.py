@@ -18,8 +18,8 @@ import pytest
 
 from otel_rollout import JsonlTrajectoryExporter, Trajectory, rollout
 from otel_rollout.command.cli import main
-from otel_rollout.otlp.writing import to_json_line
 from tests.kit.recording import Clients, Recording
+from tests.kit.transports import to_json_line
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [

@@ -30,10 +30,10 @@ from otel_rollout import (
 from otel_rollout.command import main
 from otel_rollout.export import TokenRows, row_exporter
 from otel_rollout.export.row_contract import OURS
-from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.workflows import reconstruct_episodes, run_workflows
 from tests.kit.programs import ROOT
 from tests.kit.recording import Clients, Recording
+from tests.kit.transports import to_json_line
 
 
 async def play(clients: Clients, rewards: list[float | None]) -> TrajectoryGroup:

@@ -15,12 +15,17 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout.otlp import read, read_protobuf
-from otel_rollout.otlp.writing import to_json_line
+from otel_rollout.otlp.encoding import json_lines
 
 
 def as_it_is(spans: Sequence[ReadableSpan]) -> Iterable[Any]:
     """The SDK's spans."""
     return spans
+
+
+def to_json_line(spans: Iterable[ReadableSpan]) -> str:
+    """The spans as OTLP/JSON: a line with its newline, unless they are very large."""
+    return b"".join(json_lines(spans)).decode()
 
 
 def as_json_lines(spans: Sequence[ReadableSpan]) -> Iterable[Any]:

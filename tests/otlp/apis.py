@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from otel_rollout.otlp.writing import to_json_line
+from tests.kit.transports import to_json_line
 
 Json = dict[str, Any]
 KINDS = ("array_value", "bool_value", "bytes_value", "double_value", "int_value", "kvlist_value")

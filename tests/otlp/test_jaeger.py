@@ -15,8 +15,8 @@ import pytest
 
 from otel_rollout import SpanFormatError, reconstruct
 from otel_rollout.otlp import find_jaeger, read, read_jaeger
-from otel_rollout.otlp.writing import to_json_line
 from tests.kit.recording import Recording
+from tests.kit.transports import to_json_line
 
 
 class Jaeger:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from otel_rollout import SpanFormatError
 from otel_rollout.command.cli import main
 from otel_rollout.otlp import read, read_json_lines
-from otel_rollout.otlp.writing import to_json_line
+from tests.kit.transports import to_json_line
 
 READERS = pytest.mark.parametrize("reading", [read, read_json_lines])
 Reading = Callable[..., Any]

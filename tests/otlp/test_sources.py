@@ -23,10 +23,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from otel_rollout import SpanFormatError, reconstruct, rollout
 from otel_rollout.otlp import read, read_clickhouse, read_json, read_json_lines, read_protobuf
-from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.spans.record import SpanRecord, as_record, carried, label
 from tests.kit.recording import Clients, Recording
-from tests.kit.transports import TRANSPORTS, rows
+from tests.kit.transports import TRANSPORTS, rows, to_json_line
 from tests.otlp.written import SCALARS
 
 

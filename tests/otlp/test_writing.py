@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 import otel_rollout
 from otel_rollout import ConfigurationError, reconstruct, rollout
 from otel_rollout.otlp import JsonLinesSpanExporter, read
-from otel_rollout.otlp.writing import to_json_line
 from tests.kit.disks import full_disk
 from tests.kit.recording import Clients
+from tests.kit.transports import to_json_line
 
 
 def test_spans_are_written_as_the_collector_does(clients: Clients, tmp_path: Path):

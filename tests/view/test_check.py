@@ -11,12 +11,12 @@ import pytest
 from otel_rollout import Trajectory, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.command.cli import main
-from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.testing import Reply
 from otel_rollout.view import findings_of
 from otel_rollout.view.verbs.requirements import DEFAULT, REQUIREMENTS
 from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording
+from tests.kit.transports import to_json_line
 
 Output = pytest.CaptureFixture[str]
 

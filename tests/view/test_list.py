@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from otel_rollout import JsonlTrajectoryExporter, Trajectory
 from otel_rollout.command.cli import main
-from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.view import Overview, Where
 from otel_rollout.view.sums import Rewards
 from otel_rollout.view.verbs.listing import Table
 from tests.kit.recording import Recording
+from tests.kit.transports import to_json_line
 
 Output = pytest.CaptureFixture[str]
 

@@ -11,10 +11,10 @@ import pytest
 
 from otel_rollout import rollout
 from otel_rollout.command.cli import main
-from otel_rollout.otlp.writing import to_json_line
 from otel_rollout.view import findings_of, format_trajectory
 from tests.kit.conversations import said, user
 from tests.kit.recording import Clients, Recording
+from tests.kit.transports import to_json_line
 
 Output = pytest.CaptureFixture[str]
 

@@ -1,0 +1,268 @@
+"""Spans as OTLP, in protobuf and in JSON: one walk over a span, which copies no text.
+
+The encoder of OpenTelemetry copies each text eleven times, since every message around it is made of
+a copy. The nested dicts that are made here become a message, or JSON, in one call.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from types import FunctionType, MethodType
+from typing import Any
+
+import msgspec
+from opentelemetry.exporter.otlp.proto.common import trace_encoder
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext
+
+from otel_rollout.otlp.json import camel_case
+from otel_rollout.wire import dumps
+
+logger = logging.getLogger("otel_rollout")
+
+PIECE = 1 << 18
+"""Bytes of a line with several spans, at most, and characters that are encoded in one call."""
+_MOST_LEVELS = 89
+"""Levels of messages around a list or mapping, at most: protobuf reads 100, those of a span too."""
+_KNOWN_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
+_encode = msgspec.json.Encoder().encode
+_camel_case = cache(camel_case)
+
+
+def encode_spans(spans: Iterable[ReadableSpan]) -> ExportTraceServiceRequest:
+    """The request with these spans, as OpenTelemetry's function of this name makes it.
+
+    What is no value of OTLP is left out, and logged: text that is no UTF-8, an integer of more than
+    64 bits, any other type.
+    """
+    encoding = _Protobuf()
+    rows = [(span, encoding.span(span)) for span in spans]
+    return ExportTraceServiceRequest(resource_spans=encoding.resource_spans(rows))
+
+
+def json_lines(spans: Iterable[ReadableSpan]) -> Iterator[bytes]:
+    """The spans as OTLP/JSON objects, each on a line of at most `PIECE` bytes with its newline.
+
+    A larger span has a line of its own. Left out is what `encode_spans` leaves out, but text that
+    is no UTF-8, which is escaped.
+    """
+    encoding, rows, size = _Json(), list[tuple[ReadableSpan, Any]](), 0
+    for span in spans:
+        encoded = msgspec.Raw(_encode(encoding.span(span)))
+        if rows and size + len(encoded) > PIECE:
+            yield _encode({"resourceSpans": encoding.resource_spans(rows)}) + b"\n"
+            rows, size = [], 0
+        rows.append((span, encoded))
+        size += len(encoded)
+    if rows:
+        yield _encode({"resourceSpans": encoding.resource_spans(rows)}) + b"\n"
+
+
+def use_encoder(exporter: SpanExporter) -> None:
+    """Let an OTLP exporter of OpenTelemetry, HTTP or gRPC, use the `encode_spans` of this module.
+
+    Its method that calls theirs is the same with another function of that name; one that does not
+    call it stays as it is.
+    """
+    for name in ("export", "_translate_data"):
+        method = getattr(type(exporter), name, None)
+        if not isinstance(method, FunctionType) or "encode_spans" not in method.__code__.co_names:
+            continue
+        names = method.__globals__
+        if names.get("encode_spans") is trace_encoder.encode_spans:
+            own, rest = {**names, "encode_spans": encode_spans}, (name, method.__defaults__)
+            function = FunctionType(method.__code__, own, *rest, method.__closure__)
+            setattr(exporter, name, MethodType(function, exporter))
+
+
+def plain(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The attributes as a plain dict: the SDK's mapping takes a lock at every access."""
+    return attributes.copy() if hasattr(attributes, "copy") else attributes
+
+
+class _Protobuf:
+    """Messages as dicts of their fields, as protobuf's constructors take them."""
+
+    STRING, BOOL, INT, DOUBLE = "string_value", "bool_value", "int_value", "double_value"
+    BYTES, ARRAY, PAIRS = "bytes_value", "array_value", "kvlist_value"
+
+    def message(self, **fields: Any) -> dict[str, Any]:
+        """A message with these fields, of which empty ones are not there."""
+        return fields
+
+    def text(self, text: str) -> Any:
+        """A text of the user's. UnicodeEncodeError for what cannot be sent."""
+        if not text.isascii():
+            text.encode()
+        return text
+
+    def name(self, text: str | None) -> Any:
+        """A text that a message is not sent without."""
+        return text and text.encode("utf-8", "replace").decode()
+
+    def id(self, number: int, size: int) -> Any:
+        return number.to_bytes(size, "big")
+
+    def scalar(self, value: float | bytes) -> Any:
+        """An integer, a float or bytes."""
+        return value
+
+    def resource_spans(self, rows: Iterable[tuple[ReadableSpan, Any]]) -> list[Any]:
+        """`ResourceSpans` of spans, each with what it was encoded to."""
+        groups: dict[int, tuple[Resource, dict[InstrumentationScope | None, list[Any]]]] = {}
+        for span, encoded in rows:
+            # By identity: the SDK makes JSON of a resource to hash it.
+            _, scopes = groups.setdefault(id(span.resource), (span.resource, {}))
+            scopes.setdefault(span.instrumentation_scope or None, []).append(encoded)
+        return [
+            self.message(
+                resource=self.message(attributes=self._attributes(resource.attributes)),
+                scope_spans=[self._scope_spans(*each) for each in scopes.items()],
+                schema_url=self.name(resource.schema_url),
+            )
+            for resource, scopes in groups.values()
+        ]
+
+    def _scope_spans(self, scope: InstrumentationScope | None, spans: list[Any]) -> Any:
+        if scope is None:
+            return self.message(scope={}, spans=spans)
+        about = self.message(
+            name=self.name(scope.name),
+            version=self.name(scope.version),
+            attributes=self._attributes(scope.attributes),
+        )
+        return self.message(scope=about, spans=spans, schema_url=self.name(scope.schema_url))
+
+    def span(self, span: ReadableSpan) -> dict[str, Any]:
+        """`Span`: fields of one span."""
+        context, parent, status = span.context, span.parent, span.status
+        return self.message(
+            trace_id=self.id(context.trace_id, 16),
+            span_id=self.id(context.span_id, 8),
+            trace_state=self.name(",".join(f"{k}={v}" for k, v in context.trace_state.items())),
+            parent_span_id=self.id(parent.span_id, 8) if parent else None,
+            name=self.name(span.name),
+            kind=span.kind.value + 1,
+            start_time_unix_nano=span.start_time and self.scalar(span.start_time),
+            end_time_unix_nano=span.end_time and self.scalar(span.end_time),
+            attributes=self._attributes(span.attributes),
+            events=[
+                self.message(
+                    name=self.name(event.name),
+                    time_unix_nano=event.timestamp and self.scalar(event.timestamp),
+                    attributes=self._attributes(event.attributes),
+                    dropped_attributes_count=event.dropped_attributes,
+                )
+                for event in span.events
+            ],
+            links=[
+                self.message(
+                    trace_id=self.id(link.context.trace_id, 16),
+                    span_id=self.id(link.context.span_id, 8),
+                    attributes=self._attributes(link.attributes),
+                    dropped_attributes_count=link.dropped_attributes,
+                    flags=_flags(link.context),
+                )
+                for link in span.links
+            ],
+            status=self.message(
+                code=status.status_code.value, message=self.name(status.description)
+            ),
+            dropped_attributes_count=span.dropped_attributes,
+            dropped_events_count=span.dropped_events,
+            dropped_links_count=span.dropped_links,
+            flags=_flags(parent),
+        )
+
+    def _attributes(self, attributes: Mapping[str, Any] | None) -> list[Any]:
+        rows = []
+        for key, value in plain(attributes or {}).items():
+            try:
+                rows.append({"key": self.text(key), "value": self._value(value)})
+            except (TypeError, ValueError, AttributeError) as error:
+                logger.warning("the attribute %r is not exported: %.200s", key, error)
+        return rows
+
+    def _value(self, value: Any, levels: int = 0) -> dict[str, Any]:
+        """`AnyValue`: in so many levels of messages. TypeError and ValueError if it is none."""
+        if isinstance(value, str):
+            return {self.STRING: self.text(value)}
+        if isinstance(value, bool):
+            return {self.BOOL: value}
+        if isinstance(value, int):
+            if not -(1 << 63) <= value < 1 << 63:
+                raise ValueError("an integer of more than 64 bits")
+            return {self.INT: self.scalar(value)}
+        if isinstance(value, float):
+            return {self.DOUBLE: self.scalar(value)}
+        if value is None:
+            return {}
+        if isinstance(value, bytes):
+            return {self.BYTES: self.scalar(value)}
+        if levels > _MOST_LEVELS:
+            raise ValueError("it is nested too deep")
+        if isinstance(value, Sequence):
+            values = [self._value(each, levels + 2) for each in value]
+            return {self.ARRAY: self.message(values=values)}
+        if isinstance(value, Mapping):
+            pairs = [
+                {"key": self.text(str(key)), "value": self._value(each, levels + 3)}
+                for key, each in value.items()
+            ]
+            return {self.PAIRS: self.message(values=pairs)}
+        raise TypeError(f"no value of OTLP: {type(value).__name__}")
+
+
+class _Json(_Protobuf):
+    """Messages as OTLP/JSON has them: without what is empty, ids in hex, integers as text."""
+
+    STRING, BOOL, INT, DOUBLE = "stringValue", "boolValue", "intValue", "doubleValue"
+    BYTES, ARRAY, PAIRS = "bytesValue", "arrayValue", "kvlistValue"
+
+    def message(self, **fields: Any) -> dict[str, Any]:
+        return {_camel_case(k): v for k, v in fields.items() if v or isinstance(v, dict)}
+
+    def text(self, text: str) -> Any:
+        """A long text is encoded piece by piece, since the interpreter waits for each."""
+        if type(text) is str and len(text) <= PIECE and text.isascii():
+            return text
+        pieces = (_quoted(text[at : at + PIECE])[1:-1] for at in range(0, len(text), PIECE))
+        return msgspec.Raw(b'"%b"' % b"".join(pieces))
+
+    def name(self, text: str | None) -> Any:
+        return text and self.text(text)
+
+    def id(self, number: int, size: int) -> Any:
+        return number.to_bytes(size, "big").hex()
+
+    def scalar(self, value: float | bytes) -> Any:
+        if isinstance(value, bytes):
+            return base64.b64encode(value).decode()
+        if isinstance(value, int):
+            return int.__repr__(value)
+        if math.isfinite(value):
+            return float(value)
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _quoted(text: str) -> bytes:
+    """The JSON of a text; lone surrogates are escaped."""
+    try:
+        return _encode(text)
+    except UnicodeEncodeError:
+        return dumps(text).encode()
+
+
+def _flags(context: SpanContext | None) -> int:
+    """The flags of a span with this parent, or of a link to it."""
+    return _KNOWN_REMOTE | (_REMOTE if context and context.is_remote else 0)

@@ -1,0 +1,177 @@
+"""Spans as OTLP: as OpenTelemetry's own encoder writes them, and in pieces."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given, settings
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as theirs
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from otel_rollout.otlp import SplittingSpanExporter, encoding, read_json, read_protobuf
+from otel_rollout.otlp.encoding import PIECE, encode_spans, json_lines
+from tests.kit.receivers import GrpcReceiver, HttpReceiver
+from tests.otlp.any_span import spans
+
+
+def in_hex(value: Any) -> Any:
+    """Protobuf's JSON with the ids of OTLP/JSON."""
+    if isinstance(value, dict):
+        ids = ("traceId", "spanId", "parentSpanId")
+        return {
+            key: base64.b64decode(inner).hex() if key in ids else in_hex(inner)
+            for key, inner in value.items()
+        }
+    return [in_hex(each) for each in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=60, deadline=None)
+@given(spans)
+def test_a_span_is_encoded_as_by_opentelemetry(span: ReadableSpan):
+    """Field by field, in protobuf and in JSON; compared as text, since NaN is no NaN."""
+    expected = theirs([span])
+    assert str(encode_spans([span])) == str(expected)
+    as_json = in_hex(MessageToDict(expected, use_integers_for_enums=True))
+    (line,) = json_lines([span])
+    assert line.endswith(b"\n")
+    assert b"\n" not in line[:-1]
+    written = json.loads(line)
+    assert json.dumps(written, sort_keys=True) == json.dumps(as_json, sort_keys=True)
+
+
+def ended(name: str = "x", provider: Any = None, **rows: Any) -> ReadableSpan:
+    span: Any = (provider or TracerProvider()).get_tracer("x").start_span(name, attributes=rows)
+    span.end()
+    found = span._readable_span()
+    assert isinstance(found, ReadableSpan)
+    return found
+
+
+def test_spans_are_grouped_by_resource_and_scope():
+    """As OpenTelemetry groups them, in one request and on one line."""
+    providers = [TracerProvider(resource=Resource({"number": number})) for number in range(2)]
+    several = [
+        ended(str(number), providers[number % 2] if number < 5 else providers[0])
+        for number in range(7)
+    ]
+    assert str(encode_spans(several)) == str(theirs(several))
+    (line,) = json_lines(several)
+    assert [span.name for span in read_json(json.loads(line))] == list("0245613")
+    assert encode_spans([]).SerializeToString() == b""
+    assert list(json_lines([])) == []
+
+
+class Text(str):
+    """A text of another type, which JSON takes as a text all the same."""
+
+
+def nested(levels: int) -> Any:
+    return (nested(levels - 1),) if levels else ()
+
+
+LEFT_OUT: Mapping[str, Any] = {"big": 1 << 63, "small": -(1 << 63) - 1, "deep": nested(60)}
+KEPT: Mapping[str, Any] = {
+    "text": 'é\u2028\0\x1f"\\</script>💾',
+    "of a type": Text("é"),
+    "largest": (1 << 63) - 1,
+    "smallest": -(1 << 63),
+    "infinite": -math.inf,
+    "tiny": 5e-324,
+    "zero": -0.0,
+    "bytes": b"\xff\x00",
+    "list": (True, 1, 0.1, "x", None),
+}
+
+
+@pytest.mark.parametrize("lone", ["\ud83d", "é\udc00 x", "\udfff" * 3])
+def test_what_is_no_value_of_otlp_is_left_out_alone(lone: str, caplog: pytest.LogCaptureFixture):
+    """It is named in the log; a lone surrogate is written to a file, and not sent."""
+    span = ended("named", **KEPT, **LEFT_OUT, lone=lone, **{f"key {lone}": 1})
+    kept = {**KEPT, "list": [*KEPT["list"]]}
+    (sent,) = read_protobuf(encode_spans([span]).SerializeToString())
+    assert repr(sent.attributes) == repr({**kept, "of a type": "é"})
+    for name in (*LEFT_OUT, "lone"):
+        assert f"the attribute {name!r} is not exported" in caplog.text
+    (line,) = json_lines([span])
+    (written,) = read_json(json.loads(line))
+    assert written.attributes == {**kept, "lone": lone, f"key {lone}": 1}
+    assert repr(written.attributes["zero"]) == "-0.0"
+
+
+def test_a_name_that_is_no_utf_8_is_sent_in_part():
+    """The span is not lost: what cannot be sent of its name is a question mark."""
+    (sent,) = read_protobuf(encode_spans([ended("a\ud800b")]).SerializeToString())
+    assert sent.name == "a?b"
+    (line,) = json_lines([ended("a\ud800b")])
+    assert next(read_json(json.loads(line))).name == "a\ud800b"
+
+
+def test_no_long_text_is_encoded_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Whoever waits for the interpreter waits for a piece; lines are no longer, but of one span."""
+    encoded = list[int]()
+    encode = encoding._encode
+
+    def counted(value: Any) -> bytes:
+        encoded.append(len(value) if isinstance(value, str) else len(encode(value)))
+        return encode(value)
+
+    monkeypatch.setattr(encoding, "_encode", counted)
+    for long in ('a"é\ud800' * PIECE, 'ab"\n' * PIECE):
+        encoded.clear()
+        (line,) = json_lines([ended(long=long)])
+        assert next(read_json(json.loads(line))).attributes == {"long": long}
+        pieces = encoded[:-2]  # the last two are the span and the line, which copy what was encoded
+        assert pieces == [PIECE] * 4
+    several = [ended(str(number), text="x" * (PIECE // 10)) for number in range(50)]
+    lines = list(json_lines([*several, ended("large", text="x" * 2 * PIECE), *several]))
+    names = [[span.name for span in read_json(json.loads(line))] for line in lines]
+    assert [name for line in names for name in line] == [
+        *map(str, range(50)),
+        "large",
+        *map(str, range(50)),
+    ]
+    assert ["large"] in names
+    assert (
+        max(len(line) for line, held in zip(lines, names, strict=True) if held != ["large"]) < PIECE
+    )
+    assert len(lines) == 13
+
+
+def test_a_text_is_copied_once(monkeypatch: pytest.MonkeyPatch):
+    """OTLP exporters encode with our function, those of others with their own."""
+    requests = list[int]()
+
+    def counted(several: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
+        requests.append(len(several))
+        return encode_spans(several)
+
+    monkeypatch.setattr(encoding, "encode_spans", counted)
+    for kind in (HttpReceiver, GrpcReceiver):
+        with kind() as receiver:
+            exporter = receiver.exporter()
+            assert exporter.export([ended("plain")]) is SpanExportResult.SUCCESS
+            assert requests == []
+            splitting = SplittingSpanExporter(exporter)
+            assert splitting.export([ended("a"), ended("b")]) is SpanExportResult.SUCCESS
+            assert requests == [2]
+            requests.clear()
+            splitting.shutdown()
+        assert receiver.names() == ["a", "b", "plain"]
+
+    class Own(OTLPSpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    own = Own()
+    assert SplittingSpanExporter(own).export([ended()]) is SpanExportResult.SUCCESS
+    assert "export" not in vars(own)
