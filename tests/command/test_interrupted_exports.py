@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from otel_rollout import TrajectoryGroup
-from otel_rollout.export.store import Store
 from otel_rollout.export.rows import TokenRows
+from otel_rollout.export.store import Store
 from tests.command.exports import (
     COMMAND,
     ROOT,
