@@ -484,7 +484,7 @@ LINES = {
     "spans": 1_725,
     "testing": 1_195,
     "trajectory": 4_365,
-    "view": 5_628,
+    "view": 5_652,
     "wire": 4_345,
     "workflows": 855,
 }

@@ -28,7 +28,7 @@ def rebuild(options: argparse.Namespace) -> int:
         found = reconstruct_by_rollout(
             sources.records(), folder / "spans", infer_rollouts=options.infer_rollouts
         )
-        kept = map(rebuilt.counted, filter(choice.keeps_trajectory, found))
+        kept = map(rebuilt.counted, filter(choice.keeps, found))
         file.writelines(
             lines_in_order(kept, choice.key, descending=choice.descending, folder=folder)
         )
