@@ -28,8 +28,9 @@ BOUNDS = {
     "default": {"rollout": 151, "call": 328, "chunk": 4},
 }
 
-OBJECTS = {"unread": 81, "read": 406}
-"""Of a trajectory with one call; read: its messages, token ids, log-probabilities and rows."""
+CALLS = 10
+OBJECTS = {"unread": 12, "read": 34}
+"""A call of a trajectory with ten; read: its messages, token ids, log-probabilities and rows."""
 
 
 def calls_of_ours(step: Callable[[], object]) -> int:
@@ -128,10 +129,11 @@ def test_objects_of_a_trajectory(state: str, clients: Clients):
     """Of the second one: what is made once a process is not counted."""
     exporter = InMemoryTrajectoryExporter()
     otel_rollout.configure(exporters=[exporter], instrumentor=None, request_token_ids=True)
-    client: Any = clients.sync(clients.serve(["one reply. " * 9] * 2))
+    client: Any = clients.sync(clients.serve(["one reply. " * 9] * 2 * CALLS))
     for _ in range(2):
         with rollout("agent"):
-            client.chat.completions.create(model="m", messages=[user("hi")], logprobs=True)
+            for _ in range(CALLS):
+                client.chat.completions.create(model="m", messages=[user("hi")], logprobs=True)
         trajectories = exporter.take(1)
         if state == "read":
             read(trajectories[0])
@@ -139,4 +141,4 @@ def test_objects_of_a_trajectory(state: str, clients: Clients):
         trajectories.clear()
         held -= objects()
     otel_rollout.shutdown()
-    assert 0 < held <= OBJECTS[state]
+    assert 0 < held <= OBJECTS[state] * CALLS

@@ -101,7 +101,7 @@ class ActiveRollout:
     written: dict[str, Any]
     """Attributes that its span began with; once it has ended, all that were written on it."""
     ending: dict[str, Any] | None = None
-    """All attributes of the call whose span ends just now."""
+    """All attributes that were written on the span of the call that ended last."""
     further: dict[str, Any]
     """Further attributes that its span ends with."""
     kept_back: dict[str, Any]

@@ -17,6 +17,7 @@ from otel_rollout.wire import (
     api_of,
     context_key,
     copy_json,
+    cut_value,
     dumps,
     dumps_strict,
     loads,
@@ -309,10 +310,13 @@ class Exchange:
         except (ValueError, RecursionError):
             return whole(self._text())
 
-    def merged(self) -> tuple[str | None, bool]:
-        """The events as the text of one response, None where their shape is unknown; and whether
-        that is known to be strict JSON.
+    def text(self) -> tuple[str | None, bool]:
+        """The response as text, a stream in unstreamed shape; and whether it is strict JSON.
+
+        None where nothing came, or events of an unknown shape.
         """
+        if self.events is None:
+            return self.body, self.body is not None and cut_value(self.body) is not None
         found = merge(self._text(), path=self.path)
         try:
             body = found.body

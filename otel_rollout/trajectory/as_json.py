@@ -40,7 +40,6 @@ from otel_rollout.wire import (
     MessagePath,
     cut_elements,
     cut_members,
-    cut_value,
     dumps,
     list_of,
     loads,
@@ -179,22 +178,15 @@ def _exchange(
     written["prompt_token_ids"] = [tokens.number(path) for path in exchange.prompts]
     if asked:
         written["supplied"] = [asked.held, tokens.number(asked.prompt)]
-    text, events, is_json = exchange.body, exchange.events, False
-    if events is not None:
-        text, is_json = exchange.merged()
-        if text is None:  # of an unknown shape, though each event may be JSON
-            written["response_events"] = events
-    written["response_text"] = None
-    if text is None or text.strip() == "null":
-        is_json = False
-    else:
-        is_json = is_json or cut_value(text) is not None
-    if text is None or not is_json:
-        written |= {"response": None, "response_text": text}
-    yield dumps(written)[:-1]
-    if text is not None and is_json:
-        yield ',"response":'
-        yield _on_one_line(text)
+    text, is_json = exchange.text()
+    if text is None:  # none came, or events of an unknown shape, though each may be JSON
+        written |= {"response_events": exchange.events} if exchange.events is not None else {}
+    if text is None or not is_json or text.strip() == "null":
+        yield dumps({**written, "response": None, "response_text": text})
+        return
+    yield dumps({**written, "response_text": None})[:-1]
+    yield ',"response":'
+    yield _on_one_line(text)
     yield "}"
 
 

@@ -266,9 +266,11 @@ class _Listing:
 
 def _listings(choice: _Fields) -> Iterator[_Listing]:
     """The places, the best first."""
-    if isinstance(choice, PartlyRead) and (listing := _of_chat(choice)) is not None:
-        yield listing
-        return
+    chat = _of_chat(choice) if isinstance(choice, PartlyRead) else None
+    return _read_listings(choice) if chat is None else iter((chat,))
+
+
+def _read_listings(choice: _Fields) -> Iterator[_Listing]:
     logprobs, result, meta = map(choice.get, ("logprobs", "logprobsResult", "meta_info"))
     if isinstance(logprobs, list):
         yield _listing(_of_pieces(logprobs) or None)
@@ -297,10 +299,7 @@ _chat: Bounded[Any] = Bounded(struct_of("Logprobs", {"content": list_of(_ENTRY),
 
 
 def _of_chat(choice: PartlyRead) -> _Listing | None:
-    """The tokens of a chat that has nothing else; None where it is another, or not usual.
-
-    Only the log-probabilities are read, and kept, unless something else is asked for.
-    """
+    """The tokens of a usual chat, of which only the log-probabilities are read, and kept."""
     cut = choice.cut("logprobs")
     if cut is None or any(map(choice.get, _OTHER_PLACES)):
         return None
