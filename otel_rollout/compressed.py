@@ -17,8 +17,7 @@ UNPACKED = 1 << 36
 UNPACKING_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 """What the content of a damaged file raises where it is read."""
 _PACKED_HEAD = 4096
-_BUFFER = 1 << 18
-"""Bytes that are read at once, if there are as many."""
+_BUFFER = 1 << 18  # each piece that is read passes through Python
 
 
 def joined(
@@ -88,8 +87,7 @@ class _Joined(io.RawIOBase):
         else:
             read = getattr(self._file, "read1", self._file.read)
             data = self._head[: len(buffer)] or read(len(buffer))
-            self._head = self._head[len(buffer) :]
-            count = len(data)
+            self._head, count = self._head[len(buffer) :], len(data)
             buffer[:count] = data
         self._progress(count)
         return count

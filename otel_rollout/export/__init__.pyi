@@ -28,7 +28,6 @@ from otel_rollout.export.rows import EmptyRowsWarning as EmptyRowsWarning
 from otel_rollout.export.rows import Rows as Rows
 from otel_rollout.export.rows import TokenRows as TokenRows
 from otel_rollout.export.rows import to_token_rows as to_token_rows
-from otel_rollout.export.store import Store as Store
 from otel_rollout.export.store import reconstruct_by_rollout as reconstruct_by_rollout
 from otel_rollout.export.tables import TabularList as TabularList
 from otel_rollout.export.tables import columns_of as columns_of

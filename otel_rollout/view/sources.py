@@ -21,7 +21,6 @@ from otel_rollout.compressed import begun, joined
 from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.export import (
     HEAD,
-    Store,
     item_of,
     layout_of,
     lines_of,
@@ -260,13 +259,15 @@ def lines_in_order(
 
     They are in a temporary file, in the folder if one is given; memory holds the keys.
     """
-    with Store(folder / "trajectories" if folder else None) as store:
-        places: list[tuple[Any, int]] = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        places: list[tuple[Any, int, int]] = []
         for trajectory in trajectories:
             line = trajectory.to_json().encode() + b"\n"
-            places.append((key(trajectory), store.add("", line)))
-        for _, number in ordered(places, lambda place: place[0], descending=descending):
-            yield store.item(number)
+            places.append((key(trajectory), file.tell(), len(line)))
+            file.write(line)
+        for _, start, size in ordered(places, lambda place: place[0], descending=descending):
+            file.seek(start)
+            yield file.read(size)
 
 
 # --- what is printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from otel_rollout import JsonlTrajectoryExporter, Trajectory
 from otel_rollout.command.cli import main
 from otel_rollout.view import Overview, Where
+from otel_rollout.view.overview import HEAD
 from otel_rollout.view.sums import Rewards
 from otel_rollout.view.verbs.listing import Table
 from tests.kit.recording import Recording
@@ -126,6 +128,39 @@ def test_a_filter_acts_on_lines_and_sums(listed: Any) -> None:
         [],
         {**listed("--where", "turns < 0")[1], "trajectories": 0},
     )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["list", "--where", 'reward > 1 and metadata["a"] is None'],
+        ["check", "--where", "seconds < 0"],
+        ["show", "--where", "status == 'unknown'", "--sort", "reward"],
+        ["show", "--id", "none", "--where", "turns > 0"],
+        ["export", "--to", "tokens", "-o", "ROWS", "--where", "reward > 1"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_no_call_is_read_of_what_is_not_kept(
+    command: list[str], trajectories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the filter is not about calls."""
+
+    def read(trajectory: Trajectory) -> None:
+        raise AssertionError(f"a call of {trajectory.id} is read")
+
+    monkeypatch.setattr(Trajectory, "completions", property(read))
+    rows = str(tmp_path / "rows")
+    assert main([rows if each == "ROWS" else each for each in (*command, trajectories)]) in (0, 1)
+
+
+@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(Overview)])
+def test_a_field_is_the_same_alone(name: str, recorded: Recording) -> None:
+    """As a filter, or an order, asks for it."""
+    for trajectory in recorded.trajectories:
+        alone = Overview.of(trajectory, {name})
+        assert getattr(alone, name) == getattr(Overview.of(trajectory), name)
+        assert (alone.rows is None) == (name in HEAD)
 
 
 @pytest.mark.parametrize("descending", [False, True])
