@@ -12,9 +12,15 @@ process are. A bare client that is counted twice differs by 0.3 % at most.
 A column is the number of turns of a rollout, with `s` if the replies are streamed (50 chunks). The
 figure of a variant is what it adds to a call of the bare client; that comes from the budget,
 `instructions.json`, where `bare` is not among the variants. Named variants are counted in all
-columns, or in those that are named; parts only if they are named, or if nothing is.
+their columns, or in those that are named; parts only if they are named, or if nothing is.
 
-`--check` counts the two cheapest columns and the empty rollout, and fails if one is more than 3 %
+`capture` leaves finished trajectories in memory, unread. Beside it are the ways on from there, with
+all that is handed over written or sent before the count ends: each trajectory into a file (`file`),
+asked for its token sequences (`tokens`), for the messages of its histories (`messages`), for its
+`to_dict`; its spans into a file (`spans`) or over OTLP/HTTP (`otlp`) to a receiver that is not
+counted. What arrived is read again and compared with what was played.
+
+`--check` counts the cheapest columns and the empty rollout, and fails if one is more than 3 %
 above its budget; `--write` makes the figures the budget. It holds for the Python version it names.
 """
 
@@ -29,10 +35,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import openai
@@ -41,12 +49,18 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from overhead import conversation, one_rollout, server  # type: ignore[import-not-found]
 
 import otel_rollout
-from otel_rollout import InMemoryTrajectoryExporter, rollout
+from otel_rollout import (
+    InMemoryTrajectoryExporter,
+    JsonlTrajectoryExporter,
+    Trajectory,
+    reconstruct,
+    rollout,
+)
+from otel_rollout.otlp import JsonLinesSpanExporter, read_json_lines, read_protobuf
 from otel_rollout.spans import ExchangeWriter
 
 Scope = Callable[[str], AbstractContextManager[Any]]
 TOKENS = 512
-VARIANTS = ("bare", "instrumentor", "capture", "default")
 
 
 class Column(NamedTuple):
@@ -75,7 +89,23 @@ PARTS = {
 """A rollout without a call; a plain span of the SDK, made current; the writer of exchange spans on
 a request and on a reply; rebuilding 100 turns with completions and histories. Each with how often
 the one and the other child do it."""
-CHECKED = [f"{name} {column}" for name in ("bare", "capture", "default") for column in ("1", "10")]
+READINGS: dict[str, Callable[[Trajectory], Any]] = {
+    "tokens": Trajectory.token_sequences,
+    "messages": lambda trajectory: [history.messages() for history in trajectory.histories],
+    "to_dict": Trajectory.to_dict,
+}
+"""What is asked of each trajectory as soon as it has ended."""
+SENT = ("file", "spans", "otlp")
+"""Variants whose trajectories or spans arrive outside of the process that is counted."""
+VARIANTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("bare", "instrumentor", "capture", "default"), tuple(COLUMNS)),
+    **dict.fromkeys(("file", *READINGS, "spans", "otlp"), ("1", "10", "s1")),
+}
+"""The columns of each variant."""
+CHECKED = [
+    *(f"{name} {column}" for name in ("bare", "capture", "default") for column in ("1", "10")),
+    *("file 1", "messages 1"),
+]
 MARGIN = 1.03
 BUDGET = Path(__file__).with_suffix(".json")
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -94,20 +124,44 @@ class LLMSpans(SpanProcessor):
         self.count += scope is not None and "instrumentation.openai" in scope.name
 
 
+class Reader(InMemoryTrajectoryExporter):
+    """Reads each trajectory, and keeps the last one with what was read of it."""
+
+    def __init__(self, read: Callable[[Trajectory], Any] | None) -> None:
+        super().__init__(max_trajectories=1)
+        self.read = read
+        self.last: Any = None
+
+    def export(self, trajectories: Sequence[Trajectory]) -> None:
+        super().export(trajectories)
+        for trajectory in trajectories if self.read else ():
+            assert self.read
+            self.last = self.read(trajectory)
+
+
+def exporting(name: str, reader: Reader) -> dict[str, Any]:
+    """The arguments of `configure` for a variant of ours."""
+    options: dict[str, Any] = {"instrumentor": "openai" if name == "default" else None}
+    file = sent(Path(os.environ["FOLDER"]), os.getpid())
+    if name == "file":
+        return {**options, "exporters": [JsonlTrajectoryExporter(file)]}
+    if name == "spans":
+        return {**options, "span_exporters": [JsonLinesSpanExporter(file)]}
+    if name == "otlp":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        endpoint = f"{os.environ['RECEIVER']}/{os.getpid()}"
+        return {**options, "span_exporters": [OTLPSpanExporter(endpoint)]}
+    return {**options, "exporters": [reader]}
+
+
 @contextmanager
 def instrumented(name: str, turns: int, rollouts: int) -> Iterator[Scope]:
     """Instrumented as the variant is, with its kind of scope; checks that calls were captured."""
     provider, spans = TracerProvider(shutdown_on_exit=False), LLMSpans()
     provider.add_span_processor(spans)
-    exporter = InMemoryTrajectoryExporter(max_trajectories=1)
-    if name in ("capture", "default"):
-        instrumentor: Any = "openai" if name == "default" else None
-        otel_rollout.configure(
-            exporters=[exporter], tracer_provider=provider, instrumentor=instrumentor
-        )
-        yield rollout
-        otel_rollout.shutdown()
-    else:
+    reader = Reader(READINGS.get(name))
+    if name in ("bare", "instrumentor"):
         if name == "instrumentor":
             # Not before: where it is imported, `configure` connects what writes LLM spans.
             from opentelemetry.instrumentation.openai import OpenAIInstrumentor
@@ -115,10 +169,34 @@ def instrumented(name: str, turns: int, rollouts: int) -> Iterator[Scope]:
             instrumentor = OpenAIInstrumentor(upload_base64_image=None)
             instrumentor.instrument(tracer_provider=provider)
         yield nullcontext
+    else:
+        otel_rollout.configure(tracer_provider=provider, **exporting(name, reader))
+        yield rollout
+        assert otel_rollout.shutdown()
     assert spans.count == (turns * rollouts if name in ("instrumentor", "default") else 0)
-    completions = [c for t in exporter.get_finished_trajectories() for c in t.completions]
-    assert len(completions) == (turns if name in ("capture", "default") else 0)
-    assert all(len(completion.logprobs or ()) == TOKENS for completion in completions)
+    if name in ("capture", "default", *READINGS):
+        (trajectory,) = reader.get_finished_trajectories()
+        check_trajectory(trajectory, turns)
+        if turns and name in READINGS:
+            check_reading(name, reader.last, turns)
+
+
+def check_trajectory(trajectory: Trajectory, turns: int) -> None:
+    """AssertionError if a call of it is missing, or a token of one."""
+    completions = trajectory.completions
+    assert len(completions) == turns
+    assert all(len(each.logprobs or ()) == TOKENS for each in completions)
+    assert all(len(each.token_ids or ()) == TOKENS for each in completions)
+
+
+def check_reading(name: str, read: Any, turns: int) -> None:
+    """AssertionError if not all was read of a trajectory."""
+    if name == "tokens":
+        assert sum(sum(row.loss_mask) for row in read) == TOKENS * turns
+    elif name == "messages":
+        assert [len(messages) for messages in read] == [2 * turns]
+    else:
+        check_trajectory(Trajectory.from_dict(read), turns)
 
 
 async def play(scope: Scope, column: Column, count: int) -> None:
@@ -189,6 +267,54 @@ def run_children(names: list[str]) -> None:
 # Outside of it.
 
 
+class Receiver(BaseHTTPRequestHandler):
+    """Takes OTLP over HTTP, and appends the messages of each path to a file."""
+
+    protocol_version = "HTTP/1.1"  # connections are kept, as a collector does
+    folder: Path
+
+    def do_POST(self) -> None:
+        message = self.rfile.read(int(self.headers["content-length"]))
+        with sent(self.folder, int(self.path[1:])).open("ab") as file:
+            file.write(message)
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@contextmanager
+def receiver(folder: Path) -> Iterator[str]:
+    """The URL of a receiver of spans."""
+    handler = type("ReceiverInFolder", (Receiver,), {"folder": folder})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def sent(folder: Path, process: int) -> Path:
+    """The file of what arrived from a process that is counted."""
+    return folder / f"{process}.sent"
+
+
+def check_sent(name: str, count: int, file: Path) -> None:
+    """AssertionError if not all rollouts of a figure arrived with all of their tokens."""
+    variant, column = name.split()
+    if variant == "file":
+        arrived = list(JsonlTrajectoryExporter.read(file))
+    elif variant == "spans":
+        arrived = reconstruct(read_json_lines(str(file)))
+    else:
+        # Messages that are written one after the other are one message.
+        arrived = reconstruct(read_protobuf(file.read_bytes()))
+    assert len(arrived) == count, (name, len(arrived))
+    for trajectory in arrived:
+        check_trajectory(trajectory, COLUMNS[column].turns)
+
+
 def counts(name: str) -> tuple[int, int]:
     """How often the two children do what has this name."""
     return COLUMNS[name.split()[1]].rollouts if " " in name else PARTS[name]
@@ -199,22 +325,38 @@ def thousands(names: list[str]) -> dict[str, int]:
     if not shutil.which("valgrind"):
         sys.exit("instructions are counted by valgrind, which is missing: apt-get install valgrind")
     figures = {}
-    with server() as base_url, tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": "0",
+            "BASE_URL": stack.enter_context(server()),
+            "FOLDER": str(folder),
+            "RECEIVER": stack.enter_context(receiver(folder)),
+            "OTEL_BSP_SCHEDULE_DELAY": "600000",  # batches by number, not by time
+        }
         command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--log-file=/dev/null"]
         command += [f"--cachegrind-out-file={folder}/%p", sys.executable, __file__, "--here"]
-        environment = {**os.environ, "PYTHONHASHSEED": "0", "BASE_URL": base_url}
         done = subprocess.run(
             [*command, *names], env=environment, stdout=subprocess.PIPE, text=True
         )
         if done.returncode:
             sys.exit(f"what was counted ended with {done.returncode}")
-        children = iter(done.stdout.split())
+        children = iter(map(int, done.stdout.split()))
         for name in names:
-            few, many = (instructions(Path(folder, next(children))) for _ in range(2))
-            once, more = counts(name)
-            turns = COLUMNS[name.split()[1]].turns if " " in name else 1
-            figures[name] = round((many - few) / (more - once) / turns / 1000)
+            figures[name] = round(per_call(name, [next(children) for _ in range(2)], folder))
     return figures
+
+
+def per_call(name: str, children: list[int], folder: Path) -> float:
+    """Thousands of instructions of a call, or a part, from the two children that counted it."""
+    variant, _, column = name.partition(" ")
+    if variant in SENT:
+        for count, child in zip(counts(name), children, strict=True):
+            check_sent(name, count, sent(folder, child))
+    few, many = (instructions(folder / str(child)) for child in children)
+    once, more = counts(name)
+    return (many - few) / (more - once) / (COLUMNS[column].turns if column else 1) / 1000
 
 
 def instructions(path: Path) -> int:
@@ -257,9 +399,16 @@ def chosen(options: argparse.Namespace) -> list[str]:
         return [*CHECKED, "rollout"]
     all_of_it = not (options.variants or options.columns or options.parts)
     variants = options.variants or (VARIANTS if all_of_it or options.columns else ())
-    columns = options.columns or COLUMNS
     parts = PARTS if all_of_it else options.parts
-    return [*(f"{variant} {column}" for variant in variants for column in columns), *parts]
+    return [
+        *(
+            f"{variant} {column}"
+            for variant in variants
+            for column in VARIANTS[variant]
+            if column in (options.columns or COLUMNS)
+        ),
+        *parts,
+    ]
 
 
 def main() -> None:

@@ -17,13 +17,14 @@ UNPACKED = 1 << 36
 UNPACKING_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 """What the content of a damaged file raises where it is read."""
 _PACKED_HEAD = 4096
+_BUFFER = 1 << 18  # each piece that is read passes through Python
 
 
 def joined(
     head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object] = int
 ) -> io.BufferedReader:
     """A file that starts with `head`, read before; `progress` gets the size of each read."""
-    return io.BufferedReader(_Joined(head, file, name, progress))
+    return io.BufferedReader(_Joined(head, file, name, progress), _BUFFER)
 
 
 def begun(file: BinaryIO, name: str, length: int) -> tuple[bytes, bool, BinaryIO]:
@@ -81,9 +82,12 @@ class _Joined(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         # What a pipe has by now is handed on: its writer may be waiting.
-        read = getattr(self._file, "read1", self._file.read)
-        data = self._head[: len(buffer)] or read(len(buffer))
-        self._head = self._head[len(buffer) :]
-        buffer[: len(data)] = data
-        self._progress(len(data))
-        return len(data)
+        if isinstance(self._file, io.BufferedReader) and not self._head:
+            count = self._file.readinto1(buffer)
+        else:
+            read = getattr(self._file, "read1", self._file.read)
+            data = self._head[: len(buffer)] or read(len(buffer))
+            self._head, count = self._head[len(buffer) :], len(data)
+            buffer[:count] = data
+        self._progress(count)
+        return count

@@ -1,4 +1,5 @@
-"""How many functions of ours are called in a rollout, a call and a chunk, which any machine counts.
+"""How many functions of ours are called in a rollout, a call and a chunk, which any machine counts;
+and how many objects of a finished trajectory the garbage collector looks at.
 
 `benchmarks/instructions.py` counts what they cost. A bound here is one number; it is lowered when
 the count falls, and raised only with a reason.
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 import otel_rollout
-from otel_rollout import InMemoryTrajectoryExporter, rollout, wiring
+from otel_rollout import InMemoryTrajectoryExporter, Trajectory, rollout, wiring
 from otel_rollout.testing import Reply
 from tests.kit.conversations import TOOLS, user
 from tests.kit.recording import Clients
@@ -26,6 +27,10 @@ BOUNDS = {
     "capture": {"rollout": 130, "call": 140, "chunk": 4},
     "default": {"rollout": 151, "call": 328, "chunk": 4},
 }
+
+CALLS = 10
+OBJECTS = {"unread": 12, "read": 34}
+"""A call of a trajectory with ten; read: its messages, token ids, log-probabilities and rows."""
 
 
 def calls_of_ours(step: Callable[[], object]) -> int:
@@ -99,3 +104,41 @@ def test_a_chunk(bounds: dict[str, int], clients: Clients):
             count = calls_of_ours(lambda: next(stream))  # noqa: B023 - called here
             stream.close()
     assert count <= bounds["chunk"]
+
+
+def objects() -> int:
+    """Objects that the garbage collector looks at, once it has found what it need not look at."""
+    for _ in range(2):
+        gc.collect()
+    return len(gc.get_objects())
+
+
+def read(trajectory: Trajectory) -> None:
+    """Ask for what a trainer needs, and keep nothing of it but what the trajectory keeps."""
+    for history in trajectory.histories:
+        history.messages()
+    for completion in trajectory.completions:
+        assert completion.token_ids
+        assert completion.logprobs
+    assert trajectory.token_sequences()[0].loss_mask
+
+
+@pytest.mark.not_replayed("the hook would keep the trajectory")
+@pytest.mark.parametrize("state", OBJECTS)
+def test_objects_of_a_trajectory(state: str, clients: Clients):
+    """Of the second one: what is made once a process is not counted."""
+    exporter = InMemoryTrajectoryExporter()
+    otel_rollout.configure(exporters=[exporter], instrumentor=None, request_token_ids=True)
+    client: Any = clients.sync(clients.serve(["one reply. " * 9] * 2 * CALLS))
+    for _ in range(2):
+        with rollout("agent"):
+            for _ in range(CALLS):
+                client.chat.completions.create(model="m", messages=[user("hi")], logprobs=True)
+        trajectories = exporter.take(1)
+        if state == "read":
+            read(trajectories[0])
+        held = objects()
+        trajectories.clear()
+        held -= objects()
+    otel_rollout.shutdown()
+    assert 0 < held <= OBJECTS[state] * CALLS

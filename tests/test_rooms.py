@@ -472,20 +472,20 @@ def test_every_public_method_says_what_it_does(name: str):
 
 
 LINES = {
-    "": 1_265,
+    "": 1_270,
     "command": 2_290,
-    "export": 2_065,
+    "export": 2_041,
     "gateway": 2_060,
     "look": 2_135,
     "otlp": 1_905,
-    "rebuild": 1_200,
+    "rebuild": 1_115,
     "rebuild/dialects": 2_080,
-    "record": 7_120,
-    "spans": 1_725,
+    "record": 7_130,
+    "spans": 1_835,
     "testing": 1_195,
-    "trajectory": 4_365,
-    "view": 5_630,
-    "wire": 4_345,
+    "trajectory": 4_600,
+    "view": 5_652,
+    "wire": 4_740,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

@@ -73,7 +73,7 @@ def _checked_output(options: argparse.Namespace) -> Path:
 def _collect(file: RowFile, sources: Sources, choice: Choice, *, infer_rollouts: bool) -> None:
     """Bring the trajectories together by group, unless an interrupted export has done it."""
     if file.collected is None:
-        keeps = choice.keeps_trajectory if choice.where else None
+        keeps = choice.keeps if choice.where else None
         items = sources.items(file.spans, infer_rollouts=infer_rollouts, keeps=keeps)
         file.collect(items, lambda: sources.errors)
     else:

@@ -28,7 +28,7 @@ def rebuild(options: argparse.Namespace) -> int:
         found = reconstruct_by_rollout(
             sources.records(), folder / "spans", infer_rollouts=options.infer_rollouts
         )
-        kept = map(rebuilt.counted, filter(choice.keeps_trajectory, found))
+        kept = map(rebuilt.counted, filter(choice.keeps, found))
         file.writelines(
             lines_in_order(kept, choice.key, descending=choice.descending, folder=folder)
         )
@@ -50,8 +50,9 @@ class _Rebuilt:
     def counted(self, trajectory: Trajectory) -> Trajectory:
         """Count a trajectory, and return it."""
         self.statuses[trajectory.status] += 1
-        self.warned += bool(trajectory.warnings)
-        self.warnings.update({without_ids(warning) for warning in trajectory.warnings})
+        warnings = trajectory.warnings
+        self.warned += bool(warnings)
+        self.warnings.update({without_ids(warning) for warning in warnings})
         return trajectory
 
 

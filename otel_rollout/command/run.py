@@ -222,14 +222,14 @@ async def judge(
 
     It runs through the shell when the rollout has ended, and without the gateway: its own model
     calls are none of the rollout's. From stdin it reads a line as `--out` has them, which
-    `Trajectory.from_dict` takes, with one more field: `history`, the messages of the main history.
+    `Trajectory.from_json` takes, with one more field: `history`, the messages of the main history.
 
     ended: how the agent ended, for the variable OTEL_ROLLOUT_EXIT_STATUS.
     variables: what else it gets beside those of this process.
     """
     history: Json = [*trajectory.messages()]
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
-        stdin.write(dumps({**trajectory.to_dict(), "history": history}).encode() + b"\n")
+        stdin.write(f'{trajectory.to_json()[:-1]},"history":{dumps(history)}}}\n'.encode())
         stdin.seek(0)
         judged = await commands.run(
             [SHELL, "-c", command],

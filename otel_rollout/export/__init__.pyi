@@ -7,6 +7,7 @@ from otel_rollout.export.jsonl import layout_of as layout_of
 from otel_rollout.export.jsonl import lines_of as lines_of
 from otel_rollout.export.jsonl import parsed_lines as parsed_lines
 from otel_rollout.export.jsonl import read_lines as read_lines
+from otel_rollout.export.jsonl import trajectory_or_error as trajectory_or_error
 from otel_rollout.export.memory import InMemoryTrajectoryExporter as InMemoryTrajectoryExporter
 from otel_rollout.export.memory import renew_after_fork as renew_after_fork
 from otel_rollout.export.options import CheckedOptions as CheckedOptions
@@ -22,13 +23,11 @@ from otel_rollout.export.row_contract import row_exporters as row_exporters
 from otel_rollout.export.rowfile import RowFile as RowFile
 from otel_rollout.export.rowfile import Tally as Tally
 from otel_rollout.export.rowfile import item_of as item_of
-from otel_rollout.export.rowfile import item_of_trajectory as item_of_trajectory
 from otel_rollout.export.rowfile import rows_of as rows_of
 from otel_rollout.export.rows import EmptyRowsWarning as EmptyRowsWarning
 from otel_rollout.export.rows import Rows as Rows
 from otel_rollout.export.rows import TokenRows as TokenRows
 from otel_rollout.export.rows import to_token_rows as to_token_rows
-from otel_rollout.export.store import Store as Store
 from otel_rollout.export.store import reconstruct_by_rollout as reconstruct_by_rollout
 from otel_rollout.export.tables import TabularList as TabularList
 from otel_rollout.export.tables import columns_of as columns_of

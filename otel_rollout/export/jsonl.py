@@ -7,17 +7,18 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TypeVar
 
 from otel_rollout.compressed import UNPACKING_ERRORS, begun, content_of
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.lines import HALF_A_LINE, append_line, check_appendable, is_half, whole_objects
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.wire import Json, dumps, loads
+from otel_rollout.wire import loads
 
 logger = logging.getLogger("otel_rollout")
 
 OnError = Callable[[SpanFormatError], None]
+_Parsed = TypeVar("_Parsed")
 
 
 class JsonlTrajectoryExporter:
@@ -43,7 +44,7 @@ class JsonlTrajectoryExporter:
     def export(self, trajectories: Sequence[Trajectory]) -> None:
         """Append the trajectories, one after the other. OSError if one cannot be written."""
         for trajectory in trajectories:
-            line = dumps(trajectory.to_dict()).encode() + b"\n"
+            line = trajectory.to_json().encode() + b"\n"
             append_line(self._appended, line, fsync=self._fsync)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
@@ -114,22 +115,34 @@ def read_lines(
     `on_error` is that of `JsonlTrajectoryExporter.read`.
     """
     fail, warn = on_error or _raise, on_error or _log
-    for _, data, where in parsed_lines(lines, name, fail, warn):
-        try:
-            trajectory = Trajectory.from_dict(data)
-        except SpanFormatError as error:
-            fail(SpanFormatError(f"{where}: {error}"))
+    for _, found, where in parsed_lines(lines, name, fail, warn, trajectory_or_error):
+        if isinstance(found, SpanFormatError):
+            fail(SpanFormatError(f"{where}: {found}"))
         else:
-            yield trajectory
+            yield found
+
+
+def trajectory_or_error(line: bytes) -> Trajectory | SpanFormatError:
+    """The trajectory of a line of JSON, or what is wrong with it. ValueError for no JSON."""
+    try:
+        return Trajectory.from_json(line)
+    except SpanFormatError as error:
+        loads(line)
+        return error
 
 
 def parsed_lines(
-    lines: Iterable[bytes], name: str, fail: OnError, warn: OnError
-) -> Iterator[tuple[bytes, Json, str]]:
+    lines: Iterable[bytes],
+    name: str,
+    fail: OnError,
+    warn: OnError,
+    parse: Callable[[bytes], _Parsed],
+) -> Iterator[tuple[bytes, _Parsed, str]]:
     """Each line of JSON, what it holds, and its place; of an unfinished line what is whole on it.
 
-    `warn` is called for each unfinished line but the last one, which may still be written, and
-    `fail` for any other line that is not JSON.
+    parse: returns what a line holds; ValueError or RecursionError for one that is no JSON.
+    warn: called for each unfinished line but the last one, which may still be written.
+    fail: called for any other line that is not JSON.
     """
     half: str | None = None
     for number, line in enumerate(_up_to_damage(lines, name, fail), 1):
@@ -139,15 +152,13 @@ def parsed_lines(
             warn(SpanFormatError(f"{half}: {HALF_A_LINE}"))
             half = None
         where = f"{name}, line {number}"
-        data, is_json = _parsed(line)
-        if is_json:
-            yield line, data, where
+        if (found := _parsed(line, parse)) is not None:
+            yield line, found[0], where
             continue
         objects, is_all = whole_objects(line, LINE_PREFIX)
         for each in objects:
-            data, is_json = _parsed(each)
-            if is_json:
-                yield each, data, where
+            if (found := _parsed(each, parse)) is not None:
+                yield each, found[0], where
         if objects and not is_all:
             warn(SpanFormatError(f"{where}: {HALF_A_LINE}"))
         elif not objects and is_half(line, LINE_PREFIX):
@@ -163,12 +174,12 @@ def _up_to_damage(lines: Iterable[bytes], name: str, fail: OnError) -> Iterator[
         fail(SpanFormatError(f"{name}: {error}"))
 
 
-def _parsed(line: bytes) -> tuple[Json, bool]:
-    """The JSON of a line, and True; None and False if it is none."""
+def _parsed(line: bytes, parse: Callable[[bytes], _Parsed]) -> tuple[_Parsed] | None:
+    """What a line holds, alone in a tuple; None if it is no JSON."""
     try:
-        return loads(line), True
+        return (parse(line),)
     except (ValueError, RecursionError):
-        return None, False
+        return None
 
 
 def _raise(error: SpanFormatError) -> None:

@@ -38,7 +38,8 @@ class RowExporter(Protocol):
 
     An exporter may have a further method, `dropped(group)`: the completions (`Dropped`) of a group
     that `rows` trains in no row, with the reasons. It is called after `rows` with the same group,
-    and the command prints how often each reason was given. `dropped_completions` helps to write it.
+    but where that gave `Rows`, which have them, and the command prints how often each reason was
+    given. `dropped_completions` helps to write it.
 
     Every exporter that `row_exporter` makes has two options (bool, False). `require_all_calls`
     refuses trajectories that would train beside model calls which are not in them.

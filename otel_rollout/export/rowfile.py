@@ -5,8 +5,7 @@ Then the rows of each group are appended to FILE.part, and its end there is comm
 that is started again with the same plan goes on after the last of these groups. FILE itself exists
 only when it is whole.
 
-A trajectory travels as an item of bytes, brought together under the key of its group: the place
-where its line was read (empty for one that was rebuilt), a line break, and its line of JSON.
+A trajectory travels as its line of JSON, an item under the key of its group.
 """
 
 from __future__ import annotations
@@ -21,12 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from otel_rollout.errors import ConfigurationError, ExportError, SpanFormatError
+import msgspec
+
+from otel_rollout.errors import ConfigurationError, ExportError
 from otel_rollout.export.row_contract import RowExporter
+from otel_rollout.export.rows import Rows
 from otel_rollout.export.store import Store
 from otel_rollout.lines import lock, write_whole
 from otel_rollout.terminal import without_ids_and_numbers
-from otel_rollout.trajectory import Trajectory, TrajectoryGroup
+from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json, dumps, finite, loads
 
 _OURS = ("trajectories", "spans")
@@ -201,7 +203,7 @@ class Tally:
     repeated: int = 0
     """Trajectories that came again; the last of each counts."""
     unreadable: int = 0
-    """Lines that are no trajectory."""
+    """Places in the sources that could not be read."""
     rows: int = 0
     """Rows written."""
     refused: Counter[str] = field(default_factory=Counter)
@@ -229,25 +231,11 @@ class Tally:
         return tally
 
 
-def item_of(line: bytes, data: Json, where: str) -> tuple[str, bytes]:
-    """Key and item of a line that a trajectory was written as.
-
-    `data` is what the line holds; `where` names file and line. SpanFormatError if it is no
-    trajectory.
-    """
-    if not isinstance(data, dict) or not isinstance(data.get("id"), str):
-        raise SpanFormatError(f"{where}: not a Trajectory: {line[:80]!r}")
-    return _key(data["id"], data.get("group_id")), where.encode() + b"\n" + line.strip()
-
-
-def item_of_trajectory(trajectory: Trajectory) -> tuple[str, bytes]:
-    """Key and item of a trajectory that was rebuilt."""
-    line = dumps(trajectory.to_dict()).encode()
-    return _key(trajectory.id, trajectory.group_id), b"\n" + line
-
-
-def _key(trajectory_id: str, group_id: Json) -> str:
-    return f"trajectory {trajectory_id}" if group_id is None else f"group {group_id}"
+def item_of(trajectory: Trajectory, line: bytes | None = None) -> tuple[str, bytes]:
+    """Key and item of a trajectory. line: the one that it was read from. None: it was rebuilt."""
+    group = trajectory.group_id
+    key = f"trajectory {trajectory.id}" if group is None else f"group {group}"
+    return key, trajectory.to_json().encode() if line is None else line
 
 
 def rows_of(
@@ -258,9 +246,7 @@ def rows_of(
     A trajectory that the format cannot carry is reported and left out, and the others of its group
     are exported as if it were not there; with `strict` it is an ExportError.
     """
-    members = _members(items, tally, report)
-    if not members:
-        return []
+    members = _members(items, tally)
     group = TrajectoryGroup.of(members.values())
     tally.groups += 1
     tally.trajectories += len(members)
@@ -284,17 +270,10 @@ def rows_of(
     return rows
 
 
-def _members(items: Sequence[bytes], tally: Tally, report: Report) -> dict[str, Trajectory]:
+def _members(items: Sequence[bytes], tally: Tally) -> dict[str, Trajectory]:
     """The trajectories by id; of several with one id the last."""
     members: dict[str, Trajectory] = {}
-    for item in items:
-        where, _, line = item.partition(b"\n")
-        try:
-            trajectory = Trajectory.from_dict(loads(line))
-        except SpanFormatError as error:
-            tally.unreadable += 1
-            report(f"{where.decode()}: {error}" if where else str(error))
-            continue
+    for trajectory in map(Trajectory.from_json, items):
         tally.repeated += members.pop(trajectory.id, None) is not None
         members[trajectory.id] = trajectory
     return members
@@ -302,9 +281,14 @@ def _members(items: Sequence[bytes], tally: Tally, report: Report) -> dict[str, 
 
 def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[bytes]:
     """The rows of a group; counts them, and the completions that the exporter trains in none."""
-    rows = [_line(row) for row in exporter.rows(group)]
+    made = exporter.rows(group)
+    rows = [_line(row) for row in made]
     dropped_of = getattr(exporter, "dropped", None)  # optional in `RowExporter`
-    for drop in dropped_of(group) if callable(dropped_of) else ():
+    if isinstance(made, Rows):
+        drops: Iterable[Dropped] = made.dropped
+    else:
+        drops = dropped_of(group) if callable(dropped_of) else ()
+    for drop in drops:
         if drop.completion is not None:
             tally.dropped[without_ids_and_numbers(drop.reason)] += 1
     empty = (member.why_empty for member in group)  # failures are counted as such
@@ -330,10 +314,9 @@ def _refused(
 def _line(row: Mapping[str, Json]) -> bytes:
     """The row as a line of JSON; NaN and infinities are null."""
     try:
-        text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:  # lone surrogates
+        return _encode(row) + b"\n"
+    except (TypeError, ValueError, OverflowError):  # lone surrogates, numbers of NumPy
         return json.dumps(finite(row), separators=(",", ":")).encode() + b"\n"
+
+
+_encode = msgspec.json.Encoder().encode

@@ -28,7 +28,6 @@ from otel_rollout.trajectory import (
     advice_about,
     group_in_workflow,
 )
-from otel_rollout.wire import Json
 
 Credit = Literal["broadcast", "split", "last"]
 
@@ -326,10 +325,10 @@ class TokenRows(JsonRows):
     constrained_logprobs: Literal["keep", "nan"] = "keep"
     require_all_calls: bool = False
 
-    def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Json]]:
+    def rows(self, group: TrajectoryGroup) -> Rows:
         """A row for each token sequence; failures with `on_failure="keep"` only."""
         options = {**self._options(), "require_all_calls": self.require_all_calls}
-        yield from _token_rows(
+        return _token_rows(
             group,
             self.credit,
             {},

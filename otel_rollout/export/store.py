@@ -1,6 +1,6 @@
 """What an export holds on disk: items of bytes by key, and trajectories of more spans than memory.
 
-Used by whoever reads or sorts more than memory holds. Items are added and read, never changed. A
+Used by whoever reads more than memory holds. Items are added and read, never changed. A
 store is one SQLite file, of one process.
 """
 
@@ -39,18 +39,12 @@ class Store:
     All is one transaction until `commit`: a file that is opened again has everything or nothing.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Open the file, or create it for this user alone. None: a temporary file without a name.
-
-        OSError for a link.
-        """
+    def __init__(self, path: Path) -> None:
+        """Open the file, or create it for this user alone. OSError for a link."""
         self._path = path
-        if path is not None:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
         with self._disk():
-            self._connection = sqlite3.connect(
-                path or "", isolation_level=None, check_same_thread=False
-            )
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection.executescript(_OPEN)
 
     def __enter__(self) -> Store:
@@ -60,7 +54,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file; what was not committed is lost, and so is a temporary file."""
+        """Close the file; what was not committed is lost."""
         self._connection.close()
 
     def execute(self, sql: str, *values: Any) -> list[Any]:
@@ -68,24 +62,15 @@ class Store:
         with self._disk():
             return self._connection.execute(sql, values).fetchall()
 
-    def add(self, key: str, item: bytes) -> int:
+    def add(self, key: str, item: bytes) -> None:
         """Add an item of a key. Its number is greater than those of the items before."""
-        with self._disk():
-            added = self._connection.execute(
-                "INSERT INTO items (key, item) VALUES (?, ?)", (_bytes(key), item)
-            )
-        return added.lastrowid or 0
+        self.execute("INSERT INTO items (key, item) VALUES (?, ?)", _bytes(key), item)
 
     def commit(self) -> None:
         """Keep what was added; what is executed from now on is kept at once."""
         self.execute(_INDEX)
         self.execute("COMMIT")
         self.execute("PRAGMA journal_mode = PERSIST")  # many small transactions may follow
-
-    def item(self, number: int) -> bytes:
-        """The item of this number."""
-        ((item,),) = self.execute("SELECT item FROM items WHERE number = ?", number)
-        return bytes(item)
 
     def items(self, *keys: str) -> list[bytes]:
         """The items of keys, key by key."""
@@ -113,7 +98,7 @@ class Store:
         try:
             yield
         except (sqlite3.Error, OverflowError) as error:
-            raise OSError(f"{self._path or 'a temporary file'}: {error}") from error
+            raise OSError(f"{self._path}: {error}") from error
 
 
 def _bytes(key: str) -> bytes:

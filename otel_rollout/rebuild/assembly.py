@@ -11,14 +11,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.rebuild.late_rewards import apply_rewards, lost_rewards
 from otel_rollout.rebuild.missing_calls import Calls, is_late
 from otel_rollout.rebuild.ownership import doubts_of, own_of, trusted_parts
-from otel_rollout.rebuild.rollout_span import (
-    UNREADABLE,
-    Fields,
-    read_rollout,
-    side_calls_of,
-    texts,
-)
-from otel_rollout.rebuild.warnings import damage_of, uncertain
+from otel_rollout.rebuild.rollout_span import Fields, read_rollout, side_calls_of, texts
 from otel_rollout.spans import (
     Exchange,
     ExchangeReader,
@@ -26,7 +19,6 @@ from otel_rollout.spans import (
     SpanRecord,
     as_record,
     united,
-    unread,
 )
 from otel_rollout.trajectory import (
     AllRewards,
@@ -103,6 +95,7 @@ class Assembly(Source):
         if known is not None:
             record = united(known, record)
             self._conversations = None
+            self._read.pop(key, None)
             for kind in (self._exchanges, self._in_time, self._evaluations, self._parts):
                 kind.pop(key, None)
             self._rollouts.pop(key, None)
@@ -146,8 +139,6 @@ class Assembly(Source):
         """The contents of the rollout, which has ended."""
         with self._lock:
             self.judge()
-            conversations = self.conversations()
-            exchanges = self.exchanges()
             calls = self._calls()
             missing = [
                 *self.lost_calls,
@@ -160,11 +151,9 @@ class Assembly(Source):
                 *self._disputes(),
                 *missing,
                 *self.lost_rewards(),
-                *damage_of(exchanges),
-                *uncertain(conversations),
             ]
             after = calls.after()
-            return Contents(conversations, exchanges, warnings + after, missing + after)
+            return Contents(self.conversations, self.exchanges(), warnings + after, missing + after)
 
     def judge(self) -> None:
         """Find the calls that may not be the rollout's, and what its own rules said of them.
@@ -239,10 +228,6 @@ class Assembly(Source):
         exchange = self._read.get(key)
         if exchange is None:
             exchange = self._reader.read(self._in_time[key])
-            try:
-                self._completions_of(exchange)
-            except UNREADABLE as error:
-                exchange = unread(exchange, error)
         if not exchange.damage:  # what is missing may still come
             self._read[key] = exchange
         exchange.side_call = self._verdicts.get(key)
@@ -401,13 +386,12 @@ class _Claimed(Source):
         self.around.judge()
         found = self.around.exchanges(claimed=True)
         exchanges = [exchange for exchange in found if exchange.span_id in self.span_ids]
-        contents = Recorded(exchanges, self.rewards, trainable=self.trainable).read()
+        recorded = Recorded(exchanges, self.rewards, trainable=self.trainable)
         warnings = [*self.own.notes, *self.own.lost_rewards()] if self.own else []
         missing = self.around.not_captured()
         if count := len(self.span_ids) - len(exchanges):
             missing.append(sentences.MISSING(missing=count, began=len(self.span_ids)))
-        warnings += [*missing, *damage_of(exchanges), *uncertain(contents.conversations)]
-        return Contents(contents.conversations, exchanges, warnings, missing)
+        return Contents(recorded.conversations, exchanges, warnings + missing, missing)
 
 
 def _start(record: SpanRecord) -> tuple[int, int, str, str]:

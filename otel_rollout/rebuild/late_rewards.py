@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.rollout_span import UNREADABLE, reward_of
+from otel_rollout.rebuild.rollout_span import reward_of
 from otel_rollout.spans import SpanKey, SpanRecord
-from otel_rollout.trajectory import AllRewards, Reward, RewardKey, sentences
+from otel_rollout.trajectory import UNREADABLE, AllRewards, Reward, RewardKey, sentences
 from otel_rollout.wire import Json, loads
 
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.rollout_span import Fields
-from otel_rollout.rebuild.warnings import missed_calls
+from otel_rollout.rebuild.rollout_span import Fields, missed_calls
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import sentences
 

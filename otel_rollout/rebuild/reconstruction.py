@@ -15,7 +15,6 @@ from typing import Any
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild import dialects
 from otel_rollout.rebuild.assembly import Assembly
-from otel_rollout.rebuild.warnings import damage_of, repeated_ids
 from otel_rollout.spans import Exchange, SpanKey, SpanRecord, as_records, united
 from otel_rollout.trajectory import (
     AllRewards,
@@ -159,10 +158,9 @@ class _Inferred(Source):
             warnings.append(sentences.INFERRED(dialect=repr(source), lost=kept))
         if not self.is_whole:
             warnings.append(sentences.NO_ROOT())
-        conversations = Recorded(self.exchanges, AllRewards()).read().conversations
-        warnings += damage_of(self.exchanges)
-        warnings += [*repeated_ids(conversations.completions), *conversations.ambiguities]
-        return Contents(conversations, self.exchanges, warnings)
+        return Contents(
+            Recorded(self.exchanges, AllRewards()).conversations, self.exchanges, warnings
+        )
 
 
 def reconstruct_episodes(spans: Iterable[Any]) -> list[Episode]:

@@ -13,12 +13,18 @@ from typing import Any, TypeVar
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans import SpanKey, SpanRecord, absent
-from otel_rollout.trajectory import AllRewards, Reward, Source, Step, Trajectory, sentences
+from otel_rollout.trajectory import (
+    UNREADABLE,
+    AllRewards,
+    Reward,
+    Source,
+    Step,
+    Trajectory,
+    sentences,
+)
 from otel_rollout.wire import Json, check_depth, loads
 
 T = TypeVar("T")
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""What JSON of another shape than expected may raise."""
 NOT_KNOWN = "not known: the rules of its rollout were its own, and what they said did not come"
 """Why a call is a side call whose rollout's own rules judged it, where their reasons are lost."""
 
@@ -165,3 +171,41 @@ def _error(value: Json) -> dict[str, str]:
     expected(error["type"], str)
     expected(error["message"], str)
     return error
+
+
+def missed_calls(fields: Fields, *, outside: bool = True) -> list[str]:
+    """What the span of a rollout, or of a part of one, says of calls that were not captured.
+
+    outside: also of those that were made outside any rollout.
+    """
+    return [
+        *map(_uncaptured, fields.read(sc.ROLLOUT_UNCAPTURED, _counted(2)) or ()),
+        *map(_outside, (fields.read(sc.ROLLOUT_OUTSIDE, _counted(1)) or ()) if outside else ()),
+    ]
+
+
+def _counted(names: int) -> Callable[[Json], list[Json]]:
+    """Reads rows of so many texts and a count."""
+
+    def rows(value: Json) -> list[Json]:
+        for *texts, count in value:
+            if len(texts) != names or not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"expected {names} texts and a count")
+            expected(count, int)
+        return list(value)
+
+    return rows
+
+
+def _uncaptured(row: Json) -> str:
+    library, path, count = row
+    requests, were = ("requests", "were") if count > 1 else ("request", "was")
+    return sentences.UNCAPTURED(
+        count=count, requests=requests, path=path, library=library, were=were
+    )
+
+
+def _outside(row: Json) -> str:
+    place, count = row
+    calls, were = ("model calls", "were") if count > 1 else ("model call", "was")
+    return sentences.OUTSIDE(count=count, calls=calls, were=were, place=place)

@@ -187,6 +187,8 @@ class TrajectorySpanProcessor(SpanProcessor):
             buffer.open.pop(record.span_id, None)
             if buffer.cut_off:
                 return
+            if record.attributes == buffer.active.ending:  # no limit cut it
+                object.__setattr__(record, "is_checked", True)  # nobody else has it yet
             if self._bytes + size > self._max_bytes:
                 buffer.refused += 1
                 return

@@ -334,17 +334,15 @@ class ExchangeRecorder:
 
     def _end_refused(self, status: int) -> None:
         """End a call whose whole reply is an error that no client has raised."""
-        body = (
-            joined(self._chunks or (), self._encoding) if self.is_streaming else self._body or b""
-        )
+        chunks = self._chunks or ()
+        body = joined(chunks, self._encoding) if self.is_streaming else self._body or b""
         text = body.decode("utf-8", "replace")
         self._body = None
         self.refused(status, text)
         self._finish("error", ErrorResponse(f"HTTP {status}: {text}"))
 
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
-        said = self.is_events
-        found = ending_of(self._asked, body, self.framing, error, said=said, ended=ended)
+        found = ending_of(self._asked, body, self.framing, error, said=self.is_events, ended=ended)
         self.is_events = found.is_events
         self._body = found.body or None
         if found.status == "complete" and is_no_reply(self._asked, found):
@@ -378,7 +376,9 @@ class ExchangeRecorder:
                     attributes[sc.EXCHANGE_LATE] = True
                 else:
                     rollout.open -= 1
-                self.span.set_attributes(with_lengths(attributes, self._written, self._checksums))
+                last = with_lengths(attributes, self._written, self._checksums)
+                self.span.set_attributes(last)
+                rollout.ending = self._written | last
                 self.span.end(self._left_ns)
             self._observers.notify("call_ended", self, status)
             rollout.streams.discard(self)

@@ -100,6 +100,8 @@ class ActiveRollout:
     """What `span_name` was made of. None: it was not made yet."""
     written: dict[str, Any]
     """Attributes that its span began with; once it has ended, all that were written on it."""
+    ending: dict[str, Any] | None = None
+    """All attributes that were written on the span of the call that ended last."""
     further: dict[str, Any]
     """Further attributes that its span ends with."""
     kept_back: dict[str, Any]
@@ -292,7 +294,8 @@ class ActiveRollout:
         settle()
         if self.recorder is None:
             return Contents()
-        return Contents(self.recorder.conversations(self.key))
+        conversations = self.recorder.conversations(self.key)
+        return Contents(lambda: conversations)
 
     def take(self, records: Sequence[SpanRecord]) -> None:
         """Take in spans that other processes recorded of it."""

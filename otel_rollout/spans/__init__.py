@@ -4,10 +4,12 @@ from otel_rollout.spans.copies import united as united
 from otel_rollout.spans.exchange import EXACT_SOURCE as EXACT_SOURCE
 from otel_rollout.spans.exchange import LARGE as LARGE
 from otel_rollout.spans.exchange import Exchange as Exchange
+from otel_rollout.spans.exchange import RequestMembers as RequestMembers
 from otel_rollout.spans.exchange import Supplied as Supplied
 from otel_rollout.spans.exchange import TokenPath as TokenPath
 from otel_rollout.spans.exchange import digest_of as digest_of
 from otel_rollout.spans.exchange import extend_tokens as extend_tokens
+from otel_rollout.spans.exchange import members_of as members_of
 from otel_rollout.spans.exchange import unread as unread
 from otel_rollout.spans.reader import DIFFERS as DIFFERS
 from otel_rollout.spans.reader import WAS_CUT as WAS_CUT

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
+import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from otel_rollout.wire import (
     Json,
+    JsonText,
     MessagePath,
+    ModelApi,
     api_of,
-    check_depth,
+    context_key,
     copy_json,
+    cut_value,
     dumps,
-    loads,
+    dumps_strict,
+    loads_bounded,
     merge,
     path_messages,
     unpack_events,
+    wholly_read,
 )
 
 EXACT_SOURCE = "exchange"
@@ -42,16 +48,9 @@ class TokenPath:
     """Token ids that share a prefix with those of earlier calls (None is the empty path)."""
 
     parent: TokenPath | None
-    _ids: array[int] | str
-    """The ids after those of `parent`; as text until somebody asks for them."""
+    ids: array[int]
+    """The ids after those of `parent`."""
     length: int
-
-    @property
-    def ids(self) -> array[int]:
-        """The ids after those of `parent`."""
-        if isinstance(self._ids, str):
-            self._ids = token_array(loads(f"[{self._ids}]"))
-        return self._ids
 
     def to_list(self) -> list[int]:
         """All ids, first to last."""
@@ -69,49 +68,53 @@ class TokenPath:
 def token_array(ids: Sequence[int]) -> array[int]:
     """The ids in an array. TypeError for what are no integers, OverflowError beyond 64 bits."""
     try:
-        return array("i", ids)
-    except OverflowError:
+        # An array makes each number by a call with a format; this is eight times as cheap.
+        return array("i", struct.pack(f"{len(ids)}i", *ids))
+    except struct.error:
         return array("q", ids)
 
 
-def token_block(text: str) -> array[int] | str:
-    """Ids that are written as a JSON list without its brackets, to extend a path with.
-
-    Usual ones stay a text, which is read when somebody asks for them; others are read here.
-    ValueError, and what `token_array` raises, for what are no ids.
-    """
-    data = text.encode().translate(_AS_ZEROS)
-    between = b", " if b", " in data else b","
-    if (
-        len(data.translate(None, b"0")) == len(between) * data.count(between)
-        and data[:1] == data[-1:] == b"0"
-        and between * 2 not in data
-        and _LONG not in data
-        and not text.startswith("0")
-        and f"{between.decode()}0" not in text
-    ):
-        return text
-    return token_array(loads(f"[{text}]"))
-
-
-_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
-_LONG = b"0" * 10
-"""Digits of a number that may be too large for an array."""
-
-
-def extend_tokens(path: TokenPath | None, ids: Sequence[int] | str) -> TokenPath:
-    """The path that continues `path` with these ids. OverflowError beyond 64 bits.
-
-    ids: a text only as `token_block` returns it.
-    """
-    before = path.length if path else 0
-    if isinstance(ids, str):
-        return TokenPath(path, ids, ids.count(",") + 1 + before)
+def extend_tokens(path: TokenPath | None, ids: Sequence[int]) -> TokenPath:
+    """The path that continues `path` with these ids. Raises what `token_array` does."""
     found = ids if isinstance(ids, array) else token_array(ids)
-    return TokenPath(path, found, len(found) + before)
+    return TokenPath(path, found, len(found) + (path.length if path else 0))
 
 
 # --- Reading
+
+
+class RequestMembers:
+    """The members of a request, `null` in the place of the conversation, read when asked for.
+
+    Requests with the same members share them.
+    """
+
+    __slots__ = ("_context_key", "_params", "json")
+
+    def __init__(self, json: Mapping[str, JsonText]) -> None:
+        self.json = json
+        """Each member by its name, in their order."""
+        self._params: dict[str, Json] | None = None
+        self._context_key: bytes | None = None
+
+    @property
+    def params(self) -> dict[str, Json]:
+        """What they say."""
+        if self._params is None:
+            self._params = {name: member.value for name, member in self.json.items()}
+        return self._params
+
+    @property
+    def context_key(self) -> bytes:
+        """Equal for requests that may continue one another: same tools, same instructions."""
+        if self._context_key is None:
+            self._context_key = context_key(self.params)
+        return self._context_key
+
+
+def members_of(params: Mapping[str, Json]) -> RequestMembers:
+    """The members with these values."""
+    return RequestMembers({name: JsonText(None, value) for name, value in params.items()})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,8 +156,8 @@ class Exchange:
     """As capture found it without reading the response; see `reply_id`."""
     key: str | None
     """The member of the request that holds the conversation, such as `messages`."""
-    params: dict[str, Json]
-    """The members of the request in their order; None in the place of the conversation."""
+    members: RequestMembers
+    """The members of the request, but the conversation."""
     raw_request: str | None
     """The request's text, where it is no JSON object."""
     prompt: MessagePath | None
@@ -162,16 +165,14 @@ class Exchange:
     prompt_is_known: bool
     """False if a span with a prefix of the conversation is missing."""
     body: str | None
-    """The response's text; prompt token ids are replaced by `{"packed": index}`. None where it
-    is known only as `reply`."""
+    """The response's text; prompt token ids are replaced by `{"packed": index}`. None where
+    nothing came, or events did."""
     events: str | None
     """The packed events of a streamed response, instead of `body`."""
     prompts: list[TokenPath | None]
     """The prompt token ids; None in the place of those of which a prefix is missing."""
     damage: list[str]
     """Warnings: what this span should hold and does not."""
-    context_key: bytes = b""
-    """Equal for requests that may continue one another: same tools, same instructions."""
     source: str = EXACT_SOURCE
     """Where it was read: `exchange`, our own span, or the name of a dialect."""
     lost: list[str] = field(default_factory=list)
@@ -185,9 +186,19 @@ class Exchange:
     side_call: str | None = None
     """What rules of the user's own said when it was recorded: why it is a side call, "" where it
     is none. None: they said nothing, the rules of this version decide."""
-    _reply: Json = None
-    _is_read: bool = False
+    _reply: Json = field(default=None, init=False)
+    _is_read: bool = field(default=False, init=False)
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
+
+    @property
+    def params(self) -> dict[str, Json]:
+        """The members of the request in their order; None in the place of the conversation."""
+        return self.members.params
+
+    @property
+    def context_key(self) -> bytes:
+        """Equal for requests that may continue one another: same tools, same instructions."""
+        return self.members.context_key
 
     @property
     def reply(self) -> Json:
@@ -197,7 +208,7 @@ class Exchange:
         """
         if not self._is_read:
             try:
-                self._reply = self._parse(lambda text: text)
+                self._reply = self._parse(lambda text: text, (api_of(self.path) or ModelApi()).read)
             except (ValueError, RecursionError):
                 self._reply = None
             self._is_read = True
@@ -213,6 +224,8 @@ class Exchange:
 
     def token_ids(self, value: Json) -> list[int] | None:
         """The ids that a field of `reply` stands for; None where there are none."""
+        if isinstance(value, list) and {*map(type, value)} == {int}:
+            return value.copy() if _SMALLEST <= min(value) <= max(value) <= _LARGEST else None
         path = self.token_path(value)
         return path.to_list() if path else None
 
@@ -249,14 +262,29 @@ class Exchange:
             return _packed(ids, text) if self.prompts else text
 
         try:
-            return self._parse(whole)
+            return wholly_read(self._parse(whole))
         except (ValueError, RecursionError):
             return whole(self._text())
+
+    def text(self) -> tuple[str | None, bool]:
+        """The response as text, a stream in unstreamed shape; and whether it is strict JSON.
+
+        None where nothing came, or events of an unknown shape.
+        """
+        if self.events is None:
+            return self.body, self.body is not None and cut_value(self.body) is not None
+        found = merge(self._text(), path=self.path)
+        try:
+            body = found.body
+            text = None if body is None else (dumps_strict if found.is_strict else dumps)(body)
+        except (ValueError, RecursionError):
+            text = None
+        return text, found.is_strict
 
     @property
     def is_unanswered(self) -> bool:
         """True if no response came, or none is left on the span."""
-        return self.body is None and self.events is None and self._reply is None
+        return self.body is None and self.events is None
 
     def _text(self) -> str:
         if self.events is not None:
@@ -264,36 +292,38 @@ class Exchange:
                 return unpack_events(self.events)
             except ValueError:  # nobody packed them: they stay as they are
                 return self.events
-        return dumps(self._reply) if self.body is None else self.body
+        return self.body or ""
 
-    def _parse(self, whole: Callable[[str], str]) -> Json:
+    def _parse(
+        self, whole: Callable[[str], str], read: Callable[[str], Json] = loads_bounded
+    ) -> Json:
         """The response as JSON, None where nothing came. ValueError where it is no JSON."""
         if self.is_unanswered:
             return None
         text = whole(self._text())
-        check_depth(text)
         if self.events is None:
-            return loads(text)
+            return read(text)
         merged = merge(text, path=self.path)
         if merged.body is None:
             raise ValueError("events of an unknown shape")
         return merged.body
 
 
+_SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
+"""Numbers that may be token ids: an array takes them."""
+
+
 def unread(exchange: Exchange, error: Exception) -> Exchange:
     """The exchange without what was said in it: its request or response has an unknown shape."""
     return replace(
         exchange,
-        params={},
+        members=RequestMembers({}),
         prompt=None,
         prompt_is_known=False,
         body=None,
         events=None,
         prompts=[],
         damage=[*exchange.damage, f"its request or response cannot be read ({error!r:.200})"],
-        context_key=b"",
-        _reply=None,
-        _is_read=True,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from otel_rollout import semconv as sc
@@ -11,23 +11,26 @@ from otel_rollout.spans.exchange import (
     LARGE,
     PLACEHOLDER,
     Exchange,
+    RequestMembers,
     Supplied,
     TokenPath,
     digest_of,
     extend_tokens,
-    token_block,
+    token_array,
 )
 from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.wire import (
     Json,
+    JsonText,
     MessagePath,
     check_depth,
-    context_key,
     context_members,
+    cut_elements,
+    cut_members,
     elements,
     expands_too_far,
-    extend,
     loads,
+    loads_bounded,
     members,
     unpack_events,
 )
@@ -87,21 +90,21 @@ class ExchangeReader:
     """
 
     def __init__(self) -> None:
-        self._messages: _Chains[MessagePath, Json] = _Chains(extend)
-        self._tokens: _Chains[TokenPath, array[int] | str] = _Chains(extend_tokens)
-        self._blocks: dict[str, tuple[bytes, array[int] | str]] = {}
+        self._messages: _Chains[MessagePath, JsonText] = _Chains(MessagePath)
+        self._tokens: _Chains[TokenPath, array[int]] = _Chains(extend_tokens)
+        self._blocks: dict[str, tuple[bytes, array[int]]] = {}
         """Digests of token ids, and the ids, by their text, which is on several spans."""
         self._prompts: dict[str, list[str]] = {}
         """Digests of the prompts in an attribute, by its text."""
         self._supplied: dict[str, tuple[int, str]] = {}
         """Number of ids that were held, and the digest of all, in an attribute, by its text."""
-        self._shared: dict[str, Json] = {}
-        self._large: dict[str, Json] = {}
+        self._shared: dict[str, JsonText] = {}
+        self._large: dict[str, JsonText] = {}
         """Large messages by digest: however often one came, it is one value."""
         self._awaited: dict[str, list[tuple[SpanRecord, set[str]]]] = {}
         """Spans that wait for messages, each with the digests of these, by each digest."""
-        self._context_keys: dict[tuple[str | None, str | None], bytes] = {}
-        """Context keys by the texts of the parameters, and of the digests of long ones."""
+        self._members: dict[tuple[str | None, str | None], RequestMembers] = {}
+        """Members of requests by the texts of the parameters, and of the digests of long ones."""
         self._damage: dict[SpanKey, dict[str, str]] = {}
         """Why attributes of a span cannot be read, by their texts."""
 
@@ -128,15 +131,13 @@ class ExchangeReader:
     def _add_messages(self, span: SpanRecord, text: str) -> None:
         if sc.REQUEST_REPEATED in span.cut:
             return
-        check_depth(text)
         repeated = loads(span.text(sc.REQUEST_REPEATED) or "{}")
-        links: list[tuple[bytes, Json]] = []
+        links: list[tuple[bytes, JsonText]] = []
         came: list[str] = []
         missing: set[str] = set()
-        for number, (value, start, end) in enumerate(elements(text, 1)):
+        for number, (data, value) in enumerate(_messages_in(text)):
             name = repeated.get(str(number)) if repeated else None
             if name is None:
-                data = text[start:end].encode()
                 own = digest_of(data)
                 if len(data) > LARGE:
                     came.append(own.hex())
@@ -158,14 +159,12 @@ class ExchangeReader:
                     self._add_part(waiting, sc.REQUEST_MESSAGES)
 
     def _add_shared(self, _: SpanRecord, text: str) -> None:
-        check_depth(text)
-        for digest, start, end in members(text, lambda _key, _start: None):
-            if digest_of(text[start:end].encode()).hex() == digest:
-                self._shared[digest] = loads(text[start:end])
+        for digest, (data, value) in _members_in(text).items():
+            if digest_of(data).hex() == digest:
+                self._shared[digest] = value
 
     def _add_supplied(self, _: SpanRecord, text: str) -> None:
-        check_depth(text)
-        found = loads(text)
+        found = loads_bounded(text)
         self._supplied[text] = found["held"], self._add_ids(found["prompt"])
 
     def _add_prompt_ids(self, _: SpanRecord, text: str) -> None:
@@ -179,7 +178,7 @@ class ExchangeReader:
         links = []
         for block in entry["blocks"]:
             if block not in self._blocks:
-                self._blocks[block] = digest_of(block.encode()), token_block(block)
+                self._blocks[block] = digest_of(block.encode()), token_array(loads(f"[{block}]"))
             links.append(self._blocks[block])
         self._tokens.add(entry["base"], links)
         return digest
@@ -188,7 +187,7 @@ class ExchangeReader:
         """The exchange of a span that was added; of several copies, of what they are together."""
         damage = self._damage_of(span)
         text = {name: v for name, v in span.attributes.items() if isinstance(v, str)}.get
-        params, missing = self._read_params(span, damage)
+        asked, missing = self._read_members(span, damage)
         digest = text(sc.REQUEST_DIGEST, "")
         # A conversation is known only if all that decides about it is.
         prompt_is_known = (
@@ -221,7 +220,7 @@ class ExchangeReader:
             stream=span.boolean(sc.RESPONSE_STREAM) is True,
             response_id=None if is_cut else text(sc.RESPONSE_ID),
             key=text(sc.REQUEST_KEY),
-            params=params,
+            members=asked,
             raw_request=text(sc.REQUEST_RAW),
             prompt=prompt,
             prompt_is_known=prompt_is_known,
@@ -230,7 +229,6 @@ class ExchangeReader:
             prompts=prompts,
             supplied=self._read_supplied(span, damage),
             damage=damage,
-            context_key=self._context_key(span, params) if prompt_is_known else b"",
             session=text(sc.EXCHANGE_SESSION),
             policy_model=text(sc.EXCHANGE_POLICY_MODEL),
         )
@@ -250,24 +248,23 @@ class ExchangeReader:
             damage.append("it was redacted: what the model saw and said is not known exactly")
         return damage
 
-    def _read_params(self, span: SpanRecord, damage: list[str]) -> tuple[dict[str, Json], set[str]]:
-        """The parameters of the request, and the names of those whose values did not come."""
-        params = _object(span.text(sc.REQUEST_PARAMS), damage)
-        missing: set[str] = set()
-        for key, digest in _shared_digests(span.text(sc.REQUEST_SHARED), damage).items():
+    def _read_members(self, span: SpanRecord, damage: list[str]) -> tuple[RequestMembers, set[str]]:
+        """The members of the request, and the names of those whose values did not come."""
+        name = span.text(sc.REQUEST_PARAMS), span.text(sc.REQUEST_SHARED)
+        if name in self._members:
+            return self._members[name], set()
+        found, missing = _params_in(name[0], damage), set[str]()
+        for key, digest in _shared_digests(name[1], damage).items():
             if digest in self._shared:
-                params[key] = self._shared[digest]
+                found[key] = self._shared[digest]
             else:
                 missing.add(key)
-                params.pop(key, None)
+                found.pop(key, None)
                 damage.append(f"the value of its parameter {key!r} is on a span that is missing")
-        return params, missing
-
-    def _context_key(self, span: SpanRecord, params: dict[str, Json]) -> bytes:
-        name = span.text(sc.REQUEST_PARAMS), span.text(sc.REQUEST_SHARED)
-        if name not in self._context_keys:
-            self._context_keys[name] = context_key(params)
-        return self._context_keys[name]
+        asked = RequestMembers(found)
+        if not damage:
+            self._members[name] = asked
+        return asked, missing
 
     def _read_prompt_ids(self, span: SpanRecord, damage: list[str]) -> list[TokenPath | None]:
         text = span.text(sc.RESPONSE_PROMPT_IDS)
@@ -339,14 +336,49 @@ def _object(text: str | None, damage: list[str]) -> dict[str, Json]:
     if text is None:
         return {}
     try:
-        check_depth(text)
-        value = loads(text)
+        value = loads_bounded(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         damage.append(f"{text[:40]!r} should be a JSON object: was it cut by a length limit?")
         return {}
     return value
+
+
+def _params_in(text: str | None, damage: list[str]) -> dict[str, JsonText]:
+    """The members of the object that a text is; damage, and none, where it is no object."""
+    cuts = None if text is None else cut_members(text)
+    if cuts is None:
+        return {name: JsonText(None, value) for name, value in _object(text, damage).items()}
+    return {name: JsonText(bytes(cut).decode()) for name, cut in cuts.items()}
+
+
+def _messages_in(text: str) -> Iterator[tuple[bytes, JsonText]]:
+    """The bytes of each element of the list that a text is, and its JSON.
+
+    ValueError for what is no list, while they are read.
+    """
+    cuts = cut_elements(text)
+    for cut in cuts or ():
+        data = bytes(cut)
+        yield data, JsonText(data.decode())
+    if cuts is None:
+        check_depth(text)
+        for value, start, end in elements(text, 1):
+            yield text[start:end].encode(), JsonText(None, value)
+
+
+def _members_in(text: str) -> dict[str, tuple[bytes, JsonText]]:
+    """The bytes of each member of the object that a text is, and its JSON. ValueError for none."""
+    cuts = cut_members(text)
+    if cuts is not None:
+        texts = {name: bytes(cut) for name, cut in cuts.items()}
+        return {name: (data, JsonText(data.decode())) for name, data in texts.items()}
+    check_depth(text)
+    return {
+        name: (text[start:end].encode(), JsonText(None, loads(text[start:end])))
+        for name, start, end in members(text, lambda _key, _start: None)
+    }
 
 
 def _shared_digests(text: str | None, damage: list[str]) -> dict[str, str]:
@@ -394,7 +426,8 @@ def _response(span: SpanRecord, prompts: int, damage: list[str]) -> tuple[str | 
                 raise ValueError(f"{len(events)} characters would become far more events")
             is_common = any(PLACEHOLDER in part for part in events.split("\n\n", 2)[:2])
             text = unpack_events(events) if is_common else events
-        if sc.RESPONSE_PROMPT_IDS in span.attributes and text.count(PLACEHOLDER) > prompts:
+        is_named = sc.RESPONSE_PROMPT_IDS in span.attributes and not span.is_checked
+        if is_named and text.count(PLACEHOLDER) > prompts:
             raise ValueError(f"it names {prompts} prompts {text.count(PLACEHOLDER)} times")
     except ValueError as error:
         damage.append(f"its response cannot be read ({error})")

@@ -67,6 +67,8 @@ class SpanRecord:
     of a wrong type or in which copies differ; `attributes` has no value for them."""
     dropped_attributes: int = 0
     """Number of attributes that the SDK dropped at its limit, if the source tells; else 0."""
+    is_checked: bool = field(default=False, compare=False)
+    """True if it is known to be as it was written: nothing is looked for that was cut."""
 
     @property
     def key(self) -> SpanKey:
@@ -322,7 +324,8 @@ def as_record(span: Any) -> SpanRecord:
 
     SpanFormatError for anything else.
     """
-    return _checked(span if isinstance(span, SpanRecord) else unchecked_record(span))
+    record = span if isinstance(span, SpanRecord) else unchecked_record(span)
+    return record if record.is_checked else _checked(record)
 
 
 def as_records(spans: Iterable[Any]) -> Iterator[SpanRecord]:

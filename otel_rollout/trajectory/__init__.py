@@ -24,6 +24,7 @@ from otel_rollout.trajectory.history import HistoryItem as HistoryItem
 from otel_rollout.trajectory.reward import AllRewards as AllRewards
 from otel_rollout.trajectory.reward import Reward as Reward
 from otel_rollout.trajectory.reward import RewardKey as RewardKey
+from otel_rollout.trajectory.sampling import UNREADABLE as UNREADABLE
 from otel_rollout.trajectory.sampling import any_in_background as any_in_background
 from otel_rollout.trajectory.sampling import completions_of as completions_of
 from otel_rollout.trajectory.sampling import is_unread as is_unread

@@ -1,31 +1,49 @@
 """Trajectories as JSON, at a size that is linear in their content: each message is written once.
 
 `messages` and `tokens` are trees: each row is [row of what is before it, or 0; content], rows count
-from 1, and the exchanges name rows. A message that stands after several prefixes is written once;
-its other rows are [row before, null, row that has it]. So it is with `params`: a row in which long
-values are null, since earlier rows have them, is [params, {name: row that has it}], from row 0.
+from 1, and the exchanges name rows. A large message that stands after several prefixes is written
+once; its other rows are [row before, null, row that has it]. So it is with `params`: a row in which
+long values are null, since earlier rows have them, is [params, {name: row that has it}], and rows
+count from 0.
+
+Nothing that was exchanged is read to be written: requests and replies are put into the line as they
+came, and a line that is read keeps them as they are in it until somebody asks. What a trajectory's
+warnings say of its exchanges follows from these, and is not in the line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
+
+import msgspec
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.spans import (
     EXACT_SOURCE,
     LARGE,
     Exchange,
+    RequestMembers,
     Supplied,
     TokenPath,
-    digest_of,
     extend_tokens,
 )
-from otel_rollout.trajectory.record import FIELDS, RolloutRecord
+from otel_rollout.trajectory.record import FIELDS, Facts, RolloutRecord
 from otel_rollout.trajectory.reward import Reward
 from otel_rollout.trajectory.steps import Step
-from otel_rollout.wire import Json, MessagePath, Params, context_key, copy_json, dumps, extend
+from otel_rollout.wire import (
+    Cut,
+    Json,
+    JsonText,
+    MessagePath,
+    cut_elements,
+    cut_members,
+    dumps,
+    dumps_strict,
+    list_of,
+    loads,
+)
 
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
@@ -33,88 +51,67 @@ SCHEMA_VERSION = 1
 _MARKS = ("session", "policy_model", "side_call")
 """Fields of an exchange that few have: they are written where they are set."""
 _OTHERWISE = (
-    *("source", "lost", "prompt", "params", "body", "events", "prompts", "supplied"),
-    *("context_key", "_reply", "_is_read", *_MARKS),
+    *("source", "lost", "prompt", "members", "body", "events", "prompts", "supplied"),
+    *("_reply", "_is_read", *_MARKS),
 )
 _EXCHANGE_FIELDS = [each.name for each in fields(Exchange) if each.name not in _OTHERWISE]
 """Fields of an exchange that are written as they are."""
+_FACTS = [name for name in FIELDS if name not in ("logs", "warnings")]
+"""Fields of a trajectory that are written as they are."""
 _Node = TypeVar("_Node", MessagePath, TokenPath)
 
 
-def as_json(trajectory: RolloutRecord) -> dict[str, Json]:
-    """A trajectory as plain JSON."""
-    exchanges, reward = exchanges_to_dict(trajectory.exchanges), trajectory.all_rewards.total
-    data = {
+# --- written
+
+
+def line_of(trajectory: RolloutRecord) -> str:
+    """A trajectory as JSON on one line."""
+    reward = trajectory.all_rewards.total
+    facts = {
         "schema_version": SCHEMA_VERSION,
-        **{name: getattr(trajectory, name) for name in FIELDS},
+        **{name: getattr(trajectory, name) for name in _FACTS},
+        "logs": trajectory.logs,
+        "warnings": trajectory.recorded_warnings,
         "metrics": dict(trajectory.metrics),
         "metadata": dict(trajectory.metadata),
         "reward": None if reward is None else float(reward),
         "rewards": [each.to_dict() for each in trajectory.all_rewards.all()],
         "appended": [[*key, messages] for key, messages in list(trajectory.appended.items())],
-        **exchanges,
     }
     if missing := trajectory.missing_calls:
-        data["missing_calls"] = missing
+        facts["missing_calls"] = missing
     if trajectory.built_by_hand:
-        data["steps"] = [step.to_dict() for step in trajectory.steps]
-    return {key: copy_json(value) for key, value in data.items()}
+        facts["steps"] = [step.to_dict() for step in trajectory.steps]
+    return "".join([dumps(facts)[:-1], *_exchanges(trajectory.exchanges), "}"])
 
 
-def parameters_of(data: Mapping[str, Json]) -> dict[str, Any]:
-    """The parameters of `Trajectory` that make the one this is the JSON of, but `sealed`.
-
-    SpanFormatError for another version; whatever else may be wrong with it raises as it comes.
-    """
-    version = data.get("schema_version") if isinstance(data, Mapping) else None
-    if version != SCHEMA_VERSION:
-        raise SpanFormatError(
-            f"Trajectory.from_dict: expected an object with schema_version {SCHEMA_VERSION}, "
-            f"got {version!r}: is it a line that JsonlTrajectoryExporter wrote?"
-        )
-    steps = data.get("steps")
-    return {
-        **{name: data[name] for name in (*FIELDS, "metrics", "metadata")},
-        "exchanges": exchanges_from_dict(data),
-        "appended": {(id_, choice): messages for id_, choice, messages in data["appended"]},
-        "rewards": {reward.key: reward for reward in map(Reward.from_dict, data["rewards"])},
-        "missing_calls": data.get("missing_calls", ()),
-        "steps": None if steps is None else [Step.from_dict(step) for step in steps],
-    }
-
-
-def exchanges_to_dict(exchanges: Sequence[Exchange]) -> dict[str, Json]:
-    """The exchanges, with the messages, tokens and parameters that they name."""
+def _exchanges(exchanges: Sequence[Exchange]) -> Iterator[str]:
+    """The exchanges, with the messages, tokens and members that they name, in pieces of JSON."""
     paths: _Rows[MessagePath] = _Rows()
     tokens: _Rows[TokenPath] = _Rows()
     params = _Params()
-    rows = [_exchange_to_dict(exchange, paths, tokens, params) for exchange in exchanges]
-    return {
-        "exchanges": rows,
-        "params": params.rows,
-        "messages": _message_rows(paths),
-        "tokens": [[parent, path.ids.tolist()] for parent, path in tokens],
-    }
+    before = ',"exchanges":['
+    for exchange in exchanges:
+        yield before
+        yield from _exchange(exchange, paths, tokens, params)
+        before = ","
+    first: dict[str, int] = {}
+    messages: list[str] = []
+    for number, (parent, path) in enumerate(paths, 1):
+        text = path.json.text
+        same = first.setdefault(text, number) if len(text) > LARGE else number
+        messages.append(f"[{parent},{text}]" if same == number else f"[{parent},null,{same}]")
+    yield '],"params":[' if exchanges else f'{before}],"params":['
+    yield _on_one_line(",".join(params.rows))
+    yield '],"messages":['
+    yield _on_one_line(",".join(messages))
+    yield '],"tokens":['
+    yield dumps_strict([[parent, path.ids.tolist()] for parent, path in tokens])[1:]
 
 
-def exchanges_from_dict(data: Mapping[str, Json]) -> list[Exchange]:
-    """The exchanges that `exchanges_to_dict` described."""
-    paths: list[MessagePath | None] = [None]
-    messages: list[Json] = [None]
-    for parent, message, *same in data["messages"]:
-        messages.append(messages[same[0]] if same else message)
-        paths.append(extend(paths[parent], messages[-1]))
-    tokens: list[TokenPath | None] = [None]
-    for parent, ids in data["tokens"]:
-        tokens.append(extend_tokens(tokens[parent], ids))
-    params: list[tuple[Json, bytes]] = []
-    for row in data["params"]:
-        row, again = row if isinstance(row, list) else (row, {})
-        row = {**row, **{key: params[number][0][key] for key, number in again.items()}}
-        params.append((row, context_key(row)))
-    return [
-        _exchange_from_dict(row, paths, tokens, *params[row["params"]]) for row in data["exchanges"]
-    ]
+def _on_one_line(text: str) -> str:
+    """The JSON without line breaks: they are white space, as texts have them escaped."""
+    return text.replace("\n", " ").replace("\r", " ")
 
 
 class _Rows(Generic[_Node]):
@@ -140,101 +137,180 @@ class _Rows(Generic[_Node]):
 
 
 class _Params:
-    """Parameters of requests as rows, each once; row numbers count from 0."""
+    """Members of requests as rows, each once; row numbers count from 0."""
 
     def __init__(self) -> None:
-        self.rows: list[Json] = []
-        self._numbers: dict[str, int] = {}
+        self.rows: list[str] = []
+        self._numbers: dict[tuple[tuple[str, str], ...], int] = {}
         self._first: dict[tuple[str, str], int] = {}
-        """The first row that has a long value, by its name and its digest."""
-        self._digests: dict[int, str] = {}
-        """Digests of values by their identity: calls of one rollout share the long ones."""
+        """The first row that has a long value, by its name and its text."""
 
-    def number(self, params: Params) -> int:
-        long = {key: digest for key, value in params.items() if (digest := self._digest(value))}
-        text = dumps([{**params, **dict.fromkeys(long)}, long])
-        if text not in self._numbers:
-            number = self._numbers[text] = len(self.rows)
-            first = {name: self._first.setdefault((name, long[name]), number) for name in long}
-            again = {name: row for name, row in first.items() if row != number}
-            row = copy_json({**params, **dict.fromkeys(again)})
-            self.rows.append([row, again] if again else row)
-        return self._numbers[text]
-
-    def _digest(self, value: Json) -> str:
-        """The digest of a long value; "" for a short one."""
-        if not isinstance(value, str | list | dict):
-            return ""
-        if id(value) not in self._digests:
-            text = dumps(value)
-            is_long = len(text) > LARGE
-            self._digests[id(value)] = digest_of(text.encode()).hex() if is_long else ""
-        return self._digests[id(value)]
+    def number(self, members: RequestMembers) -> int:
+        texts = tuple((name, member.text) for name, member in members.json.items())
+        if texts not in self._numbers:
+            number = self._numbers[texts] = len(self.rows)
+            again: dict[str, int] = {}
+            for name, text in texts:
+                if len(text) > LARGE:
+                    row = self._first.setdefault((name, text), number)
+                    if row != number:
+                        again[name] = row
+            written = (f"{dumps(k)}:{'null' if k in again else text}" for k, text in texts)
+            row_text = f"{{{','.join(written)}}}"
+            self.rows.append(f"[{row_text},{dumps(again)}]" if again else row_text)
+        return self._numbers[texts]
 
 
-def _message_rows(paths: _Rows[MessagePath]) -> list[list[Json]]:
-    first: dict[int, int] = {}
-    rows: list[list[Json]] = []
-    for number, (parent, path) in enumerate(paths, 1):
-        same = first.setdefault(id(path.message), number)
-        rows.append([parent, path.message] if same == number else [parent, None, same])
-    return rows
-
-
-def _exchange_to_dict(
+def _exchange(
     exchange: Exchange,
     paths: _Rows[MessagePath],
     tokens: _Rows[TokenPath],
     params: _Params,
-) -> dict[str, Json]:
+) -> Iterator[str]:
     asked = exchange.supplied
+    written = {name: getattr(exchange, name) for name in _EXCHANGE_FIELDS}
+    if exchange.source != EXACT_SOURCE:
+        written |= {"source": exchange.source, "lost": exchange.lost}
+    written |= {name: mark for name in _MARKS if (mark := getattr(exchange, name)) is not None}
+    written["prompt"] = paths.number(exchange.prompt)
+    written["params"] = params.number(exchange.members)
+    written["prompt_token_ids"] = [tokens.number(path) for path in exchange.prompts]
+    if asked:
+        written["supplied"] = [asked.held, tokens.number(asked.prompt)]
+    text, is_json = exchange.text()
+    if text is None:  # none came, or events of an unknown shape, though each may be JSON
+        written |= {"response_events": exchange.events} if exchange.events is not None else {}
+    if text is None or not is_json or text.strip() == "null":
+        yield dumps({**written, "response": None, "response_text": text})
+        return
+    yield dumps({**written, "response_text": None})[:-1]
+    yield ',"response":'
+    yield _on_one_line(text)
+    yield "}"
+
+
+# --- read
+
+_HINTS = get_type_hints(Exchange)
+
+
+def _struct(name: str, members: Sequence[tuple[Any, ...]], **options: Any) -> Any:
+    return msgspec.defstruct(name, members, kw_only=not options, gc=False, **options)
+
+
+_MessageRow: Any = _struct(
+    "MessageRow", [("parent", int), ("message", Cut), ("same", int, 0)], array_like=True
+)
+_TokenRow: Any = _struct("TokenRow", [("parent", int), ("ids", list[int])], array_like=True)
+_ExchangeRow: Any = _struct(
+    "ExchangeRow",
+    [
+        *((name, _HINTS[name]) for name in _EXCHANGE_FIELDS),
+        *((name, _HINTS[name], None) for name in _MARKS),
+        *(("source", str, EXACT_SOURCE), ("lost", list[str], [])),
+        *(("prompt", int), ("params", int), ("prompt_token_ids", list[int])),
+        ("supplied", tuple[int, int] | None, None),
+        *(("response", Cut), ("response_text", str | None)),
+        ("response_events", str | None, None),
+    ],
+)
+_Line: Any = _struct(
+    "Line",
+    [
+        ("schema_version", int),
+        *((name, hint) for name, hint in get_type_hints(Facts).items() if name in _FACTS),
+        *(("logs", list[str]), ("warnings", list[str]), ("missing_calls", list[str], [])),
+        *(("metrics", dict[str, float | bool]), ("metadata", dict[str, Any])),
+        *(("rewards", list[dict[str, Any]]), ("steps", list[dict[str, Any]] | None, None)),
+        ("appended", list[tuple[str, int, list[Any]]]),
+        *(("exchanges", list_of(_ExchangeRow)), ("params", list[Cut])),
+        *(("messages", list_of(_MessageRow)), ("tokens", list_of(_TokenRow))),
+    ],
+)
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def parameters_of_line(line: str | bytes) -> dict[str, Any]:
+    """The parameters of `Trajectory` that make the one this is a line of, but `sealed`.
+
+    Whatever is wrong with it raises as it comes, and so does NaN.
+    """
+    found = _decode(line)
+    _check_version(found.schema_version)
+    return _parameters(found)
+
+
+def parameters_of(data: Mapping[str, Json]) -> dict[str, Any]:
+    """The same of what `to_dict` gave; SpanFormatError for another version."""
+    _check_version(data.get("schema_version") if isinstance(data, Mapping) else None)
+    rows = {
+        "exchanges": [{**row, "response": _uncut(row["response"])} for row in data["exchanges"]],
+        "params": [_uncut(row) for row in data["params"]],
+        "messages": [[row[0], _uncut(row[1]), *row[2:]] for row in data["messages"]],
+    }
+    return _parameters(msgspec.convert({**data, **rows}, _Line))
+
+
+def _uncut(value: Json) -> Cut:
+    return Cut(dumps(value).encode())
+
+
+def _check_version(version: Json) -> None:
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise SpanFormatError(
+            f"Trajectory.from_dict: expected an object with schema_version {SCHEMA_VERSION}, "
+            f"got {version!r}: is it a line that JsonlTrajectoryExporter wrote?"
+        )
+
+
+def _parameters(line: Any) -> dict[str, Any]:
     return {
-        **{name: getattr(exchange, name) for name in _EXCHANGE_FIELDS},
-        **(
-            {"source": exchange.source, "lost": exchange.lost}
-            if exchange.source != EXACT_SOURCE
-            else {}
-        ),
-        **{name: mark for name in _MARKS if (mark := getattr(exchange, name)) is not None},
-        "prompt": paths.number(exchange.prompt),
-        "params": params.number(exchange.params),
-        **_response_to_dict(exchange),
-        "prompt_token_ids": [tokens.number(path) for path in exchange.prompts],
-        **({"supplied": [asked.held, tokens.number(asked.prompt)]} if asked else {}),
+        **{name: getattr(line, name) for name in (*FIELDS, "metrics", "metadata")},
+        "exchanges": _exchanges_of(line),
+        "appended": {(id_, choice): messages for id_, choice, messages in line.appended},
+        "rewards": {reward.key: reward for reward in map(Reward.from_dict, line.rewards)},
+        "missing_calls": line.missing_calls,
+        "steps": None if line.steps is None else [Step.from_dict(step) for step in line.steps],
     }
 
 
-def _response_to_dict(exchange: Exchange) -> dict[str, Json]:
-    reply, events = exchange.reply, exchange.events
-    if reply is None and events is not None:  # of an unknown shape, though each may be JSON
-        return {"response": None, "response_text": None, "response_events": events}
-    text = exchange.response() if reply is None else None
-    if text is None and any(word in (exchange.body or events or "") for word in _NO_JSON):
-        text = dumps(reply)  # a file of JSON lines has to be JSON, whatever the server says
-    return {"response": reply if text is None else None, "response_text": text}
+def _exchanges_of(line: Any) -> list[Exchange]:
+    paths: list[MessagePath | None] = [None]
+    for row in line.messages:
+        said = paths[row.same] if row.same else None
+        paths.append(MessagePath(paths[row.parent], said.json if said else _text_of(row.message)))
+    tokens: list[TokenPath | None] = [None]
+    for row in line.tokens:
+        tokens.append(extend_tokens(tokens[row.parent], row.ids))
+    members: list[RequestMembers] = []
+    for row in line.params:
+        text = bytes(row).decode()
+        pair = cut_elements(text)  # with the members that earlier rows have, if there are some
+        cuts = cut_members(bytes(pair[0]).decode() if pair else text) or {}
+        found = {name: _text_of(cut) for name, cut in cuts.items()}
+        for name, number in loads(bytes(pair[1])).items() if pair else ():
+            found[name] = members[number].json[name]
+        members.append(RequestMembers(found))
+    return [_exchange_of(row, paths, tokens, members) for row in line.exchanges]
 
 
-_NO_JSON = ("NaN", "Infinity")
+def _text_of(cut: Cut) -> JsonText:
+    return JsonText(bytes(cut).decode())
 
 
-def _exchange_from_dict(
-    row: Mapping[str, Json],
+def _exchange_of(
+    row: Any,
     paths: list[MessagePath | None],
     tokens: list[TokenPath | None],
-    params: dict[str, Json],
-    context: bytes,
+    members: list[RequestMembers],
 ) -> Exchange:
-    reply, text, asked = row["response"], row["response_text"], row.get("supplied")
+    reply, asked = bytes(row.response), row.supplied
     return Exchange(
-        **{name: row[name] for name in _EXCHANGE_FIELDS},
-        **{name: row[name] for name in ("source", "lost", *_MARKS) if name in row},
-        prompt=paths[row["prompt"]],
-        params=params,
-        body=text,
-        events=row.get("response_events"),
-        prompts=[tokens[number] for number in row["prompt_token_ids"]],
+        **{name: getattr(row, name) for name in (*_EXCHANGE_FIELDS, "source", "lost", *_MARKS)},
+        prompt=paths[row.prompt],
+        members=members[row.params],
+        body=row.response_text if reply == b"null" else reply.decode(),
+        events=row.response_events,
+        prompts=[tokens[number] for number in row.prompt_token_ids],
         supplied=Supplied(asked[0], tokens[asked[1]]) if asked else None,
-        context_key=context,
-        _reply=reply,
-        _is_read=reply is not None,
     )

@@ -173,6 +173,12 @@ class RolloutRecord(Facts):
     @property
     def warnings(self) -> list[str]:
         """Short sentences about what is missing or uncertain; a clean rollout has none."""
+        found = self.recorded_warnings
+        return [*found, *self._read().uncertain] if self._sealed else found
+
+    @property
+    def recorded_warnings(self) -> list[str]:
+        """Those that do not follow from its exchanges."""
         if self._sealed:
             self._read()
         return self._warnings
@@ -189,7 +195,7 @@ class RolloutRecord(Facts):
 
     def miss_calls(self, warning: str, *, instead_of: str | None) -> None:
         """Add a warning about calls that are not in it, in the place of an earlier one."""
-        for warnings in (self.warnings, self._missing_calls):
+        for warnings in (self.recorded_warnings, self._missing_calls):
             if instead_of in warnings:
                 warnings.remove(instead_of)
             warnings.append(warning)

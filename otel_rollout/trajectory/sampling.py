@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from otel_rollout.spans import Exchange
+from otel_rollout.spans import Exchange, unread
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.reward import AllRewards
 from otel_rollout.trajectory.side_calls import SideCalls
 from otel_rollout.wire import ModelApi, Sampled, api_of, error_text, extend, retrieval_of
+
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What JSON of another shape than expected may raise."""
 
 
 def completions_of(
@@ -26,7 +29,19 @@ def completions_of(
 
     A call of a generating endpoint has at least one, also when it failed. `trainable` is False
     for a rollout that is not to be learned from. `side_calls` finds those of its trajectory.
+    Of an exchange that cannot be read they are of what is left of it: see `unread`.
     """
+    try:
+        if exchange.prompt is not None:
+            _ = exchange.prompt.key, exchange.context_key
+        return _completions_of(exchange, rewards, trainable, side_calls)
+    except UNREADABLE as error:
+        return _completions_of(unread(exchange, error), rewards, trainable, side_calls)
+
+
+def _completions_of(
+    exchange: Exchange, rewards: AllRewards, trainable: bool, side_calls: SideCalls | None
+) -> list[Completion]:
     api = api_of(exchange.path)
     if api is None or is_unread(exchange):
         return []
@@ -167,6 +182,4 @@ def _with_reply(exchange: Exchange, later: Exchange) -> Exchange:
         events=later.events,
         prompts=later.prompts,
         damage=[*exchange.damage, *later.damage],
-        _reply=later.reply,
-        _is_read=True,
     )

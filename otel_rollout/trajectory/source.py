@@ -5,8 +5,9 @@ A trajectory asks its source; a source never asks back.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from otel_rollout.spans import Exchange, SpanRecord
@@ -15,20 +16,49 @@ from otel_rollout.trajectory.reward import AllRewards
 from otel_rollout.trajectory.sampling import completions_of, with_retrieved
 from otel_rollout.trajectory.side_calls import SideCalls
 from otel_rollout.trajectory.steps import Step
+from otel_rollout.trajectory.uncertain import uncertain
 
 
-@dataclass(frozen=True, slots=True)
 class Contents:
-    """What was exchanged in a rollout, as far as it has come."""
+    """What was exchanged in a rollout, as far as it has come; replies are read when asked for."""
 
-    conversations: Conversations = field(default_factory=Conversations)
-    """The completions, and which of them continues which."""
-    exchanges: Sequence[Exchange] = ()
-    """Every call, also to endpoints that do not generate; () while the rollout runs."""
-    warnings: Sequence[str] = ()
-    """Short sentences about what is missing or uncertain; () while the rollout runs."""
-    missing_calls: Sequence[str] = ()
-    """Those of `warnings` that say which model calls are not here, or that there was none."""
+    def __init__(
+        self,
+        link: Callable[[], Conversations] = Conversations,
+        exchanges: Sequence[Exchange] = (),
+        warnings: Sequence[str] = (),
+        missing_calls: Sequence[str] = (),
+    ) -> None:
+        self._link: Callable[[], Conversations] | None = link
+        """Reads the replies and links them."""
+        self._conversations: Conversations | None = None
+        self._uncertain: list[str] | None = None
+        self._lock = threading.RLock()
+        self.exchanges = exchanges
+        """Every call, also to endpoints that do not generate; () while the rollout runs."""
+        self.warnings = warnings
+        """What is missing or uncertain, and does not follow from `exchanges`."""
+        self.missing_calls = missing_calls
+        """Those of `warnings` that say which model calls are not here, or that there was none."""
+
+    @property
+    def conversations(self) -> Conversations:
+        """The completions, and which of them continues which."""
+        with self._lock:
+            if self._conversations is None:
+                assert self._link is not None
+                self._conversations, self._link = self._link(), None
+            return self._conversations
+
+    @property
+    def uncertain(self) -> list[str]:
+        """What is missing or uncertain in the exchanges; [] while the rollout runs."""
+        with self._lock:
+            if self._uncertain is None:
+                self._uncertain = []
+                if self.exchanges:
+                    self._uncertain = uncertain(self.exchanges, self.conversations)
+            return self._uncertain
 
 
 class Source(Protocol):
@@ -56,6 +86,10 @@ class Recorded(Source):
 
     def read(self) -> Contents:
         """The contents."""
+        return Contents(self.conversations, list(self.exchanges))
+
+    def conversations(self) -> Conversations:
+        """Their completions, linked."""
         side_calls = SideCalls()
         completions = (
             completion
@@ -64,7 +98,7 @@ class Recorded(Source):
                 exchange, self.rewards, trainable=self.trainable, side_calls=side_calls
             )
         )
-        return Contents(Conversations(completions, side_calls), list(self.exchanges))
+        return Conversations(completions, side_calls)
 
 
 @dataclass(slots=True)
@@ -75,4 +109,4 @@ class Built(Source):
 
     def read(self) -> Contents:
         """The calls that its steps are of, as far as they were captured."""
-        return Contents(Conversations(s.completion for s in self.steps() if s.completion))
+        return Contents(lambda: Conversations(s.completion for s in self.steps() if s.completion))

@@ -13,7 +13,7 @@ tree: a call extends the *longest* path that is a prefix of its prompt.
 from __future__ import annotations
 
 import math
-from array import array
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -360,7 +360,7 @@ class _Beginnings:
 
 
 def _bytes(ids: Sequence[int]) -> bytes:
-    return array("q", ids).tobytes()
+    return struct.pack(f"{len(ids)}q", *ids)
 
 
 def _link(calls: Sequence[_Call]) -> dict[int, _Call]:

@@ -18,16 +18,17 @@ from otel_rollout.errors import (
     UnknownCompletionError,
 )
 from otel_rollout.looking import Printed, ShownInNotebooks, drift_of
-from otel_rollout.trajectory.as_json import as_json, parameters_of
+from otel_rollout.trajectory.as_json import line_of, parameters_of, parameters_of_line
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift
 from otel_rollout.trajectory.history import History
 from otel_rollout.trajectory.record import RolloutRecord
 from otel_rollout.trajectory.reward import Reward, RewardKey, Rewards, texts_of
+from otel_rollout.trajectory.sampling import UNREADABLE
 from otel_rollout.trajectory.side_calls import Rule, known_side_call, reasons_by
 from otel_rollout.trajectory.tokens import Cause, Dropped, TokenSequences, token_sequences
-from otel_rollout.wire import Json
+from otel_rollout.wire import Json, loads
 
 
 class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
@@ -240,7 +241,12 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
 
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON from which `from_dict` makes an equal trajectory; size linear in content."""
-        return as_json(self)
+        data: dict[str, Json] = loads(self.to_json())
+        return data
+
+    def to_json(self) -> str:
+        """The same as JSON on one line; what was exchanged is in it as it came, and is not read."""
+        return line_of(self)
 
     def with_side_calls(self, rules: Sequence[Rule] = (known_side_call,)) -> Trajectory:
         """A copy of it, ended, whose side calls are those that these rules find; () finds none.
@@ -259,10 +265,26 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
             return cls(**parameters_of(data), sealed=True)
         except SpanFormatError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        except UNREADABLE as error:
             raise SpanFormatError(
                 f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
             ) from error
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Trajectory:
+        """The trajectory that `to_json` described. SpanFormatError if it is not one.
+
+        What was exchanged is read when somebody asks for it.
+        """
+        try:
+            return cls(**parameters_of_line(line), sealed=True)
+        except UNREADABLE:
+            pass  # it is damaged, or a value of the user's in it is NaN
+        try:
+            data = loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SpanFormatError(f"Trajectory.from_json: it is no JSON ({error})") from None
+        return cls.from_dict(data)
 
     def __eq__(self, other: object) -> bool:
         """Equal in everything: `to_dict()` of both is the same."""
@@ -275,7 +297,7 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are sealed trajectories of their own."""
-        return Trajectory.from_dict, (self.to_dict(),)
+        return Trajectory.from_json, (self.to_json(),)
 
     def __repr__(self) -> str:
         return (

@@ -41,7 +41,8 @@ class Field:
     text: str
     """The field as it was given."""
     kind: Kind
-    _name: str
+    name: str
+    """Which field of `Overview` has it."""
     _key: str | None
 
     @classmethod
@@ -71,7 +72,7 @@ class Field:
 
     def of(self, overview: Overview) -> Json:
         """The value; None where it is not known, or not there."""
-        value = getattr(overview, self._name)
+        value = getattr(overview, self.name)
         return value if self._key is None else value.get(self._key)
 
 

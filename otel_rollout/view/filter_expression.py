@@ -49,6 +49,11 @@ class Where:
         """A condition over the columns `COLUMNS`, and the values of its parameters in order."""
         return self._sql, list(self._parameters)
 
+    @property
+    def names(self) -> set[str]:
+        """The fields that it is about."""
+        return {name for name in COLUMNS if f'"{name}"' in self._sql}
+
     def matches(self, overview: Overview) -> bool:
         """True if the filter keeps it: the SQL is true of its row."""
         values = [*row_of(overview), *self._parameters]

@@ -165,7 +165,7 @@ class _Snapshot:
     def read(self) -> Contents:
         """The contents."""
         exchanges = dict.fromkeys(completion.exchange for completion in self._completions)
-        return Contents(Conversations(self._completions), list(exchanges))
+        return Contents(lambda: Conversations(self._completions), list(exchanges))
 
     def take(self, records: Sequence[SpanRecord]) -> None:
         """Nothing is added."""

@@ -28,7 +28,7 @@ from otel_rollout.view.fields import sql_text
 from otel_rollout.view.index_reader import Reader, check_source
 from otel_rollout.view.sources import is_address
 from otel_rollout.view.table import APPLICATION, VERSION, Location, Table, WritableTable
-from otel_rollout.wire import dumps, loads
+from otel_rollout.wire import dumps
 
 _POLL = 1.0
 """Seconds between two looks at the sources."""
@@ -123,7 +123,7 @@ class Index:
         if place is None:
             raise LookupError(f"no trajectory {id_[:100]!r}: it may have been replaced just now")
         try:
-            trajectory = Trajectory.from_dict(loads(_bytes_at(place)))
+            trajectory = Trajectory.from_json(_bytes_at(place))
             if sql_text(trajectory.id) != id_:
                 raise LookupError(f"there is {trajectory.id!r}")
             return Opened(trajectory)

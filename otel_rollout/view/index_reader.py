@@ -25,6 +25,7 @@ from otel_rollout.export import (
     Layout,
     layout_of,
     parsed_lines,
+    trajectory_or_error,
 )
 from otel_rollout.otlp import files_of, rotated_beside
 from otel_rollout.trajectory import Trajectory
@@ -32,7 +33,7 @@ from otel_rollout.view.messages import words_of
 from otel_rollout.view.overview import examine
 from otel_rollout.view.sources import Sources, is_address
 from otel_rollout.view.table import FileState, WritableTable
-from otel_rollout.wire import Json, dumps, loads
+from otel_rollout.wire import dumps, loads
 
 _PATIENCE = 5
 """Spans that grow are rebuilt no sooner than after so many times what the last time took."""
@@ -150,8 +151,8 @@ class Reader:
         def fail(error: SpanFormatError) -> None:
             self._fail(state.number, error)
 
-        for line, data, where in parsed_lines(lines, name, fail, fail):
-            self._add(data, where, state.number, *lines.place(line))
+        for line, found, where in parsed_lines(lines, name, fail, fail, trajectory_or_error):
+            self._add(found, where, state.number, *lines.place(line))
             if time.monotonic() > seen:
                 self._save(file, state.unfinished(), lines.start)
                 if self._stopped():
@@ -163,11 +164,15 @@ class Reader:
         self._table.put_file(replace(state, read_to=read_to, tail=_tail(file, read_to)))
         self._table.connection.commit()
 
-    def _add(self, data: Json, where: str, file: int, start: int, size: int) -> None:
+    def _add(
+        self, found: Trajectory | SpanFormatError, where: str, file: int, start: int, size: int
+    ) -> None:
         try:
-            trajectory = Trajectory.from_dict(data)
-            if not isinstance(trajectory.id, str) or not trajectory.id:
-                raise SpanFormatError(f"expected an id, got {trajectory.id!r:.100}")
+            if isinstance(found, SpanFormatError):
+                raise found
+            trajectory = found
+            if not trajectory.id:
+                raise SpanFormatError("expected an id, got ''")
             overview, findings, _ = examine(trajectory)
             before = self._table.add(
                 overview, findings, words_of(trajectory), file=file, start=start, size=size
@@ -201,7 +206,7 @@ class Reader:
         found = reader.trajectories(infer_rollouts=self._infer_rollouts, path=spans, in_order=False)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             for trajectory in found:
-                file.write(dumps(trajectory.to_dict()).encode() + b"\n")
+                file.write(trajectory.to_json().encode() + b"\n")
                 self._check_stopped()
         os.replace(part, self._rebuilt)
         self._table.put_note("spans", now)

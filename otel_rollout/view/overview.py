@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -63,8 +63,13 @@ class Overview:
     metadata: dict[str, Json]
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> Overview:
-        """The overview of a trajectory."""
+    def of(cls, trajectory: Trajectory, names: Collection[str] | None = None) -> Overview:
+        """The overview of a trajectory. names: the only fields that are used; None: all are.
+
+        Its calls are read if they are needed for these fields; else the others are None.
+        """
+        if names is not None and HEAD.issuperset(names):
+            return cls(**{**_UNREAD, **_head(trajectory)})
         return examine(trajectory).overview
 
     def to_dict(self) -> dict[str, Json]:
@@ -85,18 +90,8 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
     rows = trajectory.token_sequences() if rows is None else rows
     findings = findings_of(trajectory, rows=rows)
     completions = trajectory.completions
-    reward = trajectory.reward
     overview = Overview(
-        id=trajectory.id,
-        name=trajectory.name,
-        task_id=trajectory.task_id,
-        group_id=trajectory.group_id,
-        sample_index=trajectory.sample_index,
-        parent_id=trajectory.parent_id,
-        trace_id=trajectory.trace_id,
-        status=trajectory.status,
-        termination_reason=trajectory.termination_reason,
-        reward=None if reward is None else float(reward),
+        **_head(trajectory),
         turns=_turns(completions),
         calls=len({completion.span_id for completion in completions}),
         histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
@@ -104,17 +99,34 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
         sampled_tokens=_sampled(completions),
         trained_tokens=sum(sum(row.loss_mask) for row in rows),
         dropped=sum(drop.completion is not None for drop in rows.dropped),
-        seconds=_seconds(trajectory),
-        start_time_ns=trajectory.start_time_ns,
         versions=tuple(trajectory.policy_versions),
         models=tuple(dict.fromkeys(c.model for c in completions if c.model is not None)),
         warnings=len(trajectory.warnings),
         findings=tuple(sorted({finding.kind for finding in findings})),
-        metrics=dict(trajectory.metrics),
-        rewards={name: float(value) for name, value in trajectory.rewards.items()},
-        metadata=dict(trajectory.metadata),
     )
     return Examined(overview, findings, rows)
+
+
+_PLAIN = (
+    *("id", "name", "task_id", "group_id", "sample_index", "parent_id", "trace_id"),
+    *("status", "termination_reason", "start_time_ns"),
+)
+HEAD = frozenset((*_PLAIN, "reward", "rewards", "seconds", "metrics", "metadata"))
+"""The fields for which no call is read."""
+_UNREAD = dict.fromkeys(each.name for each in fields(Overview))
+
+
+def _head(trajectory: Trajectory) -> dict[str, Any]:
+    """The values of these fields."""
+    reward = trajectory.reward
+    return {
+        **{name: getattr(trajectory, name) for name in _PLAIN},
+        "reward": None if reward is None else float(reward),
+        "rewards": {name: float(value) for name, value in trajectory.rewards.items()},
+        "seconds": _seconds(trajectory),
+        "metrics": dict(trajectory.metrics),
+        "metadata": dict(trajectory.metadata),
+    }
 
 
 def _turns(completions: list[Completion]) -> int:

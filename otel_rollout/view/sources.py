@@ -21,20 +21,19 @@ from otel_rollout.compressed import begun, joined
 from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.export import (
     HEAD,
-    Store,
     item_of,
-    item_of_trajectory,
     layout_of,
     lines_of,
     parsed_lines,
     read_lines,
     reconstruct_by_rollout,
+    trajectory_or_error,
 )
 from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
 from otel_rollout.spans import SpanRecord
 from otel_rollout.terminal import note, number_of
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.wire import dumps, loads
+from otel_rollout.wire import dumps
 
 Keeps = Callable[[Trajectory], bool]
 OnError = Callable[[SpanFormatError], None]
@@ -134,7 +133,7 @@ class Sources:
                 yield from self._items(lines, source, keeps)
             records = itertools.chain.from_iterable(spans)
             found = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
-            yield from map(item_of_trajectory, filter(keeps, found) if keeps else found)
+            yield from map(item_of, filter(keeps, found) if keeps else found)
             self._bar.close()
 
     def _of_trajectories(
@@ -172,15 +171,12 @@ class Sources:
     def _items(
         self, lines: Iterable[bytes], source: str, keeps: Keeps | None
     ) -> Iterator[tuple[str, bytes]]:
-        for line, data, where in parsed_lines(lines, source, self.report, self.report):
-            try:
-                item = item_of(line, data, where)
-                is_kept = keeps is None or keeps(Trajectory.from_dict(data))
-            except SpanFormatError as error:
-                self.report(error)
-            else:
-                if is_kept:
-                    yield item
+        report, parse = self.report, trajectory_or_error
+        for line, found, where in parsed_lines(lines, source, report, report, parse):
+            if isinstance(found, SpanFormatError):
+                report(SpanFormatError(f"{where}: {found}"))
+            elif keeps is None or keeps(found):
+                yield item_of(found, line)
 
     @contextmanager
     def _open(self, source: str) -> Iterator[BinaryIO]:
@@ -222,7 +218,7 @@ class Sources:
 def _in_order(found: Iterator[Trajectory]) -> Iterator[Trajectory]:
     """The trajectories in order of their start; memory holds one at a time."""
     for line in lines_in_order(found, lambda each: (each.start_time_ns, each.id)):
-        yield Trajectory.from_dict(loads(line))
+        yield Trajectory.from_json(line)
 
 
 def _size_of(sources: Sequence[str]) -> int | None:
@@ -263,13 +259,15 @@ def lines_in_order(
 
     They are in a temporary file, in the folder if one is given; memory holds the keys.
     """
-    with Store(folder / "trajectories" if folder else None) as store:
-        places: list[tuple[Any, int]] = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        places: list[tuple[Any, int, int]] = []
         for trajectory in trajectories:
-            line = dumps(trajectory.to_dict()).encode() + b"\n"
-            places.append((key(trajectory), store.add("", line)))
-        for _, number in ordered(places, lambda place: place[0], descending=descending):
-            yield store.item(number)
+            line = trajectory.to_json().encode() + b"\n"
+            places.append((key(trajectory), file.tell(), len(line)))
+            file.write(line)
+        for _, start, size in ordered(places, lambda place: place[0], descending=descending):
+            file.seek(start)
+            yield file.read(size)
 
 
 # --- what is printed

@@ -18,7 +18,16 @@ from typing import Literal, TypeAlias
 from urllib.parse import unquote
 
 from otel_rollout.wire.conversation import MessagePath, extend
-from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply
+from otel_rollout.wire.json import (
+    Choice,
+    Chunk,
+    Json,
+    Message,
+    Params,
+    Reply,
+    loads_bounded,
+    read_strict,
+)
 from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.params import sampling_params
 from otel_rollout.wire.servers import usage
@@ -208,6 +217,14 @@ class ModelApi:
         """
         return _ends_with_done(tail) is not None
 
+    def read_chunks(self, text: str) -> list[Json] | None:
+        """The chunks that a text lists; None if it is no strict JSON, or nested too deep.
+
+        Log-probabilities may be cut out in them, to stay so in the merged reply (`PartlyRead`).
+        """
+        found: list[Json] | None = read_strict(text)
+        return found
+
     def recognises(self, chunks: Sequence[Chunk]) -> bool:
         """True if these are events of this API. Exclusive among the APIs, as far as possible."""
         return any(map(self.is_own, chunks))
@@ -291,6 +308,13 @@ class ModelApi:
     def is_aborted(self, choice: Choice) -> bool:
         """True if the server gave the reply up while the model was sampling it."""
         return str(self.finish_reason(choice)).lower() in _ABORTED
+
+    def read(self, text: str) -> Json:
+        """What the text of a reply says. ValueError where it is no JSON, or nested too deep.
+
+        Log-probabilities may be left to be read when somebody asks for them (`PartlyRead`).
+        """
+        return loads_bounded(text)
 
     def outcome(self, reply: Json) -> str | None:
         """How the call ended by its reply's own account, as `Completion.status`; None: not told."""

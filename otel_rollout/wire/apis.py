@@ -50,6 +50,8 @@ class Merged:
     """The error that the server reported inside the stream, or None."""
     malformed: bool = False
     """True if an event that came as a whole is no JSON: clients give up on such a stream."""
+    is_strict: bool = False
+    """True if its events are strict JSON, so that its body is: it has no NaN."""
 
 
 def api_of(path: str) -> ModelApi | None:
@@ -156,7 +158,7 @@ def merge(events: str, choices: int = 1, path: str = "") -> Merged:
 
     The API at `path` is asked first whether it recognises the events, then all.
     """
-    chunks, done = parse_events(events)
+    chunks, done, is_strict = parse_events(events, apis_of(path)[0].read_chunks)
     if None in (chunks if done or ends_an_event(events) else chunks[:-1]):
         return Merged(None, False, None, malformed=True)
     chunks = [chunk for chunk in chunks if isinstance(chunk, dict)]
@@ -171,7 +173,7 @@ def merge(events: str, choices: int = 1, path: str = "") -> Merged:
         body = api.merge(chunks)
     except (AttributeError, KeyError, TypeError, ValueError):  # of another shape than it seemed
         body = None
-    return Merged(body, api.is_whole(parsed, body, choices), error)
+    return Merged(body, api.is_whole(parsed, body, choices), error, is_strict=is_strict)
 
 
 def _error_of(chunk: dict[str, Json]) -> Json:

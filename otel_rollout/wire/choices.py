@@ -9,8 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from otel_rollout.wire.api import Events, ModelApi
-from otel_rollout.wire.json import Choice, Chunk, Json, Reply
+from otel_rollout.wire.json import (
+    Bounded,
+    Choice,
+    Chunk,
+    Cut,
+    Json,
+    PartlyRead,
+    Reply,
+    as_objects,
+    list_of,
+    member_of,
+    struct_of,
+)
 from otel_rollout.wire.merging import GrowingParts, finish, merge_field, merge_parts
 
 _EXTENSION = "sglext"
@@ -34,8 +48,68 @@ def indexed_choices(reply: Reply, name: str = "choices") -> Iterator[tuple[int, 
             yield index, choice
 
 
+_CHOICE = struct_of(
+    "Choice",
+    {
+        **dict.fromkeys(("index", "message", "finish_reason", "stop_reason", "matched_stop"), Any),
+        **dict.fromkeys(("token_ids", "response_token_ids", "prompt_token_ids", "meta_info"), Any),
+        **dict.fromkeys(("routed_experts", "hidden_states", "content_filter_results"), Any),
+        **dict.fromkeys(("native_finish_reason", "error"), Any),
+        "logprobs": Cut,
+    },
+)
+_REPLY = struct_of(
+    "Reply",
+    {
+        **dict.fromkeys(("id", "object", "created", "model", "usage", "service_tier"), Any),
+        **dict.fromkeys(("system_fingerprint", "prompt_logprobs", "prompt_token_ids"), Any),
+        **dict.fromkeys(("prompt_text", "kv_transfer_params", "metadata", "metrics"), Any),
+        **dict.fromkeys(("timings", "provider", _EXTENSION, "prompt_filter_results"), Any),
+        "choices": list_of(_CHOICE),
+    },
+)
+"""What servers put on replies; one with anything else is read as a whole."""
+_partly: Bounded[Any] = Bounded(_REPLY)
+_LOGPROBS = struct_of("Logprobs", {"content": Cut, "refusal": None})
+_DELTA = struct_of(
+    "Delta",
+    {
+        **dict.fromkeys(("index", "delta", "finish_reason", "stop_reason", "matched_stop"), Any),
+        **dict.fromkeys(("token_ids", "native_finish_reason"), Any),
+        "logprobs": _LOGPROBS | None,
+    },
+)
+_CHUNK = struct_of(
+    "Chunk",
+    {
+        **dict.fromkeys(("id", "object", "created", "model", "usage", "service_tier"), Any),
+        **dict.fromkeys(("system_fingerprint", "prompt_token_ids", "provider", _PADDING), Any),
+        "choices": list_of(_DELTA),
+    },
+)
+"""What servers put on chunks; a stream with anything else is read as a whole."""
+_chunks: Bounded[Any] = Bounded(list_of(_CHUNK))
+
+
 class ChoicesApi(ModelApi):
     """An API whose streams are chunks with choices."""
+
+    def read(self, text: str) -> Json:
+        found = _partly(text)
+        if found is None or found.choices is UNSET:
+            return super().read(text)
+        reply = as_objects(found)
+        reply["choices"] = list(map(PartlyRead, reply["choices"]))
+        return reply
+
+    def read_chunks(self, text: str) -> list[Json] | None:
+        found = _chunks(text)
+        try:
+            if found is not None:
+                return _with_lists(as_objects(found))
+        except ValueError:  # of another shape
+            pass
+        return super().read_chunks(text)
 
     def is_own(self, chunk: Chunk) -> bool:
         return isinstance(chunk.get("choices"), list)
@@ -65,8 +139,35 @@ def merge_choices(chunks: Sequence[Chunk]) -> dict[str, Any]:
                 body[key] = value
     if body.get("object") == "chat.completion.chunk":
         body["object"] = "chat.completion"
-    body["choices"] = [finish(choices[index]) for index in sorted(choices)]
+    body["choices"] = [_with_cut(finish(choices[index])) for index in sorted(choices)]
     return body
+
+
+def _with_lists(chunks: list[Chunk]) -> list[Chunk]:
+    """Chunks whose lists of log-probabilities are cut out: each is a list with that one cut."""
+    for chunk in chunks:
+        for choice in chunk.get("choices", ()):
+            logprobs = choice.get("logprobs")
+            if logprobs is not None and "content" in logprobs:
+                text = bytes(logprobs["content"])
+                if text.startswith(b"["):
+                    logprobs["content"] = [logprobs["content"]]
+                elif text == b"null":
+                    logprobs["content"] = None
+                else:
+                    raise ValueError("expected a list of log-probabilities")
+    return chunks
+
+
+def _with_cut(choice: dict[str, Any]) -> Choice:
+    """A merged choice, of which the log-probabilities stay cut out if they came so."""
+    logprobs = choice.get("logprobs")
+    content = member_of(logprobs, "content")
+    if not (logprobs and content and isinstance(content[0], Cut)):
+        return choice
+    inner = b",".join(filter(None, (bytes(cut)[1:-1].strip() for cut in content)))
+    rest = b',"refusal":null' if len(logprobs) > 1 else b""
+    return PartlyRead({**choice, "logprobs": Cut(b'{"content":[%b]%b}' % (inner, rest))})
 
 
 def _merge_choice(choices: dict[int, dict[str, Any]], choice: dict[str, Any]) -> None:

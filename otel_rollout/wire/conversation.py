@@ -12,28 +12,64 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 
-from otel_rollout.wire.json import Json
+from otel_rollout.wire.json import Json, JsonText
 from otel_rollout.wire.message import PIECES, content_parts, read_message
 from otel_rollout.wire.parts import Part, Reasoning, Text, present_members, visible_parts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class MessagePath:
     """A conversation from its first message to `message`; longer ones point to it as `parent`."""
 
-    parent: MessagePath | None
-    message: Json
-    """The wire form: almost always a dict."""
-    length: int
-    """Messages on the path, this one included."""
-    key: bytes
-    """16-byte digest of the visible forms on the path: equal keys, equal visible conversation.
+    __slots__ = ("_key", "json", "length", "parent")
 
-    Empty for a path with nothing visible.
-    """
+    def __init__(self, parent: MessagePath | None, json: JsonText) -> None:
+        self.parent = parent
+        self.json = json
+        """The message in wire form; it is read when somebody asks for it."""
+        self.length: int = (parent.length if parent else 0) + 1
+        """Messages on the path, this one included."""
+        self._key: bytes | None = None
+
+    @property
+    def message(self) -> Json:
+        """The wire form: almost always a dict."""
+        return self.json.value
+
+    @property
+    def key(self) -> bytes:
+        """16-byte digest of the visible forms on the path: equal keys, equal visible conversation.
+
+        Empty for a path with nothing visible. Reasoning that is an item of its own does not change
+        it: a replay may leave it out.
+        """
+        unknown: list[MessagePath] = []
+        for node in self:
+            if node._key is not None:
+                break
+            unknown.append(node)
+        for node in reversed(unknown):
+            node._key = node._visible()
+        assert self._key is not None
+        return self._key
+
+    def _visible(self) -> bytes:
+        """The key, where that of the path before is known."""
+        before, said = self.parent, self.message
+        if is_sampled_piece(said):
+            pieces = [said]
+            while before is not None and is_sampled_piece(before.message):
+                pieces.append(before.message)
+                before = before.parent
+            (said,) = joined_pieces(reversed(pieces))
+        key = before.key if before else b""
+        visible = message_key(said)
+        if visible is None:
+            return key
+        digest = blake2b(key, digest_size=16)
+        digest.update(visible)
+        return digest.digest()
 
     def __iter__(self) -> Iterator[MessagePath]:
         """The paths from this one up to the first message (deepest first)."""
@@ -44,25 +80,8 @@ class MessagePath:
 
 
 def extend(path: MessagePath | None, message: Json) -> MessagePath:
-    """The path that continues `path` (None is the empty one) with `message`.
-
-    Reasoning that is an item of its own does not change the key: a replay may leave it out.
-    """
-    before, length = (path, path.length) if path else (None, 0)
-    said = message
-    if is_sampled_piece(message):
-        pieces = [message]
-        while before is not None and is_sampled_piece(before.message):
-            pieces.append(before.message)
-            before = before.parent
-        (said,) = joined_pieces(reversed(pieces))
-    key = before.key if before else b""
-    visible = message_key(said)
-    if visible is not None:
-        digest = blake2b(key, digest_size=16)
-        digest.update(visible)
-        key = digest.digest()
-    return MessagePath(path, message, length + 1, key)
+    """The path that continues `path` (None is the empty one) with `message`."""
+    return MessagePath(path, JsonText(None, message))
 
 
 def path_messages(path: MessagePath | None) -> list[Json]:

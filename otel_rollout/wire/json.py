@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -49,10 +50,164 @@ def loads(text: str | bytes) -> Json:
     return _decoder.decode(text)
 
 
+class JsonText:
+    """A JSON value and the text of it: each is made of the other when somebody asks."""
+
+    __slots__ = ("_text", "_value")
+
+    def __init__(self, text: str | None, value: Json = None) -> None:
+        self._text = text
+        self._value = _UNREAD if value is None and text is not None else value
+
+    @property
+    def text(self) -> str:
+        """As it was written; compact where nobody wrote it."""
+        if self._text is None:
+            self._text = dumps(self._value)
+        return self._text
+
+    @property
+    def value(self) -> Json:
+        """What it says, one object however often it is asked for."""
+        if self._value is _UNREAD:
+            assert self._text is not None
+            self._value = loads(self._text)
+        return self._value
+
+
+_UNREAD = object()
+
+Cut = msgspec.Raw
+"""JSON that was cut out of a text, checked as strict JSON, and not read; it has its bytes."""
+_Value = TypeVar("_Value")
+
+
+class Bounded(Generic[_Value]):
+    """Reads strict JSON of a kind that is not nested too deep; gives None for anything else.
+
+    kind: what `msgspec` is to make of it.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._alone: Callable[[str | bytes], _Value] = msgspec.json.Decoder(kind).decode
+        for _ in range(_MARGIN):
+            kind = tuple[kind]
+        self._inside: Callable[[str | bytes], Any] = msgspec.json.Decoder(kind).decode
+
+    def part(self, cut: Cut) -> _Value | None:
+        """The same of what was cut out of such a text."""
+        try:
+            return self._alone(bytes(cut))
+        except (ValueError, RecursionError):
+            return None
+
+    def __call__(self, text: str) -> _Value | None:
+        try:
+            if len(text) <= DEEPEST:
+                return self._alone(text if text.isascii() else text.encode())
+            if not _IS_COUNTED or sys.getrecursionlimit() > _LEVELS:
+                check_depth(text)
+                return self._alone(text if text.isascii() else text.encode())
+            whole = f"{_BEFORE}{text}{_AFTER}"
+            value = self._inside(whole if whole.isascii() else whole.encode())
+        except (ValueError, RecursionError):
+            return None
+        for _ in range(_MARGIN):
+            (value,) = value
+        found: _Value = value
+        return found
+
+
+DEEPEST = 850
+"""Levels of lists and objects; no request or reply of a model has nearly as many. What is nested
+deeper could be parsed, and not be written again."""
+_MARGIN = 150
+"""Levels around a text that is read: Python 3.11 reads 1,000 in all, those of its calls included,
+so that the text has no more than `DEEPEST`. It costs nothing; to count its brackets costs as much
+as to cut it."""
+_BEFORE, _AFTER = "[" * _MARGIN, "]" * _MARGIN
+_IS_COUNTED = sys.version_info < (3, 12)
+_LEVELS = 1000
+cut_value: Bounded[Cut] = Bounded(Cut)
+"""The value in a text, less white space around it."""
+cut_members: Bounded[dict[str, Cut]] = Bounded(dict[str, Cut])
+"""The members of the object that a text is."""
+cut_elements: Bounded[list[Cut]] = Bounded(list[Cut])
+"""The elements of the list that a text is."""
+read_strict: Bounded[Json] = Bounded(Any)
+"""What a text says."""
+
+
+def loads_bounded(text: str) -> Json:
+    """`loads`; ValueError for what is nested deeper than `DEEPEST`."""
+    value = read_strict(text)
+    if value is None:
+        check_depth(text)
+        return loads(text)
+    return value
+
+
+class PartlyRead(Mapping[str, Json]):
+    """An object of which some members are cut out: these are read each time that they are asked."""
+
+    __slots__ = ("_members", "known")
+
+    def __init__(self, members: dict[str, Json]) -> None:
+        self._members = members
+        self.known: dict[str, Any] = {}
+        """What was found in a cut member, by its name, for whoever asks often."""
+
+    def cut(self, name: str) -> Cut | None:
+        """A member that was cut out; None for any other."""
+        member = self._members.get(name)
+        return member if isinstance(member, Cut) else None
+
+    def __getitem__(self, name: str) -> Json:
+        member = self._members[name]
+        return loads(bytes(member)) if isinstance(member, Cut) else member
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def wholly_read(reply: Json) -> Json:
+    """The reply with all of its choices read."""
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    if not isinstance(choices, list):
+        return reply
+    whole = [dict(each) if isinstance(each, PartlyRead) else each for each in choices]
+    return {**reply, "choices": whole}
+
+
+def list_of(kind: Any) -> Any:
+    """The type of lists of these."""
+    return list[kind]
+
+
+def struct_of(name: str, members: Mapping[str, Any], *, is_open: bool = False) -> Any:
+    """A type of objects to read with `Bounded`: with these members of these types, or fewer.
+
+    is_open: further members are passed over; else an object with some is none of this type.
+    """
+    fields = [(each, kind, msgspec.UNSET) for each, kind in members.items()]
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=not is_open, gc=False)
+
+
+def as_objects(found: Any) -> Any:
+    """What was read as a type as plain JSON, with the members that are there, and cuts."""
+    return msgspec.to_builtins(found, builtin_types=(Cut,))
+
+
 def try_loads(text: str) -> Json:
     """The JSON value of a text; None where it is no JSON."""
     try:
-        return loads(text)
+        return loads_bounded(text)
     except (ValueError, RecursionError):
         return None
 
@@ -68,7 +223,13 @@ scan = _decoder.raw_decode
 """`scan(text, start) -> (value, end)`: the JSON value that begins exactly at `start`."""
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+def _plain(value: Any) -> dict[str, Json]:
+    if isinstance(value, PartlyRead):
+        return dict(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
 
 
 def dumps(value: Json) -> str:
@@ -82,10 +243,6 @@ def dumps(value: Json) -> str:
     return text
 
 
-# --- depth: what is nested too deep could be parsed, and not be written again
-
-DEEPEST = 850
-"""Levels of lists and objects; no request or reply of a model has nearly as many."""
 _USUAL = 32
 """Levels that are looked at together; deeper texts are read bracket by bracket."""
 
@@ -109,6 +266,21 @@ def check_depth(text: str) -> None:
         depth += 1 if bracket in b"[{" else -1
         if depth > DEEPEST:
             raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+
+
+def dumps_strict(value: Json) -> str:
+    """`dumps` of what was read from strict JSON: it has no number and no text that JSON has not."""
+    try:
+        return _encode_strict(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return dumps(value)
+
+
+def _as_cut(value: Any) -> dict[str, Json]:
+    return value._members if isinstance(value, PartlyRead) else _plain(value)
+
+
+_encode_strict = msgspec.json.Encoder(enc_hook=_as_cut).encode
 
 
 def finite(value: Json) -> Json:

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import json
 import math
+import struct
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Any, Literal
 
-from otel_rollout.wire.json import Json, dumps, member_of
+from msgspec import UNSET
+
+from otel_rollout.wire.json import Bounded, Json, PartlyRead, dumps, list_of, member_of, struct_of
 from otel_rollout.wire.params import is_constrained
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
@@ -75,7 +80,7 @@ def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] |
     for listing in _listings(choice):
         values = listing.column("logprob")
         if values is not None and (count is None or len(values) == count):
-            return _floats(values)
+            return values if listing.is_known else _floats(values)
         if first is None:
             first = values
     return None if first is None else _floats(first)
@@ -255,10 +260,17 @@ class _Listing:
     column: Callable[[str], list[Json] | None]
     """What it has of each token: `token`, `bytes`, `id`, `logprob`, `top_logprobs`, `probs`. None:
     it has none such."""
+    is_known: bool = False
+    """True if each of its log-probabilities is one."""
 
 
 def _listings(choice: _Fields) -> Iterator[_Listing]:
     """The places, the best first."""
+    chat = _of_chat(choice) if isinstance(choice, PartlyRead) else None
+    return _read_listings(choice) if chat is None else iter((chat,))
+
+
+def _read_listings(choice: _Fields) -> Iterator[_Listing]:
     logprobs, result, meta = map(choice.get, ("logprobs", "logprobsResult", "meta_info"))
     if isinstance(logprobs, list):
         yield _listing(_of_pieces(logprobs) or None)
@@ -280,6 +292,39 @@ def _listings(choice: _Fields) -> Iterator[_Listing]:
         whole = all(isinstance(row, list) and len(row) > 1 for row in rows or ())
         tops = meta.get("output_top_logprobs")
         yield _listing(rows if whole else None, tops, logprob=0, id=1, token=2)
+
+
+_ENTRY = struct_of("Entry", {"logprob": float}, is_open=True)
+_chat: Bounded[Any] = Bounded(struct_of("Logprobs", {"content": list_of(_ENTRY), "refusal": None}))
+
+
+def _of_chat(choice: PartlyRead) -> _Listing | None:
+    """The tokens of a usual chat, of which only the log-probabilities are read, and kept."""
+    cut = choice.cut("logprobs")
+    if cut is None or any(map(choice.get, _OTHER_PLACES)):
+        return None
+    values = choice.known.get("logprob")
+    if values is None:
+        found = _chat.part(cut)
+        if found is None or found.content is UNSET:
+            return None
+        try:
+            values = _floats(list(map(_logprob, found.content)))
+            values = array("d", struct.pack(f"{len(values)}d", *values))
+        except struct.error:  # one is unknown
+            return None
+        choice.known["logprob"] = values
+
+    def column(name: str) -> list[Json] | None:
+        if name == "logprob":
+            return values.tolist()
+        return _listing(choice["logprobs"]["content"]).column(name)
+
+    return _Listing(len(values), column, is_known=True)
+
+
+_logprob = attrgetter("logprob")
+_OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")
 
 
 def _listing(rows: Json, tops: Json = None, **names: str | int) -> _Listing:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from otel_rollout.wire.json import Json, loads, try_loads
+from otel_rollout.wire.json import Json, read_strict, try_loads
 
 _FIRST = (b"data:", b"event:", b"id:", b"retry:", b":")
 """Beginnings of the first line of events."""
@@ -21,8 +21,12 @@ _SMALL = 1 << 16
 _begins_an_object = re.compile(rb"[ \t\r\n]*\{").match
 
 
-def parse_events(events: str) -> tuple[list[Json], bool]:
-    """The JSON of each event, None for one that is no JSON; and True if `[DONE]` came."""
+def parse_events(
+    events: str, read_chunks: Callable[[str], list[Json] | None] = read_strict
+) -> tuple[list[Json], bool, bool]:
+    """The JSON of each event, None for one that is no JSON; True if `[DONE]` came; True if all of
+    it is strict JSON.
+    """
     datas: list[str] = []
     done = False
     for data in _datas(events):
@@ -30,11 +34,10 @@ def parse_events(events: str) -> tuple[list[Json], bool]:
             done = True
             break
         datas.append(data)
-    try:
-        chunks = loads("[" + ",".join(datas) + "]")
-    except (ValueError, RecursionError):  # such as the last event of a truncated stream
-        chunks = list(map(try_loads, datas))
-    return chunks, done
+    chunks = read_chunks(f"[{','.join(datas)}]")
+    if chunks is None:  # such as the last event of a truncated stream
+        return list(map(try_loads, datas)), done, False
+    return chunks, done, True
 
 
 def ends_an_event(events: str) -> bool:

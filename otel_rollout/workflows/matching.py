@@ -53,10 +53,12 @@ class _Keys:
         paths = self._paths[:same]
         for message in messages[same:]:
             parent = paths[-1] if paths else None
+            path = extend(parent, message)
             try:
-                paths.append(extend(parent, message))
+                _ = path.key
             except TypeError:  # not JSON: objects of the client, for example
-                paths.append(extend(parent, json_of(message)))
+                path = extend(parent, json_of(message))
+            paths.append(path)
         self._messages, self._paths = messages, paths
         return paths[-1].key if paths else b""
 

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from otel_rollout import Trajectory, rollout
+from otel_rollout import Trajectory, TrajectoryGroup, rollout
 from otel_rollout.command.cli import main
+from otel_rollout.export import JsonRows, Tally, item_of, rows_of
 from otel_rollout.testing import Raw
+from otel_rollout.wire import finite
 from tests.command.exports import (
     ROOT,
     by_place,
@@ -86,6 +90,40 @@ def test_what_is_not_known_is_null(recording: Recording, clients: Clients, tmp_p
     assert set(known) == {None}
 
 
+class Number(float):
+    """As those of NumPy are."""
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.floats().map(Number)
+    | st.text()
+    | st.text(st.sampled_from('a\ud800"')),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(VALUES)
+def test_any_row_is_written_as_it_is(value: Any):
+    """Whatever text or number is in it; NaN and infinities are null, tuples are lists."""
+
+    class Anything(JsonRows):
+        def rows(self, group: TrajectoryGroup) -> list[Any]:
+            return [{"value": value}]
+
+    _, item = item_of(Trajectory(id="t", name="x"))
+    (line,) = rows_of([item], Anything(), Tally(), print, strict=True)
+    assert line.endswith(b"\n")
+    assert json.loads(line, parse_constant=not_strict) == finite({"value": value})
+
+
+def not_strict(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
 def test_what_trains_in_no_row_is_counted(
     recording: Recording, clients: Clients, tmp_path: Path, capsys: Any
 ):
@@ -128,6 +166,22 @@ def test_spans_of_others_alone(recorded: Recording, tmp_path: Path, capsys: Any)
     said = capsys.readouterr().err
     assert "7 groups, 7 trajectories -> no rows, no file" in said
     assert "7 completions in no row" in said
+
+
+def test_token_sequences_are_made_once(
+    recorded: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """For the rows and for what is in none of them."""
+    made, of_trajectory = list[str](), Trajectory.token_sequences
+
+    def counted(trajectory: Trajectory, **options: Any) -> Any:
+        made.append(trajectory.id)
+        return of_trajectory(trajectory, **options)
+
+    monkeypatch.setattr(Trajectory, "token_sequences", counted)
+    source = trajectories_of(recorded.trajectories, tmp_path / "t")
+    assert export(source, "-o", str(tmp_path / "rows")) == 0
+    assert sorted(made) == sorted(trajectory.id for trajectory in recorded.trajectories)
 
 
 REPORTING = """

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from otel_rollout import TrajectoryGroup
-from otel_rollout.export import Store
 from otel_rollout.export.rows import TokenRows
+from otel_rollout.export.store import Store
 from tests.command.exports import (
     COMMAND,
     ROOT,
@@ -109,11 +109,10 @@ def test_an_export_that_was_killed_while_it_read_begins_anew(
     rows = tmp_path / "rows"
     add = Store.add
 
-    def stopping(store: Store, key: str, item: bytes) -> int:
-        number = add(store, key, item)
+    def stopping(store: Store, key: str, item: bytes) -> None:
+        add(store, key, item)
         if key.startswith("group"):
             raise KeyboardInterrupt
-        return number
 
     with monkeypatch.context() as context:
         context.setattr(Store, "add", stopping)

@@ -159,16 +159,16 @@ def test_a_failure_while_writing_leaves_what_was_there(recorded: Recording, tmp_
     target = tmp_path / "out"
     target.write_bytes(b"old")
     calls: list[Trajectory] = []
-    to_dict = Trajectory.to_dict
+    to_json = Trajectory.to_json
 
     def failing(trajectory: Trajectory) -> Any:
         calls.append(trajectory)
         if len(calls) > 1:
             raise OSError("disk full")
-        return to_dict(trajectory)
+        return to_json(trajectory)
 
     with pytest.MonkeyPatch.context() as context:
-        context.setattr(Trajectory, "to_dict", failing)
+        context.setattr(Trajectory, "to_json", failing)
         assert main(["rebuild", source, "-o", str(target)]) == 1
     assert target.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "spans.jsonl"]

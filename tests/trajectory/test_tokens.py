@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans import exchange
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
@@ -23,6 +22,7 @@ from otel_rollout.trajectory.tokens import (
     token_sequences,
     untrained_sequences,
 )
+from otel_rollout.wire import choices
 
 
 @dataclass
@@ -526,14 +526,21 @@ def test_no_row_could_have_gone_on_further(server: Server):
             assert not (earlier and same and prompt[: len(path)] == path)
 
 
-def test_what_was_read_is_not_parsed_again(server: Server, monkeypatch: pytest.MonkeyPatch):
-    """A trajectory from a file has its replies as JSON; rows need neither text nor parsing."""
-    data = server.trajectory().to_dict()
-    parsed: list[Any] = []
-    monkeypatch.setattr(exchange, "loads", parsed.append)
-    monkeypatch.setattr(exchange, "dumps", parsed.append)
-    read = Trajectory.from_dict(data)
+def test_replies_are_read_when_asked_for(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """A line is written and read without reading a reply; rows read each one once."""
+    live, read_replies, partly = server.trajectory(), list[str](), choices._partly
+
+    def reading(text: str) -> Any:
+        read_replies.append(text)
+        return partly(text)
+
+    monkeypatch.setattr(choices, "_partly", reading)
+    read = Trajectory.from_json(live.to_json())
+    assert read.status == "complete"
+    assert [each.path for each in read.exchanges] == ["/chat/completions"] * len(live.exchanges)
+    assert read.to_json() == live.to_json()
+    assert read_replies == []
     assert brief(read.token_sequences()[0]) == ([1, 2, 3, 4], "0011")
-    assert parsed == []
-    monkeypatch.undo()
-    assert read.completions[0].response == server.trajectory().completions[0].response
+    assert (read.warnings, read.messages()[-1]["role"]) == ([], "assistant")
+    assert len(read_replies) == len(read.exchanges)
+    assert read.completions[0].response == live.completions[0].response

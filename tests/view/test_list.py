@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from otel_rollout import JsonlTrajectoryExporter, Trajectory
 from otel_rollout.command.cli import main
 from otel_rollout.view import Overview, Where
+from otel_rollout.view.overview import HEAD
 from otel_rollout.view.sums import Rewards
 from otel_rollout.view.verbs.listing import Table
 from tests.kit.recording import Recording
@@ -126,6 +128,39 @@ def test_a_filter_acts_on_lines_and_sums(listed: Any) -> None:
         [],
         {**listed("--where", "turns < 0")[1], "trajectories": 0},
     )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["list", "--where", 'reward > 1 and metadata["a"] is None'],
+        ["check", "--where", "seconds < 0"],
+        ["show", "--where", "status == 'unknown'", "--sort", "reward"],
+        ["show", "--id", "none", "--where", "turns > 0"],
+        ["export", "--to", "tokens", "-o", "ROWS", "--where", "reward > 1"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_no_call_is_read_of_what_is_not_kept(
+    command: list[str], trajectories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the filter is not about calls."""
+
+    def read(trajectory: Trajectory) -> None:
+        raise AssertionError(f"a call of {trajectory.id} is read")
+
+    monkeypatch.setattr(Trajectory, "completions", property(read))
+    rows = str(tmp_path / "rows")
+    assert main([rows if each == "ROWS" else each for each in (*command, trajectories)]) in (0, 1)
+
+
+@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(Overview)])
+def test_a_field_is_the_same_alone(name: str, recorded: Recording) -> None:
+    """As a filter, or an order, asks for it."""
+    for trajectory in recorded.trajectories:
+        alone = Overview.of(trajectory, {name})
+        assert getattr(alone, name) == getattr(Overview.of(trajectory), name)
+        assert (alone.rows is None) == (name in HEAD)
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -236,18 +271,15 @@ def test_lines_come_while_the_source_is_still_written() -> None:
     assert process.returncode == 0
 
 
-def test_values_of_another_kind_than_they_should_be_are_sorted(
-    tmp_path: Path, capsys: Output
-) -> None:
-    """A file that somebody else wrote may have a text where a number should be."""
-    rows = [Trajectory(id=name, reward=1.0).to_dict() for name in "ab"]
-    rows[0]["sample_index"], rows[1]["sample_index"] = "x", 3
+def test_values_of_different_kinds_are_sorted(tmp_path: Path, capsys: Output) -> None:
+    """A text may be where others have a number."""
     path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [t.id for t in JsonlTrajectoryExporter.read(path)] == ["a", "b"]
-    assert main(["list", "--json", "--sort", "sample_index", str(path)]) == 0
+    JsonlTrajectoryExporter(path).export(
+        [Trajectory(id=name, metadata={"n": value}) for name, value in (("a", "x"), ("b", 3))]
+    )
+    assert main(["list", "--json", "--sort", 'metadata["n"]', str(path)]) == 0
     first, second, _ = map(json.loads, capsys.readouterr().out.splitlines())
-    assert [first["sample_index"], second["sample_index"]] == [3, "x"]
+    assert [first["metadata"]["n"], second["metadata"]["n"]] == [3, "x"]
 
 
 def test_no_trajectory_is_said(tmp_path: Path, spans: str, capsys: Output) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import Completion
-from otel_rollout.spans import Exchange
+from otel_rollout.spans import Exchange, members_of
 from otel_rollout.trajectory import AllRewards, completions_of
 from otel_rollout.trajectory.tokens import token_sequences
 from otel_rollout.wire import api_of, extend
@@ -119,7 +119,7 @@ def completions(path: str, params: Json, reply: Json) -> list[Completion]:
         stream=True,
         response_id=None,
         key=None,
-        params=params,
+        members=members_of(params),
         raw_request=None,
         prompt=prompt,
         prompt_is_known=True,

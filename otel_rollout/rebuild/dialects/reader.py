@@ -9,8 +9,8 @@ from dataclasses import replace
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild.dialects import anthropic, genai, logfire, openinference, openllmetry_flat
 from otel_rollout.rebuild.dialects.call import Dialect, ForeignCall, Trace, check_flags, check_roles
-from otel_rollout.spans import Exchange, SpanRecord, absent
-from otel_rollout.wire import Json, MessagePath, context_key, dumps, extend
+from otel_rollout.spans import Exchange, SpanRecord, absent, members_of
+from otel_rollout.wire import Json, MessagePath, dumps, extend
 
 DIALECTS = (
     openinference.DIALECT,
@@ -174,7 +174,7 @@ def _exchange(span: SpanRecord, dialect: Dialect, call: ForeignCall, paths: _Pat
         stream=call.stream,
         response_id=response_id if isinstance(response_id, str) else None,
         key=key,
-        params=params,
+        members=members_of(params),
         raw_request=None,
         prompt=paths.path(call.request[key]) if key else None,
         prompt_is_known=call.prompt_is_known,
@@ -182,7 +182,6 @@ def _exchange(span: SpanRecord, dialect: Dialect, call: ForeignCall, paths: _Pat
         events=None,
         prompts=[],
         damage=call.damage,
-        context_key=context_key(params),
         source=dialect.name,
         lost=dialect.losses(call),
     )

@@ -16,7 +16,7 @@ from otel_rollout.errors import SpanFormatError
 from otel_rollout.terminal import escaped, note, number_of, sentence_about
 from otel_rollout.trajectory import Dropped, Trajectory
 from otel_rollout.view.findings import Finding
-from otel_rollout.view.overview import Overview, examine
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON
@@ -116,9 +116,9 @@ class _Report:
 
     def check(self, trajectory: Trajectory, choice: Choice) -> Checked | None:
         """What is found in a trajectory; None for one that is not asked about."""
-        overview, findings, rows = examine(trajectory)
-        if not choice.keeps(overview):
+        if (examined := choice.examined(trajectory)) is None:
             return None
+        overview, findings, rows = examined
         digest = blake2b(trajectory.id.encode(errors="replace"), digest_size=16).digest()
         if digest in self._ids:
             findings.append(_CAME_BEFORE)

@@ -10,9 +10,8 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.fields import Field
 from otel_rollout.view.filter_expression import Where
-from otel_rollout.view.overview import Overview
+from otel_rollout.view.overview import HEAD, Examined, Overview, examine
 from otel_rollout.view.sources import lines_in_order, ordered
-from otel_rollout.wire import loads
 
 
 class Choice:
@@ -36,22 +35,27 @@ class Choice:
         except ConfigurationError as error:
             options.wrong(str(error))
 
-    def keeps(self, overview: Overview) -> bool:
-        """True for a trajectory that the filter keeps."""
-        return self.where is None or self.where.matches(overview)
+    def keeps(self, trajectory: Trajectory) -> bool:
+        """True for a trajectory that the filter keeps; its calls are read if that needs them."""
+        where = self.where
+        return where is None or where.matches(Overview.of(trajectory, where.names))
 
-    def keeps_trajectory(self, trajectory: Trajectory) -> bool:
-        """The same, for who needs no overview."""
-        return self.where is None or self.where.matches(Overview.of(trajectory))
+    def examined(self, trajectory: Trajectory) -> Examined | None:
+        """What is computed of a trajectory; None for one that the filter does not keep."""
+        where = self.where
+        if where is not None and where.names <= HEAD:
+            return examine(trajectory) if self.keeps(trajectory) else None
+        examined = examine(trajectory)
+        return examined if where is None or where.matches(examined.overview) else None
 
     def trajectories(self, found: Iterable[Trajectory]) -> Iterator[Trajectory]:
         """Those that are kept, in order; they are sorted in a temporary file."""
-        kept = filter(self.keeps_trajectory, found)
+        kept = filter(self.keeps, found)
         if self.sorts is None:
             yield from kept
             return
         for line in lines_in_order(kept, self.key, descending=self.descending):
-            yield Trajectory.from_dict(loads(line))
+            yield Trajectory.from_json(line)
 
     @property
     def descending(self) -> bool:
@@ -62,7 +66,7 @@ class Choice:
         """What trajectories are sorted by; without `--sort` their start and id."""
         if self._by is None:
             return trajectory.start_time_ns, trajectory.id
-        return self._by.of(Overview.of(trajectory))
+        return self._by.of(Overview.of(trajectory, {self._by.name}))
 
     def in_order(self, overviews: Iterable[Overview]) -> Iterable[Overview]:
         """The overviews, as they come unless they are to be sorted."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from otel_rollout.terminal import escaped, note, number_of
 from otel_rollout.view.fields import Field
 from otel_rollout.view.findings import Finding
-from otel_rollout.view.overview import Overview, examine
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, label
 from otel_rollout.view.verbs.choice import Choice
@@ -50,10 +50,9 @@ def _overviews(
 ) -> Iterator[Overview]:
     """The overviews that are kept, one at a time; they are counted as they come."""
     for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
-        overview, findings, _ = examine(trajectory)
-        if choice.keeps(overview):
-            totals.add(overview, findings)
-            yield overview
+        if (examined := choice.examined(trajectory)) is not None:
+            totals.add(examined.overview, examined.findings)
+            yield examined.overview
 
 
 def _print_table(overviews: Iterable[Overview], totals: Totals) -> None:

@@ -24,10 +24,12 @@ def show(options: argparse.Namespace) -> int:
     coloured = _coloured() if has_colours() else str
     width = None if options.full else shutil.get_terminal_size((80, 24)).columns
     shown = 0
-    found = sources.trajectories(infer_rollouts=options.infer_rollouts)
+    found = (
+        each
+        for each in sources.trajectories(infer_rollouts=options.infer_rollouts)
+        if each.id.startswith(wanted) or each.trace_id.startswith(wanted)
+    )
     for trajectory in choice.trajectories(found):
-        if not (trajectory.id.startswith(wanted) or trajectory.trace_id.startswith(wanted)):
-            continue
         if shown:
             print()
         shown += 1

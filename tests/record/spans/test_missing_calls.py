@@ -39,7 +39,7 @@ from otel_rollout.export import (
     row_exporter_from_texts,
     row_exporters,
 )
-from otel_rollout.export.rowfile import Tally, item_of_trajectory, rows_of
+from otel_rollout.export.rowfile import Tally, item_of, rows_of
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.transports.uncaptured import note_outside, note_uncaptured
 from otel_rollout.testing import Reply
@@ -329,7 +329,7 @@ def test_exporters_leave_it_out_and_count_it(recording: Recording, clients: Clie
     with rollout("agent", group_id="g") as good:
         ask(client, user("a"), extra_body=IDS)
     good.reward = 0.0
-    items = [item_of_trajectory(each)[1] for each in (bad, good)]
+    items = [item_of(each)[1] for each in (bad, good)]
     tally, reports = Tally(), list[str]()
     exporter = TokenRows(require_all_calls=True)
     (row,) = rows_of(items, exporter, tally, reports.append, strict=False)
@@ -377,7 +377,7 @@ def test_a_trajectory_without_a_call_is_counted(recording: Recording):
     with rollout("agent") as trajectory:
         pass
     tally = Tally()
-    rows_of([item_of_trajectory(trajectory)[1]], TokenRows(), tally, print, strict=True)
+    rows_of([item_of(trajectory)[1]], TokenRows(), tally, print, strict=True)
     ((reason, count),) = tally.empty.items()
     assert (count, reason.startswith(NO_CALL), tally.dropped) == (1, True, {})
 

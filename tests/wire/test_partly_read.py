@@ -1,0 +1,144 @@
+"""Replies of chats keep their log-probabilities unread: whoever asks gets what was sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_rollout.wire import (
+    Json,
+    alternatives,
+    api_of,
+    merge,
+    sampled_ids,
+    sampled_logprobs,
+    sampled_texts,
+    wholly_read,
+)
+from otel_rollout.wire.choices import merge_choices
+from otel_rollout.wire.json import PartlyRead
+
+CHAT = "/chat/completions"
+_numbers = st.floats(-1e3, 0) | st.sampled_from([-9999.0, 0, -1, None, -1e39, True])
+_entries = st.lists(
+    st.fixed_dictionaries(
+        {
+            "token": st.sampled_from(["a", "é", "token_id:7", "\ufffd", '"]', ""]),
+            "logprob": _numbers,
+        },
+        optional={
+            "bytes": st.none() | st.just([97]),
+            "id": st.integers(0, 9),
+            "top_logprobs": st.just([{"token": "b", "logprob": -2.0}]),
+        },
+    ),
+    max_size=4,
+)
+_logprobs = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.none() | _entries,
+        "refusal": st.none() | _entries,
+        "tokens": st.just(["a"]),
+        "token_logprobs": st.just([-1.0]),
+    },
+)
+_ids = st.none() | st.lists(st.integers(0, 1 << 40), max_size=4)
+_more = {"novel": st.just({"x": [1]}), "stop_reason": st.none() | st.just("</s>")}
+
+
+def choices(inner: str, said: st.SearchStrategy[Json]) -> st.SearchStrategy[list[Json]]:
+    return st.lists(
+        st.fixed_dictionaries(
+            {"index": st.integers(0, 1), inner: said},
+            optional={
+                "logprobs": _logprobs,
+                "token_ids": _ids,
+                "finish_reason": st.none(),
+                **_more,
+            },
+        ),
+        max_size=3,
+    )
+
+
+_replies = st.fixed_dictionaries(
+    {"id": st.text(max_size=2)},
+    optional={
+        "choices": choices("message", st.just({"role": "assistant", "content": "hi"})),
+        "usage": st.just({"completion_tokens": 2}),
+        "novel": st.just(1),
+    },
+)
+_chunks = st.lists(
+    st.fixed_dictionaries(
+        {"id": st.just("x"), "choices": choices("delta", st.just({"content": "é"}))},
+        optional={"usage": st.none(), "system_fingerprint": st.just("f"), "novel": st.just(1)},
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def asked(choice: Any, reply: Json) -> list[Any]:
+    ids = sampled_ids(choice, reply)
+    return [
+        ids,
+        sampled_logprobs(choice, len(ids) if ids else None),
+        sampled_logprobs(choice, None),
+        sampled_texts(choice),
+        alternatives(choice),
+        {name: choice.get(name) for name in ("finish_reason", "stop_reason", "logprobs", "novel")},
+    ]
+
+
+@given(_replies, st.sampled_from([None, 1]))
+def test_a_reply_gives_what_was_sent(sent: Json, indent: int | None) -> None:
+    api = api_of(CHAT)
+    assert api is not None
+    found = api.read(json.dumps(sent, indent=indent))
+    assert wholly_read(found) == sent
+    for choice, plain in zip(found.get("choices", ()), sent.get("choices", ()), strict=True):
+        for _ in range(2):
+            assert repr(asked(choice, found)) == repr(asked(plain, sent))
+        assert (dict(choice), len(choice), list(choice)) == (plain, len(plain), [*dict(choice)])
+
+
+@given(_chunks, st.sampled_from(["\n", "\r\n"]))
+def test_a_stream_is_merged_as_if_it_were_read(sent: list[Json], end: str) -> None:
+    events = "".join(f"data: {json.dumps(chunk)}{end * 2}" for chunk in sent)
+    merged = merge(events + f"data: [DONE]{end * 2}", path=CHAT)
+    expected = merge_choices(json.loads(json.dumps(sent)))
+    assert wholly_read(merged.body) == expected
+    for choice, plain in zip(merged.body["choices"], expected["choices"], strict=True):
+        assert repr(asked(choice, merged.body)) == repr(asked(plain, expected))
+
+
+def test_usual_replies_and_streams_are_partly_read() -> None:
+    """What is gained: no object for each token."""
+    logprobs = {"content": [{"token": "a", "logprob": -1.0, "bytes": [97]}], "refusal": None}
+    choice = {"index": 0, "logprobs": logprobs, "token_ids": [1], "finish_reason": "stop"}
+    reply = {"id": "x", "choices": [{**choice, "message": {"role": "assistant", "content": "a"}}]}
+    chunk = {"id": "x", "choices": [{**choice, "delta": {"content": "a"}}]}
+    api = api_of(CHAT)
+    assert api is not None
+    for found in (
+        api.read(json.dumps(reply)),
+        merge(f"data: {json.dumps(chunk)}\n\n", path=CHAT).body,
+    ):
+        (read,) = found["choices"]
+        assert isinstance(read, PartlyRead)
+        assert read.cut("logprobs") is not None
+        assert (read["logprobs"], sampled_logprobs(read, 1)) == (logprobs, [-1.0])
+
+
+@pytest.mark.parametrize("damaged", ['{"choices": [{"logprobs": [}]}', '{"choices": [}', "x", ""])
+def test_what_is_no_json_is_refused(damaged: str) -> None:
+    api = api_of(CHAT)
+    assert api is not None
+    with pytest.raises(ValueError, match=r"Expecting|char|Extra"):
+        api.read(damaged)
