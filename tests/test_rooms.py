@@ -476,7 +476,7 @@ LINES = {
     "command": 2_290,
     "export": 2_041,
     "gateway": 2_060,
-    "look": 2_135,
+    "look": 2_155,
     "otlp": 1_905,
     "rebuild": 1_115,
     "rebuild/dialects": 2_080,
