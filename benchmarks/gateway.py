@@ -27,6 +27,7 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+from server import reply  # type: ignore[import-not-found]  # the one beside this script
 
 ASK = {
     "model": "m",
@@ -36,6 +37,8 @@ ASK = {
     ],
 }
 EVENTS, PAUSE = 20, 0.25
+LARGE = reply({"messages": []}).body
+"""The reply to a request that asks for log-probabilities: 50 KB."""
 _stamp = re.compile(rb'"sent":(\d+)').findall
 
 
@@ -51,7 +54,7 @@ def uvicorn_serves(application: Any, port: int) -> None:
 
 
 async def model(_: Any, receive: Any, send: Any) -> None:
-    """A model server: a reply of some hundred bytes, or a stream of `EVENTS` events."""
+    """A model server: a reply of some hundred bytes, or `LARGE`, or a stream of events."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -60,10 +63,11 @@ async def model(_: Any, receive: Any, send: Any) -> None:
     if b'"stream":' not in body:
         message = {"role": "assistant", "content": "It is sunny. " * 10}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-        reply = json.dumps({**head, "choices": [choice], "usage": {"total_tokens": 30}}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(reply))]
+        small = json.dumps({**head, "choices": [choice], "usage": {"total_tokens": 30}}).encode()
+        sent = LARGE if b'"logprobs":true' in body else small
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(sent))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": reply})
+        await send({"type": "http.response.body", "body": sent})
         return
     headers = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -124,8 +128,8 @@ class Bare:
             gone.cancel()
 
 
-def run_part(part: str, port: int, upstream: str) -> None:
-    """One of the processes."""
+def run_part(part: str, port: int, upstream: str, options: list[str]) -> None:
+    """One of the processes. options: those of the gateway."""
     if part == "model":
         uvicorn_serves(model, port)
     elif part == "bare":
@@ -133,13 +137,15 @@ def run_part(part: str, port: int, upstream: str) -> None:
     else:
         from otel_rollout.command import main
 
-        sys.exit(main(["gateway", "--upstream", upstream, "--port", str(port)]))
+        sys.exit(main(["gateway", "--upstream", upstream, "--port", str(port), *options]))
 
 
 @contextmanager
-def process(part: str, port: int, upstream: str = "-") -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this file while the block runs."""
-    arguments = [sys.executable, __file__, "--part", part, str(port), upstream]
+def process(
+    part: str, port: int, upstream: str = "-", *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this file while the block runs. options: those of the gateway."""
+    arguments = [sys.executable, __file__, "--part", part, str(port), upstream, *options]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(arguments, stdout=quiet, stderr=quiet) as running:
         try:
@@ -179,6 +185,14 @@ async def base_url_of(session: aiohttp.ClientSession, root: str) -> str:
     """The base URL of a rollout that is begun at the gateway."""
     async with session.post(f"{root}/rollouts", json={"name": "benchmark"}) as response:
         return str((await response.json())["openai_base_url"])
+
+
+async def end_rollout(session: aiohttp.ClientSession, root: str, base_url: str) -> None:
+    """End the rollout that the token in a base URL names."""
+    token = base_url.split("/r/")[1].split("/")[0]
+    rollout_id = urlsafe_b64decode(token + "=" * (-len(token) % 4))[9:25].hex()
+    async with session.delete(f"{root}/rollouts/{rollout_id}") as response:
+        assert response.status == 200, response.status
 
 
 async def call(session: aiohttp.ClientSession, url: str, data: bytes) -> float:
@@ -280,20 +294,12 @@ async def soak(calls: int) -> None:
                     url = await base_url_of(session, root)
                     for _ in range(10):
                         await asyncio.gather(*(call(session, url, data) for _ in range(10)))
-                    rollout_id = _id_of(url)
-                    async with session.delete(f"{root}/rollouts/{rollout_id}") as response:
-                        assert response.status == 200
+                    await end_rollout(session, root, url)
                 rate = calls / 10 / (time.perf_counter() - start)
                 done = tenth * calls // 10
                 print(
                     f"{done:>8} calls {memory_of(gateway.pid):>8.1f} MiB {rate:>7.0f}/s", flush=True
                 )
-
-
-def _id_of(url: str) -> str:
-    """The id of the rollout that the token in an address names."""
-    token = url.split("/r/")[1].split("/")[0]
-    return urlsafe_b64decode(token + "=" * (-len(token) % 4))[9:25].hex()
 
 
 def main() -> None:
@@ -303,10 +309,11 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--soak", type=int, metavar="CALLS", help="measure memory instead")
-    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--part", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        run_part(options.part[0], int(options.part[1]), options.part[2])
+        part, port, upstream, *of_gateway = options.part
+        run_part(part, int(port), upstream, of_gateway)
     elif options.soak:
         asyncio.run(soak(options.soak))
     else:

@@ -118,8 +118,13 @@ class Variant:
         self.spans.count = 0
 
 
-async def one_rollout(client: openai.AsyncOpenAI, turns: int, *, stream: bool) -> None:
-    """A conversation that grows by a reply and a message of the user with each turn."""
+async def one_rollout(
+    client: openai.AsyncOpenAI, turns: int, *, stream: bool, pause: float = 0
+) -> None:
+    """A conversation that grows by a reply and a message of the user with each turn.
+
+    pause: seconds after each turn.
+    """
     messages: list[Any] = [{"role": "user", "content": TEXT}]
     for _ in range(turns):
         reply: Any = await client.chat.completions.create(
@@ -132,6 +137,8 @@ async def one_rollout(client: openai.AsyncOpenAI, turns: int, *, stream: bool) -
         else:
             text = reply.choices[0].message.content
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": TEXT}]
+        if pause:
+            await asyncio.sleep(pause)
 
 
 async def measure(

@@ -96,6 +96,16 @@ def test_the_by_hand_example() -> None:
         ["rebuild.py", "--repetitions", "1", "--turns", "10"],
         ["transports.py", "--requests", "50"],
         ["workflows.py", "--repetitions", "1", "--episodes", "2", "--memory", "20"],
+        [
+            "lateness.py",
+            "--parts",
+            "loop",
+            "--seconds",
+            "0.1",
+            "--variants",
+            "bare",
+            "default, both",
+        ],
         ["training.py", "--trajectories", "2", "--turns", "3", "--tokens", "20"],
     ],
 )

@@ -477,7 +477,7 @@ LINES = {
     "export": 2_041,
     "gateway": 2_060,
     "look": 2_135,
-    "otlp": 1_890,
+    "otlp": 1_905,
     "rebuild": 1_115,
     "rebuild/dialects": 2_080,
     "record": 7_130,

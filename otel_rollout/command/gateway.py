@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import signal
 
 from otel_rollout.command.recording import gateway_options, note_places, recording, secret_of
@@ -31,8 +30,6 @@ def gateway(options: argparse.Namespace) -> int:
         token_ids=options.request_token_ids,
         policy_model=options.policy_model,
     ) as recorded:
-        gc.collect()
-        gc.freeze()  # collections skip what is imported: they would delay every stream
         asyncio.run(_until_signal(served))
     return note_places(recorded, out=options.out, spans=options.spans)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ def recording(
         # LLM spans are for people: they are needed only where spans are exported.
         instrumentor="openai" if spans or endpoint() else None,
     )
+    gc.collect()
+    gc.freeze()  # collections skip what is imported: they would delay every call of a gateway
     try:
         yield recorded
     finally:

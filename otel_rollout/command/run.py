@@ -53,23 +53,23 @@ def run(options: argparse.Namespace) -> int:
         return NOT_FOUND
     key = secret_of("--api-key-env", options.api_key_env)
     out = JsonlTrajectoryExporter(options.out) if options.out else None
+    # Nobody but our tokens is let in: the agent begins no rollouts of its own.
+    secret = os.environ.get("OTEL_ROLLOUT_SECRET") or secrets.token_urlsafe(32)
+    served = serve(options.upstream, api_key=key, secret=secret, **gateway_options(options))
     with recording(
         spans=options.spans,
         token_ids=options.request_token_ids,
         policy_model=options.policy_model,
     ) as recorded:
-        status = asyncio.run(_run(options, key, out))
+        status = asyncio.run(_run(options, served, out))
     return max(status, note_places(recorded, out=options.out, spans=options.spans))
 
 
 async def _run(
-    options: argparse.Namespace, key: str | None, out: JsonlTrajectoryExporter | None
+    options: argparse.Namespace, served: serve, out: JsonlTrajectoryExporter | None
 ) -> int:
     group = options.group or (uuid.uuid4().hex if options.samples > 1 else None)
     room, commands = asyncio.Semaphore(options.parallel), Commands()
-    # Nobody but our tokens is let in: the agent begins no rollouts of its own.
-    secret = os.environ.get("OTEL_ROLLOUT_SECRET") or secrets.token_urlsafe(32)
-    served = serve(options.upstream, api_key=key, secret=secret, **gateway_options(options))
     with commands.forwarding():
         async with served as gateway:
             samples = _Samples(options, out, group, gateway, commands)

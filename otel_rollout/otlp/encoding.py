@@ -30,7 +30,7 @@ from otel_rollout.wire import dumps
 logger = logging.getLogger("otel_rollout")
 
 PIECE = 1 << 18
-"""Bytes of a line with several spans, at most, and characters that are encoded in one call."""
+"""Bytes after which a line ends, and characters that are encoded in one call, at most."""
 _MOST_LEVELS = 89
 """Levels of messages around a list or mapping, at most: protobuf reads 100, those of a span too."""
 _KNOWN_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
@@ -51,21 +51,21 @@ def encode_spans(spans: Iterable[ReadableSpan]) -> ExportTraceServiceRequest:
 
 
 def json_lines(spans: Iterable[ReadableSpan]) -> Iterator[bytes]:
-    """The spans as OTLP/JSON objects, each on a line of at most `PIECE` bytes with its newline.
+    """The spans as OTLP/JSON objects, each on a line with its newline.
 
-    A larger span has a line of its own. Left out is what `encode_spans` leaves out, but text that
-    is no UTF-8, which is escaped.
+    A line ends with the span after which it has `PIECE` bytes. Left out is what `encode_spans`
+    leaves out, but text that is no UTF-8, which is escaped.
     """
     encoding, rows, size = _Json(), list[tuple[ReadableSpan, Any]](), 0
     for span in spans:
         encoded = msgspec.Raw(_encode(encoding.span(span)))
-        if rows and size + len(encoded) > PIECE:
-            yield _encode({"resourceSpans": encoding.resource_spans(rows)}) + b"\n"
-            rows, size = [], 0
         rows.append((span, encoded))
         size += len(encoded)
+        if size >= PIECE or encoding.long:
+            yield encoding.line(rows)
+            encoding, rows, size = _Json(), [], 0
     if rows:
-        yield _encode({"resourceSpans": encoding.resource_spans(rows)}) + b"\n"
+        yield encoding.line(rows)
 
 
 def use_encoder(exporter: SpanExporter) -> None:
@@ -229,15 +229,29 @@ class _Json(_Protobuf):
     STRING, BOOL, INT, DOUBLE = "stringValue", "boolValue", "intValue", "doubleValue"
     BYTES, ARRAY, PAIRS = "bytesValue", "arrayValue", "kvlistValue"
 
+    def __init__(self) -> None:
+        self.long: list[bytes] = []
+        """Texts that a line has its marks of, as they are in JSON: a NUL, the index here, a NUL."""
+
+    def line(self, rows: Iterable[tuple[ReadableSpan, Any]]) -> bytes:
+        """The line of spans. The interpreter does not wait while long texts are copied into it."""
+        line = _encode({"resourceSpans": self.resource_spans(rows)})
+        if not self.long:
+            return line + b"\n"
+        parts = line.split(b"\0")
+        parts[1::2] = [self.long[int(index)] for index in parts[1::2]]
+        return b"".join([*parts, b"\n"])
+
     def message(self, **fields: Any) -> dict[str, Any]:
         return {_camel_case(k): v for k, v in fields.items() if v or isinstance(v, dict)}
 
     def text(self, text: str) -> Any:
         """A long text is encoded piece by piece, since the interpreter waits for each."""
-        if type(text) is str and len(text) <= PIECE and text.isascii():
-            return text
-        pieces = (_quoted(text[at : at + PIECE])[1:-1] for at in range(0, len(text), PIECE))
-        return msgspec.Raw(b'"%b"' % b"".join(pieces))
+        if len(text) <= PIECE:
+            return text if type(text) is str and text.isascii() else msgspec.Raw(_quoted(text[:]))
+        pieces = [_quoted(text[at : at + PIECE])[1:-1] for at in range(0, len(text), PIECE)]
+        self.long.append(b"".join([b'"', *pieces, b'"']))
+        return msgspec.Raw(b"\0%d\0" % (len(self.long) - 1))
 
     def name(self, text: str | None) -> Any:
         return text and self.text(text)

@@ -22,8 +22,8 @@ class JsonLinesSpanExporter(SpanExporter):
 
         configure(span_exporters=[JsonLinesSpanExporter("spans.jsonl")])
 
-    For runs without a collector; `read` reads the file. A line has spans of at most 256 KiB, or a
-    single larger one. A batch that a full disk does not take whole is taken back and reported as a
+    For runs without a collector; `read` reads the file. A line ends with the span after which it
+    has 256 KiB. A batch that a full disk does not take whole is taken back and reported as a
     failure.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 
 from otel_rollout import JsonlTrajectoryExporter, Trajectory, reconstruct
 from otel_rollout.command.cli import main
+from otel_rollout.gateway import serve
 from otel_rollout.otlp import read_json_lines
 from otel_rollout.testing import ModelServer, Raw, Reply
 from tests.kit.programs import ROOT
@@ -105,6 +107,16 @@ def test_a_command_is_a_rollout(run: Run):
     assert f"mine {found.id}\n├─ complete  task t1  group g1  sample 0  versions 12\n" in ran.err
     assert "└─ 2 of 2 completions train" in ran.err
     assert re.search(r"\n-> .*/out\.jsonl \(trajectories\), .*/spans\.jsonl \(spans\)\n$", ran.err)
+
+
+def test_the_garbage_collector_skips_what_is_imported(run: Run):
+    """In a process of the command's own; `serve` leaves the collector of its process alone."""
+    gc.unfreeze()
+    with ModelServer("yes") as server:
+        with serve(server.base_url):
+            assert gc.get_freeze_count() == 0
+        run(server, agent("ask('x')"))
+    assert gc.get_freeze_count() > 50_000
 
 
 def test_what_the_command_is_told(run: Run):

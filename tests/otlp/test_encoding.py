@@ -117,7 +117,7 @@ def test_a_name_that_is_no_utf_8_is_sent_in_part():
 
 
 def test_no_long_text_is_encoded_at_once(monkeypatch: pytest.MonkeyPatch):
-    """Whoever waits for the interpreter waits for a piece; lines are no longer, but of one span."""
+    """Whoever waits for the interpreter waits for a piece, also while a line is put together."""
     encoded = list[int]()
     encode = encoding._encode
 
@@ -126,25 +126,23 @@ def test_no_long_text_is_encoded_at_once(monkeypatch: pytest.MonkeyPatch):
         return encode(value)
 
     monkeypatch.setattr(encoding, "_encode", counted)
-    for long in ('a"é\ud800' * PIECE, 'ab"\n' * PIECE):
-        encoded.clear()
-        (line,) = json_lines([ended(long=long)])
-        assert next(read_json(json.loads(line))).attributes == {"long": long}
-        pieces = encoded[:-2]  # the last two are the span and the line, which copy what was encoded
-        assert pieces == [PIECE] * 4
-    several = [ended(str(number), text="x" * (PIECE // 10)) for number in range(50)]
-    lines = list(json_lines([*several, ended("large", text="x" * 2 * PIECE), *several]))
+    texts = {"mixed": 'a"é\ud800' * PIECE, "ascii": 'ab\0"' * PIECE}
+    (line,) = json_lines([ended("long", **texts, left_out=["x" * PIECE * 2, 1 << 63], after="0")])
+    written = next(read_json(json.loads(line)))
+    assert (written.name, written.attributes) == ("long", {**texts, "after": "0"})
+    assert encoded[:10] == [PIECE] * 10
+    assert max(encoded[10:]) < 2000  # the span and the line, without these texts
+
+
+def test_lines_are_short():
+    """One ends with the span after which it has 256 KiB; all spans are there, in their order."""
+    short = [ended(str(number), text="x" * (PIECE // 10)) for number in range(50)]
+    several = [*short, ended("long", text="x" * 2 * PIECE), *short]
+    lines = list(json_lines(several))
     names = [[span.name for span in read_json(json.loads(line))] for line in lines]
-    assert [name for line in names for name in line] == [
-        *map(str, range(50)),
-        "large",
-        *map(str, range(50)),
-    ]
-    assert ["large"] in names
-    assert (
-        max(len(line) for line, held in zip(lines, names, strict=True) if held != ["large"]) < PIECE
-    )
-    assert len(lines) == 13
+    assert [name for line in names for name in line] == [span.name for span in several]
+    assert [len(line) for line in names] == [10] * 5 + [1] + [10] * 5
+    assert max(len(line) for line in lines if b'"long"' not in line) < PIECE * 1.1
 
 
 def test_a_text_is_copied_once(monkeypatch: pytest.MonkeyPatch):
