@@ -29,5 +29,5 @@ def test_long_parameters_are_written_once(recording: Recording, clients: Clients
     assert [c.request for c in again.completions] == [c.request for c in trajectory.completions]
     assert [c.sampling for c in again.completions] == [c.sampling for c in trajectory.completions]
     assert again.to_dict() == data
-    data["params"][0]["tools"].clear()
+    data["params"][0][0]["tools"].clear()
     assert trajectory.completions[0].tools
