@@ -235,7 +235,7 @@ _Line: Any = _struct(
         ("schema_version", int),
         *((name, hint) for name, hint in get_type_hints(Facts).items() if name in _FACTS),
         *(("logs", list[str]), ("warnings", list[str]), ("missing_calls", list[str], [])),
-        *(("metrics", dict[str, float | bool]), ("metadata", dict[str, Any])),
+        *(("metrics", dict[str, bool | int | float]), ("metadata", dict[str, Any])),
         *(("rewards", list[dict[str, Any]]), ("steps", list[dict[str, Any]] | None, None)),
         ("appended", list[tuple[str, int, list[Any]]]),
         *(("exchanges", list_of(_ExchangeRow)), ("params", list_of(_ParamsRow))),
