@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
@@ -42,6 +42,10 @@ _PAUSE_SECONDS = 5.0
 """Time between two tries to send to a receiver that is away."""
 _PATIENCE_SECONDS = 300.0
 """Time for which spans wait for a receiver that is away, as in a collector."""
+_TURN_SECONDS = 0.001
+"""Time for which encoding keeps the interpreter; whoever waits for it takes it only after 5 ms."""
+_BREAK_SECONDS = 0.0001
+"""Time that encoding pauses then, long enough for a thread that waits to go on."""
 
 
 class SpanQueue(SpanProcessor):
@@ -188,7 +192,7 @@ class SpanQueue(SpanProcessor):
     def _send(self, spans: list[ReadableSpan]) -> None:
         """Send spans until none waits any more: they have arrived, or were given up."""
         while spans:
-            request = next(self._exporter.batches(spans))
+            request: list[ReadableSpan] = _Paced(next(self._exporter.batches(spans)), self._is_time)
             refused, away = self._exporter.refused, list[ReadableSpan]()
             is_done = False
             with contained("%s did not export %d spans", self._exporter, len(request)):
@@ -243,6 +247,25 @@ class SpanQueue(SpanProcessor):
                 count,
             )
         self._count(count, count)
+
+
+class _Paced(list[ReadableSpan]):
+    """Spans of which an exporter takes one after the other: others run between them.
+
+    in_haste: True while nothing is to be waited for.
+    """
+
+    def __init__(self, spans: Iterable[ReadableSpan], in_haste: Callable[[], bool]) -> None:
+        super().__init__(spans)
+        self._in_haste = in_haste
+
+    def __iter__(self) -> Iterator[ReadableSpan]:
+        began = time.perf_counter()
+        for span in super().__iter__():
+            yield span
+            if time.perf_counter() - began > _TURN_SECONDS and not self._in_haste():
+                time.sleep(_BREAK_SECONDS)
+                began = time.perf_counter()
 
 
 def _seconds(variable: str, default: float) -> float:

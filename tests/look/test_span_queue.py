@@ -96,6 +96,37 @@ def test_the_text_that_waits_is_bounded(caplog: pytest.LogCaptureFixture):
     assert f"{200 - len(exporter.spans)} of 200 spans" in caplog.text
 
 
+def test_others_run_while_spans_are_encoded(monkeypatch: pytest.MonkeyPatch):
+    """There is a pause after each span that took long; none where somebody waits for the end."""
+    monkeypatch.setattr("otel_rollout.look.span_queue._TURN_SECONDS", 0)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+    pauses = list[float]()
+    monkeypatch.setattr("otel_rollout.look.span_queue.time.sleep", pauses.append)
+    seen = list[list[str]]()
+
+    class Encoding(Exporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            seen.append([span.name for span in spans])
+            return SpanExportResult.SUCCESS
+
+    queue = SpanQueue(Encoding())
+    monkeypatch.setattr(queue, "_batch_size", 20)
+    provider = TracerProvider()
+    provider.add_span_processor(queue)
+    end_spans(provider, 10)
+    deadline = time.monotonic() + 30
+    while sum(map(len, seen)) < 10 and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert len(pauses) == 10
+    monkeypatch.setattr(queue, "_delay", 60)
+    threading.Event().wait(0.05)
+    end_spans(provider, 10)
+    assert queue.force_flush()
+    assert [name for names in seen for name in names] == [*map(str, range(10))] * 2
+    assert len(pauses) == 10
+    queue.shutdown()
+
+
 @pytest.mark.parametrize("error", [ValueError(), SystemExit(3), KeyboardInterrupt(), MemoryError()])
 def test_an_exporter_that_raises_stops_no_other(
     error: BaseException, caplog: pytest.LogCaptureFixture
