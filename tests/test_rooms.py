@@ -293,6 +293,7 @@ LATER_IMPORTS = {
     "view/tokens.py": "an optional package",
     "providers.py": "the SDK's metrics, where they are asked for",
     "view/verbs/view.py": "the server's packages, which --html does not need",
+    "otlp/encoding.py": "protobuf, where spans are sent over it",
     "otlp/source.py": "protobuf and an HTTP client, for the sources that need them",
 }
 """Modules that import inside a function, and why."""
@@ -477,15 +478,15 @@ LINES = {
     "export": 2_041,
     "gateway": 2_060,
     "look": 2_155,
-    "otlp": 1_905,
+    "otlp": 1_915,
     "rebuild": 1_115,
     "rebuild/dialects": 2_080,
     "record": 7_130,
-    "spans": 1_835,
+    "spans": 1_800,
     "testing": 1_195,
-    "trajectory": 4_600,
+    "trajectory": 4_610,
     "view": 5_652,
-    "wire": 4_740,
+    "wire": 4_760,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

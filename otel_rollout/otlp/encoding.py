@@ -12,12 +12,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from opentelemetry.exporter.otlp.proto.common import trace_encoder
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -27,14 +24,17 @@ from opentelemetry.trace import SpanContext
 from otel_rollout.otlp.json import camel_case
 from otel_rollout.wire import dumps
 
+if TYPE_CHECKING:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 logger = logging.getLogger("otel_rollout")
 
 PIECE = 1 << 18
 """Bytes after which a line ends, and characters that are encoded in one call, at most."""
 _MOST_LEVELS = 89
 """Levels of messages around a list or mapping, at most: protobuf reads 100, those of a span too."""
-_KNOWN_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
-_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
+_KNOWN_REMOTE, _REMOTE = 0x100, 0x200
+"""`SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK` and `SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK`."""
 _encode = msgspec.json.Encoder().encode
 _camel_case = cache(camel_case)
 
@@ -45,9 +45,11 @@ def encode_spans(spans: Iterable[ReadableSpan]) -> ExportTraceServiceRequest:
     What is no value of OTLP is left out, and logged: text that is no UTF-8, an integer of more than
     64 bits, any other type.
     """
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # loaded when needed
+
     encoding = _Protobuf()
     rows = [(span, encoding.span(span)) for span in spans]
-    return ExportTraceServiceRequest(resource_spans=encoding.resource_spans(rows))
+    return trace_service_pb2.ExportTraceServiceRequest(resource_spans=encoding.resource_spans(rows))
 
 
 def json_lines(spans: Iterable[ReadableSpan]) -> Iterator[bytes]:
@@ -74,6 +76,8 @@ def use_encoder(exporter: SpanExporter) -> None:
     Its method that calls theirs is the same with another function of that name; one that does not
     call it stays as it is.
     """
+    from opentelemetry.exporter.otlp.proto.common import trace_encoder
+
     for name in ("export", "_translate_data"):
         method = getattr(type(exporter), name, None)
         if not isinstance(method, FunctionType) or "encode_spans" not in method.__code__.co_names:

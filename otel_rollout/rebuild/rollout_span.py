@@ -167,9 +167,8 @@ def _reasons(value: Json) -> dict[str, str]:
 
 
 def _error(value: Json) -> dict[str, str]:
-    error = _object(value)
-    expected(error["type"], str)
-    expected(error["message"], str)
+    error = _reasons(value)
+    _ = error["type"], error["message"]
     return error
 
 

@@ -271,15 +271,15 @@ class Exchange:
 
         None where nothing came, or events of an unknown shape.
         """
-        if self.events is None:
-            return self.body, self.body is not None and cut_value(self.body) is not None
-        found = merge(self._text(), path=self.path)
-        try:
-            body = found.body
-            text = None if body is None else (dumps_strict if found.is_strict else dumps)(body)
-        except (ValueError, RecursionError):
-            text = None
-        return text, found.is_strict
+        text, is_strict = self.body, False
+        if self.events is not None:
+            found = merge(self._text(), path=self.path)
+            body, is_strict = found.body, found.is_strict
+            try:
+                text = None if body is None else (dumps_strict if is_strict else dumps)(body)
+            except (ValueError, RecursionError):
+                text = None
+        return text, text is not None and (is_strict or cut_value(text) is not None)
 
     @property
     def is_unanswered(self) -> bool:

@@ -2,9 +2,9 @@
 
 `messages` and `tokens` are trees: each row is [row of what is before it, or 0; content], rows count
 from 1, and the exchanges name rows. A large message that stands after several prefixes is written
-once; its other rows are [row before, null, row that has it]. So it is with `params`: a row in which
-long values are null, since earlier rows have them, is [params, {name: row that has it}], and rows
-count from 0.
+once; its other rows are [row before, null, row that has it]. So it is with `params`: a row is
+[params], or [params, {name: row that has it}] where long values are null in it, since earlier rows
+have them; these rows count from 0.
 
 Nothing that was exchanged is read to be written: requests and replies are put into the line as they
 came, and a line that is read keeps them as they are in it until somebody asks. What a trajectory's
@@ -37,12 +37,12 @@ from otel_rollout.wire import (
     Json,
     JsonText,
     MessagePath,
-    cut_elements,
-    cut_members,
+    cut_value,
     dumps,
     dumps_strict,
     list_of,
     loads,
+    read_strict,
 )
 
 SCHEMA_VERSION = 1
@@ -157,7 +157,7 @@ class _Params:
                         again[name] = row
             written = (f"{dumps(k)}:{'null' if k in again else text}" for k, text in texts)
             row_text = f"{{{','.join(written)}}}"
-            self.rows.append(f"[{row_text},{dumps(again)}]" if again else row_text)
+            self.rows.append(f"[{row_text},{dumps(again)}]" if again else f"[{row_text}]")
         return self._numbers[texts]
 
 
@@ -189,6 +189,18 @@ def _exchange(
     yield "}"
 
 
+def dict_of(line: str) -> dict[str, Json]:
+    """What a line says; a reply with a number that JSON has and a float has not is a text in it."""
+    data: dict[str, Json] | None = read_strict(line)
+    if data is None:
+        data = dict(loads(line))
+        for row in data["exchanges"]:
+            text = dumps(row["response"])
+            if cut_value(text) is None:
+                row |= {"response": None, "response_text": text}
+    return data
+
+
 # --- read
 
 _HINTS = get_type_hints(Exchange)
@@ -202,6 +214,9 @@ _MessageRow: Any = _struct(
     "MessageRow", [("parent", int), ("message", Cut), ("same", int, 0)], array_like=True
 )
 _TokenRow: Any = _struct("TokenRow", [("parent", int), ("ids", list[int])], array_like=True)
+_ParamsRow: Any = _struct(
+    "ParamsRow", [("members", dict[str, Cut]), ("again", dict[str, int], {})], array_like=True
+)
 _ExchangeRow: Any = _struct(
     "ExchangeRow",
     [
@@ -220,10 +235,10 @@ _Line: Any = _struct(
         ("schema_version", int),
         *((name, hint) for name, hint in get_type_hints(Facts).items() if name in _FACTS),
         *(("logs", list[str]), ("warnings", list[str]), ("missing_calls", list[str], [])),
-        *(("metrics", dict[str, float | bool]), ("metadata", dict[str, Any])),
+        *(("metrics", dict[str, bool | int | float]), ("metadata", dict[str, Any])),
         *(("rewards", list[dict[str, Any]]), ("steps", list[dict[str, Any]] | None, None)),
         ("appended", list[tuple[str, int, list[Any]]]),
-        *(("exchanges", list_of(_ExchangeRow)), ("params", list[Cut])),
+        *(("exchanges", list_of(_ExchangeRow)), ("params", list_of(_ParamsRow))),
         *(("messages", list_of(_MessageRow)), ("tokens", list_of(_TokenRow))),
     ],
 )
@@ -245,7 +260,10 @@ def parameters_of(data: Mapping[str, Json]) -> dict[str, Any]:
     _check_version(data.get("schema_version") if isinstance(data, Mapping) else None)
     rows = {
         "exchanges": [{**row, "response": _uncut(row["response"])} for row in data["exchanges"]],
-        "params": [_uncut(row) for row in data["params"]],
+        "params": [
+            [{name: _uncut(value) for name, value in row[0].items()}, *row[1:]]
+            for row in data["params"]
+        ],
         "messages": [[row[0], _uncut(row[1]), *row[2:]] for row in data["messages"]],
     }
     return _parameters(msgspec.convert({**data, **rows}, _Line))
@@ -284,11 +302,8 @@ def _exchanges_of(line: Any) -> list[Exchange]:
         tokens.append(extend_tokens(tokens[row.parent], row.ids))
     members: list[RequestMembers] = []
     for row in line.params:
-        text = bytes(row).decode()
-        pair = cut_elements(text)  # with the members that earlier rows have, if there are some
-        cuts = cut_members(bytes(pair[0]).decode() if pair else text) or {}
-        found = {name: _text_of(cut) for name, cut in cuts.items()}
-        for name, number in loads(bytes(pair[1])).items() if pair else ():
+        found = {name: _text_of(cut) for name, cut in row.members.items()}
+        for name, number in row.again.items():
             found[name] = members[number].json[name]
         members.append(RequestMembers(found))
     return [_exchange_of(row, paths, tokens, members) for row in line.exchanges]

@@ -18,7 +18,7 @@ from otel_rollout.errors import (
     UnknownCompletionError,
 )
 from otel_rollout.looking import Printed, ShownInNotebooks, drift_of
-from otel_rollout.trajectory.as_json import line_of, parameters_of, parameters_of_line
+from otel_rollout.trajectory.as_json import dict_of, line_of, parameters_of, parameters_of_line
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift
@@ -241,8 +241,7 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
 
     def to_dict(self) -> dict[str, Json]:
         """Plain JSON from which `from_dict` makes an equal trajectory; size linear in content."""
-        data: dict[str, Json] = loads(self.to_json())
-        return data
+        return dict_of(self.to_json())
 
     def to_json(self) -> str:
         """The same as JSON on one line; what was exchanged is in it as it came, and is not read."""

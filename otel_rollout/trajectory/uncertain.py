@@ -14,10 +14,6 @@ from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.sampling import is_unread
 from otel_rollout.wire import api_of
 
-_UNKNOWN_LOGPROBS = ("NaN", "Infinity", "-9999", "e+3", "e38", "e308", "0" * 30, "-340282")
-"""Texts without which no response has a log-probability that is read as None, but for null. Every
-server's name for one has "prob" in it."""
-
 
 def uncertain(exchanges: Sequence[Exchange], conversations: Conversations) -> list[str]:
     """A sentence for each thing that is not read of these calls, or that two readings fit."""
@@ -41,10 +37,8 @@ def _unknown_in(completion: Completion) -> list[str]:
     if completion.items and lacks_id and completion.choice_index == 0:
         found.append(sentences.NO_ID(id=repr(completion.id)))
     text = exchange.body or exchange.events or ""
-    if "prob" in text and any(mark in text for mark in _UNKNOWN_LOGPROBS):
-        unknown = (completion.logprobs or []).count(None)
-        if unknown:
-            found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))
+    if "prob" in text and (unknown := (completion.logprobs or []).count(None)):
+        found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))
     return found
 
 

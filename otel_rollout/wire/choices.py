@@ -70,6 +70,8 @@ _REPLY = struct_of(
 )
 """What servers put on replies; one with anything else is read as a whole."""
 _partly: Bounded[Any] = Bounded(_REPLY)
+_WHOLE = 2048
+"""Characters of a reply that costs less to be read as a whole."""
 _LOGPROBS = struct_of("Logprobs", {"content": Cut, "refusal": None})
 _DELTA = struct_of(
     "Delta",
@@ -95,7 +97,7 @@ class ChoicesApi(ModelApi):
     """An API whose streams are chunks with choices."""
 
     def read(self, text: str) -> Json:
-        found = _partly(text)
+        found = _partly(text) if len(text) > _WHOLE else None
         if found is None or found.choices is UNSET:
             return super().read(text)
         reply = as_objects(found)

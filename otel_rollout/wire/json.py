@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -89,10 +90,16 @@ class Bounded(Generic[_Value]):
     """
 
     def __init__(self, kind: Any) -> None:
+        self._kind = kind
         self._alone: Callable[[str | bytes], _Value] = msgspec.json.Decoder(kind).decode
+
+    @cached_property
+    def _inside(self) -> Callable[[str | bytes], Any]:
+        """Reads a text with the margin around it."""
+        kind: Any = self._kind
         for _ in range(_MARGIN):
             kind = tuple[kind]
-        self._inside: Callable[[str | bytes], Any] = msgspec.json.Decoder(kind).decode
+        return msgspec.json.Decoder(kind).decode
 
     def part(self, cut: Cut) -> _Value | None:
         """The same of what was cut out of such a text."""

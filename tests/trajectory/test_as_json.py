@@ -29,5 +29,14 @@ def test_long_parameters_are_written_once(recording: Recording, clients: Clients
     assert [c.request for c in again.completions] == [c.request for c in trajectory.completions]
     assert [c.sampling for c in again.completions] == [c.sampling for c in trajectory.completions]
     assert again.to_dict() == data
-    data["params"][0]["tools"].clear()
+    data["params"][0][0]["tools"].clear()
     assert trajectory.completions[0].tools
+
+
+def test_numbers_stay_what_they_are():
+    """An integer is no float, though they are equal, and a bool is neither."""
+    made = Trajectory(id="t", metrics={"n": 3, "x": 3.0, "won": True}, metadata={"n": 1 << 70})
+    made.reward = 1
+    for read in (Trajectory.from_json(made.to_json()), Trajectory.from_dict(made.to_dict())):
+        assert repr(read.to_dict()) == repr(made.to_dict())
+        assert repr(dict(read.metrics)) == "{'n': 3, 'x': 3.0, 'won': True}"

@@ -535,6 +535,7 @@ def test_replies_are_read_when_asked_for(server: Server, monkeypatch: pytest.Mon
         return partly(text)
 
     monkeypatch.setattr(choices, "_partly", reading)
+    monkeypatch.setattr(choices, "_WHOLE", 0)
     read = Trajectory.from_json(live.to_json())
     assert read.status == "complete"
     assert [each.path for each in read.exchanges] == ["/chat/completions"] * len(live.exchanges)

@@ -68,7 +68,7 @@ def line(id_: str, *calls: Call, **fields: Any) -> Json:
         **_FIELDS,
         "id": id_,
         "exchanges": exchanges,
-        "params": [{"model": "m", "messages": None, **call.params} for call in calls],
+        "params": [[{"model": "m", "messages": None, **call.params}] for call in calls],
         "messages": messages,
         "tokens": tokens,
         **fields,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from otel_rollout.wire import (
     sampled_texts,
     wholly_read,
 )
+from otel_rollout.wire import choices as choices_of_chats
 from otel_rollout.wire.choices import merge_choices
 from otel_rollout.wire.json import PartlyRead
 
@@ -49,6 +51,14 @@ _logprobs = st.none() | st.fixed_dictionaries(
 )
 _ids = st.none() | st.lists(st.integers(0, 1 << 40), max_size=4)
 _more = {"novel": st.just({"x": [1]}), "stop_reason": st.none() | st.just("</s>")}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_replies() -> Iterator[None]:
+    """Short replies are read as long ones are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choices_of_chats, "_WHOLE", 0)
+        yield
 
 
 def choices(inner: str, said: st.SearchStrategy[Json]) -> st.SearchStrategy[list[Json]]:
