@@ -146,7 +146,7 @@ def _rewards(rows: Json) -> list[Reward]:
 
 def _appended(rows: Json) -> dict[tuple[str, int], list[Json]]:
     return {
-        (expected(completion_id, str), expected(choice, int)): expected(messages, list)
+        (expected(completion_id, str), int(expected(choice, int))): expected(messages, list)
         for completion_id, choice, messages in rows
     }
 

@@ -41,7 +41,7 @@ from otel_rollout.wire import (
     dumps,
     dumps_strict,
     list_of,
-    loads,
+    loads_leniently,
     read_strict,
 )
 
@@ -190,10 +190,10 @@ def _exchange(
 
 
 def dict_of(line: str) -> dict[str, Json]:
-    """What a line says; a reply with a number that JSON has and a float has not is a text in it."""
+    """What a line says. Numbers that Python has not are in texts: the reply, or the integer."""
     data: dict[str, Json] | None = read_strict(line)
     if data is None:
-        data = dict(loads(line))
+        data = dict(loads_leniently(line))
         for row in data["exchanges"]:
             text = dumps(row["response"])
             if cut_value(text) is None:

@@ -50,6 +50,7 @@ from otel_rollout.wire.json import is_list_of_objects as is_list_of_objects
 from otel_rollout.wire.json import list_of as list_of
 from otel_rollout.wire.json import loads as loads
 from otel_rollout.wire.json import loads_bounded as loads_bounded
+from otel_rollout.wire.json import loads_leniently as loads_leniently
 from otel_rollout.wire.json import members as members
 from otel_rollout.wire.json import read_strict as read_strict
 from otel_rollout.wire.json import wholly_read as wholly_read

@@ -86,11 +86,12 @@ _Value = TypeVar("_Value")
 class Bounded(Generic[_Value]):
     """Reads strict JSON of a kind that is not nested too deep; gives None for anything else.
 
-    kind: what `msgspec` is to make of it.
+    kind: what `msgspec` is to make of it. is_read: False if its parts are read later, so that a
+    number in it that Python does not read has to be found now.
     """
 
-    def __init__(self, kind: Any) -> None:
-        self._kind = kind
+    def __init__(self, kind: Any, *, is_read: bool = True) -> None:
+        self._kind, self._is_read = kind, is_read
         self._alone: Callable[[str | bytes], _Value] = msgspec.json.Decoder(kind).decode
 
     @cached_property
@@ -112,6 +113,8 @@ class Bounded(Generic[_Value]):
         try:
             if len(text) <= DEEPEST:
                 return self._alone(text if text.isascii() else text.encode())
+            if not self._is_read and _unread_number(text):
+                return None
             if not _IS_COUNTED or sys.getrecursionlimit() > _LEVELS:
                 check_depth(text)
                 return self._alone(text if text.isascii() else text.encode())
@@ -135,14 +138,31 @@ as to cut it."""
 _BEFORE, _AFTER = "[" * _MARGIN, "]" * _MARGIN
 _IS_COUNTED = sys.version_info < (3, 12)
 _LEVELS = 1000
+_unread_number = re.compile(r"\d{4300}").search
+"""A number of more digits than Python makes an integer of."""
 cut_value: Bounded[Cut] = Bounded(Cut)
 """The value in a text, less white space around it."""
-cut_members: Bounded[dict[str, Cut]] = Bounded(dict[str, Cut])
+cut_members: Bounded[dict[str, Cut]] = Bounded(dict[str, Cut], is_read=False)
 """The members of the object that a text is."""
-cut_elements: Bounded[list[Cut]] = Bounded(list[Cut])
+cut_elements: Bounded[list[Cut]] = Bounded(list[Cut], is_read=False)
 """The elements of the list that a text is."""
 read_strict: Bounded[Json] = Bounded(Any)
 """What a text says."""
+
+
+def loads_leniently(text: str) -> Json:
+    """`loads`, in which an integer that is too long for Python is a text."""
+    return _lenient.decode(text)
+
+
+def _integer(digits: str) -> int | str:
+    try:
+        return int(digits)
+    except ValueError:
+        return digits
+
+
+_lenient = json.JSONDecoder(strict=False, parse_constant=_CONSTANTS.__getitem__, parse_int=_integer)
 
 
 def loads_bounded(text: str) -> Json:

@@ -137,6 +137,7 @@ def test_any_reply_comes_back(name: str) -> None:
         json.dumps(json.loads(request(2)), indent=2),
         request(0, odd=float("nan"), metadata={"k": float("inf")}),
         request(0).replace("long", "\\ud800"),
+        request(0, seed=0).replace('"seed": 0', '"seed": ' + "5" * 5000),
         request(0).replace('"m"', '"m",\n "model":  "n"'),
         request(0, stop=["\u2028", "é" * 2000], seed=1 << 80),
         "no JSON\n",
@@ -148,6 +149,18 @@ def test_any_request_comes_back(asked: str) -> None:
     assert "\n" not in line
     read = Trajectory.from_json(line)
     assert [*map(repr, asked_for(read))] == [*map(repr, asked_for(live))]
+
+
+def test_a_number_that_python_does_not_read() -> None:
+    """It stays in the line as it came; `to_dict` has its digits."""
+    reply = json.dumps({**REPLY, "novel": 0}).replace('"novel": 0', '"novel": ' + "5" * 5000)
+    live = recorded((request(0), reply), (request(1), json.dumps(REPLY)))
+    read = Trajectory.from_json(live.to_json())
+    assert read.to_json() == live.to_json()
+    assert [*map(repr, asked_for(read))] == [*map(repr, asked_for(live))]
+    assert live.to_dict()["exchanges"][0]["response"]["novel"] == "5" * 5000
+    assert [c.status for c in read.completions] == ["error", "complete"]
+    assert read.completions[0].response == reply.replace("[1, 2]", "[1,2]")
 
 
 def test_what_follows_from_exchanges_is_found_by_the_reader() -> None:
