@@ -12,7 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from otel_rollout.wire import Json, loads
+from otel_rollout.wire import Json, cut_elements, cut_value, loads, loads_bounded
+from otel_rollout.wire import json as json_of_wire
+from otel_rollout.wire.json import DEEPEST
 
 _scalars = (
     st.none()
@@ -89,3 +91,29 @@ def test_damaged_texts_are_read_as_json_reads_them(value: Json, chance: random.R
 
 def test_equal_texts_with_nan_are_equal() -> None:
     assert loads('{"a": [NaN]}') == loads('{"a": [NaN]}')
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_what_is_nested_too_deep_is_refused(
+    is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On any Python: where it does not count all levels itself, brackets are counted."""
+    monkeypatch.setattr(json_of_wire, "_IS_COUNTED", is_counted)
+    for text in ("[" * DEEPEST + "]" * DEEPEST, '{"a":' * 700 + "1" + "}" * 700):
+        assert loads_bounded(text) == json.loads(text)
+    for text in ("[" * 851 + "]" * 851, '{"a":' * 851 + "1" + "}" * 851, "[" * 9000 + "]" * 9000):
+        assert cut_value(text) is None
+        with pytest.raises(ValueError, match="nested deeper than 850"):
+            loads_bounded(text)
+    brackets_in_texts = json.dumps(["[" * 2000, {"]": "{" * 2000}])
+    assert bytes(cut_value(brackets_in_texts) or b"").decode() == brackets_in_texts
+
+
+@pytest.mark.parametrize("inside", ["1],[2", "", "]", "1,2", "[1", '"', "1 2"])
+def test_a_text_does_not_leave_its_margin(inside: str) -> None:
+    """What stands around a text while it is read is no part of it."""
+    text = inside + " " * DEEPEST
+    assert cut_value(text) is None
+    assert cut_elements(text) is None
+    with pytest.raises(ValueError, match=r"Expecting|Extra|Unterminated|Invalid"):
+        loads_bounded(text)
