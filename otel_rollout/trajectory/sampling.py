@@ -32,9 +32,10 @@ def completions_of(
     Of an exchange that cannot be read they are of what is left of it: see `unread`.
     """
     try:
-        if exchange.prompt is not None:
-            _ = exchange.prompt.key, exchange.context_key
-        return _completions_of(exchange, rewards, trainable, side_calls)
+        found = _completions_of(exchange, rewards, trainable, side_calls)
+        for completion in found:  # what links them is read now, where it may fail
+            _ = exchange.context_key, completion.path and completion.path.key
+        return found
     except UNREADABLE as error:
         return _completions_of(unread(exchange, error), rewards, trainable, side_calls)
 

@@ -45,14 +45,14 @@ class MessagePath:
         it: a replay may leave it out.
         """
         unknown: list[MessagePath] = []
-        for node in self:
-            if node._key is not None:
-                break
+        node: MessagePath | None = self
+        while node is not None and node._key is None:
             unknown.append(node)
-        for node in reversed(unknown):
+            node = node.parent
+        while unknown:
+            node = unknown.pop()
             node._key = node._visible()
-        assert self._key is not None
-        return self._key
+        return self._key or b""
 
     def _visible(self) -> bytes:
         """The key, where that of the path before is known."""
