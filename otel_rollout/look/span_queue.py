@@ -252,7 +252,7 @@ class SpanQueue(SpanProcessor):
 class _Paced(list[ReadableSpan]):
     """Spans of which an exporter takes one after the other: others run between them.
 
-    in_haste: True while nothing is to be waited for.
+    in_haste: returns True while somebody waits for the spans; then there is no pause.
     """
 
     def __init__(self, spans: Iterable[ReadableSpan], in_haste: Callable[[], bool]) -> None:

@@ -101,7 +101,7 @@ class ActiveRollout:
     written: dict[str, Any]
     """Attributes that its span began with; once it has ended, all that were written on it."""
     ending: dict[str, Any] | None = None
-    """All attributes that were written on the span of the call that ended last."""
+    """What was written on the span of the call that ended last. None: none has, or it has ended."""
     further: dict[str, Any]
     """Further attributes that its span ends with."""
     kept_back: dict[str, Any]
@@ -248,7 +248,7 @@ class ActiveRollout:
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
         self.parent = None
-        self._writer = None
+        self._writer = self.ending = None
         self.streams.clear()
 
     def apply(self, options: Options) -> None:

@@ -16,7 +16,7 @@ from otel_rollout.wire import api_of
 
 
 def uncertain(exchanges: Sequence[Exchange], conversations: Conversations) -> list[str]:
-    """A sentence for each thing that is not read of these calls, or that two readings fit."""
+    """A sentence for each thing of these calls that is missing, cannot be read or is ambiguous."""
     completions = conversations.completions
     # What cannot be read is found where the completions are made of it.
     left = {c.span_id: c.exchange for c in completions if c.exchange.is_unanswered}

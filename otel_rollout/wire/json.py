@@ -138,8 +138,8 @@ as to cut it."""
 _BEFORE, _AFTER = "[" * _MARGIN, "]" * _MARGIN
 _IS_COUNTED = sys.version_info < (3, 12)
 _LEVELS = 1000
-_unread_number = re.compile(r"\d{4300}").search
-"""A number of more digits than Python makes an integer of."""
+_unread_number = re.compile(r"(?<![0-9])[0-9]{4300}").search
+"""A number of more digits than Python makes an integer of; digits are looked at once."""
 cut_value: Bounded[Cut] = Bounded(Cut)
 """The value in a text, less white space around it."""
 cut_members: Bounded[dict[str, Cut]] = Bounded(dict[str, Cut], is_read=False)

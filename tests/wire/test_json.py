@@ -117,3 +117,10 @@ def test_a_text_does_not_leave_its_margin(inside: str) -> None:
     assert cut_elements(text) is None
     with pytest.raises(ValueError, match=r"Expecting|Extra|Unterminated|Invalid"):
         loads_bounded(text)
+
+
+def test_a_number_too_long_is_found_in_one_walk() -> None:
+    """Runs of digits that are nearly too long cost what they are long."""
+    nearly, too_long = "5" * 4299, "5" * 4300
+    assert cut_elements(f"[{','.join([nearly] * 300)}]") is not None
+    assert cut_elements(f"[{nearly},{too_long}]") is None
