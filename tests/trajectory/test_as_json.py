@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_rollout import Trajectory, rollout
+import pytest
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+
+import otel_rollout
+from otel_rollout import InMemoryTrajectoryExporter, Trajectory, rollout
 from otel_rollout.wire import dumps
 from tests.kit.recording import Clients, Recording
 
@@ -40,3 +44,18 @@ def test_numbers_stay_what_they_are():
     for read in (Trajectory.from_json(made.to_json()), Trajectory.from_dict(made.to_dict())):
         assert repr(read.to_dict()) == repr(made.to_dict())
         assert repr(dict(read.metrics)) == "{'n': 3, 'x': 3.0, 'won': True}"
+
+
+@pytest.mark.filterwarnings("ignore::otel_rollout.wiring.TruncationWarning")
+def test_what_a_limit_cut_is_seen_live(clients: Clients):
+    """A span is trusted only while it has all that was written on it."""
+    exporter = InMemoryTrajectoryExporter()
+    provider = TracerProvider(span_limits=SpanLimits(max_span_attribute_length=900))
+    otel_rollout.configure(exporters=[exporter], tracer_provider=provider, instrumentor=None)
+    client = clients.sync(clients.serve("long " * 400))
+    with rollout("agent"):
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    (trajectory,) = exporter.get_finished_trajectories()
+    assert any("was cut" in warning for warning in trajectory.warnings)
+    assert not trajectory.completions[0].trainable
+    otel_rollout.shutdown()
