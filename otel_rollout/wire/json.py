@@ -7,7 +7,6 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -91,55 +90,51 @@ class Bounded(Generic[_Value]):
     """
 
     def __init__(self, kind: Any, *, is_read: bool = True) -> None:
-        self._kind, self._is_read = kind, is_read
-        self._alone: Callable[[str | bytes], _Value] = msgspec.json.Decoder(kind).decode
-
-    @cached_property
-    def _inside(self) -> Callable[[str | bytes], Any]:
-        """Reads a text with the margin around it."""
-        kind: Any = self._kind
+        self._is_read = is_read
+        self._alone: Callable[[str | bytes | Cut], _Value] = msgspec.json.Decoder(kind).decode
+        self._within = self._alone
         for _ in range(_MARGIN):
-            kind = tuple[kind]
-        return msgspec.json.Decoder(kind).decode
+            self._within = staticmethod(self._within)
 
     def part(self, cut: Cut) -> _Value | None:
         """The same of what was cut out of such a text."""
         try:
-            return self._alone(bytes(cut))
+            return self._alone(cut)
         except (ValueError, RecursionError):
             return None
 
     def __call__(self, text: str) -> _Value | None:
+        read = self._alone if len(text) <= DEEPEST else self._within
         try:
-            if len(text) <= DEEPEST:
-                return self._alone(text if text.isascii() else text.encode())
-            if not self._is_read and _unread_number(text):
+            if not self._is_read and _has_unread_number(text):
                 return None
-            if not _IS_COUNTED or sys.getrecursionlimit() > _LEVELS:
+            if read is self._within and (not _IS_COUNTED or sys.getrecursionlimit() > _LEVELS):
                 check_depth(text)
-                return self._alone(text if text.isascii() else text.encode())
-            whole = f"{_BEFORE}{text}{_AFTER}"
-            value = self._inside(whole if whole.isascii() else whole.encode())
+            return read(text if text.isascii() else text.encode())
         except (ValueError, RecursionError):
             return None
-        for _ in range(_MARGIN):
-            (value,) = value
-        found: _Value = value
-        return found
+
+
+def _has_unread_number(text: str) -> bool:
+    """True if it has a number of more digits than Python makes an integer of."""
+    half = _DIGITS // 2  # wherever it begins, it fills one block of half its length
+    blocks = range(0, len(text) - half + 1, half)
+    is_likely = any(text[block : block + half].isdigit() for block in blocks)
+    return is_likely and _unread_number(text) is not None
 
 
 DEEPEST = 850
 """Levels of lists and objects; no request or reply of a model has nearly as many. What is nested
 deeper could be parsed, and not be written again."""
 _MARGIN = 150
-"""Levels around a text that is read: Python 3.11 reads 1,000 in all, those of its calls included,
-so that the text has no more than `DEEPEST`. It costs nothing; to count its brackets costs as much
-as to cut it."""
-_BEFORE, _AFTER = "[" * _MARGIN, "]" * _MARGIN
+"""Calls around the reading of a text: Python 3.11 reads 1,000 levels in all, calls included, so
+that the text has no more than `DEEPEST`. A static method that is called calls the next one, which
+costs nearly nothing; to count the brackets of a text costs as much as to cut it."""
 _IS_COUNTED = sys.version_info < (3, 12)
 _LEVELS = 1000
-_unread_number = re.compile(r"(?<![0-9])[0-9]{4300}").search
-"""A number of more digits than Python makes an integer of; digits are looked at once."""
+_DIGITS = 4300
+_unread_number = re.compile(rf"(?<![0-9])[0-9]{{{_DIGITS}}}").search
+"""Digits are looked at once."""
 cut_value: Bounded[Cut] = Bounded(Cut)
 """The value in a text, less white space around it."""
 cut_members: Bounded[dict[str, Cut]] = Bounded(dict[str, Cut], is_read=False)
