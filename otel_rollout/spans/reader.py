@@ -16,7 +16,6 @@ from otel_rollout.spans.exchange import (
     TokenPath,
     digest_of,
     extend_tokens,
-    token_array,
 )
 from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.wire import (
@@ -32,6 +31,7 @@ from otel_rollout.wire import (
     loads,
     loads_bounded,
     members,
+    token_array,
     unpack_events,
 )
 

@@ -6,7 +6,7 @@ completion need not know which API that is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -327,5 +327,5 @@ class Completion:
         return reply if isinstance(reply, dict) else {}
 
     @property
-    def _sampled_ids(self) -> list[Json] | None:
+    def _sampled_ids(self) -> Sequence[Json] | None:
         return sampled_ids(self.choice, self._whole)

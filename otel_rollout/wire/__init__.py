@@ -15,9 +15,11 @@ from otel_rollout.wire.apis import context_key as context_key
 from otel_rollout.wire.apis import context_members as context_members
 from otel_rollout.wire.apis import conversation_members as conversation_members
 from otel_rollout.wire.apis import endpoint_of as endpoint_of
+from otel_rollout.wire.apis import error_text as error_text
 from otel_rollout.wire.apis import merge as merge
 from otel_rollout.wire.apis import retrieval_of as retrieval_of
 from otel_rollout.wire.apis import tool_name as tool_name
+from otel_rollout.wire.columns import token_array as token_array
 from otel_rollout.wire.conversation import MessagePath as MessagePath
 from otel_rollout.wire.conversation import extend as extend
 from otel_rollout.wire.conversation import joined_pieces as joined_pieces
@@ -82,7 +84,6 @@ from otel_rollout.wire.reply_excerpts import TokenCounts as TokenCounts
 from otel_rollout.wire.reply_excerpts import said_in as said_in
 from otel_rollout.wire.reply_excerpts import shown_replies as shown_replies
 from otel_rollout.wire.reply_excerpts import token_counts as token_counts
-from otel_rollout.wire.reported import error_text as error_text
 from otel_rollout.wire.requested_fields import Hiding as Hiding
 from otel_rollout.wire.requested_fields import HidingReader as HidingReader
 from otel_rollout.wire.requested_fields import hidden_reply as hidden_reply

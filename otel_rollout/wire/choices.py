@@ -52,10 +52,10 @@ _CHOICE = struct_of(
     "Choice",
     {
         **dict.fromkeys(("index", "message", "finish_reason", "stop_reason", "matched_stop"), Any),
-        **dict.fromkeys(("token_ids", "response_token_ids", "prompt_token_ids", "meta_info"), Any),
+        **dict.fromkeys(("response_token_ids", "prompt_token_ids", "meta_info"), Any),
         **dict.fromkeys(("routed_experts", "hidden_states", "content_filter_results"), Any),
         **dict.fromkeys(("native_finish_reason", "error"), Any),
-        "logprobs": Cut,
+        **dict.fromkeys(("logprobs", "token_ids"), Cut),
     },
 )
 _REPLY = struct_of(

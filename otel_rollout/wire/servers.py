@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import json
 import math
-import struct
-from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
-from msgspec import UNSET
-
-from otel_rollout.wire.json import Bounded, Json, PartlyRead, dumps, list_of, member_of, struct_of
+from otel_rollout.wire.columns import (
+    Listing,
+    floats,
+    ids_at,
+    ids_of,
+    is_known_logprob,
+    listings,
+)
+from otel_rollout.wire.json import Json, dumps, member_of
 from otel_rollout.wire.params import is_constrained
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
@@ -29,7 +32,7 @@ ID_PREFIX = "token_id:"
 _Fields = Mapping[str, Json]
 
 
-def sampled_ids(choice: _Fields, reply: _Fields) -> list[Json] | None:
+def sampled_ids(choice: _Fields, reply: _Fields) -> Sequence[Json] | None:
     """The sampled token ids of a choice, as they came; None where the server sent none.
 
     vLLM and SGLang: `token_ids` (SGLang also `response_token_ids`). SGLang: `output_ids` of the
@@ -37,12 +40,12 @@ def sampled_ids(choice: _Fields, reply: _Fields) -> list[Json] | None:
     log-probability, id and text. llama.cpp: `tokens` of its own `/completion`. Entries of
     log-probabilities: llama.cpp's `id`, and tokens that are written as `token_id:1`.
     """
-    given = [choice.get(place) for place in _IDS]
+    given = [ids_at(choice, place) for place in _IDS]
     of_choices, index = member_of(reply, "sglext", "output_ids"), choice.get("index", 0)
     if isinstance(of_choices, list) and index in range(len(of_choices)):
-        given.append(of_choices[index])
-    found = listed = max(map(_ids, given), key=len)
-    for listing in _listings(choice):
+        given.append(ids_of(of_choices[index]))
+    found = listed = max(given, key=len)
+    for listing in listings(choice):
         if listing.length > len(found):
             found = _ids_in(listing) or found
     if found is not listed and not _are_all(found, reply):
@@ -50,7 +53,7 @@ def sampled_ids(choice: _Fields, reply: _Fields) -> list[Json] | None:
     return found or None
 
 
-def _are_all(ids: list[Json], reply: _Fields) -> bool:
+def _are_all(ids: Sequence[Json], reply: _Fields) -> bool:
     """False if these ids, of single entries, are not as many as the server counted.
 
     llama.cpp leaves out the entries of tokens that are only a part of a character.
@@ -77,13 +80,13 @@ def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] |
     Of several lists that with `count` of them, if there is one, else the first.
     """
     first: list[Json] | None = None
-    for listing in _listings(choice):
+    for listing in listings(choice):
         values = listing.column("logprob")
         if values is not None and (count is None or len(values) == count):
-            return values if listing.is_known else _floats(values)
+            return values if listing.is_known else floats(values)
         if first is None:
             first = values
-    return None if first is None else _floats(first)
+    return None if first is None else floats(first)
 
 
 def sampled_texts(choice: _Fields) -> list[bytes | None]:
@@ -91,7 +94,7 @@ def sampled_texts(choice: _Fields) -> list[bytes | None]:
 
     A token that is only a part of a character has its bytes there, or no text that can be used.
     """
-    for listing in _listings(choice):
+    for listing in listings(choice):
         if tokens := listing.column("token"):
             given = listing.column("bytes") or [None] * len(tokens)
             return list(map(_token_bytes, tokens, given))
@@ -114,7 +117,7 @@ def alternatives(choice: _Fields) -> list[list[Alternative]]:
     `top_logprobs` of chats, of text completions (texts with numbers) and of the Responses API,
     `topCandidates` of Gemini, `probs` of older llama.cpp, `output_top_logprobs` of SGLang.
     """
-    for listing in _listings(choice):
+    for listing in listings(choice):
         for name in ("top_logprobs", "probs"):
             listed = [_listed(place) for place in listing.column(name) or ()]
             if any(listed):
@@ -143,7 +146,7 @@ def _alternative(entry: Json) -> Alternative | None:
         value = entry.get("logProbability")
     if value is None and isinstance(entry.get("prob"), float) and entry["prob"] > 0:
         value = math.log(entry["prob"])
-    if value is None or not _is_known(value):
+    if value is None or not is_known_logprob(value):
         return None
     if not isinstance(given, int):
         given = next(iter(_ids_of_texts([text])), None)
@@ -180,7 +183,7 @@ def prompt_ids(choice: _Fields, reply: _Fields) -> Iterator[Json]:
     yield member_of(reply, "sglext", "input_ids")
 
 
-def asked_ids(prompt: Json, params: _Fields, reply: _Fields) -> list[Json] | None:
+def asked_ids(prompt: Json, params: _Fields, reply: _Fields) -> Sequence[Json] | None:
     """The token ids that the request itself has as its prompt, if the server counted as many.
 
     It may have cut them, or put some before them. `prompt` is what the request asks to complete;
@@ -188,7 +191,7 @@ def asked_ids(prompt: Json, params: _Fields, reply: _Fields) -> list[Json] | Non
     """
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
         prompt = prompt[0]
-    ids = _ids(prompt) or _ids(params.get("input_ids"))
+    ids = ids_of(prompt) or ids_of(params.get("input_ids"))
     counted = (usage(reply) or {}).get("prompt_tokens")
     return ids if ids and counted == len(ids) else None
 
@@ -244,144 +247,7 @@ _Mode = Literal["raw", "processed", "constrained"]
 _MODES: dict[str, _Mode] = {"raw": "raw", "processed": "processed"}
 
 
-def _ids(value: Json) -> list[Json]:
-    return value if isinstance(value, list) and value and isinstance(value[0], int) else []
-
-
-# --- the places that list the sampled tokens one by one
-
-
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """A place that lists the sampled tokens."""
-
-    length: int
-    """Number of its tokens."""
-    column: Callable[[str], list[Json] | None]
-    """What it has of each token: `token`, `bytes`, `id`, `logprob`, `top_logprobs`, `probs`. None:
-    it has none such."""
-    is_known: bool = False
-    """True if each of its log-probabilities is one."""
-
-
-def _listings(choice: _Fields) -> Iterator[_Listing]:
-    """The places, the best first."""
-    chat = _of_chat(choice) if isinstance(choice, PartlyRead) else None
-    return _read_listings(choice) if chat is None else iter((chat,))
-
-
-def _read_listings(choice: _Fields) -> Iterator[_Listing]:
-    logprobs, result, meta = map(choice.get, ("logprobs", "logprobsResult", "meta_info"))
-    if isinstance(logprobs, list):
-        yield _listing(_of_pieces(logprobs) or None)
-    elif isinstance(logprobs, Mapping):
-        values, tokens = logprobs.get("token_logprobs"), logprobs.get("tokens")
-        if isinstance(values, list):
-            columns = {"logprob": values, "token": tokens, **logprobs}
-            length = len(tokens) if isinstance(tokens, list) else 0
-            yield _Listing(length, lambda name: _list_of(columns.get(name)))
-        yield _listing(_chained(logprobs.get("content"), logprobs.get("refusal")))
-    if isinstance(result, Mapping):  # Gemini's
-        chosen, tops = result.get("chosenCandidates"), result.get("topCandidates")
-        yield _listing(chosen or None, tops, id="tokenId", logprob="logProbability")
-    if isinstance(output := choice.get("output"), list):  # of the Responses API
-        yield _listing(_chained(*_logprobs_of_parts(output)) or None)
-    yield _listing(choice.get("completion_probabilities"))
-    if isinstance(meta, Mapping):
-        rows = _list_of(meta.get("output_token_logprobs"))
-        whole = all(isinstance(row, list) and len(row) > 1 for row in rows or ())
-        tops = meta.get("output_top_logprobs")
-        yield _listing(rows if whole else None, tops, logprob=0, id=1, token=2)
-
-
-_ENTRY = struct_of("Entry", {"logprob": float}, is_open=True)
-_chat: Bounded[Any] = Bounded(struct_of("Logprobs", {"content": list_of(_ENTRY), "refusal": None}))
-
-
-def _of_chat(choice: PartlyRead) -> _Listing | None:
-    """The tokens of a usual chat, of which only the log-probabilities are read, and kept."""
-    cut = choice.cut("logprobs")
-    if cut is None or any(map(choice.get, _OTHER_PLACES)):
-        return None
-    values = choice.known.get("logprob")
-    if values is None:
-        found = _chat.part(cut)
-        if found is None or found.content is UNSET:
-            return None
-        try:
-            values = _floats(list(map(_logprob, found.content)))
-            values = array("d", struct.pack(f"{len(values)}d", *values))
-        except struct.error:  # one is unknown
-            return None
-        choice.known["logprob"] = values
-
-    def column(name: str) -> list[Json] | None:
-        if name == "logprob":
-            return values.tolist()
-        return _listing(choice["logprobs"]["content"]).column(name)
-
-    return _Listing(len(values), column, is_known=True)
-
-
-_logprob = attrgetter("logprob")
-_OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")
-
-
-def _listing(rows: Json, tops: Json = None, **names: str | int) -> _Listing:
-    """A list of objects, or of lists. tops: a column beside it. names: keys that differ."""
-
-    def column(name: str) -> list[Json] | None:
-        if name == "top_logprobs" and isinstance(tops, list):
-            return tops
-        if not isinstance(rows, list):
-            return None
-        key: Json = names.get(name, name)
-        try:
-            return [row[key] for row in rows]
-        except (LookupError, TypeError):
-            return [row.get(key) for row in rows] if set(map(type, rows)) <= {dict} else None
-
-    return _Listing(len(rows) if isinstance(rows, list) else 0, column)
-
-
-def _of_pieces(pieces: list[Json]) -> list[_Fields]:
-    """An entry for each token: Ollama's are that already, Cohere's have several tokens each."""
-    entries: list[_Fields] = []
-    for piece in pieces:
-        ids = member_of(piece, "token_ids")
-        if not isinstance(ids, list):
-            entries.append(piece)
-            continue
-        values = piece.get("logprobs")
-        known = isinstance(values, list) and len(values) == len(ids)
-        entries += [
-            {"id": token, "logprob": value}
-            for token, value in zip(ids, values if known else [None] * len(ids), strict=True)
-        ]
-    return entries
-
-
-def _logprobs_of_parts(items: list[Json]) -> Iterator[Json]:
-    for item in items:
-        content = member_of(item, "content")
-        for part in content if isinstance(content, list) else ():
-            yield member_of(part, "logprobs")
-
-
-def _chained(*lists: Json) -> list[Json] | None:
-    """The elements of the lists among these; None where none is a list."""
-    found = [entries for entries in lists if isinstance(entries, list)]
-    filled = [entries for entries in found if entries]
-    if len(filled) == 1:
-        return filled[0]
-    return [entry for entries in filled for entry in entries] if found else None
-
-
-def _list_of(value: Json) -> list[Json] | None:
-    return value if isinstance(value, list) else None
-
-
-def _ids_in(listing: _Listing) -> list[Json]:
+def _ids_in(listing: Listing) -> list[Json]:
     """The ids of all tokens; [] if one of them has none."""
     ids = listing.column("id")
     if ids and isinstance(ids[0], int):
@@ -397,26 +263,6 @@ def _ids_of_texts(tokens: list[Json]) -> list[Json]:
         return [int(str(token).removeprefix(ID_PREFIX)) for token in tokens]
     except ValueError:
         return []
-
-
-_UNKNOWN = -9999.0
-"""Written by vLLM where a log-probability is not known, or is infinite."""
-_LOWEST = -1e30
-"""No log-probability is so low. llama.cpp writes the lowest 32-bit float there; other types have
-lowest values near it, and integers none."""
-
-
-def _floats(values: list[Json]) -> list[float | None]:
-    if set(map(type, values)) == {float} and min(values) > _UNKNOWN and sum(values) < math.inf:
-        return list(values)
-    return [float(value) if _is_known(value) else None for value in values]
-
-
-def _is_known(value: Json) -> bool:
-    """Whether it is a log-probability, not what a server writes in the place of one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value == _UNKNOWN:
-        return False
-    return _LOWEST < value < -_LOWEST or value == -math.inf
 
 
 def without_tokens(reply: bytes) -> bytes:
@@ -444,5 +290,5 @@ def _without_tokens(found: dict[str, Json]) -> Json:
     return {
         name: value
         for name, value in found.items()
-        if name not in _TOKEN_MEMBERS and not (name == "context" and _ids(value))
+        if name not in _TOKEN_MEMBERS and not (name == "context" and ids_of(value))
     }

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 import otel_rollout.spans.writer as writer_module
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans.exchange import extend_tokens, token_array
+from otel_rollout.spans.exchange import extend_tokens
 from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
-from otel_rollout.wire import path_messages
+from otel_rollout.wire import path_messages, token_array
 
 texts = st.text(max_size=12) | st.sampled_from(
     ['"', "\\", '\\"token_ids":[1]', "é", "🙂", "\ud800"]

@@ -97,7 +97,7 @@ _chunks = st.lists(
 def asked(choice: Any, reply: Json) -> list[Any]:
     ids = sampled_ids(choice, reply)
     return [
-        ids,
+        ids and list(ids),
         sampled_logprobs(choice, len(ids) if ids else None),
         sampled_logprobs(choice, None),
         sampled_texts(choice),

@@ -1,0 +1,210 @@
+"""The values of sampled tokens, one for each, wherever a choice lists them.
+
+Pure. Of the usual replies only the values that are asked for are read, into arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+
+from otel_rollout.wire.json import Bounded, Cut, Json, PartlyRead, list_of, member_of, struct_of
+
+_Fields = Mapping[str, Json]
+
+
+def ids_of(value: Json) -> Sequence[Json]:
+    return value if isinstance(value, list) and value and isinstance(value[0], int) else []
+
+
+def ids_at(choice: _Fields, place: str) -> Sequence[Json]:
+    found = _column(choice, place, _id_array)
+    return ids_of(choice.get(place)) if found is None else found
+
+
+def _column(choice: _Fields, name: str, read: Callable[[Cut], array[Any] | None]) -> Any:
+    """A member that is cut out, as an array that is made once; None where it cannot be one."""
+    if not isinstance(choice, PartlyRead) or (cut := choice.cut(name)) is None:
+        return None
+    if name not in choice.known:
+        choice.known[name] = read(cut)
+    return choice.known[name]
+
+
+_list_of_ids: Bounded[list[int]] = Bounded(list_of(int))
+
+
+def _id_array(cut: Cut) -> array[int] | None:
+    try:
+        found = _list_of_ids.part(cut)
+        return None if found is None else token_array(found)
+    except OverflowError:
+        return None
+
+
+def token_array(ids: Sequence[int]) -> array[int]:
+    """The ids in an array. TypeError for what are no integers, OverflowError beyond 64 bits."""
+    try:
+        # An array makes each number by a call with a format; this is eight times as cheap.
+        return array("i", struct.pack(f"{len(ids)}i", *ids))
+    except struct.error:
+        return array("q", ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A place that lists the sampled tokens."""
+
+    length: int
+    """Number of its tokens."""
+    column: Callable[[str], list[Json] | None]
+    """What it has of each token: `token`, `bytes`, `id`, `logprob`, `top_logprobs`, `probs`. None:
+    it has none such."""
+    is_known: bool = False
+    """True if each of its log-probabilities is one."""
+
+
+def listings(choice: _Fields) -> Iterator[Listing]:
+    """The places, the best first."""
+    chat = _of_chat(choice) if isinstance(choice, PartlyRead) else None
+    return _read_listings(choice) if chat is None else iter((chat,))
+
+
+def _read_listings(choice: _Fields) -> Iterator[Listing]:
+    logprobs, result, meta = map(choice.get, ("logprobs", "logprobsResult", "meta_info"))
+    if isinstance(logprobs, list):
+        yield _listing(_of_pieces(logprobs) or None)
+    elif isinstance(logprobs, Mapping):
+        values, tokens = logprobs.get("token_logprobs"), logprobs.get("tokens")
+        if isinstance(values, list):
+            columns = {"logprob": values, "token": tokens, **logprobs}
+            length = len(tokens) if isinstance(tokens, list) else 0
+            yield Listing(length, lambda name: _list_of(columns.get(name)))
+        yield _listing(_chained(logprobs.get("content"), logprobs.get("refusal")))
+    if isinstance(result, Mapping):  # Gemini's
+        chosen, tops = result.get("chosenCandidates"), result.get("topCandidates")
+        yield _listing(chosen or None, tops, id="tokenId", logprob="logProbability")
+    if isinstance(output := choice.get("output"), list):  # of the Responses API
+        yield _listing(_chained(*_logprobs_of_parts(output)) or None)
+    yield _listing(choice.get("completion_probabilities"))
+    if isinstance(meta, Mapping):
+        rows = _list_of(meta.get("output_token_logprobs"))
+        whole = all(isinstance(row, list) and len(row) > 1 for row in rows or ())
+        tops = meta.get("output_top_logprobs")
+        yield _listing(rows if whole else None, tops, logprob=0, id=1, token=2)
+
+
+_ENTRY = struct_of("Entry", {"logprob": float}, is_open=True)
+_chat: Bounded[Any] = Bounded(struct_of("Logprobs", {"content": list_of(_ENTRY), "refusal": None}))
+
+
+def _of_chat(choice: PartlyRead) -> Listing | None:
+    """The tokens of a usual chat, of which only the log-probabilities are read, and kept."""
+    values = _column(choice, "logprobs", _logprob_array)
+    if values is None or any(map(choice.get, _OTHER_PLACES)):
+        return None
+
+    def column(name: str) -> list[Json] | None:
+        if name == "logprob":
+            found: list[Json] = values.tolist()
+            return found
+        return _listing(choice["logprobs"]["content"]).column(name)
+
+    return Listing(len(values), column, is_known=True)
+
+
+def _logprob_array(cut: Cut) -> array[float] | None:
+    """The log-probabilities of a chat; None where one of them is unknown."""
+    found = _chat.part(cut)
+    if found is None or found.content is UNSET:
+        return None
+    values = [entry.logprob for entry in found.content]
+    try:
+        packed = struct.pack(f"{len(values)}d", *values)
+    except struct.error:  # one is missing
+        return None
+    is_known = not values or (min(values) > _UNKNOWN and sum(values) < -_LOWEST)
+    return array("d", packed) if is_known else None
+
+
+_OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")
+
+
+def _listing(rows: Json, tops: Json = None, **names: str | int) -> Listing:
+    """A list of objects, or of lists. tops: a column beside it. names: keys that differ."""
+
+    def column(name: str) -> list[Json] | None:
+        if name == "top_logprobs" and isinstance(tops, list):
+            return tops
+        if not isinstance(rows, list):
+            return None
+        key: Json = names.get(name, name)
+        try:
+            return [row[key] for row in rows]
+        except (LookupError, TypeError):
+            return [row.get(key) for row in rows] if set(map(type, rows)) <= {dict} else None
+
+    return Listing(len(rows) if isinstance(rows, list) else 0, column)
+
+
+def _of_pieces(pieces: list[Json]) -> list[_Fields]:
+    """An entry for each token: Ollama's are that already, Cohere's have several tokens each."""
+    entries: list[_Fields] = []
+    for piece in pieces:
+        ids = member_of(piece, "token_ids")
+        if not isinstance(ids, list):
+            entries.append(piece)
+            continue
+        values = piece.get("logprobs")
+        known = isinstance(values, list) and len(values) == len(ids)
+        entries += [
+            {"id": token, "logprob": value}
+            for token, value in zip(ids, values if known else [None] * len(ids), strict=True)
+        ]
+    return entries
+
+
+def _logprobs_of_parts(items: list[Json]) -> Iterator[Json]:
+    for item in items:
+        content = member_of(item, "content")
+        for part in content if isinstance(content, list) else ():
+            yield member_of(part, "logprobs")
+
+
+def _chained(*lists: Json) -> list[Json] | None:
+    """The elements of the lists among these; None where none is a list."""
+    found = [entries for entries in lists if isinstance(entries, list)]
+    filled = [entries for entries in found if entries]
+    if len(filled) == 1:
+        return filled[0]
+    return [entry for entries in filled for entry in entries] if found else None
+
+
+def _list_of(value: Json) -> list[Json] | None:
+    return value if isinstance(value, list) else None
+
+
+_UNKNOWN = -9999.0
+"""Written by vLLM where a log-probability is not known, or is infinite."""
+_LOWEST = -1e30
+"""No log-probability is so low. llama.cpp writes the lowest 32-bit float there; other types have
+lowest values near it, and integers none."""
+
+
+def floats(values: list[Json]) -> list[float | None]:
+    if set(map(type, values)) == {float} and min(values) > _UNKNOWN and sum(values) < math.inf:
+        return list(values)
+    return [float(value) if is_known_logprob(value) else None for value in values]
+
+
+def is_known_logprob(value: Json) -> bool:
+    """Whether it is a log-probability, not what a server writes in the place of one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value == _UNKNOWN:
+        return False
+    return _LOWEST < value < -_LOWEST or value == -math.inf
