@@ -6,8 +6,9 @@ are chained, of other fields the last value wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
@@ -76,16 +77,22 @@ _LOGPROBS = struct_of("Logprobs", {"content": Cut, "refusal": None})
 _DELTA = struct_of(
     "Delta",
     {
-        **dict.fromkeys(("index", "delta", "finish_reason", "stop_reason", "matched_stop"), Any),
-        **dict.fromkeys(("token_ids", "native_finish_reason"), Any),
+        "index": int | None,
+        "delta": Any,
+        **dict.fromkeys(("finish_reason", "native_finish_reason"), str | None),
+        **dict.fromkeys(("stop_reason", "matched_stop"), int | str | None),
+        "token_ids": list[Any] | None,
         "logprobs": _LOGPROBS | None,
     },
 )
 _CHUNK = struct_of(
     "Chunk",
     {
-        **dict.fromkeys(("id", "object", "created", "model", "usage", "service_tier"), Any),
-        **dict.fromkeys(("system_fingerprint", "prompt_token_ids", "provider", _PADDING), Any),
+        **dict.fromkeys(("id", "object", "model", "service_tier", "provider"), str | None),
+        **dict.fromkeys(("system_fingerprint", _PADDING), str | None),
+        "created": int | None,
+        "usage": dict[str, Any] | None,
+        "prompt_token_ids": list[Any] | dict[str, Any] | None,
         "choices": list_of(_DELTA),
     },
 )
@@ -108,7 +115,7 @@ class ChoicesApi(ModelApi):
         found = _chunks(text)
         try:
             if found is not None:
-                return _with_lists(as_objects(found))
+                return _with_lists(as_objects(_joined(found)))
         except ValueError:  # of another shape
             pass
         return super().read_chunks(text)
@@ -145,6 +152,71 @@ def merge_choices(chunks: Sequence[Chunk]) -> dict[str, Any]:
     return body
 
 
+def _joined(chunks: list[Any]) -> list[Any]:
+    """The chunks, with those in one of which each only adds to what the one before said."""
+    found: list[Any] = []
+    pieces: list[_Piece] = []
+    for chunk in chunks:
+        piece = _taken(chunk)
+        if piece and pieces and chunk == found[-1]:
+            pieces.append(piece)
+            continue
+        _put_back(found, pieces)
+        found.append(chunk)
+        pieces = [piece] if piece else []
+    _put_back(found, pieces)
+    return found
+
+
+_Piece: TypeAlias = tuple[str, list[Json] | None, Cut | None]
+"""Text, token ids and log-probabilities that a chunk adds. None: it has no such member."""
+
+
+def _taken(chunk: Any) -> _Piece | None:
+    """What a chunk adds to its one choice, taken out of it; None where it has other things, too."""
+    if chunk.usage or chunk.prompt_token_ids or not chunk.choices or len(chunk.choices) > 1:
+        return None
+    (choice,) = chunk.choices
+    delta, ids, logprobs = choice.delta, choice.token_ids or None, choice.logprobs
+    if type(delta) is not dict or not _is_a_text(delta):
+        return None
+    cut = logprobs.content if logprobs else None
+    if cut is not None:
+        if cut is UNSET or bytes(cut)[:1] != b"[":
+            return None
+        logprobs.content = UNSET
+    if ids:
+        choice.token_ids = _TAKEN
+    chunk.obfuscation = UNSET
+    return delta.pop("content"), ids, cut
+
+
+def _is_a_text(delta: dict[str, Json]) -> bool:
+    """True if a delta is a piece of text, and whose it is."""
+    is_alone = len(delta) == 1 or (len(delta) == 2 and type(delta.get("role")) is str)
+    return is_alone and type(delta.get("content")) is str
+
+
+_TAKEN: list[Json] = [None]
+
+
+def _put_back(chunks: list[Any], pieces: list[_Piece]) -> None:
+    """Give the last of the chunks all that was taken out of it, and of those that followed it."""
+    if pieces:
+        choice = chunks[-1].choices[0]
+        choice.delta["content"] = "".join([text for text, _, _ in pieces])
+        if choice.token_ids is _TAKEN:
+            choice.token_ids = list(chain.from_iterable([ids or () for _, ids, _ in pieces]))
+        if choice.logprobs:
+            choice.logprobs.content = _cut_of([cut for _, _, cut in pieces if cut])
+
+
+def _cut_of(lists: Iterable[Cut]) -> Cut:
+    """The elements of lists that are cut out, in one."""
+    inner = filter(None, (bytes(cut)[1:-1].strip() for cut in lists))
+    return Cut(b"[%b]" % b",".join(inner))
+
+
 def _with_lists(chunks: list[Chunk]) -> list[Chunk]:
     """Chunks whose lists of log-probabilities are cut out: each is a list with that one cut."""
     for chunk in chunks:
@@ -167,9 +239,10 @@ def _with_cut(choice: dict[str, Any]) -> Choice:
     content = member_of(logprobs, "content")
     if not (logprobs and content and isinstance(content[0], Cut)):
         return choice
-    inner = b",".join(filter(None, (bytes(cut)[1:-1].strip() for cut in content)))
     rest = b',"refusal":null' if len(logprobs) > 1 else b""
-    return PartlyRead({**choice, "logprobs": Cut(b'{"content":[%b]%b}' % (inner, rest))})
+    return PartlyRead(
+        {**choice, "logprobs": Cut(b'{"content":%b%b}' % (bytes(_cut_of(content)), rest))}
+    )
 
 
 def _merge_choice(choices: dict[int, dict[str, Any]], choice: dict[str, Any]) -> None:

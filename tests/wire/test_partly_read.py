@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -50,6 +50,7 @@ _logprobs = st.none() | st.fixed_dictionaries(
     },
 )
 _ids = st.none() | st.lists(st.integers(0, 1 << 40), max_size=4)
+_others = st.sampled_from([None, True, 1, 1.0, 0, "x", "", [1], [], [True], {}, {"a": 1}])
 _more = {"novel": st.just({"x": [1]}), "stop_reason": st.none() | st.just("</s>")}
 
 
@@ -126,6 +127,57 @@ def test_a_stream_is_merged_as_if_it_were_read(sent: list[Json], end: str) -> No
     assert wholly_read(merged.body) == expected
     for choice, plain in zip(merged.body["choices"], expected["choices"], strict=True):
         assert repr(asked(choice, merged.body)) == repr(asked(plain, expected))
+
+
+_PIECE = {
+    "index": 0,
+    "delta": {"content": "é"},
+    "finish_reason": None,
+    "token_ids": [1],
+    "logprobs": {"content": [{"token": "a", "logprob": -1.0}]},
+}
+_CHUNK = {"id": "x", "created": 1, "usage": None, "choices": [_PIECE]}
+_changes = st.one_of(
+    st.tuples(st.sampled_from(["id", "created", "usage", "prompt_token_ids", "novel"]), _others),
+    st.tuples(st.sampled_from(sorted(_PIECE)), _others | st.just({"content": None})),
+    st.tuples(
+        st.just("delta"),
+        st.fixed_dictionaries(
+            {"content": st.sampled_from(["b", None])},
+            optional={"role": st.sampled_from(["assistant", "a", None]), "refusal": st.none()},
+        ),
+    ),
+    st.tuples(st.just("logprobs"), _logprobs),
+    st.tuples(st.sampled_from(["stop_reason", "native_finish_reason"]), _others),
+)
+
+
+@given(st.lists(st.none() | _changes, min_size=3, max_size=6))
+def test_chunks_that_only_add_are_joined_and_no_others(changes: list[tuple[str, Json] | None]):
+    """Whatever one of them has in another way, the reply is that of each chunk by itself."""
+    sent: list[Json] = []
+    for change in changes:
+        name, value = change or ("id", "x")
+        is_inner = name not in (*_CHUNK, "prompt_token_ids", "novel")
+        piece = {**_PIECE, name: value} if is_inner else _PIECE
+        sent.append({**_CHUNK, "choices": [piece], **({} if is_inner else {name: value})})
+    text = json.dumps(sent)
+    api = api_of(CHAT)
+    assert api is not None
+    read = api.read_chunks(text)
+    assert read is not None
+    assert outcome(lambda: wholly_read(merge_choices(read))) == outcome(
+        lambda: merge_choices(json.loads(text))
+    )
+    if not any(changes):
+        assert len(read) == 1
+
+
+def outcome(made: Callable[[], Json]) -> str:
+    try:
+        return json.dumps(made(), sort_keys=True)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return type(error).__name__
 
 
 def test_usual_replies_and_streams_are_partly_read() -> None:
