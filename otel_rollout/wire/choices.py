@@ -153,7 +153,7 @@ def merge_choices(chunks: Sequence[Chunk]) -> dict[str, Any]:
 
 
 def _joined(chunks: list[Any]) -> list[Any]:
-    """The chunks, with those in one of which each only adds to what the one before said."""
+    """The chunks; those that follow each other and only add to the same choice are one."""
     found: list[Any] = []
     pieces: list[_Piece] = []
     for chunk in chunks:
@@ -173,7 +173,7 @@ _Piece: TypeAlias = tuple[str, list[Json] | None, Cut | None]
 
 
 def _taken(chunk: Any) -> _Piece | None:
-    """What a chunk adds to its one choice, taken out of it; None where it has other things, too."""
+    """What a chunk adds to its one choice, taken out of it. None: it may do more than that."""
     if chunk.usage or chunk.prompt_token_ids or not chunk.choices or len(chunk.choices) > 1:
         return None
     (choice,) = chunk.choices
@@ -192,12 +192,13 @@ def _taken(chunk: Any) -> _Piece | None:
 
 
 def _is_a_text(delta: dict[str, Json]) -> bool:
-    """True if a delta is a piece of text, and whose it is."""
+    """True if a delta has a text, and at most a role beside it."""
     is_alone = len(delta) == 1 or (len(delta) == 2 and type(delta.get("role")) is str)
     return is_alone and type(delta.get("content")) is str
 
 
 _TAKEN: list[Json] = [None]
+"""Stands for token ids that were taken out of a chunk: all such chunks compare equal."""
 
 
 def _put_back(chunks: list[Any], pieces: list[_Piece]) -> None:
@@ -212,7 +213,7 @@ def _put_back(chunks: list[Any], pieces: list[_Piece]) -> None:
 
 
 def _cut_of(lists: Iterable[Cut]) -> Cut:
-    """The elements of lists that are cut out, in one."""
+    """One list with the elements of all, each unread."""
     inner = filter(None, (bytes(cut)[1:-1].strip() for cut in lists))
     return Cut(b"[%b]" % b",".join(inner))
 

@@ -1,6 +1,6 @@
-"""The values of sampled tokens, one for each, wherever a choice lists them.
+"""Ids, log-probabilities and texts of sampled tokens, from each place where a choice lists them.
 
-Pure. Of the usual replies only the values that are asked for are read, into arrays.
+Pure. `servers` asks. Of a usual chat only the values that are asked for are read, into arrays.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ _Fields = Mapping[str, Json]
 
 
 def ids_of(value: Json) -> Sequence[Json]:
+    """The value if it is a list that begins with a number; else none."""
     return value if isinstance(value, list) and value and isinstance(value[0], int) else []
 
 
 def ids_at(choice: _Fields, place: str) -> Sequence[Json]:
+    """The token ids that a member of the choice lists; an array where that was left unread."""
     found = _column(choice, place, _id_array)
     return ids_of(choice.get(place)) if found is None else found
 
 
 def _column(choice: _Fields, name: str, read: Callable[[Cut], array[Any] | None]) -> Any:
-    """A member that is cut out, as an array that is made once; None where it cannot be one."""
+    """An unread member as an array, which is made once. None: it is read, or fits no array."""
     if not isinstance(choice, PartlyRead) or (cut := choice.cut(name)) is None:
         return None
     if name not in choice.known:
@@ -198,6 +200,7 @@ lowest values near it, and integers none."""
 
 
 def floats(values: list[Json]) -> list[float | None]:
+    """The log-probabilities; None for what is none."""
     if set(map(type, values)) == {float} and min(values) > _UNKNOWN and sum(values) < math.inf:
         return list(values)
     return [float(value) if is_known_logprob(value) else None for value in values]

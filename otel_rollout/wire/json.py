@@ -134,7 +134,7 @@ _IS_COUNTED = sys.version_info < (3, 12)
 _LEVELS = 1000
 _DIGITS = 4300
 _unread_number = re.compile(rf"(?<![0-9])[0-9]{{{_DIGITS}}}").search
-"""Digits are looked at once."""
+"""Where so many digits begin; it looks at each digit once."""
 cut_value: Bounded[Cut] = Bounded(Cut)
 """The value in a text, less white space around it."""
 cut_members: Bounded[dict[str, Cut]] = Bounded(dict[str, Cut], is_read=False)

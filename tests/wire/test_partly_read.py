@@ -198,6 +198,18 @@ def test_usual_replies_and_streams_are_partly_read() -> None:
         assert (read["logprobs"], sampled_logprobs(read, 1)) == (logprobs, [-1.0])
 
 
+@pytest.mark.parametrize("value", [-9999.0, -10000.5, -1e39, 1e39, None, True, 0, -1])
+def test_what_stands_for_an_unknown_log_probability_is_found(value: Json) -> None:
+    """Where only the numbers are read, too."""
+    entries = [{"token": "a", "logprob": each} for each in (-1.0, value, -0.5)]
+    reply = {"choices": [{"index": 0, "logprobs": {"content": entries}}]}
+    api = api_of(CHAT)
+    assert api is not None
+    (read,), (plain,) = (made["choices"] for made in (api.read(json.dumps(reply)), reply))
+    assert isinstance(read, PartlyRead)
+    assert repr(sampled_logprobs(read, 3)) == repr(sampled_logprobs(plain, 3))
+
+
 @pytest.mark.parametrize("damaged", ['{"choices": [{"logprobs": [}]}', '{"choices": [}', "x", ""])
 def test_what_is_no_json_is_refused(damaged: str) -> None:
     api = api_of(CHAT)
