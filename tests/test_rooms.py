@@ -486,7 +486,7 @@ LINES = {
     "testing": 1_195,
     "trajectory": 4_610,
     "view": 5_652,
-    "wire": 4_892,
+    "wire": 4_903,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -91,28 +92,38 @@ class Bounded(Generic[_Value]):
 
     def __init__(self, kind: Any, *, is_read: bool = True) -> None:
         self._is_read = is_read
-        self._alone: Callable[[str | bytes | Cut], _Value] = msgspec.json.Decoder(kind).decode
-        self._within = self._alone
-        for _ in range(_MARGIN):
-            self._within = staticmethod(self._within)
+        self._decode: Callable[[str | bytes | Cut], _Value] = msgspec.json.Decoder(kind).decode
 
     def part(self, cut: Cut) -> _Value | None:
         """The same of what was cut out of such a text."""
         try:
-            return self._alone(cut)
+            return self._decode(cut)
         except (ValueError, RecursionError):
             return None
 
     def __call__(self, text: str) -> _Value | None:
-        read = self._alone if len(text) <= DEEPEST else self._within
         try:
             if not self._is_read and _has_unread_number(text):
                 return None
-            if read is self._within and (not _IS_COUNTED or sys.getrecursionlimit() > _LEVELS):
-                check_depth(text)
-            return read(text if text.isascii() else text.encode())
+            whole = text if text.isascii() else text.encode()
+            if len(text) <= DEEPEST:
+                return self._decode(whole)
+            if _IS_COUNTED and sys.getrecursionlimit() <= _LEVELS:
+                found: _Value = _inside_margin()(self._decode, whole)
+                return found
+            check_depth(text)
+            return self._decode(whole)
         except (ValueError, RecursionError):
             return None
+
+
+@cache
+def _inside_margin() -> Callable[..., Any]:
+    """Calls a function with a text, inside the margin; made when it is first needed."""
+    call: Callable[..., Any] = lambda read, text: read(text)  # noqa: E731 - a static method's
+    for _ in range(_MARGIN - 1):
+        call = staticmethod(call)
+    return call
 
 
 def _has_unread_number(text: str) -> bool:
