@@ -288,6 +288,14 @@ _SERVED = (
         type=_seconds,
     ),
     _option(
+        "--allow-path",
+        "PREFIX",
+        "also pass requests to this path of the model server and all below it, which is none of a "
+        "model call; may be given several times",
+        dest="allow_paths",
+        action="append",
+    ),
+    _option(
         "--policy-model",
         "NAME",
         "the model that is trained: calls of others are side calls (docs/side-calls.md)",

@@ -64,7 +64,7 @@ def recording(
 
 def gateway_options(options: argparse.Namespace) -> dict[str, Any]:
     """The options of `serve` that were given, with names as it has them."""
-    names = ("host", "renderer", "max_body_bytes", "body_seconds")
+    names = ("host", "renderer", "max_body_bytes", "body_seconds", "allow_paths")
     given = {name: getattr(options, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
 

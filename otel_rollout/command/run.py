@@ -19,7 +19,7 @@ from otel_rollout.command.process import Commands, Ended
 from otel_rollout.command.recording import gateway_options, note_places, recording, secret_of
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import Gateway, serve
-from otel_rollout.record import rollout
+from otel_rollout.record import current_rollout, rollout
 from otel_rollout.terminal import note
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import trajectory_lines
@@ -124,7 +124,8 @@ class _Samples:
                 variables = self.gateway.environment() | self._variables(trajectory, index)
                 ended = await self._command(variables, index)
                 if not trajectory.completions:
-                    note(no_call_hint(variables))
+                    active = current_rollout()
+                    note(no_call_hint(variables, active.uncaptured if active else {}))
                 self._check(trajectory, ended)
         except (CommandError, CommandTimeoutError, CommandStopped, NoModelCallError):
             pass  # the trajectory has the error
@@ -181,8 +182,15 @@ class _Samples:
             raise NoModelCallError(NO_CALL)
 
 
-def no_call_hint(variables: Mapping[str, str]) -> str:
-    """Sentences for a command that made no call: what it was given, and what to check."""
+def no_call_hint(variables: Mapping[str, str], uncaptured: Mapping[tuple[str, str], int]) -> str:
+    """Sentences for a command that made no call: what it was given, and what to check.
+
+    uncaptured: how many requests came to which paths all the same.
+    """
+    others_came = (
+        f"  {count} {'requests' if count > 1 else 'request'} to {path} went through {by} instead"
+        for (by, path), count in uncaptured.items()
+    )
     urls = (f"  {name}={_hidden(variables[name])}" for name in sorted(variables) if "URL" in name)
     others = ", ".join(name for name in sorted(variables) if "URL" not in name)
     return "\n".join(
@@ -190,6 +198,7 @@ def no_call_hint(variables: Mapping[str, str]) -> str:
             f"{NO_CALL}: there is nothing to train on. The command was given",
             *urls,
             f"  {others}",
+            *others_came,
             "Does it read them? Some agents have their address only from their own configuration,",
             "are logged in to another service, or send all calls through a proxy. In a container",
             "127.0.0.1 is another machine: see docs/gateway.md.",

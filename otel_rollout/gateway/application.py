@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -31,7 +31,7 @@ from otel_rollout.gateway.http import (
     read_body,
     refuse,
 )
-from otel_rollout.gateway.paths import Asked, asked_of
+from otel_rollout.gateway.paths import Asked, asked_of, is_open, plain_path
 from otel_rollout.gateway.renderers import Renderer, next_prompt_by
 from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.gateway.supply import Supply, SupplyingUpstream
@@ -92,6 +92,9 @@ class Settings:
     """How long a rollout that was begun by `POST /rollouts` may be without a call."""
     most_parts: int = 4096
     """How many parts of rollouts of other processes are open at a time."""
+    allow_paths: Sequence[str] = ()
+    """Further paths of the model server that the token of a rollout opens, each with all below it;
+    `("/",)` is every path."""
     renderer: str | Renderer | None = None
     """Sends the token ids that a conversation has instead of its messages: "server", the name of a
     tokenizer, or an object with `bridge_to_next_turn`. None: requests pass as they are."""
@@ -106,6 +109,11 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 raise ConfigurationError(f"gateway {name}: expected more than 0, got {value!r}")
+        for path in self.allow_paths:
+            if not path.startswith("/") or plain_path(path.encode()) != path:
+                raise ConfigurationError(
+                    f"gateway allow_paths: expected paths such as /v1/files, got {path!r}"
+                )
 
 
 class Application:
@@ -117,6 +125,13 @@ class Application:
         secret = settings.secret.encode() if settings.secret is not None else rollout_secret()
         self.secret = secret
         """The secret that it was given. None: it has a random one."""
+        self._allow_paths = settings.allow_paths
+        if self._allow_paths:
+            logger.warning(
+                "gateway allow_paths: agents may send any request to %s%s",
+                ", ".join(self._allow_paths),
+                ", with the model server's key" if self._api_key else "",
+            )
         self.tokens = Tokens(secret or os.urandom(32), settings.token_seconds)
         self.held = HeldRollouts(most=settings.most_parts, idle_seconds=settings.idle_seconds)
         self._upstream = Upstream(
@@ -172,6 +187,7 @@ class Application:
                 await answer(send, *reply)
                 return
             carried = self._rollout_of(asked, scope)
+            self._check_path(carried, asked, scope)
             body = await self._read_body(scope, receive)
             with self.held.call(carried) as active:
                 await self._pass_on(active, asked, scope, body, receive, send)
@@ -194,6 +210,25 @@ class Application:
         if carried is None:
             raise Refusal(401, _NAMES_NONE, "authentication_error")
         return carried
+
+    def _check_path(self, carried: Carried, asked: Asked, scope: Scope) -> None:
+        """Refusal for a path that a token does not open."""
+        method, path = scope["method"], asked.path[:_LONGEST_PATH]
+        if not asked.is_plain:
+            raise Refusal(400, f"{path}: expected a path without .., //, ; or encoded slashes")
+        if is_open(method, asked.path, self._allow_paths):
+            return
+        if _is_websocket(scope):  # clients then ask by HTTP
+            raise Refusal(404, "the gateway has no websockets", "not_found_error")
+        with self.held.call(carried) as active:
+            self._count_unknown(active, scope, asked.path, _REFUSED)
+        raise Refusal(403, _NOT_OPEN.format(method=method, path=path), "permission_error")
+
+    def _count_unknown(self, active: ActiveRollout, scope: Scope, path: str, by: str) -> None:
+        """Count a request that may be a model call, at a path where none is known."""
+        said = dict(scope["headers"]).get(b"content-type", b"")
+        if scope["method"] == "POST" and (asks_a_model(path) or b"json" in said):
+            note_uncaptured(active, by, path)
 
     def _in_headers(self, scope: Scope) -> Carried | None:
         """The rollout that `traceparent` and `baggage` name; without a secret only on loopback."""
@@ -218,7 +253,7 @@ class Application:
         headers = self._upstream.request_headers(
             scope["headers"],
             key_is_token=asked.key_is_token,
-            key_name="x-api-key" if asked.path.endswith("/v1/messages") else "authorization",
+            key_name="x-api-key" if "/v1/messages" in asked.path else "authorization",
             without=b"accept-encoding" if hiding is not None else b"",
         )
         query = scope["query_string"].decode("latin-1")
@@ -243,8 +278,8 @@ class Application:
         with guarded("a call that passes through the gateway is not recorded"):
             name = _name_of(scope["method"], asked.path)
             if name is None:
-                if scope["method"] == "POST" and asks_a_model(asked.path):
-                    note_uncaptured(active, "a client of the gateway", asked.path)
+                if not is_open(scope["method"], asked.path):
+                    self._count_unknown(active, scope, asked.path, _PASSED)
                 return None, body, None
             headers = self._secrets(asked, scope)
             sent, added = with_fields(name, body, headers, self.fields.get(active))
@@ -265,6 +300,23 @@ _NAMES_NONE = (
     "this request names no rollout: use a base URL with /r/TOKEN/v1, the API key or-TOKEN, or the "
     "headers traceparent and baggage of a rollout"
 )
+
+_NOT_OPEN = (
+    "{method} {path} is not open to a rollout: its token opens model calls, counting their tokens, "
+    "and GET of /v1/models, /health, /version and /ping. The gateway's option --allow-path PREFIX "
+    "opens more"
+)
+_REFUSED = "the gateway, which refuses what is no model API,"
+_PASSED = "the gateway, which knows no model API there,"
+_LONGEST_PATH = 200
+"""Characters of a path in an error."""
+
+
+def _is_websocket(scope: Scope) -> bool:
+    """True for the handshake of a websocket."""
+    return any(
+        name == b"upgrade" and value.lower() == b"websocket" for name, value in scope["headers"]
+    )
 
 
 def _raw_path(scope: Scope) -> bytes:

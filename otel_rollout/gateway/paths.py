@@ -1,19 +1,35 @@
-"""Where a request says which rollout it belongs to, and what it asks of the model server.
+"""Where a request says which rollout it belongs to, and what it may ask of the model server.
 
 Three spellings of one carrier: `/r/{token}/v1/...`, an API key `or-{token}`, and the headers
 `traceparent` and `baggage`. The path counts before the key, the key before the headers.
+
+The agent is not trusted: its token opens model calls and a few questions. A path is sent on as it
+was understood here, so that the model server cannot read another one in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
 
 from otel_rollout.record import KEY_PREFIX
+from otel_rollout.wire import endpoint_of, retrieval_of
 
 KEYS = frozenset((b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"))
 """Headers that an API key is sent in."""
 _MARK = b"/r/"
+_is_plain = re.compile(r"(?:/(?!\.+(?:/|$))[\w.~:@!$&'()*+,=-]+)*/?", re.ASCII).fullmatch
+_hides_a_path = re.compile(rb"%2[ef]", re.IGNORECASE).search
+_is_question = re.compile(
+    r"(?:/v1|/v1beta)?/models(?:/[^/]+){0,2}|(?:/v1)?/(?:health|version|ping)"
+).fullmatch
+_counts_tokens = re.compile(
+    r"(?:/v1)?/(?:messages/count_tokens|responses/input_tokens|(?:de)?tokenize)|.+:countTokens"
+).fullmatch
+_PROBES = ("/", "/api/hello")
+"""Paths that agents ask with HEAD before their first call."""
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 """Headers as ASGI has them: names in lower case."""
@@ -24,7 +40,10 @@ class Asked:
     """What a request's path and headers say."""
 
     path: str
-    """The path at the model server, as it came and without its query."""
+    """The path at the model server, without its query: letters that were percent-encoded are
+    decoded, and Anthropic's `/messages` has its `/v1`."""
+    is_plain: bool
+    """False: the path is as it came, and a server may understand it as another one."""
     token: str | None
     """The token in the path, else that in an API key. None: there is none."""
     key_is_token: bool
@@ -41,7 +60,33 @@ def asked_of(raw_path: bytes, headers: RawHeaders) -> Asked:
     token = keys[0] if keys else None
     if in_path is not None:
         token = in_path.decode("latin-1")
-    return Asked(path.decode("latin-1") or "/", token, bool(keys))
+    plain = plain_path(path)
+    if plain is not None and (plain + "/").startswith("/messages/"):
+        plain = "/v1" + plain  # a base URL without `/v1` in a client that adds none
+    return Asked(plain or path.decode("latin-1") or "/", plain is not None, token, bool(keys))
+
+
+def plain_path(raw: bytes) -> str | None:
+    """A path with ordinary characters that were percent-encoded as they are.
+
+    None: it has others, or dots, empty segments or slashes that lead elsewhere.
+    """
+    path = unquote_to_bytes(raw).decode("latin-1")
+    return path if _is_plain(path) and not _hides_a_path(raw) else None
+
+
+def is_open(method: str, path: str, more: Sequence[str] = ()) -> bool:
+    """True if the token of a rollout opens a path.
+
+    more: paths that are opened with all below them.
+    """
+    if any(f"{path}/".startswith(prefix.rstrip("/") + "/") for prefix in more):
+        return True
+    if method == "POST":
+        return endpoint_of(path) is not None or _counts_tokens(path) is not None
+    if _is_question(path) or (method == "HEAD" and path in _PROBES):
+        return method in ("GET", "HEAD")
+    return method == "GET" and retrieval_of(path) is not None
 
 
 def _token_in(value: bytes) -> str | None:

@@ -28,6 +28,13 @@ _HOP_BY_HOP = frozenset(
 """Headers of one connection."""
 _OF_REQUEST = frozenset((b"host", b"content-length", b"expect", b"baggage"))
 """Headers of a request that are made anew, or are for the gateway alone."""
+_OVERRIDES = frozenset(
+    (
+        *(b"x-http-method-override", b"x-http-method", b"x-method-override"),
+        *(b"x-original-url", b"x-rewrite-url", b"x-forwarded-prefix"),
+    )
+)
+"""Headers by which some servers take a request for one of another method or path."""
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 """Headers that aiohttp would add."""
 
@@ -98,7 +105,7 @@ class Upstream:
         key_name: the header that the gateway's key is sent in.
         without: a further header that is left out.
         """
-        dropped = _HOP_BY_HOP | _OF_REQUEST | _named(headers) | {without}
+        dropped = _HOP_BY_HOP | _OF_REQUEST | _OVERRIDES | _named(headers) | {without}
         if key_is_token or self.api_key is not None:
             dropped |= KEYS
         kept = [(_text(name), _text(value)) for name, value in headers if name not in dropped]

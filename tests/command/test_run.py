@@ -189,6 +189,24 @@ def test_no_call_is_an_error(run: Run, code: str, status: int):
     assert token not in ran.err
 
 
+def test_what_came_instead_of_a_call_is_named(run: Run):
+    """An agent that asks another API finds it refused, and the hint names its path."""
+    code = """
+import urllib.error
+os.environ["OPENAI_BASE_URL"] += "/interactions?x="
+for _ in range(2):
+    try: ask("x")
+    except urllib.error.HTTPError as error: print(error.code)
+"""
+    with ModelServer("yes") as server:
+        ran = run(server, agent(code))
+        assert server.exchanges == []
+    assert ran.out == "403\n403\n"
+    path = "/v1/interactions"
+    assert f"2 requests to {path} went through the gateway, which refuses" in ran.err
+    assert ran.trajectory.status == "error"
+
+
 def test_no_call_is_told_from_a_failed_call(run: Run):
     """A call that the server refused came through the gateway."""
     with ModelServer(Raw(500, b"{}")) as server:
