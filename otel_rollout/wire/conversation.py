@@ -119,8 +119,8 @@ def key_of(message: Json, parts: list[Part], others: dict[str, Json]) -> bytes:
         others = {"role": role}
     elif len(others) > 1:
         others = present_members(others, without=("cache_control",))
-        if others.get("type") == "message":  # what the Responses API takes it for without a type
-            del others["type"]
+        if others.get("type") == "message":  # of the Responses API, whose messages have no more
+            others = {"role": role}
     return _encoded([others, visible_parts(parts)])
 
 

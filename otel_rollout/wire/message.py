@@ -29,8 +29,6 @@ _IDENTITY = ("id", "status")
 """What servers name and finish items with; clients drop it again."""
 _PARSED = ("parsed", "parsed_arguments", "parsed_output")
 """What clients add to a reply that they have parsed."""
-_NO_TEXT = ("type", "text", "annotations", "citations", "logprobs", "cache_control", *_PARSED)
-"""Members of a text part that change nothing for a model."""
 
 
 PartReader: TypeAlias = Callable[[Members], Part | None]
@@ -156,9 +154,7 @@ def text_part(part: Members) -> Part | None:
     text = part.get("text")
     if not isinstance(text, str):
         return None
-    if len(part) == 1 or part.keys() == {"type", "text"}:
-        return Text(text)
-    return Text(text, present_members(part, without=_NO_TEXT) or None)
+    return Text(text)
 
 
 def _reasoning(value: Json) -> Iterable[Part]:

@@ -50,6 +50,22 @@ _DELTAS = {
 }
 """The member that the deltas of a kind of event are pieces of."""
 
+_NAMED = ("type", "call_id", "name", "namespace")
+_MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "function_call": (*_NAMED, "arguments"),
+    "custom_tool_call": (*_NAMED, "input"),
+    **dict.fromkeys(("local_shell_call", "shell_call"), (*_NAMED, "action")),
+    "apply_patch_call": (*_NAMED, "operation"),
+    "computer_call": (*_NAMED, "action", "actions", "pending_safety_checks"),
+    "web_search_call": ("type", "action", "results"),
+    "file_search_call": ("type", "queries", "results"),
+    "code_interpreter_call": ("type", "code", "container_id", "outputs"),
+    "mcp_call": (*_NAMED, "arguments", "server_label", "output", "error"),
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output"), (*_NAMED, "output")),
+    **dict.fromkeys(("local_shell_call_output", "shell_call_output"), (*_NAMED, "output")),
+}
+"""Members that a template can show, by the type of the item; its id and status are none."""
+
 _retrieval = re.compile(r"(?:.*/)?responses/([^/?]+)(?:/cancel)?(?:\?.*)?$").match
 
 
@@ -62,14 +78,23 @@ def _call(item: Members) -> Part:
     name = item.get("name") or str(item["type"]).removesuffix("_call")
     given = (item.get(key) for key in ("arguments", "input", "action"))
     arguments = next((value for value in given if value is not None), None)
-    others = {key: value for key, value in item.items() if key not in ("name", "arguments")}
+    others = _shown(item, "name", "arguments")
     return ToolCall(text_of(item.get("call_id")), str(name), arguments, others)
 
 
 def _output(item: Members) -> Part:
-    others = {key: value for key, value in item.items() if key != "output"}
+    others = _shown(item, "output")
     content = item.get("output")
     return ToolResult(text_of(item.get("call_id")), content, content_parts(content), others=others)
+
+
+def _shown(item: Members, *without: str) -> dict[str, Json]:
+    """What else of an item a template can show: clients add members of their own when they replay.
+
+    Of a type that is not known, all that it has.
+    """
+    known = _MEMBERS.get(str(item.get("type")), item)
+    return {key: value for key, value in item.items() if key in known and key not in without}
 
 
 def _made_image(item: Members) -> Part:
