@@ -484,9 +484,9 @@ LINES = {
     "record": 7_130,
     "spans": 1_782,
     "testing": 1_195,
-    "trajectory": 4_610,
+    "trajectory": 4_637,
     "view": 5_652,
-    "wire": 4_903,
+    "wire": 4_924,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

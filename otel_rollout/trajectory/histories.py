@@ -23,6 +23,7 @@ from otel_rollout.wire import (
     joined_pieces,
     path_messages,
     reasoning_of,
+    shown_message,
 )
 
 Appended = Mapping[tuple[str, int], Sequence[Json]]
@@ -288,6 +289,34 @@ def rewritten(completions: Sequence[Completion]) -> set[Completion]:
             if before and is_of_model(node.message) and node.key not in map(_beginning, before):
                 found.update(reply for reply in before if ended_before(reply, request))
     return found
+
+
+def retold(completions: Sequence[Completion]) -> set[Completion]:
+    """The completions whose longest line stands in a message of the next request of their agent.
+
+    So do ReAct agents that write their past into the prompt. An agent is told by its first message
+    and its tools; the next request is the one that began first after the reply.
+    """
+    agents: dict[tuple[bytes, bytes], list[Completion]] = defaultdict(list)
+    for completion in in_order(completions):
+        if completion.prompt is not None:
+            *_, first = completion.prompt
+            agents[completion.context_key, first.key].append(completion)
+    found: set[Completion] = set()
+    for calls in agents.values():
+        for reply, request in pairwise(calls):
+            lines = "\n".join(map(shown_message, reply.items)).splitlines()
+            line = max(map(str.strip, lines), key=len, default="")
+            if len(line) >= _LINE and ended_before(reply, request):
+                known = set(reply.prompt or ())
+                new = (node.message for node in request.prompt or () if node not in known)
+                if any(line in shown_message(message) for message in new):
+                    found.add(reply)
+    return found
+
+
+_LINE = 12
+"""Characters of a line that is not found in other messages by chance."""
 
 
 def _beginning(completion: Completion) -> bytes:

@@ -64,6 +64,28 @@ def test_a_client_that_rewrites(
     assert replayed(recording).warnings == trajectory.warnings
 
 
+@pytest.mark.parametrize("turns", [2, 3, 5])
+def test_an_agent_that_writes_its_past_into_the_prompt(
+    recording: Recording, clients: Clients, turns: int
+):
+    """As DSPy's and LlamaIndex's ReAct do. Of two turns one reply is retold: that is an edit."""
+    said = [f"next_thought: I look at page {n}.\nnext_tool: look" for n in range(turns)]
+    client = clients.sync(clients.serve(said))
+    system, past = {"role": "system", "content": "react"}, ["question: who?"]
+    with rollout("agent") as trajectory:
+        for turn in range(turns):
+            (reply,) = ask(client, system, user("\n".join(past)))
+            thought, _, tool = reply["content"].partition("\n")
+            past += [f"thought_{turn} = {thought}", f"tool_{turn} = {tool}", f"seen_{turn} = page"]
+    assert len(trajectory.histories) == turns
+    first = trajectory.completions[0].id
+    assert trajectory.warnings == [
+        f"{turns} replies, {turns} histories: the client replays what was sampled in other words, "
+        f"first at completion {first!r}"
+    ] * (turns > 2)
+    assert replayed(recording).warnings == trajectory.warnings
+
+
 @pytest.mark.parametrize(
     ("edited", "said"),
     [((), False), ((1,), False), ((1, 3), False), ((0, 1, 2), True), (range(6), True)],
@@ -87,7 +109,7 @@ def ask(client: Any, *messages: Message, **options: Any) -> list[Message]:
 
 def test_what_is_no_rewriting(recording: Recording, clients: Clients):
     """Forks, best of n, retries, first calls, summaries, sub-agents: no client changed a reply."""
-    client = clients.sync(clients.serve([f"reply {n}" for n in range(40)]))
+    client = clients.sync(clients.serve([f"this is reply {n}" for n in range(40)]))
     with rollout("forks") as forks:
         for text in "abc":
             ask(client, user("go"), user(text))
@@ -114,7 +136,11 @@ def test_what_is_no_rewriting(recording: Recording, clients: Clients):
             system = {"role": "system", "content": name}
             (said,) = ask(client, system, user("go"))
             ask(client, system, user("go"), said, user("on"))
-    for trajectory in (forks, best, again, compaction, agents):
+    with rollout("helpers") as helpers:  # one after the other, and the lead is told what they say
+        system = {"role": "system", "content": "help"}
+        said = [ask(client, system, user(text))[0]["content"] for text in "abcd"]
+        ask(client, {"role": "system", "content": "lead"}, user(" ".join(said)))
+    for trajectory in (forks, best, again, compaction, agents, helpers):
         assert sentences(trajectory) == []
 
 

@@ -73,3 +73,37 @@ def test_parsed_items_of_the_responses_api(text: str):
     assert visible_key({**message, "content": [{**part, "text": text + "!"}]}) != visible_key(
         parsed
     )
+
+
+ITEMS: list[dict[str, Any]] = [
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "3"},
+    {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x"},
+    {"type": "custom_tool_call_output", "call_id": "c", "output": "3"},
+    {"type": "local_shell_call", "call_id": "c", "action": {"command": ["ls"]}},
+    {"type": "local_shell_call_output", "call_id": "c", "output": "3"},
+    {"type": "web_search_call", "action": {"query": "x"}},
+    {"type": "mcp_call", "name": "f", "server_label": "s", "arguments": "{}", "output": "3"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+    {"type": "message", "role": "developer", "content": "x"},
+]
+
+
+@given(
+    st.sampled_from(ITEMS),
+    st.sampled_from(["internal_chat_message_metadata_passthrough", "phase", "created_by", "id"]),
+    TEXTS | st.dictionaries(TEXTS, TEXTS, max_size=2),
+)
+def test_what_a_client_notes_on_an_item_makes_no_other_message(item: Any, name: str, note: Any):
+    """Codex writes the turn and the time on each item that it replays."""
+    assert visible_key({**item, name: note}) == visible_key(item)
+
+
+@given(st.sampled_from(ITEMS), st.data())
+def test_what_a_template_shows_of_an_item_counts(item: Any, data: st.DataObject):
+    """Each member that an item of the Responses API has, but what only names it."""
+    names = item.keys() - ({"type"} if "role" in item else set())
+    name = data.draw(st.sampled_from(sorted(names)))
+    other = {"role": "system"} if name == "role" else {name: "another"}
+    assert visible_key({**item, **other}) != visible_key(item)
