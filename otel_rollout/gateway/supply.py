@@ -92,12 +92,12 @@ class Supply:
         ids = exact_ids(before)
         if isinstance(ids, NotExact):
             return None
-        prompt = ids.prompt.to_list()
+        prompt = ids.to_list()[: -len(ids.ids)]
         if _was_ignored(before, prompt):
             self.stop("the model server renders the messages although it gets token ids")
             return None
         is_closed = not before.truncated and not isinstance(before.stop_reason, str)
-        return Turn(prompt, ids.ids, is_closed, request, len(new))
+        return Turn(prompt, ids.ids.tolist(), is_closed, request, len(new))
 
 
 def _request(body: bytes) -> dict[str, Any] | None:

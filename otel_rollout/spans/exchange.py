@@ -51,6 +51,8 @@ class TokenPath:
     ids: array[int]
     """The ids after those of `parent`."""
     length: int
+    typecode: str
+    """That of an array which can hold all of its ids: "i", or "q" for some beyond 32 bits."""
 
     def to_list(self) -> list[int]:
         """All ids, first to last."""
@@ -68,7 +70,10 @@ class TokenPath:
 def extend_tokens(path: TokenPath | None, ids: Sequence[int]) -> TokenPath:
     """The path that continues `path` with these ids. Raises what `token_array` does."""
     found = ids if isinstance(ids, array) else token_array(ids)
-    return TokenPath(path, found, len(found) + (path.length if path else 0))
+    if path is None:
+        return TokenPath(None, found, len(found), found.typecode)
+    typecode = max(found.typecode, path.typecode)
+    return TokenPath(path, found, len(found) + path.length, typecode)
 
 
 # --- Reading
@@ -213,20 +218,11 @@ class Exchange:
         found = self.reply.get(name) if isinstance(self.reply, dict) else None
         return found if isinstance(found, str) and found else self.response_id
 
-    def token_ids(self, value: Json) -> list[int] | None:
-        """The ids that a field of `reply` stands for; None where there are none."""
-        if isinstance(value, array):
-            return value.tolist() or None
-        if isinstance(value, list) and {*map(type, value)} == {int}:
-            return value.copy() if _SMALLEST <= min(value) <= max(value) <= _LARGEST else None
-        path = self.token_path(value)
-        return path.to_list() if path else None
-
     def token_path(self, value: Json) -> TokenPath | None:
-        """The same as a path, which shares a prefix with those of other calls."""
+        """The ids that a field of `reply` stands for; None where there are none."""
         if isinstance(value, dict) and isinstance(index := value.get("packed"), int):
             return self.prompts[index] if 0 <= index < len(self.prompts) else None
-        if not isinstance(value, list) or not value:
+        if not isinstance(value, list | array) or not value:
             return None
         try:
             return extend_tokens(None, value)
@@ -300,10 +296,6 @@ class Exchange:
         if merged.body is None:
             raise ValueError("events of an unknown shape")
         return merged.body
-
-
-_SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
-"""Numbers that may be token ids: an array takes them."""
 
 
 def unread(exchange: Exchange, error: Exception) -> Exchange:

@@ -6,6 +6,8 @@ completion need not know which API that is.
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -173,7 +175,13 @@ class Completion:
     @property
     def token_ids(self) -> list[int] | None:
         """The sampled token ids, the end-of-turn token included; None if the server sent none."""
-        return self.exchange.token_ids(self._sampled_ids)
+        path = self.token_path
+        return path.to_list() if path else None
+
+    @property
+    def token_path(self) -> TokenPath | None:
+        """`token_ids` as a path of its own."""
+        return self.exchange.token_path(self._sampled_ids)
 
     @property
     def sampled_in_response(self) -> int | None:
@@ -225,6 +233,14 @@ class Completion:
     @property
     def logprobs(self) -> list[float | None] | None:
         """Log-probability of each sampled token (None: unknown); None if the server sent none."""
+        found = self.logprob_array
+        if found is not None and math.isnan(sum(found)):
+            return [None if math.isnan(value) else value for value in found]
+        return None if found is None else [*found]
+
+    @property
+    def logprob_array(self) -> array[float] | None:
+        """`logprobs` as an array, NaN in the place of each unknown one."""
         ids = self._sampled_ids
         return sampled_logprobs(self.choice, len(ids) if ids else None)
 

@@ -13,7 +13,7 @@ tree: a call extends the *longest* path that is a prefix of its prompt.
 from __future__ import annotations
 
 import math
-import struct
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,14 +127,6 @@ class TokenSequences(list[TokenSequence], ShownInNotebooks):
         self.dropped: list[Dropped] = list(dropped)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExactIds:
-    """The token ids that a call was asked with and that it sampled, all of them."""
-
-    prompt: TokenPath
-    ids: list[int]
-
-
 @dataclass(frozen=True, slots=True)
 class NotExact:
     """The reason why a completion has no exact token ids, or does not train."""
@@ -145,17 +137,18 @@ class NotExact:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """An admitted completion with the ids of its prompt and its own."""
+    """An admitted completion with its ids and log-probabilities."""
 
     completion: Completion
-    prompt: TokenPath
-    ids: list[int]
-    logprobs: list[float | None] | None
+    path: TokenPath
+    """The ids of its prompt, and then as one block its own."""
+    logprobs: array[float] | None
+    """NaN in the place of each unknown one; None: none are known."""
 
     @property
-    def length(self) -> int:
-        """Number of ids of prompt and completion: the prefix of a call that extends this one."""
-        return self.prompt.length + len(self.ids)
+    def start(self) -> int:
+        """Number of ids of its prompt."""
+        return self.path.length - len(self.path.ids)
 
 
 def token_sequences(
@@ -224,11 +217,11 @@ def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
     """
     context = {completion for row in rows for completion in row.completions}
     calls = [
-        _as_it_came(drop.completion, ids)
+        _as_it_came(drop.completion, path)
         for drop in rows.dropped
         if drop.completion is not None
         and drop.completion not in context
-        and (ids := drop.completion.token_ids)
+        and (path := drop.completion.token_path)
     ]
     parents = _link(calls)
     ends = {id(parent) for parent in parents.values()}
@@ -236,11 +229,11 @@ def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
     return [_row(_path(leaf, parents), set(), lambda _: True, None) for leaf in leaves]
 
 
-def _as_it_came(completion: Completion, ids: list[int]) -> _Call:
-    prompt = completion.prompt_token_path or extend_tokens(None, [])
-    logprobs = completion.logprobs
-    is_whole = logprobs is not None and len(logprobs) == len(ids)
-    return _Call(completion, prompt, ids, logprobs if is_whole else None)
+def _as_it_came(completion: Completion, sampled: TokenPath) -> _Call:
+    path = extend_tokens(completion.prompt_token_path, sampled.ids)
+    logprobs = completion.logprob_array
+    is_whole = logprobs is not None and len(logprobs) == len(path.ids)
+    return _Call(completion, path, logprobs if is_whole else None)
 
 
 def _admit(
@@ -265,17 +258,17 @@ def _admit(
     found = exact_ids(completion)
     if isinstance(found, NotExact):
         return found
-    logprobs = completion.logprobs
+    logprobs = completion.logprob_array
     if logprobs is not None and len(logprobs) != len(found.ids):
         why = f"it has {len(found.ids)} token ids and {len(logprobs)} log-probabilities"
         return NotExact("disagreement", why)
-    return _Call(completion, found.prompt, found.ids, logprobs)
+    return _Call(completion, found, logprobs)
 
 
-def exact_ids(completion: Completion) -> ExactIds | NotExact:
-    """The ids of prompt and reply; the reason where the server did not send all of them."""
-    ids, prompt = completion.token_ids, completion.prompt_token_path
-    if ids is None:
+def exact_ids(completion: Completion) -> TokenPath | NotExact:
+    """The ids of the prompt, then as one block the sampled ones; or why some are missing."""
+    reply, prompt = completion.token_path, completion.prompt_token_path
+    if reply is None:
         return _why_no_ids(completion)
     if prompt is None or not prompt.length:
         return NotExact("no_token_ids", "the server sent no token ids of the prompt")
@@ -290,7 +283,7 @@ def exact_ids(completion: Completion) -> ExactIds | NotExact:
             "have lost some (ask for it: otel_rollout.request_token_ids(), or "
             "stream_options={'include_usage': True}; and read the stream to its end)",
         )
-    return ExactIds(prompt, ids)
+    return extend_tokens(prompt, reply.ids)
 
 
 def _why_no_ids(completion: Completion) -> NotExact:
@@ -331,8 +324,9 @@ def _is_parsed(completion: Completion) -> bool:
 class _Beginnings:
     """Digests of prefixes of token paths; a shared prefix is hashed once."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Sequence[_Call]) -> None:
         self._hashers: dict[int, blake2b] = {}
+        self._typecode = max(call.path.typecode for call in calls)
 
     def through(self, path: TokenPath | None) -> blake2b:
         """The hasher of the whole path; copy it before you update it."""
@@ -343,7 +337,7 @@ class _Beginnings:
         hasher = blake2b(digest_size=16) if path is None else self._hashers[id(path)]
         for node in reversed(missing):
             hasher = hasher.copy()
-            hasher.update(_bytes(node.ids))
+            hasher.update(self.bytes_of(node.ids))
             self._hashers[id(node)] = hasher
         return hasher
 
@@ -355,32 +349,33 @@ class _Beginnings:
         if node is None:
             return blake2b(digest_size=16).digest()
         hasher = self.through(node.parent).copy()
-        hasher.update(_bytes(node.ids[: length - (node.length - len(node.ids))]))
+        hasher.update(self.bytes_of(node.ids)[: length - (node.length - len(node.ids))])
         return hasher.digest()
 
-
-def _bytes(ids: Sequence[int]) -> bytes:
-    return struct.pack(f"{len(ids)}q", *ids)
+    def bytes_of(self, ids: array[int]) -> memoryview:
+        """The ids, each in as many bytes as those of all calls."""
+        return memoryview(ids if ids.typecode == self._typecode else array(self._typecode, ids))
 
 
 def _link(calls: Sequence[_Call]) -> dict[int, _Call]:
     """The call that each call extends, by `id`: the longest path that is a prefix of its prompt."""
-    beginnings = _Beginnings()
+    if len(calls) < 2:
+        return {}
+    beginnings = _Beginnings(calls)
     by_model: dict[str | None, dict[int, dict[bytes, list[_Call]]]] = {}
     for call in calls:
-        hasher = beginnings.through(call.prompt).copy()
-        hasher.update(_bytes(call.ids))
         lengths = by_model.setdefault(model_of(call.completion), {})
-        lengths.setdefault(call.length, {}).setdefault(hasher.digest(), []).append(call)
+        same = lengths.setdefault(call.path.length, {})
+        same.setdefault(beginnings.through(call.path).digest(), []).append(call)
     ordered = {model: sorted(lengths) for model, lengths in by_model.items()}
     parents: dict[int, _Call] = {}
     for call in calls:
         lengths, known = by_model[model_of(call.completion)], ordered[model_of(call.completion)]
-        for position in range(bisect_right(known, call.prompt.length) - 1, -1, -1):
+        for position in range(bisect_right(known, call.start) - 1, -1, -1):
             length = known[position]
             found = [
                 other
-                for other in lengths[length].get(beginnings.digest(call.prompt, length), ())
+                for other in lengths[length].get(beginnings.digest(call.path, length), ())
                 if ended_before(other.completion, call.completion)
             ]
             if found:
@@ -417,10 +412,10 @@ def _unresolved(calls: Sequence[_Call], parents: dict[int, _Call]) -> list[_Call
     doubtful = [c for c in calls if not c.completion.exact and id(c) not in continued]
     if not doubtful:
         return []
-    beginnings = _Beginnings()
+    beginnings = _Beginnings(calls)
 
     def prompt(call: _Call) -> tuple[str | None, bytes]:
-        return model_of(call.completion), beginnings.digest(call.prompt, call.prompt.length)
+        return model_of(call.completion), beginnings.digest(call.path, call.start)
 
     spans: dict[tuple[str | None, bytes], set[str]] = {}
     for call in calls:
@@ -434,8 +429,7 @@ def _row(
     masked: Callable[[Completion], bool],
     max_length: int | None,
 ) -> TokenSequence:
-    leaf = path[-1]
-    token_ids = leaf.prompt.to_list() + leaf.ids
+    token_ids = path[-1].path.to_list()
     length = len(token_ids)
     kept = length if max_length is None else min(length, max_length)
     loss_mask, sampled, logprobs = [0] * length, [0] * length, [0.0] * length
@@ -443,7 +437,7 @@ def _row(
     completions: list[Completion] = []
     truncated = kept < length
     for call in path:
-        start, end = call.prompt.length, min(call.length, kept)
+        start, end = call.start, min(call.path.length, kept)
         if start >= end:
             continue
         ones = [1] * (end - start)
@@ -451,7 +445,8 @@ def _row(
         if id(call) not in trained and not masked(call.completion):
             loss_mask[start:end] = ones
             trained.add(id(call))
-        logprobs[start:end] = _known(call.logprobs, len(call.ids))[: end - start]
+        known = call.logprobs or array("d", [math.nan]) * (end - start)
+        logprobs[start:end] = known[: end - start].tolist()
         spans.append((call.completion.id, start, end))
         completions.append(call.completion)
         truncated = truncated or call.completion.truncated
@@ -467,11 +462,3 @@ def _row(
         completions=completions,
         truncated=truncated,
     )
-
-
-def _known(logprobs: list[float | None] | None, length: int) -> list[float]:
-    if logprobs is None:
-        return [math.nan] * length
-    if None in logprobs:
-        return [math.nan if value is None else value for value in logprobs]
-    return list(logprobs)  # type: ignore[arg-type]

@@ -24,7 +24,6 @@ from otel_rollout.trajectory import (
     Completion,
     Conversations,
     Drift,
-    ExactIds,
     ForkCause,
     NotExact,
     TokenFork,
@@ -64,7 +63,7 @@ class _Calls:
         self._completions = completions
         self._merged: dict[tuple[int, int], Completion] = {}
         """The completion whose ids each merged call begins with."""
-        self._ids: Callable[[Completion], ExactIds | None] = cache(_ids)
+        self._ids: Callable[[Completion], TokenPath | None] = cache(_ids)
 
     def compare(
         self, before: Completion, after: Completion
@@ -113,7 +112,7 @@ class _Calls:
         self, before: Completion, after: Completion, prompt: list[int], position: int
     ) -> TokenFork:
         ids = self._ids(before)
-        held = [*ids.prompt.to_list(), *ids.ids] if ids else []
+        held = ids.to_list() if ids else []
         owner, start = self._owner(before, held, prompt, position)
         difference = Difference(before, after, owner, start, held, prompt, position)
         return TokenFork(
@@ -139,8 +138,8 @@ class _Calls:
         """
         owner: Completion | None = before
         while owner is not None and (ids := self._ids(owner)) is not None:
-            start = ids.prompt.length
-            if position >= start + len(ids.ids):
+            start = ids.length - len(ids.ids)
+            if position >= ids.length:
                 break
             opening = held[position:start]
             if not opening or prompt[-len(opening) :] == opening:
@@ -149,19 +148,19 @@ class _Calls:
         return None, 0
 
 
-def _ids(completion: Completion) -> ExactIds | None:
+def _ids(completion: Completion) -> TokenPath | None:
     found = exact_ids(completion)
     return None if isinstance(found, NotExact) else found
 
 
-def _first_difference(ids: ExactIds, prompt: TokenPath) -> int:
+def _first_difference(ids: TokenPath, prompt: TokenPath) -> int:
     """The first place where a prompt does not have the ids, or ends; -1 where it begins with them.
 
     Of paths that share a prefix it is compared only what comes after.
     """
-    known = {id(node) for node in _nodes(ids.prompt)}
+    known = {id(node) for node in _nodes(ids)}
     shared = next((node.length for node in _nodes(prompt) if id(node) in known), 0)
-    held, asked = [*_after(ids.prompt, shared), *ids.ids], _after(prompt, shared)
+    held, asked = _after(ids, shared), _after(prompt, shared)
     if asked[: len(held)] == held:
         return -1
     pairs = enumerate(zip(held, asked, strict=False))

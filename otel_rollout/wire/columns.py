@@ -68,8 +68,13 @@ class Listing:
     column: Callable[[str], list[Json] | None]
     """What it has of each token: `token`, `bytes`, `id`, `logprob`, `top_logprobs`, `probs`. None:
     it has none such."""
-    is_known: bool = False
-    """True if each of its log-probabilities is one."""
+    known: array[float] | None = None
+    """`logprobs`, if they were read already."""
+
+    def logprobs(self) -> array[float] | None:
+        """Its log-probabilities, NaN in the place of each unknown one; None: it has none."""
+        values = self.column("logprob") if self.known is None else None
+        return self.known if values is None else _floats(values)
 
 
 def listings(choice: _Fields) -> Iterator[Listing]:
@@ -112,27 +117,17 @@ def _of_chat(choice: PartlyRead) -> Listing | None:
     if values is None or any(map(choice.get, _OTHER_PLACES)):
         return None
 
-    def column(name: str) -> list[Json] | None:
-        if name == "logprob":
-            found: list[Json] = values.tolist()
-            return found
-        return _listing(choice["logprobs"]["content"]).column(name)
-
-    return Listing(len(values), column, is_known=True)
+    return Listing(
+        len(values), lambda name: _listing(choice["logprobs"]["content"]).column(name), values
+    )
 
 
 def _logprob_array(cut: Cut) -> array[float] | None:
-    """The log-probabilities of a chat; None where one of them is unknown."""
+    """The log-probabilities of a chat; None where it has none, or is of another shape."""
     found = _chat.part(cut)
     if found is None or found.content is UNSET:
         return None
-    values = [entry.logprob for entry in found.content]
-    try:
-        packed = struct.pack(f"{len(values)}d", *values)
-    except struct.error:  # one is missing
-        return None
-    is_known = not values or (min(values) > _UNKNOWN and sum(values) < -_LOWEST)
-    return array("d", packed) if is_known else None
+    return _floats([entry.logprob for entry in found.content])
 
 
 _OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")
@@ -199,11 +194,11 @@ _LOWEST = -1e30
 lowest values near it, and integers none."""
 
 
-def floats(values: list[Json]) -> list[float | None]:
-    """The log-probabilities; None for what is none."""
-    if set(map(type, values)) == {float} and min(values) > _UNKNOWN and sum(values) < math.inf:
-        return list(values)
-    return [float(value) if is_known_logprob(value) else None for value in values]
+def _floats(values: list[Json]) -> array[float]:
+    """The log-probabilities, NaN in the place of each unknown one."""
+    if {*map(type, values)} == {float} and min(values) > _UNKNOWN and sum(values) < -_LOWEST:
+        return array("d", struct.pack(f"{len(values)}d", *values))
+    return array("d", [float(value) if is_known_logprob(value) else math.nan for value in values])
 
 
 def is_known_logprob(value: Json) -> bool:

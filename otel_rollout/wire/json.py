@@ -199,6 +199,10 @@ class PartlyRead(Mapping[str, Json]):
         member = self._members[name]
         return loads(bytes(member)) if isinstance(member, Cut) else member
 
+    def get(self, name: str, default: Any = None) -> Any:
+        member = self._members.get(name, default)
+        return loads(bytes(member)) if isinstance(member, Cut) else member
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from otel_rollout.wire.columns import (
     Listing,
-    floats,
     ids_at,
     ids_of,
     is_known_logprob,
@@ -74,19 +74,18 @@ def empty_ids(choice: _Fields) -> bool:
     return any(choice.get(place) == [] for place in _IDS)
 
 
-def sampled_logprobs(choice: _Fields, count: int | None) -> list[float | None] | None:
-    """The log-probabilities of a choice, None in the place of each unknown one.
+def sampled_logprobs(choice: _Fields, count: int | None) -> array[float] | None:
+    """The log-probabilities of a choice, NaN in the place of each unknown one.
 
     Of several lists that with `count` of them, if there is one, else the first.
     """
-    first: list[Json] | None = None
+    first: array[float] | None = None
     for listing in listings(choice):
-        values = listing.column("logprob")
-        if values is not None and (count is None or len(values) == count):
-            return values if listing.is_known else floats(values)
-        if first is None:
-            first = values
-    return None if first is None else floats(first)
+        values = listing.logprobs()
+        if values is not None and count in (None, len(values)):
+            return values
+        first = values if first is None else first
+    return first
 
 
 def sampled_texts(choice: _Fields) -> list[bytes | None]:

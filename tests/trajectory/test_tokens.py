@@ -268,6 +268,18 @@ def test_ids_are_kept_whatever_their_text_is():
     assert rows(server) == [([2**40, 0, 1, 151643, 2**31], "00011")]
 
 
+@pytest.mark.parametrize("wide", [2**31, -(2**40)])
+@pytest.mark.parametrize("place", range(4))
+def test_ids_of_more_than_32_bits_continue_others(wide: int, place: int):
+    """Arrays of some ids have items of 4 bytes, of others of 8; they are compared by value."""
+    server, ids = Server(), [1, 2, 3, 4]
+    ids[place] = wide
+    server.call("A", ids[:1], ids[1:2])
+    server.call("B", ids[:3], ids[3:])
+    server.call("C", ids, [5])
+    assert rows(server) == [([*ids, 5], "01011")]
+
+
 def test_tool_arguments_with_different_keys_stay_as_they_were():
     """12: rows of different tool calls do not get each other's keys."""
     server = Server()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_usual_replies_and_streams_are_partly_read() -> None:
         (read,) = found["choices"]
         assert isinstance(read, PartlyRead)
         assert read.cut("logprobs") is not None
-        assert (read["logprobs"], sampled_logprobs(read, 1)) == (logprobs, [-1.0])
+        assert (read["logprobs"], sampled_logprobs(read, 1)) == (logprobs, array("d", [-1.0]))
 
 
 @pytest.mark.parametrize("value", [-9999.0, -10000.5, -1e39, 1e39, None, True, 0, -1])
