@@ -312,11 +312,34 @@ def _refused(
 
 
 def _line(row: Mapping[str, Json]) -> bytes:
-    """The row as a line of JSON; NaN and infinities are null."""
+    """The row as a line of JSON; NaN and infinities are null. ExportError for what is no JSON."""
+    for name, value in row.items():
+        _check_json(name, value)
     try:
         return _encode(row) + b"\n"
-    except (TypeError, ValueError, OverflowError):  # lone surrogates, numbers of NumPy
+    except (TypeError, ValueError, OverflowError):  # lone surrogates, mappings that are no dict
         return json.dumps(finite(row), separators=(",", ":")).encode() + b"\n"
+
+
+def _check_json(name: str, value: object) -> None:
+    """ExportError if a field has what JSON has not: `_encode` would write bytes, sets, dates."""
+    unchecked: list[object] = [[value]]
+    while unchecked:
+        found = unchecked.pop()
+        items = list(found.values() if isinstance(found, Mapping) else found)  # type: ignore[call-overload]
+        if set(map(type, items)) <= _PLAIN:
+            continue
+        for item in items:
+            if isinstance(item, Mapping | list | tuple):
+                unchecked.append(item)
+            elif not isinstance(item, str | int | float | None):
+                raise ExportError(
+                    f"row exporter: field {name!r} of a row: expected JSON (text, number, bool, "
+                    f"None, list, dict), got {type(item).__name__}: {item!r:.100}"
+                )
+
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 _encode = msgspec.json.Encoder().encode

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from otel_rollout import (
     ConfigurationError,
     EmptyRowsWarning,
     Episode,
+    ExportError,
     RowExporter,
     Step,
     TerminationEvent,
@@ -29,7 +32,8 @@ from otel_rollout import (
 )
 from otel_rollout.command import main
 from otel_rollout.export import TokenRows, row_exporter
-from otel_rollout.export.row_contract import OURS
+from otel_rollout.export.row_contract import OURS, JsonRows
+from otel_rollout.export.rowfile import Tally, item_of, rows_of
 from otel_rollout.workflows import reconstruct_episodes, run_workflows
 from tests.kit.programs import ROOT
 from tests.kit.recording import Clients, Recording
@@ -466,3 +470,33 @@ def test_every_distribution_is_named():
     """The ones that a message tells how to install are those that there are."""
     folders = (ROOT / "exporters").glob("*/pyproject.toml")
     assert sorted(OURS) == sorted(folder.parent.name for folder in folders)
+
+
+class Given(JsonRows):
+    """An exporter of a user's, with one row whose field `extra` is given."""
+
+    extra: Any = None
+
+    def rows(self, group: TrajectoryGroup) -> list[dict[str, Any]]:
+        return [{"id": 1, "extra": self.extra}]
+
+
+def line_with(extra: Any) -> bytes:
+    with rollout("agent") as trajectory:
+        pass
+    exporter = Given()
+    exporter.__dict__["extra"] = extra
+    items = [item_of(trajectory)[1]]
+    return b"".join(rows_of(items, exporter, Tally(), print, strict=True))
+
+
+@pytest.mark.parametrize("extra", [b"x", {1}, date(2026, 1, 1), [{"a": ([1], b"x")}]])
+def test_what_is_no_json_is_an_error_that_names_the_field(recording: Recording, extra: Any):
+    with pytest.raises(ExportError, match=r"field 'extra' of a row: expected JSON .* got "):
+        line_with(extra)
+
+
+def test_what_is_json_is_written(recording: Recording):
+    extra = OrderedDict(a=(1, math.nan, None, True), b=[{"c": "\ud800"}, 1.5, []])
+    said = {"a": [1, None, None, True], "b": [{"c": "\ud800"}, 1.5, []]}
+    assert json.loads(line_with(extra)) == {"id": 1, "extra": said}
