@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +16,15 @@ from typing import Any
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
+from otel_rollout.record.added_fields import Added, refusal_in
 from otel_rollout.record.boundary import INCOMPLETE, guarded
-from otel_rollout.record.context import TOKEN_FIELDS, detach
+from otel_rollout.record.context import detach
 from otel_rollout.record.current import current_rollout
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports.tee import tee, without_count
-from otel_rollout.wire import Json, api_of
 
 
 class Unrecorded:
@@ -48,11 +48,29 @@ class ClientCall:
     recorder: ExchangeRecorder
     asked: Callable[[], object]
     """The body that the client was asked to send, should it fail to build a request."""
+    added: Added
+    """What was added to its request."""
+    plain: Callable[[], tuple[Any, Any]]
+    """Takes that out of the request; returns the arguments that the call is then made with."""
     received: Callable[[ExchangeRecorder, Any], None] | None = None
     """Shows the recorder the HTTP response that the call gives. None: the client's steps do."""
 
+    @guarded(INCOMPLETE)
+    def again(self, outcome: Any) -> tuple[Any, Any] | None:
+        """The arguments to make the call with once more, where the server may refuse what we added.
+
+        outcome: the response, or the error that was raised. None: it is the call's outcome.
+        """
+        status = refusal_in(outcome) if self.added.fields else None
+        if status is None:
+            return None
+        self.recorder.asks_without(self.added.take_back(), status)
+        return self.plain()
+
     def ended(self, result: Any) -> None:
         """The client gave its caller this result."""
+        if self.added.refused is not None and refusal_in(result) is None:
+            self.added.accepted()
         if self.received is not None:
             with guarded(INCOMPLETE):
                 self.received(self.recorder, result)
@@ -96,40 +114,6 @@ def current_recorder() -> ExchangeRecorder | None:
     return None if current is None else current()
 
 
-def added_fields(path: str, body: Json) -> dict[str, Json]:
-    """The fields that are added to a request with this body so that it asks for token ids.
-
-    What the body says stays; to one that is no JSON object nothing is added. A stream is also
-    asked for its count of tokens: only that shows that the server lost none of them.
-    """
-    fields = otel_context.get_value(TOKEN_FIELDS)
-    if fields is None:
-        fields = {} if process_state.settings.request_token_ids else None
-    if not isinstance(fields, Mapping) or not isinstance(body, Mapping):
-        return {}
-    path = "/" + path.lstrip("/")
-    api = api_of(path)
-    own = api.token_id_params(path.partition("?")[0]) if api is not None else None
-    if own is None:
-        return {}
-    wanted = {"stream_options": {}, **own, **fields}
-    added = {name: value for name, value in wanted.items() if name not in body}
-    added.pop("stream_options", None)
-    said = body.get("stream_options") or {}
-    if body.get("stream") and isinstance(said, Mapping) and "include_usage" not in said:
-        added["stream_options"] = {
-            "include_usage": True,
-            **(wanted["stream_options"] or {}),
-            **said,
-        }
-    return added
-
-
-def asks_for_count(added: Mapping[str, Json]) -> bool:
-    """True if these fields have a stream end with a chunk that the agent did not ask for."""
-    return bool(added.get("stream_options", {}).get("include_usage"))
-
-
 def make(
     call: ClientCall | Unrecorded | None, wrapped: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
@@ -138,7 +122,7 @@ def make(
         return wrapped(*args, **kwargs)
     tokens = _enter(call)
     try:
-        result = wrapped(*args, **kwargs)
+        result = _made(call, wrapped, args, kwargs)
     except BaseException as error:
         if isinstance(call, ClientCall):
             call.failed(error)
@@ -158,7 +142,7 @@ async def make_async(
         return await wrapped(*args, **kwargs)
     tokens = _enter(call)
     try:
-        result = await wrapped(*args, **kwargs)
+        result = await _made_async(call, wrapped, args, kwargs)
     except BaseException as error:
         if isinstance(call, ClientCall):
             call.failed(error)
@@ -168,6 +152,42 @@ async def make_async(
     if isinstance(call, ClientCall):
         call.ended(result)
     return result
+
+
+def _made(
+    call: ClientCall | Unrecorded | None, wrapped: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """The result of the call; of a second one without what we added, where that is refused."""
+    if not isinstance(call, ClientCall) or not call.added.fields:
+        return wrapped(*args, **kwargs)
+    try:
+        result = wrapped(*args, **kwargs)
+        if (again := call.again(result)) is None:
+            return result
+        with guarded(INCOMPLETE):
+            result.close()
+    except Exception as error:
+        if (again := call.again(error)) is None:
+            raise
+    return wrapped(*again[0], **again[1])
+
+
+async def _made_async(
+    call: ClientCall | Unrecorded | None, wrapped: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """`_made`, of an async client."""
+    if not isinstance(call, ClientCall) or not call.added.fields:
+        return await wrapped(*args, **kwargs)
+    try:
+        result = await wrapped(*args, **kwargs)
+        if (again := call.again(result)) is None:
+            return result
+        with guarded(INCOMPLETE):
+            await result.aclose() if hasattr(result, "aclose") else result.close()
+    except Exception as error:
+        if (again := call.again(error)) is None:
+            raise
+    return await wrapped(*again[0], **again[1])
 
 
 @guarded(INCOMPLETE)

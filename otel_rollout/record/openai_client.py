@@ -13,13 +13,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from otel_rollout.record.added_fields import Added, added_fields
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     UNRECORDED,
     ClientCall,
     Unrecorded,
-    added_fields,
-    asks_for_count,
     current_recorder,
     make,
     make_async,
@@ -29,7 +28,7 @@ from otel_rollout.record.calls import (
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.transports.hooks import Hook
 from otel_rollout.record.transports.to_gateway import is_gateways_client
-from otel_rollout.wire import Json, retrieval_of
+from otel_rollout.wire import retrieval_of
 
 MODULE = "openai._base_client"
 ALIKE = (
@@ -58,21 +57,23 @@ def _begin(
     # The reply to a request in the background has to be asked for.
     if method != "post" and not (method == "get" and retrieval_of(path)):
         return None
-    added = _ask_for_token_ids(options, path)
+    body, given = options.json_data, getattr(options, "extra_json", None)
+    added = Added()
+    if isinstance(body, dict):
+        added = added_fields(path, {**body, **(given or {})}, str(getattr(client, "base_url", "")))
+    if added.fields:
+        options.extra_json = {**(given or {}), **added.fields}
+
+    def plain() -> tuple[Any, Any]:
+        options.extra_json = given
+        return args, kwargs
+
     recorder = ExchangeRecorder(active, path)
-    recorder.hides_count = bool(added) and asks_for_count(added)
-    return ClientCall(recorder, partial(_asked, options))
-
-
-def _ask_for_token_ids(options: Any, path: str) -> dict[str, Json]:
-    """Add the fields that ask for token ids to the request; returns those that were added."""
-    if not isinstance(options.json_data, dict):
-        return {}
-    given = getattr(options, "extra_json", None) or {}
-    added = added_fields(path, {**options.json_data, **given})
-    if added:
-        options.extra_json = {**given, **added}
-    return added
+    if added.fields:
+        recorder.hides_count = added.asks_for_count
+    if added.refused is not None:
+        recorder.asks_without(added.refused)
+    return ClientCall(recorder, partial(_asked, options), added, plain)
 
 
 def _asked(options: Any) -> object:

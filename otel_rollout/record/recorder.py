@@ -32,6 +32,7 @@ from otel_rollout.record.reply import (
     is_no_reply,
     joined,
     may_be_error,
+    redacted,
     status_of,
 )
 from otel_rollout.record.running import ActiveRollout
@@ -39,7 +40,7 @@ from otel_rollout.record.span_names import recording_name
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports.sessions import session_of
 from otel_rollout.spans import with_lengths
-from otel_rollout.wire import TAIL, Framing, dumps, framing_said, without_tokens
+from otel_rollout.wire import TAIL, Framing, dumps, framing_said
 
 _response_id = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
 _is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
@@ -82,6 +83,8 @@ class ExchangeRecorder:
     error: tuple[str, str] | None = None
     """The name of the error that it ended with, and a sentence. None: it ended with none."""
     _last_status: int | None = None
+    _asks_anew = False
+    """True if the next attempt is of another body, and recorded instead."""
     _recorded: tuple[bytes, slice] = b"", slice(0)
     """The request's body as it may be recorded, and where its messages are."""
     _is_redacted = False
@@ -148,7 +151,9 @@ class ExchangeRecorder:
             status = {} if self._last_status is None else {"http_status": self._last_status}
             self._last_status = None  # an attempt that fails without a response has none
             self.span.add_event(sc.EVENT_RETRY, status)
-            return
+            if not self._asks_anew:
+                return
+            self._asks_anew = False
         if body is not None:
             self._write_request(body)
 
@@ -165,6 +170,19 @@ class ExchangeRecorder:
         """The client could not build a request; `body` is the one that it was asked to send."""
         text = json.dumps(body, default=repr, separators=(",", ":"), skipkeys=True)
         self._write_request(text.encode())
+
+    @guarded(INCOMPLETE)
+    def asks_without(self, fields: str, status: int | None = None) -> None:
+        """The server refuses fields that are added to ask for token ids, so they are left out.
+
+        fields: their names, with commas. status: it has refused them just now, and the next attempt
+        is recorded in the place of this one. None: it has refused them before.
+        """
+        self._written[sc.EXCHANGE_REFUSED] = fields
+        self.span.set_attribute(sc.EXCHANGE_REFUSED, fields)
+        if status is not None:
+            self.attempt_failed(status)
+            self.hides_count, self._asks_anew = False, True
 
     def attempt_failed(self, status: int | None) -> None:
         """Another attempt follows. status: the HTTP status. None: there was no response."""
@@ -398,7 +416,10 @@ class ExchangeRecorder:
         found = _response_id(body)
         is_events = self.is_events
         if process_state.content.redact is not None:
-            body, is_events = self._redacted(body)
+            known = self._is_redacted
+            rest = redacted(self._asked, body, is_events=is_events, is_known=known)
+            if rest is not None:
+                body, is_events, self._is_redacted = rest, False, True
         with self.rollout.lock:
             writer = self.rollout.writer
             written = writer.response(body, events=is_events)
@@ -410,27 +431,6 @@ class ExchangeRecorder:
         if found:
             attributes[sc.RESPONSE_ID] = found[1].decode("utf-8", "backslashreplace")
         self._observers.notify("replied", self, body, attributes)
-
-    def _redacted(self, body: bytes) -> tuple[bytes, bool]:
-        """The reply to record, and True if it is a stream of events.
-
-        A stream is redacted as the reply that it merges to: what is redacted may be split over its
-        chunks. One that merges to none is not recorded. What is redacted in a text must not be told
-        by its tokens.
-        """
-        content = process_state.content
-        whole, is_events = body, self.is_events
-        if is_events:
-            merged = self._asked.merged(body).body
-            if merged is None:
-                self._is_redacted = True
-                return b"", False
-            whole, is_events = dumps(merged).encode(), False
-        redacted, changed = content.body(whole)
-        if not changed and not self._is_redacted:
-            return body, self.is_events
-        self._is_redacted = True
-        return without_tokens(redacted), is_events
 
     @guarded(INCOMPLETE)
     def _write_error(self, attributes: dict[str, Any], status: str, error: BaseException) -> None:

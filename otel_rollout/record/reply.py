@@ -1,4 +1,4 @@
-"""How the reply of a model call ended, as its bytes tell; the recorder asks once a call. Pure.
+"""How the reply of a model call ended, as its bytes tell, and what of it is recorded.
 
 A stream is parsed only if it ended abnormally: whether it is whole is seen in its last bytes.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from otel_rollout.record.boundary import guarded
+from otel_rollout.record.state import process_state
 from otel_rollout.record.transports.encoding import decoded
 from otel_rollout.wire import (
     TAIL,
@@ -22,11 +23,13 @@ from otel_rollout.wire import (
     api_of,
     apis_of,
     as_events,
+    dumps,
     error_text,
     is_events,
     is_json_object,
     loads,
     merge,
+    without_tokens,
 )
 
 _ERROR_TAIL = 1 << 16
@@ -150,6 +153,23 @@ def joined(chunks: Sequence[bytes], encoding: str | None) -> bytes:
     with guarded("a streamed reply could not be decoded", level=logging.DEBUG):
         return decoded(body, encoding)
     return body
+
+
+def redacted(asked: Asked, body: bytes, *, is_events: bool, is_known: bool) -> bytes | None:
+    """The reply to record where something of it, or of its request, is redacted; else None.
+
+    A stream is redacted as the reply that it merges to: what is redacted may be split over its
+    chunks. One that merges to none is not recorded. What is redacted in a text must not be told
+    by its tokens. is_known: True if something of the request was redacted.
+    """
+    whole = body
+    if is_events:
+        merged = asked.merged(body).body
+        if merged is None:
+            return b""
+        whole = dumps(merged).encode()
+    rest, changed = process_state.content.body(whole)
+    return without_tokens(rest) if changed or is_known else None
 
 
 def may_be_error(body: bytes) -> bool:

@@ -75,12 +75,15 @@ class ProcessState:
         """True if `configure` was called, or the log has said that nothing records rollouts."""
         self.gateways: set[str] = set()
         """Addresses of the gateways that this process serves."""
+        self.refusing: set[tuple[object, ...]] = set()
+        """What requests are like to which servers refuse the fields that ask for token ids."""
         self.waiting: deque[Callable[[], None]] = deque()
         """Work put off by `later`."""
 
     def use(self, settings: Settings) -> None:
         """Record with these options from now on."""
         self.settings, self.content = settings, settings.content
+        self.refusing = set()
 
     def renew_after_fork(self) -> None:
         """Forget, in a forked child, what was the parent's."""

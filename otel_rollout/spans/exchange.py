@@ -177,6 +177,9 @@ class Exchange:
     """Token ids that a gateway sent for the messages; None: the messages were sent alone."""
     session: str | None = None
     """The session of its client, as a header of the request named it; None where none did."""
+    refused: str | None = None
+    """Names of fields that would have been added to ask for token ids, and that the server refuses
+    at this path, with commas; None: it refused none."""
     policy_model: str | None = None
     """The model that is trained, as it was configured; None where it was not."""
     side_call: str | None = None

@@ -230,6 +230,7 @@ class ExchangeReader:
             supplied=self._read_supplied(span, damage),
             damage=damage,
             session=text(sc.EXCHANGE_SESSION),
+            refused=text(sc.EXCHANGE_REFUSED),
             policy_model=text(sc.EXCHANGE_POLICY_MODEL),
         )
 
@@ -307,6 +308,7 @@ _UNDECISIVE = _RESPONSE | {
     sc.RESPONSE_STATUS_CODE,
     sc.RESPONSE_PROMPT_IDS,
     sc.EXCHANGE_SESSION,
+    sc.EXCHANGE_REFUSED,
     sc.EXCHANGE_POLICY_MODEL,
     sc.EXCHANGE_JUDGED,
     sc.EXCHANGE_ERROR,

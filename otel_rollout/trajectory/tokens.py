@@ -297,7 +297,10 @@ def _why_no_ids(completion: Completion) -> NotExact:
     if count is not None and 0 < listed < count:
         why = f"the server sent no token ids of {count - listed} of the {count} tokens it sampled"
         return NotExact("disagreement", why)
-    path = completion.exchange.path
+    path, refused = completion.exchange.path, completion.exchange.refused
+    if refused is not None:
+        why = f"it refuses the fields that ask for them at {path!r}: {refused}"
+        return NotExact("no_token_ids_there", f"the server sent no token ids ({why})")
     if completion.api.token_id_params(path.partition("?")[0]) is None:
         why = f"request_token_ids() cannot ask for any at {path!r}"
         return NotExact("no_token_ids_there", f"the server sent no token ids ({why})")

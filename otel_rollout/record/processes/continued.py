@@ -18,8 +18,8 @@ from opentelemetry import trace
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.record.added_fields import added_fields
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.calls import added_fields
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, TOKEN_FIELDS, detach
 from otel_rollout.record.current import (
     Run,
@@ -264,7 +264,7 @@ def with_fields(
         return body, {}
     token = otel_context.attach(otel_context.set_value(TOKEN_FIELDS, fields, OUTSIDE))
     try:
-        added = added_fields(path, params)
+        added = added_fields(path, params, "").fields
     finally:
         detach(token)
     if not added or not isinstance(params, dict):

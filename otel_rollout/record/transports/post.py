@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+from otel_rollout.record.added_fields import Added, added_fields
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     UNRECORDED,
     ClientCall,
     Unrecorded,
-    added_fields,
-    asks_for_count,
     is_in_call,
     make,
     make_async,
@@ -89,15 +88,25 @@ def _begin(
     if endpoint is None or not _is_asked(path, body):
         note_uncaptured(active, client_of(post.library), path)
         return UNRECORDED, args, kwargs
-    added = {} if is_signed(post.headers) else added_fields(endpoint, body)
-    if not post.hides_count:
-        added.pop("stream_options", None)
-    if added:
-        post.replace(json.dumps({**body, **added}).encode())
+    sent = post.body or b""
+    added = Added()
+    if not is_signed(post.headers):
+        added = added_fields(endpoint, body, post.url, counts=post.hides_count)
+    if added.fields:
+        post.replace(json.dumps({**body, **added.fields}).encode())
     recorder = ExchangeRecorder(active, endpoint)
-    recorder.hides_count = asks_for_count(added)
+    recorder.hides_count = added.asks_for_count
+    if added.refused is not None:
+        recorder.asks_without(added.refused)
     recorder.request(post.body, post.headers, post.url)
-    return ClientCall(recorder, lambda: None, post.received), post.args, post.kwargs
+
+    def plain() -> tuple[Any, Any]:
+        post.replace(sent)
+        recorder.request(sent, post.headers, post.url)
+        return post.args, post.kwargs
+
+    call = ClientCall(recorder, lambda: None, added, plain, post.received)
+    return call, post.args, post.kwargs
 
 
 def _asking() -> ActiveRollout | None:

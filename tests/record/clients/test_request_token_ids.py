@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import openai
 import pytest
 
 import otel_rollout
-from otel_rollout import InMemoryTrajectoryExporter, no_capture, request_token_ids, rollout
+from otel_rollout import (
+    InMemoryTrajectoryExporter,
+    Trajectory,
+    no_capture,
+    request_token_ids,
+    rollout,
+)
 from otel_rollout.testing import ModelServer, Raw
+from tests.kit.comparing import replayed
 from tests.kit.recording import Clients, Recording
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -110,6 +118,67 @@ def test_everywhere_by_configuration(clients: Clients):
     asked, not_asked = exporter.get_finished_trajectories()[0].completions
     assert asked.logprobs
     assert not_asked.logprobs is None
+
+
+def as_llama_cpp(body: Any) -> Any:
+    """Log-probabilities do not go with a stream that has tools."""
+    if body.get("stream") and body.get("tools") and "logprobs" in body:
+        return Raw(400, b'{"error": {"message": "logprobs is not supported with tools + stream"}}')
+    return "hello"
+
+
+TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_server_that_refuses_the_fields(
+    recording: Recording, clients: Clients, is_async: bool
+):
+    """The call is made without them, and so are those like it; others ask as before."""
+    server = clients.serve(as_llama_cpp, token_ids=False, logprobs=False)
+    client: Any = clients.asynchronous(server) if is_async else clients.sync(server)
+
+    async def read(**options: Any) -> str:
+        made = client.chat.completions.create(model="m", messages=HI, **options)
+        reply = await made if is_async else made
+        if not options.get("stream"):
+            return str(reply.choices[0].message.content)
+        chunks = [chunk async for chunk in reply] if is_async else list(reply)
+        assert all(chunk.choices for chunk in chunks)  # no count that was not asked for
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    with request_token_ids(), rollout("agent"):
+        for _ in range(2):
+            assert await read(stream=True, tools=TOOLS) == "hello"
+        assert await read(tools=TOOLS) == "hello"
+        assert await read(stream=True) == "hello"
+    assert ["logprobs" in body for body in bodies(server)] == [True, False, False, True, True]
+    trajectory = recording.trajectory
+    refused = "logprobs,return_token_ids,stream_options"
+    assert [each.refused for each in trajectory.exchanges] == [refused, refused, None, None]
+    assert [each.attempts for each in trajectory.exchanges] == [2, 1, 1, 1]
+    assert len(trajectory.token_sequences()) == 2
+    assert next(str(each) for each in trajectory.token_sequences().dropped).endswith(
+        f"(it refuses the fields that ask for them at '/chat/completions': {refused})"
+    )
+    assert replayed(recording).to_dict() == trajectory.to_dict()
+    first = trajectory.exchanges[0]
+    assert first.request() == json.loads(server.exchanges[1].request)
+    assert Trajectory.from_dict(trajectory.to_dict()).exchanges[0].refused == refused
+
+
+def test_a_request_that_is_refused_as_it_is(recording: Recording, clients: Clients):
+    """The agent gets its error, and the server is asked again for what training needs."""
+    long = Raw(400, b'{"error": {"message": "too long"}}')
+    server = clients.serve([long, long, "hello"], token_ids=False, logprobs=False)
+    client = clients.sync(server)
+    with request_token_ids(), rollout("agent"):
+        with pytest.raises(openai.BadRequestError, match="too long"):
+            client.chat.completions.create(model="m", messages=HI)
+        client.chat.completions.create(model="m", messages=HI)
+    assert ["logprobs" in body for body in bodies(server)] == [True, False, True]
+    failed, answered = recording.trajectory.exchanges
+    assert (failed.status, failed.attempts, answered.refused) == ("error", 2, None)
 
 
 def test_retries_ask_too(recording: Recording, clients: Clients):

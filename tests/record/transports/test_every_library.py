@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Awaitable
 from typing import Any
@@ -168,6 +169,41 @@ async def test_token_ids_are_asked_for(
     assert (b'"usage":{' in given.body.replace(b" ", b"")) is (how == "whole")
     assert given.body.count(b"data:") == expected.body.count(b"data:")
     assert b"return_token_ids" in server.exchanges[0].request
+
+
+@EVERY
+@STREAMED
+async def test_a_server_that_refuses_what_is_added(
+    configure: Configure, clients: Clients, library: Library, how: str
+):
+    """The caller sees what it saw without us; the server is not asked so again."""
+    configure()
+
+    def answer(body: Any) -> Any:
+        return Raw(400, b"return_token_ids?") if "return_token_ids" in body else "Paris"
+
+    def exact(server: Any) -> list[bool]:
+        return [b"return_token_ids" in each.request for each in server.exchanges]
+
+    server = clients.serve(answer, token_ids=False, logprobs=False)
+    with no_capture():
+        bare = await ask(library, server, how)
+    async with rollout("agent") as trajectory:
+        with otel_rollout.request_token_ids():
+            for _ in range(2):
+                given = await ask(library, server, how)
+                assert (given.status, len(given.body)) == (bare.status, len(bare.body))
+    assert exact(server) == [False, True, False, False]
+    first, second = trajectory.exchanges
+    assert (first.attempts, second.attempts) == (2, 1)
+    assert (
+        first.refused
+        == second.refused
+        == "logprobs,return_token_ids" + ",stream_options" * (library.counts and how == "streamed")
+    )
+    for exchange, sent in zip((first, second), server.exchanges[2:], strict=True):
+        assert exchange.request() == json.loads(sent.request)
+    assert [completion.status for completion in trajectory.completions] == ["complete"] * 2
 
 
 @EVERY
