@@ -1,7 +1,8 @@
 """The verb `gateway`: a gateway in front of a model server, until a signal ends it.
 
-The first line of its output is its address. SIGTERM and SIGINT end it: open calls are
-closed, every rollout ends, and what was recorded is written.
+The first line of its output is its address; where it made a secret, the second is the header that
+its control routes ask for. SIGTERM and SIGINT end it: open calls are closed, every rollout ends,
+and what was recorded is written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 from otel_rollout.command.recording import gateway_options, note_places, recording, secret_of
 from otel_rollout.export import JsonlTrajectoryExporter
 from otel_rollout.gateway import serve
+from otel_rollout.terminal import note
 
 
 def gateway(options: argparse.Namespace) -> int:
@@ -40,4 +42,10 @@ async def _until_signal(served: serve) -> None:
         loop.add_signal_handler(number, stopped.set)
     async with served as gateway:
         print(gateway.url, flush=True)
+        if gateway.made_secret is not None:
+            print(f"Authorization: Bearer {gateway.made_secret}", flush=True)
+            note(
+                "/rollouts asks for this header, which agents must not have. To choose the secret, "
+                "set OTEL_ROLLOUT_SECRET, or name another variable with --secret-env"
+            )
         await stopped.wait()

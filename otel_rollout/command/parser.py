@@ -322,6 +322,14 @@ _RUN_ARGUMENTS = (
         default=1,
     ),
     _option("--timeout", "S", "seconds that each sample may take", type=_seconds),
+    _option(
+        "--pass-env",
+        "NAME",
+        "let the command have this variable, which is one of the secrets that it does not get; may "
+        "be given several times",
+        action="append",
+        default=[],
+    ),
     _argument("--name", help="name of the rollout; default: that of the command"),
     _option(
         "--group",
@@ -372,8 +380,8 @@ _GATEWAY_ARGUMENTS = (
     _option(
         "--secret-env",
         "NAME",
-        "environment variable with the secret that signs tokens; default: OTEL_ROLLOUT_SECRET, if "
-        "it is set",
+        "environment variable with the secret that /rollouts asks for; default: "
+        "OTEL_ROLLOUT_SECRET, else one is made",
     ),
 )
 _DOCTOR_ARGUMENTS = (

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import uuid
 from asyncio.subprocess import DEVNULL
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from otel_rollout.command.process import Commands, Ended
@@ -28,6 +28,9 @@ from otel_rollout.wire import Json, dumps
 NOT_FOUND = 127
 """Exit status of a command that does not exist, as a shell's."""
 NO_CALL = "no model call came through the gateway"
+
+
+_is_header = re.compile(r"OTEL_EXPORTER_OTLP(_\w+)?_HEADERS").fullmatch
 
 
 class CommandError(Exception):
@@ -139,8 +142,7 @@ class _Samples:
         return own
 
     async def _command(self, variables: dict[str, str], index: int) -> Ended:
-        environment = dict(os.environ)
-        environment.pop(self.options.api_key_env or "", None)  # the key is the gateway's alone
+        environment = without_secrets(os.environ, self.options.api_key_env, self.options.pass_env)
         return await self.commands.run(
             self.options.command,
             environment | variables,
@@ -180,6 +182,21 @@ class _Samples:
             raise CommandError(ended.failure)
         if not trajectory.completions:
             raise NoModelCallError(NO_CALL)
+
+
+def without_secrets(
+    environment: Mapping[str, str], key_name: str | None, passed: Sequence[str]
+) -> dict[str, str]:
+    """An environment without what is the gateway's and the harness's alone.
+
+    That is the model server's key, the secret that rewards rollouts, and the headers by which spans
+    are sent. passed: variables that are kept all the same.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in passed or not (name in (key_name, "OTEL_ROLLOUT_SECRET") or _is_header(name))
+    }
 
 
 def no_call_hint(variables: Mapping[str, str], uncaptured: Mapping[tuple[str, str], int]) -> str:

@@ -9,7 +9,7 @@ that is current where it runs does not decide whose call a request is.
 from __future__ import annotations
 
 import logging
-import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from otel_rollout.gateway.http import (
     Scope,
     Send,
     answer,
-    is_near,
+    is_foreign,
     read_body,
     refuse,
 )
@@ -37,6 +37,7 @@ from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.gateway.supply import Supply, SupplyingUpstream
 from otel_rollout.gateway.tokens import TokenError, Tokens
 from otel_rollout.gateway.upstream import Upstream
+from otel_rollout.hosts import is_named
 from otel_rollout.record import (
     OUTSIDE,
     ActiveRollout,
@@ -74,8 +75,7 @@ class Settings:
     """Key of the model server, sent instead of the clients' keys. None: clients send their own."""
     secret: str | None = None
     """Signs tokens, and opens the control routes. None: that of `configure` or of the environment
-    (OTEL_ROLLOUT_SECRET); without one, tokens are signed with a random one, and only this machine
-    may use the control routes."""
+    (OTEL_ROLLOUT_SECRET); without one, a random one is made."""
     max_body_bytes: int = MAX_BODY_BYTES
     """A longer request is refused with 413, and not held."""
     body_seconds: float = 60.0
@@ -85,11 +85,12 @@ class Settings:
     connect_seconds: float = 30.0
     """How long connecting to the model server may take. A reply may take as long as it does."""
     token_seconds: float = 24 * 3600.0
-    """How long the token of a rollout is good for."""
+    """How long the token of a rollout is good for, at most: it ends with its rollout."""
     idle_seconds: float = 600.0
     """How long the part of a rollout of another process is kept open without a call."""
     rollout_seconds: float = 3600.0
-    """How long a rollout that was begun by `POST /rollouts` may be without a call."""
+    """How long a rollout that was begun by `POST /rollouts` may be without a call, and how long a
+    token is good for in another process than its rollout's."""
     most_parts: int = 4096
     """How many parts of rollouts of other processes are open at a time."""
     allow_paths: Sequence[str] = ()
@@ -122,9 +123,12 @@ class Application:
     def __init__(self, settings: Settings) -> None:
         self.header_seconds = settings.header_seconds
         self._api_key = settings.api_key
-        secret = settings.secret.encode() if settings.secret is not None else rollout_secret()
-        self.secret = secret
-        """The secret that it was given. None: it has a random one."""
+        given = settings.secret.encode() if settings.secret is not None else rollout_secret()
+        self.made_secret = None if given else secrets.token_urlsafe(32)
+        """The secret that was made. None: one was given."""
+        self.names: frozenset[str] | None = None
+        """The names in `Host` by which the control routes are asked. None: any."""
+        self._secret = given or str(self.made_secret).encode()
         self._allow_paths = settings.allow_paths
         if self._allow_paths:
             logger.warning(
@@ -132,7 +136,7 @@ class Application:
                 ", ".join(self._allow_paths),
                 ", with the model server's key" if self._api_key else "",
             )
-        self.tokens = Tokens(secret or os.urandom(32), settings.token_seconds)
+        self.tokens = Tokens(self._secret, settings.token_seconds, settings.rollout_seconds)
         self.held = HeldRollouts(most=settings.most_parts, idle_seconds=settings.idle_seconds)
         self._upstream = Upstream(
             settings.upstream,
@@ -143,7 +147,7 @@ class Application:
         self._supply = None if renderer is None else Supply(next_prompt_by(renderer))
         self.fields: WeakKeyDictionary[ActiveRollout, Json] = WeakKeyDictionary()
         """The fields of `request_token_ids` where the address of a rollout was asked for."""
-        self._control = Control(self.held, self.tokens, secret, settings.rollout_seconds)
+        self._control = Control(self.held, self.tokens, self._secret, settings.rollout_seconds)
         self._read_body = partial(
             read_body, most=settings.max_body_bytes, seconds=settings.body_seconds
         )
@@ -181,7 +185,11 @@ class Application:
         path = _raw_path(scope)
         asked = asked_of(path, scope["headers"])
         try:
+            if is_foreign(scope):
+                raise Refusal(403, "web pages of other sites get no answer", "permission_error")
             if self._control.is_at(asked.path) and asked.token is None:
+                if self.names is not None and not is_named(scope["headers"], self.names):
+                    raise Refusal(403, "expected a Host of this machine", "permission_error")
                 body = await self._read_body(scope, receive)
                 reply = self._control.answer(scope, asked.path, body, _root_of(scope))
                 await answer(send, *reply)
@@ -231,11 +239,11 @@ class Application:
             note_uncaptured(active, by, path)
 
     def _in_headers(self, scope: Scope) -> Carried | None:
-        """The rollout that `traceparent` and `baggage` name; without a secret only on loopback."""
+        """The rollout that `traceparent` and `baggage` name, and prove with the secret."""
         found = {name.decode(): value for name, value in scope["headers"] if name in _CARRIER}
-        if "baggage" not in found or (self.secret is None and not is_near(scope)):
+        if "baggage" not in found:
             return None
-        carried = Carried.by({k: v.decode("latin-1") for k, v in found.items()}, self.secret)
+        carried = Carried.by({k: v.decode("latin-1") for k, v in found.items()}, self._secret)
         if carried is not None:
             came_back(carried)
         return carried
@@ -298,7 +306,7 @@ class Application:
 
 _NAMES_NONE = (
     "this request names no rollout: use a base URL with /r/TOKEN/v1, the API key or-TOKEN, or the "
-    "headers traceparent and baggage of a rollout"
+    "headers traceparent and baggage of a rollout, with its proof"
 )
 
 _NOT_OPEN = (

@@ -4,9 +4,9 @@
     PATCH  /rollouts/{id}   {"reward": 1.0}                     -> the reward is on the rollout
     DELETE /rollouts/{id}                                       -> it has ended
 
-With a secret each of them needs `Authorization: Bearer SECRET`. Only JSON is taken, so that no web
-page can send it from a browser on this machine. `openapi.json` describes them, and has the names of
-the members that a request may have.
+Each of them needs `Authorization: Bearer SECRET`: the agent is not to reward itself. Only JSON is
+taken, so that no web page can send it from a browser on this machine. `openapi.json` describes
+them, and has the names of the members that a request may have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_rollout.errors import RolloutError
-from otel_rollout.gateway.http import Refusal, Scope, is_near
+from otel_rollout.gateway.http import Refusal, Scope
 from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.gateway.tokens import Tokens
 from otel_rollout.record import Options, record_reward
@@ -68,7 +68,7 @@ def page() -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{info["title"]}</title>'
         f"<style>{style}</style><h1>{info['title']}</h1><p>{escape(info['description'])}</p>"
-        f"<p>With a secret, send <code>Authorization: Bearer SECRET</code>. "
+        f"<p>Send <code>Authorization: Bearer SECRET</code>. "
         f'The same for programs: <a href="openapi.json">openapi.json</a>.</p>{rows}</html>'
     )
 
@@ -80,13 +80,11 @@ ControlReply = tuple[int, bytes, str]
 class Control:
     """The control routes of one gateway.
 
-    secret: what they ask for. None: nothing.
+    secret: what they ask for.
     seconds: how long a rollout may be without a call, unless its request sets `timeout_seconds`.
     """
 
-    def __init__(
-        self, held: HeldRollouts, tokens: Tokens, secret: bytes | None, seconds: float
-    ) -> None:
+    def __init__(self, held: HeldRollouts, tokens: Tokens, secret: bytes, seconds: float) -> None:
         self._held = held
         self._secret = secret
         self._seconds = seconds
@@ -108,7 +106,7 @@ class Control:
         if method in ("GET", "HEAD") and path == "/openapi.json":
             return _json(200, description())
         headers = dict(scope["headers"])
-        self._check(scope, headers)
+        self._check(headers)
         rollout_id = path.removeprefix(_ROLLOUTS).removeprefix("/")
         if method == "POST" and path == _ROLLOUTS:
             return self._begin(_object(body, headers, "post", _ROLLOUTS), root)
@@ -119,12 +117,8 @@ class Control:
             return self._end(rollout_id, asked)
         raise Refusal(405, f"the gateway has no {method} {path}: see /docs")
 
-    def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    def _check(self, headers: Mapping[bytes, bytes]) -> None:
         """Refusal for who may not use the routes."""
-        if self._secret is None:
-            if not is_near(scope):
-                raise Refusal(401, "without a secret this is for clients of this machine alone")
-            return
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._secret):
             raise Refusal(

@@ -28,13 +28,11 @@ class ClientGone(Exception):  # noqa: N818 - no error: clients may go
     """The client closed its connection before its request was whole."""
 
 
-_LOOPBACK = ("127.", "::1", "::ffff:127.")
-
-
-def is_near(scope: Scope) -> bool:
-    """True if the client is on this machine."""
-    client = scope.get("client")
-    return client is not None and str(client[0]).startswith(_LOOPBACK)
+def is_foreign(scope: Scope) -> bool:
+    """True if a web page of another site sends the request from a browser."""
+    found = {name: value for name, value in scope["headers"] if name in (b"host", b"origin")}
+    origin = found.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != found.get(b"host")
 
 
 async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float) -> bytes:

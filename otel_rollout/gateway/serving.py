@@ -18,6 +18,7 @@ from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
 from otel_rollout.gateway.application import MAX_BODY_BYTES, Application, Settings
 from otel_rollout.gateway.extra import library
 from otel_rollout.gateway.upstream import listening_socket
+from otel_rollout.hosts import LOOPBACK, is_loopback
 from otel_rollout.record import (
     ActiveRollout,
     current_rollout,
@@ -34,6 +35,8 @@ class Gateway:
     def __init__(self, application: Application, url: str) -> None:
         self.url = url
         """Its address, without a path."""
+        self.made_secret = application.made_secret
+        """The secret that opens its control routes, if it made one. None: it was given one."""
         self._application = application
 
     def token(self, rollout: Trajectory | str | None = None) -> str:
@@ -81,7 +84,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
     port: 0 (default) is any free port.
     api_key: key of the model server, sent instead of the clients' keys. None: clients send theirs.
     secret: signs tokens, and opens the control routes. None: that of `configure`, or
-        OTEL_ROLLOUT_SECRET; without one tokens are signed with a random one.
+        OTEL_ROLLOUT_SECRET; without one, a random one is made (`Gateway.made_secret`).
     max_body_bytes: a longer request is refused.
     options: further fields of `Settings`, such as `idle_seconds`.
 
@@ -104,7 +107,9 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
             library(name)
         settings = Settings(upstream, api_key, secret, max_body_bytes, **options)
         self._application = Application(settings)
-        if self._application.secret is None and not _is_loopback(host):
+        if is_loopback(host):
+            self._application.names = LOOPBACK | {host}
+        elif self._application.made_secret is not None:
             raise ConfigurationError(
                 f"gateway host: {host!r} can be reached by others, which needs a secret: set "
                 f"OTEL_ROLLOUT_SECRET, or serve(secret=...)"
@@ -153,8 +158,8 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
 def application(upstream: str, **options: Any) -> Application:
     """The gateway as an ASGI application, for a server of yours, or mounted below a path.
 
-    Without a secret only clients of this machine may name a rollout by headers. options: those of
-    `Settings`. ConfigurationError for a wrong option, or without the extra `gateway`.
+    options: those of `Settings`. ConfigurationError for a wrong option, or without the extra
+    `gateway`.
     """
     return Application(Settings(upstream, **options))
 
@@ -171,10 +176,6 @@ def _active(rollout: Trajectory | str | None) -> ActiveRollout:
             f"the gateway's address for a rollout: {problem}; ask for it inside the rollout"
         )
     return active
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 # --- the HTTP server

@@ -1,4 +1,6 @@
-"""A token is the carrier of one rollout as a word: signed, and good until it expires.
+"""A token is the carrier of one rollout as a word: signed, and good while that rollout runs.
+
+A process that does not run the rollout, such as a second gateway, takes it for a shorter time.
 
 It is used in paths and in place of API keys, so it is made of letters, digits, `-` and `_`. Nobody
 without the secret can make one, or change the rollout that one names.
@@ -28,7 +30,7 @@ from otel_rollout.record import (
 from otel_rollout.wire import dumps, loads
 
 _FIELDS = struct.Struct(">BQ16s16s8s4s")
-"""Trainable or not, when it expires, ids of rollout, trace and span, whose rollout it is."""
+"""Trainable or not, when it was made, ids of rollout, trace and span, whose rollout it is."""
 _MAC = 16
 """Bytes of the signature."""
 _NEAR = ("127.0.0.1", "localhost")
@@ -53,12 +55,14 @@ class Tokens:
     """Makes and reads tokens.
 
     secret: bytes that sign them; whoever has them can make tokens.
-    seconds: how long a token is good for.
+    seconds: how long a token is good for, at most.
+    elsewhere: how long it is where its rollout does not run. None: as long.
     """
 
-    def __init__(self, secret: bytes, seconds: float) -> None:
+    def __init__(self, secret: bytes, seconds: float, elsewhere: float | None = None) -> None:
         self._key = hmac.digest(secret, b"otel-rollout gateway token", "sha256")
         self._seconds = seconds
+        self._elsewhere = min(seconds, seconds if elsewhere is None else elsewhere)
         self._read: dict[str, tuple[float, Token]] = {}
         """Tokens that were read, and when they expire: a rollout's calls all have the same one."""
 
@@ -66,7 +70,7 @@ class Tokens:
         """A token that names this rollout."""
         payload = _FIELDS.pack(
             carried.trainable,
-            int(time.time() + self._seconds),
+            int(time.time()),
             bytes.fromhex(carried.rollout_id),
             carried.trace_id.to_bytes(16, "big"),
             carried.span_id.to_bytes(8, "big"),
@@ -93,6 +97,7 @@ class Tokens:
             "ANTHROPIC_API_KEY": key,
             "OTEL_ROLLOUT_ID": active.id,
             **headers_of(active, environ=True),
+            "OTEL_ROLLOUT_GATEWAY": url,
             **_no_proxy(),
         }
 
@@ -114,7 +119,7 @@ class Tokens:
             raise TokenError("the token is not one of this gateway")
         if len(self._read) >= 1 << 12:
             self._read.clear()
-        trainable, expires, rollout_id, trace_id, span_id, home = _FIELDS.unpack_from(payload)
+        trainable, made, rollout_id, trace_id, span_id, home = _FIELDS.unpack_from(payload)
         carried = Carried(
             rollout_id.hex(),
             int.from_bytes(trace_id, "big"),
@@ -122,7 +127,9 @@ class Tokens:
             loads(payload[_FIELDS.size :]),
             bool(trainable),
         )
-        found = self._read[text] = expires, Token(carried, home == _home())
+        token = Token(carried, home == _home())
+        life = self._seconds if token.is_own else self._elsewhere
+        found = self._read[text] = made + life, token
         return found
 
     def _mac(self, payload: bytes) -> bytes:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError, RolloutError
+from otel_rollout.hosts import LOOPBACK, is_ip, is_loopback, is_named
 from otel_rollout.view.answers import Answers, Query
 from otel_rollout.view.built_page import Page, as_json
 from otel_rollout.wire import Json
@@ -43,7 +44,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _GRACE = 1
 """Seconds that answers have to end once the server is stopped."""
 
@@ -67,7 +67,7 @@ class Server:
         port: int = 0,
         reachable: bool = False,
     ) -> None:
-        if not reachable and not _is_loopback(host):
+        if not reachable and not is_loopback(host):
             raise ConfigurationError(
                 f"--host {host}: others could read the trajectories under this address; expected "
                 f"127.0.0.1, ::1 or localhost (--reachable takes any: the page then is as safe as "
@@ -131,21 +131,13 @@ class _Guarded:
         raw: bytes = scope["raw_path"]
         first, _, rest = raw.partition(b"?")[0].removeprefix(b"/").partition(b"/")
         knows = hmac.compare_digest(first, self._secret)
-        if not knows or not self._is_named(scope["headers"]):
+        # Another name than this machine's leads here only by a trick.
+        if not knows or not is_named(scope["headers"], self._names):
             await Response("not found", 404)(scope, receive, safely)
         else:
             path = "/" + rest.decode("ascii", "replace")
             inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
             await self._application(inner, receive, safely)
-
-    def _is_named(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        """True if it is for this machine: another name leads here only by a trick."""
-        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        if len(hosts) != 1:
-            return False
-        name = hosts[0].lower()
-        name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
-        return _is_ip(name) if self._names is None else name in self._names
 
 
 def _application(answers: Answers, page: Page) -> Starlette:
@@ -195,20 +187,8 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_ip(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def _names(host: str) -> frozenset[str] | None:
     """The names that a request may be for. None: any address that is a number, no name."""
-    if _is_ip(host) and ipaddress.ip_address(host).is_unspecified:
+    if is_ip(host) and ipaddress.ip_address(host).is_unspecified:
         return None
-    return frozenset({*_LOOPBACK, host.lower()})
+    return LOOPBACK | {host.lower()}

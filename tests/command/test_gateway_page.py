@@ -96,6 +96,7 @@ def test_without_python(recording: Recording):
 
         def answer(line: str, rollout_id: str = "") -> dict[str, Any]:
             line = line.replace("http://127.0.0.1:4040", gateway.url).replace("/ID", rollout_id)
+            line = line.replace("$OTEL_ROLLOUT_SECRET", str(gateway.made_secret))
             done = subprocess.run(shlex.split(line), capture_output=True, check=True)
             answered: dict[str, Any] = json.loads(done.stdout)
             return answered

@@ -172,6 +172,50 @@ def test_a_model_that_never_answers(run: Run):
     assert not completion.trainable
 
 
+SECRETS = (
+    *("OTEL_ROLLOUT_SECRET", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
+    *("OTEL_EXPORTER_OTLP_LOGS_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS", "MODEL_KEY"),
+)
+
+
+def test_the_command_gets_no_secret(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """Neither the model server's key, nor what rewards rollouts, nor what sends spans."""
+    for name in SECRETS:
+        monkeypatch.setenv(name, f"of={name.lower()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_X", "kept")
+    got = f"sorted({set(SECRETS)} & os.environ.keys()), os.environ['OTEL_EXPORTER_OTLP_X']"
+    code = f"ask('x'); print({got})"
+    with ModelServer(["yes", "yes"]) as server:
+        ran = run(server, agent(code), "--api-key-env", "MODEL_KEY")
+        assert ran.out == "[] kept\n"
+        passed = ("--pass-env", "MODEL_KEY", "--pass-env", "OTEL_EXPORTER_OTLP_HEADERS")
+        ran = run(server, agent(code), "--api-key-env", "MODEL_KEY", *passed)
+    assert ran.out == "['MODEL_KEY', 'OTEL_EXPORTER_OTLP_HEADERS'] kept\n"
+
+
+def test_the_command_rewards_no_rollout(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """What it knows, its own id and token, opens no control route."""
+    monkeypatch.setenv("OTEL_ROLLOUT_SECRET", "s3cret-of-the-harness")
+    code = """
+ask("x")
+import urllib.error
+root, key = os.environ["OTEL_ROLLOUT_GATEWAY"], os.environ["OPENAI_API_KEY"]
+for path, method, auth in (
+    ("/rollouts", "POST", ""),
+    ("/rollouts/" + os.environ["OTEL_ROLLOUT_ID"], "PATCH", key[3:]),
+    ("/rollouts/" + os.environ["OTEL_ROLLOUT_ID"], "DELETE", key),
+):
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + auth}
+    request = urllib.request.Request(root + path, b'{"reward": 99}', headers, method=method)
+    try: urllib.request.urlopen(request)
+    except urllib.error.HTTPError as error: print(error.code)
+"""
+    with ModelServer("yes") as server:
+        ran = run(server, agent(code))
+    assert ran.out.split() == ["401", "401", "403"]
+    assert ran.trajectory.reward is None
+
+
 @pytest.mark.parametrize(("code", "status"), [("pass", 1), ("sys.exit(3)", 3)])
 def test_no_call_is_an_error(run: Run, code: str, status: int):
     """It says which variables were set and what to look at, and shows no token."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from otel_rollout.gateway import Gateway, serve
-from tests.gateway.programs import Serve
+from tests.gateway.programs import SECRET, Serve
 from tests.kit.calling import Configure
 from tests.kit.recording import Recording
 
@@ -26,7 +26,8 @@ async def gateway_to() -> AsyncIterator[Serve]:
     async with AsyncExitStack() as stack:
 
         async def begin(upstream: str, **options: Any) -> Gateway:
-            gateway: Gateway = await stack.enter_async_context(serve(upstream, **options))
+            served = serve(upstream, **{"secret": SECRET, **options})
+            gateway: Gateway = await stack.enter_async_context(served)
             return gateway
 
         yield begin

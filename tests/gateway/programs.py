@@ -11,6 +11,10 @@ from typing import Any
 
 from otel_rollout.testing import ModelServer
 
+SECRET = "s3cret-of-the-harness"
+"""The secret of each gateway here that is given no other."""
+HARNESS = {"authorization": f"Bearer {SECRET}"}
+"""The header that the control routes ask for."""
 Serve = Callable[..., Any]
 """Serves a gateway until the test ends: `await serve(upstream, **options)`."""
 _PROGRAM = "import sys; from otel_rollout.command import main; sys.exit(main(sys.argv[1:]))"
@@ -23,7 +27,12 @@ async def command(server: ModelServer, *options: str, **environment: str) -> tup
         *("--upstream", server.base_url, "--port", "0", *options),
         stdout=PIPE,
         stderr=PIPE,
-        env={**os.environ, "OTEL_BSP_SCHEDULE_DELAY": "50", **environment},
+        env={
+            **os.environ,
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+            "OTEL_ROLLOUT_SECRET": SECRET,
+            **environment,
+        },
     )
     assert process.stdout is not None
     return process, (await process.stdout.readline()).decode().strip()

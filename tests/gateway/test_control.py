@@ -13,7 +13,7 @@ from otel_rollout import JsonlTrajectoryExporter, reconstruct
 from otel_rollout.command import main
 from otel_rollout.gateway import serve
 from otel_rollout.otlp import read
-from tests.gateway.programs import Serve, command
+from tests.gateway.programs import HARNESS, SECRET, Serve, command
 from tests.kit.conversations import ASK
 from tests.kit.outside import send
 from tests.kit.recording import Clients, Recording
@@ -32,7 +32,7 @@ async def test_a_rollout_over_http(captured: Recording, clients: Clients, gatewa
     """Begun, asked in three ways, rewarded, ended: the trajectory has it all."""
     server = clients.serve("Hello")
     gateway = await gateway_to(server.base_url)
-    begun = await send(gateway.url + "/rollouts", BEGIN)
+    begun = await send(gateway.url + "/rollouts", BEGIN, **HARNESS)
     assert begun.status == 201
     said = begun.json()
     key = said["environment"]["OPENAI_API_KEY"]
@@ -43,10 +43,10 @@ async def test_a_rollout_over_http(captured: Recording, clients: Clients, gatewa
     await send(said["anthropic_base_url"] + "/v1/messages", {**CHAT, "max_tokens": 9})
     await send(f"{gateway.url}/v1/chat/completions", CHAT, authorization=f"Bearer {key}")
     address = f"{gateway.url}/rollouts/{said['id']}"
-    assert (await send(address, {"reward": 0.5}, "PATCH")).json()["reward"] == 0.5
-    assert (await send(address, {"reward": 1, "name": "style"}, "PATCH")).status == 200
-    assert (await send(address, {"output": [1]}, "DELETE")).status == 200
-    assert (await send(address, None, "DELETE")).status == 404
+    assert (await send(address, {"reward": 0.5}, "PATCH", **HARNESS)).json()["reward"] == 0.5
+    assert (await send(address, {"reward": 1, "name": "style"}, "PATCH", **HARNESS)).status == 200
+    assert (await send(address, {"output": [1]}, "DELETE", **HARNESS)).status == 200
+    assert (await send(address, None, "DELETE", **HARNESS)).status == 404
     refused = await send(said["openai_base_url"] + "/chat/completions", CHAT)
     assert refused.status == 401
     trajectory = captured.trajectory
@@ -65,12 +65,14 @@ async def test_a_rollout_that_is_left_ends(
 ):
     """After its time without a call, as a timeout; one that failed says how."""
     gateway = await gateway_to(clients.serve().base_url)
-    await send(gateway.url + "/rollouts", {"timeout_seconds": 0.1})
+    await send(gateway.url + "/rollouts", {"timeout_seconds": 0.1}, **HARNESS)
     while not captured.trajectories:
         await asyncio.sleep(0.01)
     assert captured.trajectory.termination_reason == "timeout"
-    begun = (await send(gateway.url + "/rollouts", {})).json()
-    await send(f"{gateway.url}/rollouts/{begun['id']}", {"error": "exit status 1"}, "DELETE")
+    begun = (await send(gateway.url + "/rollouts", {}, **HARNESS)).json()
+    await send(
+        f"{gateway.url}/rollouts/{begun['id']}", {"error": "exit status 1"}, "DELETE", **HARNESS
+    )
     failed = captured.trajectories[1]
     assert failed.status == "error"
     assert failed.error is not None
@@ -79,8 +81,8 @@ async def test_a_rollout_that_is_left_ends(
 
 async def test_stopping_the_gateway_ends_its_rollouts(captured: Recording, clients: Clients):
     """Those that were not ended are errors that say so."""
-    async with serve(clients.serve().base_url) as gateway:
-        await send(gateway.url + "/rollouts", {})
+    async with serve(clients.serve().base_url, secret=SECRET) as gateway:
+        await send(gateway.url + "/rollouts", {}, **HARNESS)
     assert captured.trajectory.error is not None
     assert captured.trajectory.error["message"] == "the gateway was stopped"
 
@@ -101,7 +103,7 @@ async def test_a_wrong_request_is_told(clients: Clients, gateway_to: Serve, wron
     """With a status, and a sentence in the error."""
     status, method, path, body = WRONG[wrong]
     gateway = await gateway_to(clients.serve().base_url)
-    answer = await send(gateway.url + path, body, method)
+    answer = await send(gateway.url + path, body, method, **HARNESS)
     assert answer.status == status
     assert answer.json()["error"]["message"]
 
@@ -109,11 +111,11 @@ async def test_a_wrong_request_is_told(clients: Clients, gateway_to: Serve, wron
 async def test_a_reward_is_a_number(captured: Recording, clients: Clients, gateway_to: Serve):
     """What is none is refused, and the rollout has no reward."""
     gateway = await gateway_to(clients.serve().base_url)
-    begun = (await send(gateway.url + "/rollouts", {})).json()
+    begun = (await send(gateway.url + "/rollouts", {}, **HARNESS)).json()
     address = f"{gateway.url}/rollouts/{begun['id']}"
     for body in ({}, {"reward": "much"}, {"reward": None}, {"reward": 1, "to": 2}):
-        assert (await send(address, body, "PATCH")).status == 400
-    await send(address, None, "DELETE")
+        assert (await send(address, body, "PATCH", **HARNESS)).status == 400
+    await send(address, None, "DELETE", **HARNESS)
     assert captured.trajectory.reward is None
 
 
@@ -128,10 +130,76 @@ async def test_with_a_secret_it_is_asked_for(clients: Clients, gateway_to: Serve
     assert (await send(gateway.url + "/docs", None, "GET")).status == 200
 
 
+async def test_without_a_secret_one_is_made(clients: Clients, gateway_to: Serve):
+    """Nobody on this machine begins or rewards a rollout without it: the agent is here, too."""
+    gateway = await gateway_to(clients.serve().base_url, secret=None)
+    url = gateway.url + "/rollouts"
+    harness = {"authorization": f"Bearer {gateway.made_secret}"}
+    begun = (await send(url, {}, **harness)).json()
+    address = f"{url}/{begun['id']}"
+    agents = {"authorization": f"Bearer or-{begun['token']}"}
+    for headers in (
+        {},
+        {"authorization": "Bearer "},
+        {"authorization": f"Bearer {begun['token']}"},
+    ):
+        assert (await send(url, {}, **headers)).status == 401
+        assert (await send(address, {"reward": 1000}, "PATCH", **headers)).status == 401
+        assert (await send(address, None, "DELETE", **headers)).status == 401
+    assert (await send(address, {"reward": 1000}, "PATCH", **agents)).status == 403
+    assert (await send(address, {"reward": 1}, "PATCH", **harness)).json()["reward"] == 1
+    assert (await gateway_to(clients.serve().base_url)).made_secret is None
+
+
+HOSTS = ["evil.example", "evil.example:{port}", "[::1].evil.example", "127.0.0.1.evil.example", ""]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_a_request_under_another_name_is_refused(
+    clients: Clients, gateway_to: Serve, host: str
+):
+    """DNS rebinding: a name that was pointed at this machine opens no control route."""
+    gateway = await gateway_to(clients.serve().base_url)
+    port = gateway.url.rpartition(":")[2]
+    answer = await send(gateway.url + "/rollouts", {}, host=host.format(port=port), **HARNESS)
+    assert answer.status in (400, 403)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:{port}", "127.0.0.1:{port}", "[::1]:{port}", "LOCALHOST"]
+)
+async def test_names_of_this_machine_are_known(clients: Clients, gateway_to: Serve, host: str):
+    """Another address than this machine's has names that only its network knows."""
+    gateway = await gateway_to(clients.serve().base_url)
+    port = gateway.url.rpartition(":")[2]
+    answer = await send(gateway.url + "/rollouts", {}, host=host.format(port=port), **HARNESS)
+    assert answer.status == 201
+    gateway = await gateway_to(clients.serve().base_url, host="0.0.0.0")
+    assert (await send(gateway.url + "/rollouts", {}, host="gateway", **HARNESS)).status == 201
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "{host}"])
+async def test_a_web_page_of_another_site_gets_no_answer(
+    captured: Recording, clients: Clients, gateway_to: Serve, origin: str
+):
+    """At no route, neither with the secret nor with a token."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url)
+    begun = (await send(gateway.url + "/rollouts", {}, **HARNESS)).json()
+    given = {"origin": origin.format(host=gateway.url.partition("://")[2])}
+    chat = begun["openai_base_url"] + "/chat/completions"
+    assert (await send(gateway.url + "/rollouts", {}, **given, **HARNESS)).status == 403
+    assert (await send(gateway.url + "/docs", None, "GET", **given)).status == 403
+    assert (await send(chat, CHAT, **given)).status == 403
+    assert server.exchanges == []
+    own = {"origin": gateway.url}
+    assert (await send(gateway.url + "/docs", None, "GET", **own)).status == 200
+
+
 async def test_no_web_page_can_send_it(clients: Clients, gateway_to: Serve):
     """A browser sends without asking only what is no JSON."""
     gateway = await gateway_to(clients.serve().base_url)
-    answer = await send(gateway.url + "/rollouts", {}, content_type="text/plain")
+    answer = await send(gateway.url + "/rollouts", {}, content_type="text/plain", **HARNESS)
     assert answer.status == 415
 
 
@@ -153,6 +221,19 @@ async def test_it_describes_itself(clients: Clients, gateway_to: Serve):
 
 
 @pytest.mark.slow
+async def test_the_command_prints_the_secret_that_it_makes(clients: Clients):
+    """Beside its address, as the header that the control routes ask for."""
+    process, url = await command(clients.serve("Hello"), OTEL_ROLLOUT_SECRET="")
+    assert process.stdout is not None
+    name, _, value = (await process.stdout.readline()).decode().strip().partition(": ")
+    assert (await send(url + "/rollouts", {}, **{name: value})).status == 201
+    assert (await send(url + "/rollouts", {})).status == 401
+    process.terminate()
+    _, said = await process.communicate()
+    assert "set OTEL_ROLLOUT_SECRET, or name another variable with --secret-env" in said.decode()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_the_command_serves_until_it_is_told(
     clients: Clients, tmp_path: Path, number: signal.Signals
@@ -163,10 +244,10 @@ async def test_the_command_serves_until_it_is_told(
     process, url = await command(
         server, "--out", str(out), "--spans", str(spans), "--api-key-env", "KEY", KEY="sk-key"
     )
-    begun = (await send(url + "/rollouts", {"name": "agent"})).json()
+    begun = (await send(url + "/rollouts", {"name": "agent"}, **HARNESS)).json()
     await send(begun["openai_base_url"] + "/chat/completions", CHAT)
-    await send(f"{url}/rollouts/{begun['id']}", None, "DELETE")
-    left = (await send(url + "/rollouts", {"name": "left"})).json()
+    await send(f"{url}/rollouts/{begun['id']}", None, "DELETE", **HARNESS)
+    left = (await send(url + "/rollouts", {"name": "left"}, **HARNESS)).json()
     process.send_signal(number)
     _, said = await process.communicate()
     assert process.returncode == 0

@@ -18,7 +18,7 @@ from otel_rollout import reconstruct, rollout
 from otel_rollout.gateway import serve
 from otel_rollout.otlp import read
 from otel_rollout.testing import ModelServer, Raw, Reply
-from tests.gateway.programs import Serve, command
+from tests.gateway.programs import HARNESS, Serve, command
 from tests.kit.conversations import ASK
 from tests.kit.outside import open_to, read_answer, request_bytes, send
 from tests.kit.recording import Clients, Recording
@@ -236,7 +236,7 @@ async def test_many_streams_at_a_time(captured: Recording, clients: Clients, gat
     """Each of them is whole, and in its own rollout."""
     server = clients.serve(lambda body: Reply(body["messages"][0]["content"], chunk_delay=0.01))
     gateway = await gateway_to(server.base_url)
-    rollouts = [(await send(gateway.url + "/rollouts", {})).json() for _ in range(8)]
+    rollouts = [(await send(gateway.url + "/rollouts", {}, **HARNESS)).json() for _ in range(8)]
 
     async def ask(number: int) -> None:
         url = rollouts[number % 8]["openai_base_url"] + "/chat/completions"
@@ -246,7 +246,7 @@ async def test_many_streams_at_a_time(captured: Recording, clients: Clients, gat
 
     await asyncio.gather(*map(ask, range(128)))
     for each in rollouts:
-        await send(f"{gateway.url}/rollouts/{each['id']}", None, "DELETE")
+        await send(f"{gateway.url}/rollouts/{each['id']}", None, "DELETE", **HARNESS)
     found = {trajectory.id: trajectory for trajectory in captured.trajectories}
     for number, each in enumerate(rollouts):
         said = [str(c.message and c.message["content"]) for c in found[each["id"]].completions]
@@ -265,7 +265,7 @@ async def test_a_gigabyte_is_refused(clients: Clients):
     server = clients.serve("Hello")
     process, root = await command(server, "--max-body-bytes", str(16 << 20))
     try:
-        begun = (await send(root + "/rollouts", {})).json()
+        begun = (await send(root + "/rollouts", {}, **HARNESS)).json()
         url = begun["openai_base_url"] + "/chat/completions"
         assert (await send(url, CHAT)).status == 200
         before = most_memory(process.pid)
@@ -390,7 +390,9 @@ async def test_a_gateway_that_is_killed_in_a_stream(tmp_path: Path):
     spans = tmp_path / "spans.jsonl"
     with ModelServer(lambda body: Reply(LONG, chunk_delay=0.05 if body.get("stream") else 0)) as s:
         process, root = await command(s, "--spans", str(spans))
-        begun = (await send(root + "/rollouts", {"name": "agent", "task_id": "t"})).json()
+        begun = (
+            await send(root + "/rollouts", {"name": "agent", "task_id": "t"}, **HARNESS)
+        ).json()
         url = begun["openai_base_url"] + "/chat/completions"
         assert (await send(url, CHAT)).status == 200
         while not spans.exists():

@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout import Trajectory, propagate, reconstruct, rollout
-from otel_rollout.gateway import application, serve
+from otel_rollout.gateway import serve
 from otel_rollout.gateway.paths import asked_of
-from otel_rollout.gateway.serving import GatewayServer
 from otel_rollout.gateway.tokens import TokenError, Tokens
-from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.record import Carried
-from tests.gateway.programs import Serve
+from tests.gateway.programs import SECRET, Serve
 from tests.kit.conversations import ASK
 from tests.kit.outside import Answer, send
 from tests.kit.recording import Clients, Recording
@@ -88,9 +86,10 @@ def test_where_a_token_is_looked_for():
 
 
 async def test_three_spellings_are_one_rollout(
-    captured: Recording, clients: Clients, gateway_to: Serve
+    captured: Recording, clients: Clients, gateway_to: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     """By the path, by the key in either header, by the W3C headers: all are in the trajectory."""
+    monkeypatch.setenv("OTEL_ROLLOUT_SECRET", SECRET)
     server = clients.serve("Hello")
     gateway = await gateway_to(server.base_url)
     plain = f"{gateway.url}/v1/chat/completions"
@@ -121,7 +120,7 @@ async def test_what_names_no_rollout_is_refused(
     """No token, a forged one, one of another gateway, one that has expired."""
     server = clients.serve("Hello")
     gateway = await gateway_to(server.base_url)
-    other = await gateway_to(server.base_url)
+    other = await gateway_to(server.base_url, secret="another")
     brief = await gateway_to(server.base_url, token_seconds=1e-9)
     with rollout("agent") as trajectory:
         forged = gateway.token()[:-2] + ("AA" if gateway.token()[-2:] != "AA" else "BB")
@@ -237,23 +236,30 @@ async def test_parts_end(
     assert all(len(found[f"{number:032x}"].completions) == 1 for number in range(1, 4))
 
 
-async def test_others_need_a_secret(captured: Recording, clients: Clients):
-    """Without one, headers of other machines name no rollout, and they cannot begin any."""
+@pytest.mark.parametrize("secret", [None, SECRET])
+async def test_headers_without_a_proof_name_no_rollout(
+    captured: Recording, clients: Clients, gateway_to: Serve, secret: str | None
+):
+    """With a secret that was made, too: an agent knows the ids of others, and their traces."""
     server = clients.serve("Hello")
-    mounted = application(server.base_url)
+    gateway = await gateway_to(server.base_url, secret=secret)
+    with rollout("victim") as victim, rollout("agent") as trajectory:
+        url = gateway.url + "/v1/chat/completions"
+        answer = await send(url, CHAT, baggage=f"rollout.id={victim.id}")
+        await refused(answer, server, trajectory, victim)
+        await refused(await send(url, CHAT, **propagate()), server, trajectory, victim)
 
-    async def from_afar(scope: Any, receive: Any, send: Any) -> None:
-        await mounted({**scope, "client": ("10.0.0.1", 1)}, receive, send)
 
-    listening = listening_socket("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    served = GatewayServer(from_afar, listening, 10)
-    await served.start()
-    try:
-        with rollout("agent") as trajectory:
-            answer = await send(f"{url}/v1/chat/completions", CHAT, **propagate())
-        assert (await send(url + "/rollouts", {})).status == 401
-    finally:
-        await served.stop()
-        await mounted.close()
-    await refused(answer, server, trajectory)
+async def test_a_token_is_good_while_its_rollout_runs(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """A gateway that was started anew does not run its rollout, and takes it for a shorter time."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url, rollout_seconds=1e-9)
+    with rollout("agent"):
+        assert (await send(gateway.base_url() + "/chat/completions", CHAT)).status == 200
+    far = Tokens(SECRET.encode(), 60).token_of(Carried("ab" * 16, 1, 2), is_own=False)
+    answer = await send(f"{gateway.url}/r/{far}/v1/chat/completions", CHAT)
+    assert answer.status == 401
+    assert "expired" in answer.json()["error"]["message"]
+    assert len(server.exchanges) == 1

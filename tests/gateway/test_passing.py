@@ -20,7 +20,7 @@ from otel_rollout import ConfigurationError, NoActiveRolloutError, propagate, ro
 from otel_rollout.gateway import application, serve
 from otel_rollout.gateway.serving import GatewayServer
 from otel_rollout.gateway.upstream import listening_socket
-from tests.gateway.programs import Serve
+from tests.gateway.programs import HARNESS, SECRET, Serve
 from tests.kit.conversations import ASK
 from tests.kit.outside import open_to, request_bytes, send
 from tests.kit.recording import Clients, Recording
@@ -77,9 +77,14 @@ async def test_calls_are_in_order_with_those_of_this_process(
 
 @STREAMED
 async def test_a_client_of_this_process_is_recorded_once(
-    recording: Recording, clients: Clients, gateway_to: Serve, stream: bool
+    recording: Recording,
+    clients: Clients,
+    gateway_to: Serve,
+    stream: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """The hook of a client that asks through the gateway leaves the call to it."""
+    monkeypatch.setenv("OTEL_ROLLOUT_SECRET", SECRET)
     server = clients.serve("Hello")
     gateway = await gateway_to(server.base_url)
     with rollout("agent") as trajectory:
@@ -236,7 +241,7 @@ async def test_a_library_of_this_process_is_recorded_once(
 async def test_it_can_be_mounted_below_a_path(captured: Recording, clients: Clients):
     """In an application of the user's, which says where it is."""
     server = clients.serve("Hello")
-    mounted = application(server.base_url)
+    mounted = application(server.base_url, secret=SECRET)
 
     async def around(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -248,10 +253,10 @@ async def test_it_can_be_mounted_below_a_path(captured: Recording, clients: Clie
     served = GatewayServer(around, listening, 10)
     await served.start()
     try:
-        begun = (await send(url + "/rollouts", {"name": "agent"})).json()
+        begun = (await send(url + "/rollouts", {"name": "agent"}, **HARNESS)).json()
         assert begun["anthropic_base_url"].startswith(url + "/r/")
         assert (await send(begun["openai_base_url"] + "/chat/completions", CHAT)).status == 200
-        await send(f"{url}/rollouts/{begun['id']}", None, "DELETE")
+        await send(f"{url}/rollouts/{begun['id']}", None, "DELETE", **HARNESS)
     finally:
         await served.stop()
         await mounted.close()

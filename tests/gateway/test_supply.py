@@ -16,7 +16,7 @@ import otel_rollout
 from otel_rollout import ConfigurationError, JsonlTrajectoryExporter, Trajectory, rollout
 from otel_rollout.gateway import Gateway
 from otel_rollout.gateway.supply import with_ids
-from tests.gateway.programs import Serve, command
+from tests.gateway.programs import HARNESS, Serve, command
 from tests.gateway.toy_server import ToyRenderer, ToyServer
 from tests.kit.conversations import TOOLS, said, user
 from tests.kit.outside import send
@@ -277,14 +277,14 @@ async def test_the_command(clients: Clients, tmp_path: Path) -> None:
     server = clients.serve(routes=model.routes())
     process, url = await command(server, "--renderer", "server", "--out", str(path))
     try:
-        begun = (await send(url + "/rollouts", {"name": "agent"})).json()
+        begun = (await send(url + "/rollouts", {"name": "agent"}, **HARNESS)).json()
         messages = [user("hi")]
         for _ in range(3):
             chat = {"model": "m", "messages": messages}
             answer = await send(begun["openai_base_url"] + "/chat/completions", chat)
             reply = answer.json()["choices"][0]["message"]
             messages += [reply, user("so?")]
-        await send(f"{url}/rollouts/{begun['id']}", None, "DELETE")
+        await send(f"{url}/rollouts/{begun['id']}", None, "DELETE", **HARNESS)
     finally:
         process.send_signal(signal.SIGTERM)
         await process.communicate()

@@ -31,7 +31,9 @@ def request_bytes(
     """A request as it is on the wire."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {parts.netloc}"]
+    lines = [f"{method} {target} HTTP/1.1"]
+    if "host" not in headers:
+        lines.append(f"Host: {parts.netloc}")
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if chunked:
         lines.append("Transfer-Encoding: chunked")

@@ -125,7 +125,15 @@ def test_each_server_has_a_secret_of_its_own(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "", "[::1", "0x7f000001"],
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1.evil.example",
+        "[::1].evil.example",
+        "[::1",
+        "0x7f000001",
+        "",
+    ],
 )
 def test_a_request_under_another_name_is_refused(url: str, host: str):
     """A name that somebody else has pointed at this machine leads nowhere, with the secret too."""

@@ -1,0 +1,39 @@
+"""Whether a request is for this machine, by the name that its `Host` has.
+
+A web page can let a name of its own lead to this machine (DNS rebinding): a browser here then sends
+its requests with that name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+"""Names by which only this machine is reached."""
+_host = re.compile(r"(?:\[([^][]+)\]|([^][:]+))(?::\d*)?").fullmatch
+
+
+def is_named(headers: Iterable[tuple[bytes, bytes]], names: frozenset[str] | None) -> bool:
+    """True if a request is for one of these names. None: any address that is a number, no name."""
+    hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+    found = _host(hosts[0]) if len(hosts) == 1 else None
+    if found is None:
+        return False
+    name = found[1] or found[2]
+    return is_ip(name) if names is None else name in names
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only this machine reaches."""
+    return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_ip(name: str) -> bool:
+    """True for an address that is a number."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
