@@ -71,6 +71,9 @@ class Calls:
         if not self.are_none or self.not_captured(outside=False):
             return []
         assert self.rollout is not None
+        if count := self.rollout.integer(sc.ROLLOUT_GATEWAY_COUNT):
+            calls = "model calls" if count > 1 else "model call"
+            return [sentences.TO_GATEWAY(count=count, calls=calls)]
         status = self.rollout.text(sc.ROLLOUT_STATUS)
         if status != "complete":
             return [sentences.NO_CALL_ENDED(status=repr(status))]

@@ -27,7 +27,7 @@ from otel_rollout.record.calls import (
 )
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.transports.hooks import Hook
-from otel_rollout.record.transports.to_gateway import is_gateways_client
+from otel_rollout.record.transports.to_gateway import is_gateways_client, note_for_gateway
 from otel_rollout.wire import retrieval_of
 
 MODULE = "openai._base_client"
@@ -47,6 +47,7 @@ def _begin(
 ) -> ClientCall | Unrecorded | None:
     """The call that `request` makes. None: nobody records it; `UNRECORDED`: a gateway does."""
     if is_gateways_client(client):
+        note_for_gateway()
         return UNRECORDED
     active = recording_rollout()
     if active is None:

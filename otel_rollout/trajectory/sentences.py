@@ -162,6 +162,12 @@ NO_CALL = Sentence(
     "incomplete",
     "Run `otel-rollout doctor` with your set-up: it says which clients are captured.",
 )
+TO_GATEWAY = Sentence(
+    "{count} {calls} of it went to a gateway, which records what it is asked in the rollout that "
+    "the URL or the key names",
+    "incomplete",
+    "Read the gateway's file: this rollout is beside the one that has the calls.",
+)
 NO_CALL_ENDED = Sentence(
     "it made no model call that was captured before it ended as {status}",
     "incomplete",

@@ -105,6 +105,25 @@ async def test_three_spellings_are_one_rollout(
         assert not {"authorization", "x-api-key", "baggage"} & wire.request_headers.keys()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_rollout_whose_calls_a_gateway_has_says_so(
+    captured: Recording, clients: Clients, gateway_to: Serve, count: int
+):
+    """Not that it made none: its client is captured, and did what it was told."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url)
+    with rollout("there") as there:
+        client: Any = clients.asynchronous(server).with_options(base_url=gateway.base_url())
+        with rollout("agent") as trajectory:
+            for _ in range(count):
+                await client.chat.completions.create(**CHAT)
+    assert (len(there.completions), there.warnings) == (count, [])
+    said = f"{count} model call{'s' * (count > 1)} of it went to a gateway, which records what it "
+    assert [warning[: len(said)] for warning in trajectory.warnings] == [said]
+    again = {each.name: each for each in reconstruct(captured.spans)}["agent"]
+    assert again.warnings == trajectory.warnings
+
+
 async def refused(answer: Answer, server: Any, *trajectories: Trajectory) -> None:
     """Assert that the gateway refused a request, asked nobody and recorded nothing."""
     assert answer.status == 401

@@ -24,7 +24,7 @@ from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.transports.hooks import Hook
 from otel_rollout.record.transports.model_post import ModelPost, is_signed
-from otel_rollout.record.transports.to_gateway import is_for_gateway
+from otel_rollout.record.transports.to_gateway import is_for_gateway, note_for_gateway
 from otel_rollout.record.transports.uncaptured import note_outside, note_uncaptured
 from otel_rollout.wire import Json, api_of, endpoint_of, loads
 
@@ -80,7 +80,10 @@ def _begin(
     if capture_is_off():
         return None
     post = kind(instance, args, kwargs)
-    active = None if is_for_gateway(post.url, post.headers) else _asking()
+    if is_for_gateway(post.url, post.headers):
+        note_for_gateway()
+        return UNRECORDED, args, kwargs
+    active = _asking()
     if active is None:
         return UNRECORDED, args, kwargs
     endpoint = endpoint_of(path)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from otel_rollout import semconv as sc
+from otel_rollout.record.current import current_rollout
 from otel_rollout.record.privacy.secrets import TOKEN, token_in_path
 from otel_rollout.record.state import process_state
 
@@ -33,6 +35,15 @@ def is_for_gateway(address: str, headers: Mapping[str, Any] | None = None) -> bo
         if isinstance(value, str) and KEY_PREFIX in value and name.lower() in _KEYS:
             return _is_key(value.strip()) is not None
     return False
+
+
+def note_for_gateway() -> None:
+    """Count a call that a gateway records, in the rollout that is named to it, on the one here."""
+    active = current_rollout()
+    if active is not None:
+        with active.lock:
+            count = active.further.get(sc.ROLLOUT_GATEWAY_COUNT, 0)
+            active.further[sc.ROLLOUT_GATEWAY_COUNT] = count + 1
 
 
 def is_gateways_client(client: Any) -> bool:
