@@ -119,6 +119,7 @@ class _Samples:
             task_id=options.task,
             group_id=self.group,
             sample_index=index,
+            group_size=options.samples if options.samples > 1 else None,
             policy_version=options.policy_version,
             metadata=dict(options.metadata),
         )

@@ -76,7 +76,8 @@ class Tokens:
             carried.span_id.to_bytes(8, "big"),
             _home() if is_own else bytes(4),
         )
-        payload += dumps(carried.policy_version).encode()
+        more = carried.policy_version, carried.group_id, carried.group_size
+        payload += dumps(more).encode()
         return urlsafe_b64encode(payload + self._mac(payload)).rstrip(b"=").decode()
 
     def own(self, active: ActiveRollout) -> str:
@@ -120,12 +121,15 @@ class Tokens:
         if len(self._read) >= 1 << 12:
             self._read.clear()
         trainable, made, rollout_id, trace_id, span_id, home = _FIELDS.unpack_from(payload)
+        version, group_id, group_size = loads(payload[_FIELDS.size :])
         carried = Carried(
             rollout_id.hex(),
             int.from_bytes(trace_id, "big"),
             int.from_bytes(span_id, "big"),
-            loads(payload[_FIELDS.size :]),
+            version,
             bool(trainable),
+            group_id=group_id,
+            group_size=group_size,
         )
         token = Token(carried, home == _home())
         life = self._seconds if token.is_own else self._elsewhere

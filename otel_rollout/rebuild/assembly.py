@@ -354,10 +354,13 @@ class Assembly(Source):
     def _without_rollout_span(self) -> Trajectory:
         records = [*self._exchanges.values(), *self._evaluations.values()]
         first = min(records, key=lambda r: (r.start_time_ns, r.key), default=None)
+        of_group = min(filter(_names_group, records), key=_start, default=None)
         return Trajectory(
             id=self.rollout_id,
             trace_id=first.trace_id if first else "",
             start_time_ns=first.start_time_ns if first else 0,
+            group_id=of_group.text(sc.ROLLOUT_GROUP_ID) if of_group else None,
+            group_size=of_group.integer(sc.ROLLOUT_GROUP_SIZE) if of_group else None,
             status="unknown",
             trainable=bool(self._exchanges)
             and all(
@@ -397,6 +400,10 @@ class _Claimed(Source):
 def _start(record: SpanRecord) -> tuple[int, int, str, str]:
     started = record.integer(sc.EXCHANGE_STARTED) or 0
     return record.start_time_ns, started, record.span_id, record.trace_id
+
+
+def _names_group(record: SpanRecord) -> bool:
+    return record.text(sc.ROLLOUT_GROUP_ID) is not None
 
 
 def _may_change(exchanges: Sequence[Exchange]) -> bool:

@@ -68,6 +68,7 @@ def read_rollout(record: SpanRecord, rewards: AllRewards, source: Source | None)
         task_id=record.text(sc.ROLLOUT_TASK_ID),
         group_id=record.text(sc.ROLLOUT_GROUP_ID),
         sample_index=record.integer(sc.ROLLOUT_SAMPLE_INDEX),
+        group_size=record.integer(sc.ROLLOUT_GROUP_SIZE),
         policy_version=record.label(sc.ROLLOUT_POLICY_VERSION),
         source=source,
         trainable=record.boolean(sc.ROLLOUT_TRAINABLE) is not False

@@ -45,6 +45,8 @@ def place(trajectory: Trajectory) -> dict[str, Any]:
         found[sc.ROLLOUT_GROUP_ID] = trajectory.group_id
     if trajectory.sample_index is not None:
         found[sc.ROLLOUT_SAMPLE_INDEX] = carried(trajectory.sample_index)
+    if trajectory.group_size is not None:
+        found[sc.ROLLOUT_GROUP_SIZE] = carried(trajectory.group_size)
     if trajectory.policy_version is not None:
         found |= label(sc.ROLLOUT_POLICY_VERSION, trajectory.policy_version)
     return found

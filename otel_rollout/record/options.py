@@ -14,6 +14,7 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "task_id": (str, int),
     "group_id": (str, int),
     "sample_index": (int,),
+    "group_size": (int,),
     "policy_version": (str, int),
     "metadata": (Mapping,),
 }
@@ -32,6 +33,8 @@ class Options:
     """The group of samples that a trainer compares with each other. None: no group."""
     sample_index: int | None = None
     """Number of this sample in its group. None: not numbered."""
+    group_size: int | None = None
+    """Number of samples that its group is to have. None: not known."""
     policy_version: str | int | Callable[[], str | int | None] | None = None
     """Version of the weights that sample, or a function that gives it: it is called at the start,
     and for each model call as it is made. None: not known."""
@@ -48,6 +51,10 @@ class Options:
             if not isinstance(value, kinds) or isinstance(value, bool):
                 names = " or ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(f"rollout({option}=...): expected {names}, got {value!r}")
+        if self.group_size is not None and self.group_size < 1:
+            raise ConfigurationError(
+                f"rollout(group_size=...): expected a number from 1 on, got {self.group_size!r}"
+            )
         if not isinstance(self.trainable, bool):
             raise ConfigurationError(
                 f"rollout(trainable=...): expected True or False, got {self.trainable!r}"

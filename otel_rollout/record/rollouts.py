@@ -45,6 +45,8 @@ class rollout:  # noqa: N801 - used as a decorator
     group_id: str or int, the group of samples that a trainer compares with each other (GRPO).
         None (default): no group.
     sample_index: int, the number of this sample in its group, from 0. None (default): not numbered.
+    group_size: int, how many samples the group is to have, here and elsewhere: `otel-rollout check`
+        and rows then know a group of which some are missing. None (default): not known.
     policy_version: str or int, the version of the weights that sample; or a function that gives
         it, which is called at the start, and for each model call as it is made. None (default):
         not known.
@@ -70,6 +72,7 @@ class rollout:  # noqa: N801 - used as a decorator
         task_id: str | int | None = None,
         group_id: str | int | None = None,
         sample_index: int | None = None,
+        group_size: int | None = None,
         policy_version: str | int | Callable[[], str | int | None] | None = None,
         metadata: Mapping[str, Json] | None = None,
         trainable: bool = True,
@@ -80,6 +83,7 @@ class rollout:  # noqa: N801 - used as a decorator
         task_id: the task that the agent works on. None: not known.
         group_id: the group of samples that a trainer compares. None: no group.
         sample_index: the number of this sample in its group, from 0. None: not numbered.
+        group_size: the number of samples that its group is to have. None: not known.
         policy_version: the version of the weights that sample, or a function that gives it,
             called at the start and for each model call. None: not known.
         metadata: JSON values that the trajectory's `metadata` begins with. None: {}.

@@ -30,7 +30,7 @@ from otel_rollout.record.processes.child_reports import CONTINUED, LOST, heard
 from otel_rollout.record.side_calls import verdict
 from otel_rollout.record.span_names import PART_NAME, Numbering
 from otel_rollout.record.state import process_state
-from otel_rollout.spans import ExchangeWriter, SpanRecord, label
+from otel_rollout.spans import ExchangeWriter, SpanRecord, carried, label
 from otel_rollout.trajectory import Contents, Conversations, Rule, Trajectory, sentences
 
 logger = logging.getLogger("otel_rollout")
@@ -270,6 +270,7 @@ class ActiveRollout:
             "task_id": None if options.task_id is None else str(options.task_id),
             "group_id": None if options.group_id is None else str(options.group_id),
             "sample_index": options.sample_index,
+            "group_size": options.group_size,
             "policy_version": self.policy_version,
             "trainable": options.trainable,
         }
@@ -324,9 +325,18 @@ class ActiveRollout:
             attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model
         if self.side_call_rules is not None and self.recorder is not None:
             attributes[sc.EXCHANGE_JUDGED] = True
+        attributes |= self._in_group()  # as its own span may be lost
         if not self.trajectory.trainable:
-            attributes[sc.ROLLOUT_TRAINABLE] = False  # the rollout's own span may be lost
+            attributes[sc.ROLLOUT_TRAINABLE] = False
         return attributes
+
+    def _in_group(self) -> dict[str, Any]:
+        """Attributes of the group that its calls are of, and of its size; {} without a group."""
+        group_id, size = self.trajectory.group_id, self.trajectory.group_size
+        if group_id is None:
+            return {}
+        found: dict[str, Any] = {sc.ROLLOUT_GROUP_ID: carried(group_id)}
+        return found if size is None else found | {sc.ROLLOUT_GROUP_SIZE: carried(size)}
 
     def _began_late(self) -> None:
         """A call began after the end."""
@@ -369,6 +379,7 @@ class ActiveRollout:
                 sc.ROLLOUT_PART: True,
                 sc.ROLLOUT_ID: self.id,
                 sc.ROLLOUT_PROCESS: self.process,
+                **self._in_group(),
             }
         return with_carried_texts(
             {sc.ROLLOUT_PROCESS: self.process, **identity(trajectory, self.operation)}

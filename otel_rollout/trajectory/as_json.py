@@ -204,6 +204,9 @@ def dict_of(line: str) -> dict[str, Json]:
 # --- read
 
 _HINTS = get_type_hints(Exchange)
+_FACT_HINTS = get_type_hints(Facts).items()
+_ABSENT = {"group_size": (None,)}
+"""Values of fields that a line may lack."""
 
 
 def _struct(name: str, members: Sequence[tuple[Any, ...]], **options: Any) -> Any:
@@ -233,7 +236,7 @@ _Line: Any = _struct(
     "Line",
     [
         ("schema_version", int),
-        *((name, hint) for name, hint in get_type_hints(Facts).items() if name in _FACTS),
+        *((name, hint, *_ABSENT.get(name, ())) for name, hint in _FACT_HINTS if name in _FACTS),
         *(("logs", list[str]), ("warnings", list[str]), ("missing_calls", list[str], [])),
         *(("metrics", dict[str, bool | int | float]), ("metadata", dict[str, Any])),
         *(("rewards", list[dict[str, Any]]), ("steps", list[dict[str, Any]] | None, None)),

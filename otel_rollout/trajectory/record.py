@@ -47,6 +47,8 @@ class Facts(Fixed):
     """Trajectories with one group id are compared with each other by the trainer."""
     sample_index: int | None = None
     """Number of this sample within its group, from 0; None: not set."""
+    group_size: int | None = None
+    """Number of samples that the group is to have, wherever they run; None: not known."""
     policy_version: str | int | None = None
     """Version of the policy when the rollout began; None: not set."""
     trainable: bool = True

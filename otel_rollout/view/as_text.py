@@ -43,6 +43,7 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
         ("group", trajectory.group_id),
         ("inside", trajectory.parent_id),
         ("sample", trajectory.sample_index),
+        ("of", trajectory.group_size),
         ("versions", ", ".join(map(str, trajectory.policy_versions)) or None),
     )
     ids = "".join(f"  {name} {value}" for name, value in about if value is not None)

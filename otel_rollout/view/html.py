@@ -182,8 +182,8 @@ def _ended(trajectory: Trajectory) -> Trajectory:
 
 _FIELDS = (
     *("id", "name", "trace_id", "span_id", "parent_id", "task_id", "group_id", "sample_index"),
-    *("policy_version", "trainable", "status", "termination_reason", "error", "output", "logs"),
-    *("start_time_ns", "end_time_ns", "appended", "metrics", "metadata"),
+    *("group_size", "policy_version", "trainable", "status", "termination_reason", "error"),
+    *("output", "logs", "start_time_ns", "end_time_ns", "appended", "metrics", "metadata"),
 )
 
 

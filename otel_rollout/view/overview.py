@@ -27,6 +27,8 @@ class Overview:
     task_id: str | None
     group_id: str | None
     sample_index: int | None
+    group_size: int | None
+    """Samples that its group is to have."""
     parent_id: str | None
     """The trajectory that it ran inside."""
     trace_id: str
@@ -108,8 +110,8 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
 
 
 _PLAIN = (
-    *("id", "name", "task_id", "group_id", "sample_index", "parent_id", "trace_id"),
-    *("status", "termination_reason", "start_time_ns"),
+    *("id", "name", "task_id", "group_id", "sample_index", "group_size", "parent_id"),
+    *("trace_id", "status", "termination_reason", "start_time_ns"),
 )
 HEAD = frozenset((*_PLAIN, "reward", "rewards", "seconds", "metrics", "metadata"))
 """The fields for which no call is read."""

@@ -24,6 +24,7 @@ BEGIN = {
     "task_id": "t1",
     "group_id": "g",
     "sample_index": 3,
+    "group_size": 4,
     "metadata": {"a": [1]},
 }
 

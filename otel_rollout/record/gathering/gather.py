@@ -247,7 +247,8 @@ def gather_group(
         group = await gather_group(agent(task) for _ in range(8))
 
     coroutines: an iterable of calls that are not awaited yet, or of functions, as for
-        `gather_trajectories`; each gets its place in it as `sample_index`.
+        `gather_trajectories`; each gets its place in it as `sample_index`, and their number as
+        `group_size` (of a group that is spread over processes, give both).
     group_id: str or int, the `group_id` of all of them. None (default): a new one.
     max_concurrency, max_exceptions, progress, options: as for `gather_trajectories`, which also
         says what is raised.
@@ -258,6 +259,7 @@ def gather_group(
         # A generator in a loop over tasks would find another task when it is awaited.
         coroutines = list(coroutines)
     name = uuid.uuid4().hex if group_id is None else str(group_id)
+    size = {"group_size": len(coroutines)} if isinstance(coroutines, Sized) else {}
 
     async def gather() -> TrajectoryGroup:
         nested: list[Trajectory] = []
@@ -266,7 +268,7 @@ def gather_group(
             max_concurrency=max_concurrency,
             max_exceptions=max_exceptions,
             progress=progress,
-            options=lambda index: {"sample_index": index, **options, "group_id": name},
+            options=lambda index: {"sample_index": index, **size, **options, "group_id": name},
             nested=nested,
         )
         group = TrajectoryGroup.of(trajectories, name)

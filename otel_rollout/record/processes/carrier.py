@@ -70,6 +70,10 @@ class Carried:
     trainable: bool = True
     sampled: bool = True
     """False: its spans are not exported."""
+    group_id: str | None = None
+    """The group of the rollout. None: not known."""
+    group_size: int | None = None
+    """Number of samples that its group is to have. None: not known."""
 
     @classmethod
     def of(cls, active: ActiveRollout) -> Carried:
@@ -82,6 +86,7 @@ class Carried:
             active.policy_version,
             active.trajectory.trainable,
             own.trace_flags.sampled,
+            *group_of(active),
         )
 
     @classmethod
@@ -106,12 +111,15 @@ class Carried:
             trace.get_current_span(context).get_span_context().span_id,
             _policy_version(baggage.get_baggage(sc.ROLLOUT_POLICY_VERSION, context)),
             baggage.get_baggage(sc.ROLLOUT_TRAINABLE, context) != dumps(False),
+            True,
+            *_group_in(baggage.get_baggage(sc.ROLLOUT_GROUP_ID, context)),
         )
 
     @property
     def options(self) -> Options:
         """The options of a part of it."""
-        return Options(policy_version=self.policy_version, trainable=self.trainable)
+        own = ("policy_version", "trainable", "group_id", "group_size")
+        return Options(**{name: getattr(self, name) for name in own})
 
     @property
     def context(self) -> Context:
@@ -140,6 +148,8 @@ def with_rollout(context: Context, active: ActiveRollout, version: str | int | N
         context = baggage.set_baggage(sc.ROLLOUT_POLICY_VERSION, dumps(version), context)
     if not active.trajectory.trainable:
         context = baggage.set_baggage(sc.ROLLOUT_TRAINABLE, dumps(False), context)
+    if (group := group_of(active))[0] is not None:
+        context = baggage.set_baggage(sc.ROLLOUT_GROUP_ID, dumps(group), context)
     if (secret := rollout_secret()) is not None:
         context = baggage.set_baggage(sc.ROLLOUT_PROOF, _proof(secret, context), context)
     return context
@@ -170,6 +180,7 @@ _CARRIED = (
     sc.ROLLOUT_ID,
     sc.ROLLOUT_POLICY_VERSION,
     sc.ROLLOUT_TRAINABLE,
+    sc.ROLLOUT_GROUP_ID,
     sc.ROLLOUT_PROOF,
 )
 """Baggage of ours."""
@@ -194,6 +205,26 @@ def _proof(secret: bytes, context: Context) -> str:
     said = [str(baggage.get_baggage(name, context) or "") for name in _CARRIED[:-1]]
     message = "\n".join([f"{trace_id_of(context):032x}", *said])
     return hmac.digest(secret, message.encode("utf-8", "backslashreplace"), "sha256").hex()
+
+
+def group_of(active: ActiveRollout) -> tuple[str | None, int | None]:
+    """The group of a rollout and its size, as a carrier has them; a long id is left out."""
+    group_id, size = active.trajectory.group_id, active.trajectory.group_size
+    return (None, None) if group_id is None or len(group_id) > _LONGEST else (group_id, size)
+
+
+_LONGEST = 200
+"""Characters of a group's id: baggage that is too large does not arrive at all."""
+
+
+def _group_in(text: object) -> tuple[str | None, int | None]:
+    """The group that an entry of the baggage names, and its size."""
+    try:
+        group_id, size = loads(text) if isinstance(text, str) else (None, None)
+    except (ValueError, TypeError, RecursionError):
+        return None, None
+    is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
+    return (group_id, size if is_size else None) if isinstance(group_id, str) else (None, None)
 
 
 def _policy_version(text: object) -> str | int | None:

@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.options import Options
-from otel_rollout.record.processes.carrier import Carried
+from otel_rollout.record.processes.carrier import Carried, group_of
 from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, tell
 from otel_rollout.record.provider import rollout_provider, rollout_tracer
 from otel_rollout.record.rollout_span import close, start_span
@@ -84,8 +84,11 @@ def here(active: ActiveRollout) -> ActiveRollout | None:
     """The rollout in this process: in a forked child its own part; None in a pool's process."""
     if active.pid == os.getpid():
         return active
+    group_id, size = group_of(active)
     version, trainable = active.options.policy_version, active.trajectory.trainable
-    options = Options(policy_version=version, trainable=trainable)
+    options = Options(
+        group_id=group_id, group_size=size, policy_version=version, trainable=trainable
+    )
     context = trace.set_span_in_context(active.span)
     return _part(active.id, active.told, context, options)
 

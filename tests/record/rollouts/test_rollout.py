@@ -253,6 +253,7 @@ def test_options_are_on_the_trajectory_and_the_span(recording: Recording):
         task_id=7,
         group_id="g",
         sample_index=3,
+        group_size=4,
         policy_version=12,
         metadata={"split": "train"},
         trainable=False,
@@ -264,6 +265,7 @@ def test_options_are_on_the_trajectory_and_the_span(recording: Recording):
     trajectory = recording.trajectory
     assert (trajectory.name, trajectory.task_id, trajectory.group_id) == ("solver", "7", "g")
     assert (trajectory.sample_index, trajectory.policy_version) == (3, 12)
+    assert trajectory.group_size == 4
     assert trajectory.metadata == {"split": "train", "more": 1}
     assert trajectory.trainable is False
     (span,) = recording.spans
@@ -275,6 +277,7 @@ def test_options_are_on_the_trajectory_and_the_span(recording: Recording):
     assert attributes["rollout.task_id"] == "7"
     assert attributes["rollout.group_id"] == "g"
     assert attributes["rollout.sample_index"] == 3
+    assert attributes["rollout.group_size"] == 4
     assert attributes["rollout.policy_version"] == 12
     assert json.loads(str(attributes["rollout.metadata"])) == {"split": "train", "more": 1}
     assert attributes["rollout.exchange_count"] == 0
@@ -288,6 +291,8 @@ def test_options_are_on_the_trajectory_and_the_span(recording: Recording):
         ({"group_id": ["g"]}, r"rollout\(group_id=...\): expected str or int, got \['g'\]"),
         ({"sample_index": "0"}, r"rollout\(sample_index=...\): expected int, got '0'"),
         ({"sample_index": True}, r"rollout\(sample_index=...\): expected int, got True"),
+        ({"group_size": "4"}, r"rollout\(group_size=...\): expected int, got '4'"),
+        ({"group_size": 0}, r"rollout\(group_size=...\): expected a number from 1 on, got 0"),
         ({"policy_version": 0.1}, r"rollout\(policy_version=...\): expected str or int, got 0.1"),
         ({"metadata": [1]}, r"rollout\(metadata=...\): expected Mapping, got \[1\]"),
         ({"trainable": "no"}, r"rollout\(trainable=...\): expected True or False, got 'no'"),

@@ -8,6 +8,8 @@ export interface Overview {
   task_id: string | null;
   group_id: string | null;
   sample_index: number | null;
+  /** Samples that its group is to have. */
+  group_size: number | null;
   /** The trajectory that it ran inside. */
   parent_id: string | null;
   trace_id: string;
