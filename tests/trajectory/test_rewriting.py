@@ -138,8 +138,8 @@ def test_what_is_no_rewriting(recording: Recording, clients: Clients):
             ask(client, system, user("go"), said, user("on"))
     with rollout("helpers") as helpers:  # one after the other, and the lead is told what they say
         system = {"role": "system", "content": "help"}
-        said = [ask(client, system, user(text))[0]["content"] for text in "abcd"]
-        ask(client, {"role": "system", "content": "lead"}, user(" ".join(said)))
+        told = [ask(client, system, user(text))[0]["content"] for text in "abcd"]
+        ask(client, {"role": "system", "content": "lead"}, user(" ".join(told)))
     for trajectory in (forks, best, again, compaction, agents, helpers):
         assert sentences(trajectory) == []
 
