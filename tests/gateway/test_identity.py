@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import otel_rollout
 from otel_rollout import Trajectory, propagate, reconstruct, rollout
 from otel_rollout.gateway import serve
 from otel_rollout.gateway.paths import asked_of
@@ -282,3 +284,23 @@ async def test_a_token_is_good_while_its_rollout_runs(
     assert answer.status == 401
     assert "expired" in answer.json()["error"]["message"]
     assert len(server.exchanges) == 1
+
+
+async def test_no_span_has_a_token(clients: Clients, gateway_to: Serve):
+    """A client's base URL has it in its path; the default instrumentation writes that URL down."""
+    spans = InMemorySpanExporter()
+    otel_rollout.configure(exporters=[], span_exporters=[spans])
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url)
+    with rollout("there"):
+        token, base_url = gateway.token(), gateway.base_url()
+        client: Any = clients.asynchronous(server).with_options(
+            base_url=base_url, api_key=f"or-{token}"
+        )
+        with rollout("agent"):
+            await client.chat.completions.create(**CHAT)
+    otel_rollout.shutdown()
+    scopes = {str(getattr(s.instrumentation_scope, "name", "")) for s in spans.get_finished_spans()}
+    assert "opentelemetry.instrumentation.openai.v1" in scopes
+    assert token in base_url
+    assert not any(token in span.to_json() for span in spans.get_finished_spans())
