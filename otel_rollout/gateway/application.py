@@ -33,6 +33,7 @@ from otel_rollout.gateway.http import (
 )
 from otel_rollout.gateway.paths import Asked, asked_of, is_open, plain_path
 from otel_rollout.gateway.renderers import Renderer, next_prompt_by
+from otel_rollout.gateway.replies import KeyRemover
 from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.gateway.supply import Supply, SupplyingUpstream
 from otel_rollout.gateway.tokens import TokenError, Tokens
@@ -129,6 +130,7 @@ class Application:
         self.names: frozenset[str] | None = None
         """The names in `Host` by which the control routes are asked. None: any."""
         self._secret = given or str(self.made_secret).encode()
+        self._remover = None if settings.api_key is None else KeyRemover(settings.api_key)
         self._allow_paths = settings.allow_paths
         if self._allow_paths:
             logger.warning(
@@ -262,13 +264,14 @@ class Application:
             scope["headers"],
             key_is_token=asked.key_is_token,
             key_name="x-api-key" if "/v1/messages" in asked.path else "authorization",
-            without=b"accept-encoding" if hiding is not None else b"",
+            without=b"accept-encoding" if hiding is not None or self._remover else b"",
         )
         query = scope["query_string"].decode("latin-1")
         target = f"{asked.path}?{query}" if query else asked.path
         request = Request(scope["method"], target, headers, body or None)
         upstream = self._upstream_of(active, recorder, asked.path)
-        await Exchange(upstream, recorder, hiding, send).pass_on(request, receive)
+        exchange = Exchange(upstream, recorder, hiding, self._remover, send)
+        await exchange.pass_on(request, receive)
 
     def _upstream_of(
         self, active: ActiveRollout, recorder: ExchangeRecorder | None, path: str

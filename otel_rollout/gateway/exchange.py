@@ -15,13 +15,13 @@ from otel_rollout.gateway.http import Receive, Refusal, Send
 from otel_rollout.gateway.replies import (
     Headers,
     HiddenStream,
-    Rewrite,
+    KeylessStream,
+    KeyRemover,
     headers_for,
     headers_for_stream,
-    hide_in_reply,
     rewritten,
+    shown_body,
     shown_headers,
-    without_key,
 )
 from otel_rollout.gateway.supply import SupplyingUpstream
 from otel_rollout.gateway.upstream import Upstream
@@ -54,6 +54,7 @@ class Exchange:
 
     recorder: None: it is not recorded.
     hiding: what of the reply the client is not shown. None: it is shown all.
+    remover: takes the model server's key out of the reply. None: there is no key.
     """
 
     def __init__(
@@ -61,11 +62,14 @@ class Exchange:
         upstream: Upstream | SupplyingUpstream,
         recorder: ExchangeRecorder | None,
         hiding: Hiding | None,
+        remover: KeyRemover | None,
         send: Send,
     ) -> None:
         self._upstream = upstream
         self._recorder = recorder
         self._hiding = hiding
+        self._remover = remover
+        self._keyless = None if remover is None else KeylessStream(remover)
         self._send = send
         self._client_left = False
         self._response: Any = None
@@ -104,6 +108,8 @@ class Exchange:
             self._end(error)
             raise _unreachable(error) from None
         came = b"".join(getattr(self._response.content, "_buffer", ()))  # and was not read
+        if self._keyless is not None:
+            came = self._keyless.shown(came) + self._keyless.shown(b"")
         if came and self._recorder is not None and self._recorder.is_streaming:
             self._recorder.chunk(came)
         self._end(error)
@@ -120,19 +126,24 @@ class Exchange:
         is_shown = False
         if recorder is not None:
             is_shown = bool(recorder.response(response.status, response.headers))
-        headers = shown_headers(response.raw_headers, self._upstream.api_key)
-        rewrite, stream = self._rewrite(), self._hidden_stream()
-        if rewrite is not None:
-            await self._reply_rewritten(headers, rewrite, is_shown=is_shown)
+        headers = shown_headers(response.raw_headers, self._remover)
+        if self._is_rewritten():
+            await self._reply_rewritten(headers, is_shown=is_shown)
             return
+        stream, keyless = self._hidden_stream(), self._keyless
         await self._start(headers if stream is None else headers_for_stream(headers))
         hand_on_at_once = recorder is None or recorder.framing is not None
-        while piece := await response.content.readany():
-            if is_shown and recorder is not None:
+        more = True
+        while more:
+            piece = await response.content.readany()
+            more = bool(piece)
+            if keyless is not None:
+                piece = keyless.shown(piece)
+            if piece and is_shown and recorder is not None:
                 recorder.chunk(piece)
-            if stream is not None:
+            if piece and stream is not None:
                 piece = stream.shown(piece)
-            if not hand_on_at_once:
+            if piece and not hand_on_at_once:
                 self._held, piece = piece, self._held
             if piece:
                 await self._send_piece(piece)
@@ -140,30 +151,43 @@ class Exchange:
         rest = self._held if stream is None else stream.rest()
         await self._send({"type": "http.response.body", "body": rest})
 
-    def _rewrite(self) -> Rewrite | None:
-        """How the reply is rewritten as a whole. None: it is not."""
-        key, recorder = self._upstream.api_key, self._recorder
-        if key is not None and self._response.status >= 400:
-            return lambda body: without_key(body, key)
-        if self._hiding is None or recorder is None or recorder.framing is not None:
-            return None
-        return hide_in_reply(self._hiding)
+    def _is_rewritten(self) -> bool:
+        """True if the reply is rewritten as a whole."""
+        if self._remover is not None and self._encoding not in (None, "identity"):
+            return True  # an encoding that was not asked for
+        recorder = self._recorder
+        return self._hiding is not None and recorder is not None and recorder.framing is None
+
+    def _shown_body(self, body: bytes) -> bytes:
+        """A whole body as the client is shown it."""
+        body, hiding, recorder = self._without_key(body), self._hiding, self._recorder
+        if hiding is None or recorder is None or recorder.framing not in (None, "events"):
+            return body
+        return shown_body(body, hiding, is_stream=recorder.framing is not None)
+
+    def _without_key(self, body: bytes) -> bytes:
+        return body if self._remover is None else self._remover.removed(body)
+
+    @property
+    def _encoding(self) -> str | None:
+        found: str | None = self._response.headers.get("content-encoding")
+        return found
 
     def _hidden_stream(self) -> HiddenStream | None:
         """What reads the stream that the reply is. None: it is handed on as it comes."""
-        encoding = self._response.headers.get("content-encoding")
+        encoding = self._encoding
         is_events = self._recorder is not None and self._recorder.framing == "events"
         if self._hiding is None or not is_events or not HiddenStream.can_read(encoding):
             return None
         return HiddenStream(self._hiding, encoding)
 
-    async def _reply_rewritten(self, headers: Headers, rewrite: Rewrite, *, is_shown: bool) -> None:
+    async def _reply_rewritten(self, headers: Headers, *, is_shown: bool) -> None:
         """Hand on a reply once it has come as a whole."""
-        body = await self._response.read()
+        body = self._without_key(await self._response.read())
         if is_shown and self._recorder is not None:
             self._recorder.chunk(body)
         self._end(None)
-        shown = rewritten(body, self._response.headers.get("content-encoding"), rewrite)
+        shown = rewritten(body, self._encoding, self._shown_body)
         if shown is not None:
             body, headers = shown, headers_for(headers, shown)
         await self._start(headers)

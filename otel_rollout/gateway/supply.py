@@ -139,7 +139,6 @@ class SupplyingUpstream:
         path: str,
     ) -> None:
         self.errors = upstream.errors
-        self.api_key = upstream.api_key
         self._upstream = upstream
         self._supply = supply
         self._active = active

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 import string
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
+from itertools import product
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
@@ -25,6 +26,10 @@ REDACTED = "[redacted]"
 _SCHEME = string.ascii_letters + string.digits + "+-."
 _SHORTEST_SECRET = 8
 _is_basic = re.compile(r"Basic\s+(\S+)\s*$", re.I).match
+_is_odd = re.compile(r"[^\w.~-]").findall
+_MOST_ODD = 4
+"""Kinds of characters of one secret that JSON may escape, in any combination."""
+_URL_SAFE = str.maketrans("+/", "-_")
 _escape = re.compile(r"%[0-9A-F]{2}")
 _OF_REPLIES = frozenset({"choices", "output", "content", "data", "candidates", "done"})
 """Members of replies that a model made, one of which each has, or a message that is an object."""
@@ -137,7 +142,7 @@ class Secrets:
         for name, value in learned[self._sought :]:
             text = text_of(value)
             for secret in secrets_of_url(text) if name == _ADDRESS else secrets_in({name: text}):
-                self._found.update(_forms(secret))
+                self._found.update(secret_forms(secret))
         self._sought = max(self._sought, len(learned))  # only now: another thread may ask
         return frozenset(self._found)
 
@@ -163,13 +168,33 @@ def _is_of_model(reply: Mapping[str, Any]) -> bool:
     return sampled and not reply.get("error")
 
 
-def _forms(secret: str) -> set[str]:
-    """The secret as it stands in plain text, in JSON, in Python's `repr` and in an address."""
+def secret_forms(secret: str) -> set[str]:
+    """The secret as it stands in plain text, JSON, Python's `repr`, an address, and in base64."""
     plain = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     quoted = {quote(secret, errors="replace"), quote(secret, safe="", errors="replace")}
     quoted.add(quote_plus(secret, errors="replace"))
     quoted |= {_escape.sub(lambda match: match[0].lower(), each) for each in quoted}
-    return plain | quoted | {each.replace("/", "\\/") for each in plain} | {repr(secret)[1:-1]}
+    return plain | quoted | _escaped(secret) | _encoded(secret) | {repr(secret)[1:-1]}
+
+
+def _escaped(secret: str) -> set[str]:
+    """The secret as writers of JSON may escape it: each escapes other characters."""
+    odd = sorted(set(_is_odd(secret)))[:_MOST_ODD]
+    ways = [(c, f"\\u{ord(c):04x}", f"\\u{ord(c):04X}", *["\\/"][: c == "/"]) for c in odd]
+    return {
+        secret.translate(dict(zip(map(ord, odd), chosen, strict=True))) for chosen in product(*ways)
+    }
+
+
+def _encoded(secret: str) -> set[str]:
+    """What each base64 of a text with the secret has in it, wherever in the text it begins."""
+    found = set[str]()
+    data = secret.encode("utf-8", "surrogateescape")
+    for before in range(3):
+        text = b64encode(bytes(before) + data).decode()
+        inside = text[-(-before * 8 // 6) : (before + len(data)) * 8 // 6]
+        found |= {inside, inside.translate(_URL_SAFE)}
+    return found
 
 
 def secrets_in(headers: Mapping[Any, Any]) -> set[str]:
