@@ -139,11 +139,13 @@ class Exchange:
             more = bool(piece)
             if keyless is not None:
                 piece = keyless.shown(piece)
-            if piece and is_shown and recorder is not None:
+            if not piece:
+                continue
+            if is_shown and recorder is not None:
                 recorder.chunk(piece)
-            if piece and stream is not None:
+            if stream is not None:
                 piece = stream.shown(piece)
-            if piece and not hand_on_at_once:
+            if not hand_on_at_once:
                 self._held, piece = piece, self._held
             if piece:
                 await self._send_piece(piece)
