@@ -296,7 +296,7 @@ class Application:
             sent, added = with_fields(name, body, headers, self.fields.get(active))
             recorder = record_call(active, name)
             recorder.request(sent, headers)
-            return recorder, sent, hiding_of(added)
+            return recorder, sent, hiding_of(added, body)
         return None, body, None
 
     def _secrets(self, asked: Asked, scope: Scope) -> Mapping[str, str]:

@@ -102,7 +102,7 @@ def finish(value: Json) -> Json:
     """The merged value with its texts joined and its tool calls in a list, by index."""
     if isinstance(value, dict):
         return {
-            key: [finish(part[index]) for index in sorted(part)]
+            key: [_finished_call(part[index]) for index in sorted(part)]
             if key == "tool_calls" and isinstance(part, dict)
             else finish(part)
             for key, part in value.items()
@@ -112,6 +112,15 @@ def finish(value: Json) -> Json:
     if isinstance(value, list) and value and isinstance(value[0], GrowingText):
         return "".join(value)
     return value
+
+
+def _finished_call(call: Json) -> Json:
+    """A tool call, whose arguments are a text also where the stream ended before they came."""
+    call = finish(call)
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(function, dict) and "name" in function:
+        function.setdefault("arguments", "")
+    return call
 
 
 def finished_json(text: str) -> Json:

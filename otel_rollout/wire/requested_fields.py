@@ -26,7 +26,7 @@ _CUT: Mapping[str, tuple[str, ...]] = {
 """Members of replies that servers send only if this field asks for them: vLLM's, SGLang's,
 llama.cpp's."""
 _NULL: Mapping[str, tuple[str, ...]] = {
-    "logprobs": ("logprobs",),
+    "logprobs": ("logprobs", "prompt_logprobs"),  # those of a prompt that is echoed
     "top_logprobs": ("logprobs",),
     "prompt_logprobs": ("prompt_logprobs",),
 }
@@ -51,10 +51,15 @@ class Hiding:
         return any(f'"{name}"'.encode() in body for name in names)
 
 
-def hiding_of(added: Mapping[str, Json]) -> Hiding | None:
+def hiding_of(added: Mapping[str, Json], request: bytes) -> Hiding | None:
     """What is to be hidden where these fields were added to a request; None: nothing is."""
     cut = frozenset(name for field in added for name in _CUT.get(field, ()))
-    null = frozenset(name for field in added for name in _NULL.get(field, ()))
+    null = frozenset(
+        name
+        for field in added
+        for name in _NULL.get(field, ())
+        if name == "logprobs" or f'"{name}"'.encode() not in request
+    )
     options = added.get("stream_options")
     count = isinstance(options, Mapping) and bool(options.get("include_usage"))
     return Hiding(cut, null, count) if cut or null or count else None

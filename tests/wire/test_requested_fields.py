@@ -27,7 +27,7 @@ IDS = st.lists(st.integers(0, 9), max_size=3)
 
 
 def hiding(**fields: Any) -> Hiding:
-    found = hiding_of(fields or TRAINING)
+    found = hiding_of(fields or TRAINING, b'{"prompt_logprobs": 1}')
     assert found is not None
     return found
 
@@ -140,7 +140,6 @@ def test_a_chunk_that_the_server_would_have_sent_stays():
         ("return_meta_info", "meta_info", False),
         ("n_probs", "completion_probabilities", False),
         ("logprobs", "logprobs", True),
-        ("prompt_logprobs", "prompt_logprobs", True),
     ],
 )
 def test_only_what_was_added_is_hidden(field: str, member: str, left: bool):
@@ -158,6 +157,17 @@ def test_only_what_was_added_is_hidden(field: str, member: str, left: bool):
 
 def test_nothing_is_hidden_where_nothing_was_added():
     """Also where only a field was added that nothing in a reply is known of."""
-    assert hiding_of({}) is None
-    assert hiding_of({"return_something": True}) is None
-    assert hiding_of({"stream_options": {"include_usage": False}}) is None
+    assert hiding_of({}, b"{}") is None
+    assert hiding_of({"return_something": True}, b"{}") is None
+    assert hiding_of({"stream_options": {"include_usage": False}}, b"{}") is None
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_log_probabilities_of_a_prompt_that_is_echoed(asks: bool):
+    """A server (vLLM) sends them where `logprobs` and `echo` meet; they stay where asked for."""
+    request = b'{"prompt": "a", "echo": true%b}' % (b', "prompt_logprobs": 1' if asks else b"")
+    found = hiding_of({"logprobs": 0}, request)
+    assert found is not None
+    reply = b'{"choices": [{"text": "a", "logprobs": {"tokens": []}, "prompt_logprobs": [null]}]}'
+    shown = json.loads(hidden_reply(reply, found))["choices"][0]
+    assert shown == {"text": "a", "logprobs": None, "prompt_logprobs": [None] if asks else None}

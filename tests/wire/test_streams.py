@@ -177,3 +177,11 @@ def test_a_responses_stream_is_its_last_response() -> None:
 def test_an_unknown_shape_is_not_merged(events: str) -> None:
     """What is not understood has no body; who reads it keeps the text."""
     assert merge(events).body is None
+
+
+def test_a_call_without_arguments_has_an_empty_text() -> None:
+    """As OpenAI's types promise: a stream may end after the name, or a tool may have none."""
+    function = {"name": "now"}
+    calls = [{"index": 0, "id": "a", "type": "function", "function": function}]
+    message = only_choice(sse([chunk({"tool_calls": calls})], done=False))["message"]
+    assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": ""}
