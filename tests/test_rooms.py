@@ -486,7 +486,7 @@ LINES = {
     "testing": 1_195,
     "trajectory": 4_650,
     "view": 5_651,
-    "wire": 4_936,
+    "wire": 4_944,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

@@ -52,7 +52,8 @@ def indexed_choices(reply: Reply, name: str = "choices") -> Iterator[tuple[int, 
 _CHOICE = struct_of(
     "Choice",
     {
-        **dict.fromkeys(("index", "message", "finish_reason", "stop_reason", "matched_stop"), Any),
+        **dict.fromkeys(("index", "message", "text", "finish_reason", "stop_reason"), Any),
+        "matched_stop": Any,
         **dict.fromkeys(("response_token_ids", "prompt_token_ids", "meta_info"), Any),
         **dict.fromkeys(("routed_experts", "hidden_states", "content_filter_results"), Any),
         **dict.fromkeys(("native_finish_reason", "error"), Any),

@@ -79,8 +79,8 @@ class Listing:
 
 def listings(choice: _Fields) -> Iterator[Listing]:
     """The places, the best first."""
-    chat = _of_chat(choice) if isinstance(choice, PartlyRead) else None
-    return _read_listings(choice) if chat is None else iter((chat,))
+    usual = _usual(choice) if isinstance(choice, PartlyRead) else None
+    return _read_listings(choice) if usual is None else iter((usual,))
 
 
 def _read_listings(choice: _Fields) -> Iterator[Listing]:
@@ -109,25 +109,32 @@ def _read_listings(choice: _Fields) -> Iterator[Listing]:
 
 _ENTRY = struct_of("Entry", {"logprob": float}, is_open=True)
 _chat: Bounded[Any] = Bounded(struct_of("Logprobs", {"content": list_of(_ENTRY), "refusal": None}))
+_LISTS = dict.fromkeys(("top_logprobs", "text_offset"), Cut)
+_text: Bounded[Any] = Bounded(
+    struct_of("Lists", {"tokens": list[Cut], "token_logprobs": list[float | None], **_LISTS})
+)
 
 
-def _of_chat(choice: PartlyRead) -> Listing | None:
-    """The tokens of a usual chat, of which only the log-probabilities are read, and kept."""
+def _usual(choice: PartlyRead) -> Listing | None:
+    """The tokens as chats and text completions list them, of which only numbers are read."""
     values = _column(choice, "logprobs", _logprob_array)
     if values is None or any(map(choice.get, _OTHER_PLACES)):
         return None
-
     return Listing(
-        len(values), lambda name: _listing(choice["logprobs"]["content"]).column(name), values
+        len(values), lambda name: next(_read_listings(choice)).column(name), known=values
     )
 
 
 def _logprob_array(cut: Cut) -> array[float] | None:
-    """The log-probabilities of a chat; None where it has none, or is of another shape."""
+    """The log-probabilities among those; None where there are none, or another shape."""
     found = _chat.part(cut)
-    if found is None or found.content is UNSET:
+    if found is not None:
+        return None if found.content is UNSET else _floats([each.logprob for each in found.content])
+    found = _text.part(cut)
+    if found is None or UNSET in (found.tokens, found.token_logprobs):
         return None
-    return _floats([entry.logprob for entry in found.content])
+    is_whole = len(found.tokens) == len(found.token_logprobs)
+    return _floats(found.token_logprobs) if is_whole else None
 
 
 _OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")

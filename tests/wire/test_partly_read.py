@@ -96,6 +96,9 @@ _chunks = st.lists(
 )
 
 
+_NAMES = ("finish_reason", "stop_reason", "logprobs", "novel")
+
+
 def asked(choice: Any, reply: Json) -> list[Any]:
     ids = sampled_ids(choice, reply)
     return [
@@ -104,7 +107,7 @@ def asked(choice: Any, reply: Json) -> list[Any]:
         sampled_logprobs(choice, None),
         sampled_texts(choice),
         alternatives(choice),
-        {name: choice.get(name) for name in ("finish_reason", "stop_reason", "logprobs", "novel")},
+        json.dumps([choice.get(name) for name in _NAMES], sort_keys=True),
     ]
 
 
@@ -118,6 +121,44 @@ def test_a_reply_gives_what_was_sent(sent: Json, indent: int | None) -> None:
         for _ in range(2):
             assert repr(asked(choice, found)) == repr(asked(plain, sent))
         assert (dict(choice), len(choice), list(choice)) == (plain, len(plain), [*dict(choice)])
+
+
+_lists = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "tokens": st.none() | st.lists(st.sampled_from(["a", "token_id:7", '",', ""]), max_size=3),
+        "token_logprobs": st.none() | st.lists(_numbers, max_size=3),
+        "top_logprobs": st.none() | st.lists(st.none() | st.just({"b": -2.0}), max_size=3),
+        "text_offset": st.just([0, 1]),
+        "content": st.none() | _entries,
+    },
+)
+_texts = st.fixed_dictionaries(
+    {"id": st.text(max_size=2)},
+    optional={
+        "choices": st.lists(
+            st.fixed_dictionaries(
+                {"index": st.integers(0, 1), "text": st.sampled_from(["a", "", None])},
+                optional={"logprobs": _lists, "token_ids": _ids, "finish_reason": st.none()},
+            ),
+            max_size=3,
+        ),
+        "usage": st.just({"completion_tokens": 2}),
+    },
+)
+
+
+@given(_texts, st.booleans())
+def test_a_text_completion_gives_what_was_sent(sent: Json, is_echo: bool) -> None:
+    api = api_of("/completions")
+    assert api is not None
+    params = {"prompt": "a", "echo": is_echo}
+    found, plain = api.read(json.dumps(sent)), json.loads(json.dumps(sent))
+    assert wholly_read(found) == plain
+    pairs = zip(api.sampled(params, None, found), api.sampled(params, None, plain), strict=True)
+    for ours, expected in pairs:
+        assert (ours.index, ours.items) == (expected.index, expected.items)
+        assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
 
 
 @given(_chunks, st.sampled_from(["\n", "\r\n"]))
