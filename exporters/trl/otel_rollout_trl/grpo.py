@@ -143,15 +143,14 @@ def to_trl_async_samples(
         if advantage is None:
             continue
         for row in trajectory.token_sequences():
-            trained = zip(row.loss_mask, row.logprobs, strict=True)
-            if any(mask and math.isnan(value) for mask, value in trained):
+            logprobs = np.asarray(row.logprobs, dtype=np.float32)
+            # Each sampled token trains in the first row that has it.
+            if np.isnan(logprobs).any():
                 raise ExportError(
                     f"{named(trajectory)}: AsyncGRPOTrainer needs the log-probability of every "
                     f"trained token, and the server did not send those of "
                     f"{', '.join(row.completion_ids)}; ask for them (logprobs=True)"
                 )
-            # One that is not known and does not train: 0.0, as on every token that does not.
-            logprobs = [0.0 if math.isnan(value) else value for value in row.logprobs]
             first, last = row.completions[0], row.completions[-1]
             said = [*last.request_messages, last.message]
             asked = first.request_messages
@@ -161,7 +160,7 @@ def to_trl_async_samples(
                     completion=said[len(asked) :],
                     input_ids=np.asarray(row.token_ids, dtype=np.int64),
                     completion_mask=np.asarray(row.loss_mask, dtype=np.int64),
-                    old_log_probs=np.asarray(logprobs, dtype=np.float32),
+                    old_log_probs=logprobs,
                     advantage=advantage,
                     model_version=_version(trajectory, row, model_version),
                     group_id=group_id,
