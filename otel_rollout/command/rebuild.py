@@ -28,10 +28,8 @@ def rebuild(options: argparse.Namespace) -> int:
         found = reconstruct_by_rollout(
             sources.records(), folder / "spans", infer_rollouts=options.infer_rollouts
         )
-        kept = map(rebuilt.counted, filter(choice.keeps, found))
-        file.writelines(
-            lines_in_order(kept, choice.key, descending=choice.descending, folder=folder)
-        )
+        kept = ((key, rebuilt.counted(one)) for key, one in sources.each(choice.keyed, found))
+        file.writelines(lines_in_order(kept, descending=choice.descending, folder=folder))
     _note_rebuilt(rebuilt, sources, options)
     return note_unreadable(sources.errors)
 

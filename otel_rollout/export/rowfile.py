@@ -22,13 +22,13 @@ from typing import Any
 
 import msgspec
 
-from otel_rollout.errors import ConfigurationError, ExportError
+from otel_rollout.errors import ConfigurationError, ExportError, SpanFormatError
 from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.export.rows import Rows
 from otel_rollout.export.store import Store
 from otel_rollout.lines import lock, write_whole
 from otel_rollout.terminal import without_ids_and_numbers
-from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
+from otel_rollout.trajectory import UNREADABLE, Dropped, Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json, dumps, finite, loads
 
 _OURS = ("trajectories", "spans")
@@ -243,8 +243,8 @@ def rows_of(
 ) -> list[bytes]:
     """The rows, as lines of JSON, of the trajectories of one key.
 
-    A trajectory that the format cannot carry is reported and left out, and the others of its group
-    are exported as if it were not there; with `strict` it is an ExportError.
+    A trajectory that is damaged, or that the format cannot carry, is reported and left out, and the
+    others of its group are exported as if it were not there; with `strict` its error is raised.
     """
     members = _members(items, tally)
     group = TrajectoryGroup.of(members.values())
@@ -253,7 +253,7 @@ def rows_of(
     tally.failures += len(group.failures)
     try:
         return _lines(group, exporter, tally)
-    except ExportError as error:
+    except UNREADABLE as error:
         if strict:
             raise
         refused = _refused(members, exporter, error)
@@ -264,9 +264,13 @@ def rows_of(
             rows = _lines(TrajectoryGroup.of(kept, id=group.id), exporter, tally)
     except ExportError as error:
         refused = dict.fromkeys(members, error)
-    for each in dict.fromkeys(map(str, refused.values())):
-        report(each)
-    tally.refused.update(without_ids_and_numbers(str(error)) for error in refused.values())
+    for text in dict.fromkeys(map(str, refused.values())):
+        report(text)
+    for each in refused.values():
+        if isinstance(each, ExportError):
+            tally.refused[without_ids_and_numbers(str(each))] += 1
+        else:
+            tally.unreadable += 1
     return rows
 
 
@@ -298,16 +302,25 @@ def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[
 
 
 def _refused(
-    members: Mapping[str, Trajectory], exporter: RowExporter, error: ExportError
-) -> dict[str, ExportError]:
-    """The trajectories that the format cannot carry; all, if each alone can be carried."""
-    refused: dict[str, ExportError] = {}
+    members: Mapping[str, Trajectory], exporter: RowExporter, error: Exception
+) -> dict[str, Exception]:
+    """The trajectories that the format cannot carry, or that are damaged.
+
+    All, if each alone can be carried; raises what is no ExportError then.
+    """
+    refused: dict[str, Exception] = {}
     for member in members.values():
         try:
             for _ in exporter.rows(TrajectoryGroup.of([member])):
                 pass
         except ExportError as own:
             refused[member.id] = own
+        except UNREADABLE as own:
+            refused[member.id] = SpanFormatError(
+                f"trajectory {member.id!r}: damaged ({own!r:.200})"
+            )
+    if not refused and not isinstance(error, ExportError):
+        raise error
     return refused or dict.fromkeys(members, error)
 
 

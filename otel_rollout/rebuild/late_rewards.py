@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.rollout_span import reward_of
 from otel_rollout.spans import SpanKey, SpanRecord
 from otel_rollout.trajectory import UNREADABLE, AllRewards, Reward, RewardKey, sentences
 from otel_rollout.wire import Json, loads
@@ -53,9 +52,9 @@ def _change(record: SpanRecord) -> tuple[RewardKey, Reward | None] | None:
     try:
         row: Json = loads(record.text(sc.REWARD) or "")
         if row.get("value") is not None:
-            reward = reward_of(row)
+            reward = Reward.from_dict(row)
             return reward.key, reward
-        removed = reward_of({**row, "value": 0.0})
+        removed = Reward.from_dict({**row, "value": 0.0})
         return removed.key, None
     except UNREADABLE:
         return None

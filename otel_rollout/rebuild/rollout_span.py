@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any, TypeVar
 
 from otel_rollout import semconv as sc
@@ -127,22 +126,13 @@ def expected(value: Any, kind: type[T] | tuple[type[T], ...]) -> T:
     return value
 
 
-def reward_of(row: Json) -> Reward:
-    """A reward from its JSON. One of `UNREADABLE` for what is none."""
-    reward = Reward.from_dict(row)
-    for text in (reward.name, reward.completion_id, reward.explanation):
-        expected(text, (str, NoneType))
-    expected(reward.choice_index, int)
-    return reward
-
-
 def texts(value: Json) -> list[str]:
     """The texts in a list."""
     return [expected(text, str) for text in expected(value, list)]
 
 
 def _rewards(rows: Json) -> list[Reward]:
-    return [reward_of(row) for row in rows]
+    return [Reward.from_dict(row) for row in rows]
 
 
 def _appended(rows: Json) -> dict[tuple[str, int], list[Json]]:

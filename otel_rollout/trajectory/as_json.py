@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 
@@ -207,6 +207,8 @@ _HINTS = get_type_hints(Exchange)
 _FACT_HINTS = get_type_hints(Facts).items()
 _ABSENT = {"group_size": (None,)}
 """Values of fields that a line may lack."""
+_Row: Any = Annotated[int, msgspec.Meta(ge=0)]
+"""The number of a row."""
 
 
 def _struct(name: str, members: Sequence[tuple[Any, ...]], **options: Any) -> Any:
@@ -214,11 +216,11 @@ def _struct(name: str, members: Sequence[tuple[Any, ...]], **options: Any) -> An
 
 
 _MessageRow: Any = _struct(
-    "MessageRow", [("parent", int), ("message", Cut), ("same", int, 0)], array_like=True
+    "MessageRow", [("parent", _Row), ("message", Cut), ("same", _Row, 0)], array_like=True
 )
-_TokenRow: Any = _struct("TokenRow", [("parent", int), ("ids", list[int])], array_like=True)
+_TokenRow: Any = _struct("TokenRow", [("parent", _Row), ("ids", list[int])], array_like=True)
 _ParamsRow: Any = _struct(
-    "ParamsRow", [("members", dict[str, Cut]), ("again", dict[str, int], {})], array_like=True
+    "ParamsRow", [("members", dict[str, Cut]), ("again", dict[str, _Row], {})], array_like=True
 )
 _ExchangeRow: Any = _struct(
     "ExchangeRow",
@@ -226,8 +228,8 @@ _ExchangeRow: Any = _struct(
         *((name, _HINTS[name]) for name in _EXCHANGE_FIELDS),
         *((name, _HINTS[name], None) for name in _MARKS),
         *(("source", str, EXACT_SOURCE), ("lost", list[str], [])),
-        *(("prompt", int), ("params", int), ("prompt_token_ids", list[int])),
-        ("supplied", tuple[int, int] | None, None),
+        *(("prompt", _Row), ("params", _Row), ("prompt_token_ids", list[_Row])),
+        ("supplied", tuple[int, _Row] | None, None),
         *(("response", Cut), ("response_text", str | None)),
         ("response_events", str | None, None),
     ],
@@ -272,6 +274,20 @@ def parameters_of(data: Mapping[str, Json]) -> dict[str, Any]:
     return _parameters(msgspec.convert({**data, **rows}, _Line))
 
 
+def wrong_in(data: Mapping[str, Json], error: Exception) -> str:
+    """What is wrong with data of which `parameters_of` raised this error.
+
+    If a field is of another type: which one, what it is, and what was expected.
+    """
+    try:
+        _decode(dumps(data))
+    except msgspec.ValidationError as found:
+        return str(found)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    return repr(error)
+
+
 def _uncut(value: Json) -> Cut:
     return Cut(dumps(value).encode())
 
@@ -285,9 +301,13 @@ def _check_version(version: Json) -> None:
 
 
 def _parameters(line: Any) -> dict[str, Any]:
+    try:
+        exchanges = _exchanges_of(line)
+    except IndexError:
+        raise LookupError("a row is named that is not there, or not before") from None
     return {
         **{name: getattr(line, name) for name in (*FIELDS, "metrics", "metadata")},
-        "exchanges": _exchanges_of(line),
+        "exchanges": exchanges,
         "appended": {(id_, choice): messages for id_, choice, messages in line.appended},
         "rewards": {reward.key: reward for reward in map(Reward.from_dict, line.rewards)},
         "missing_calls": line.missing_calls,

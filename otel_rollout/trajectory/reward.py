@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_type_hints
 
 from otel_rollout.wire import Json
 
@@ -56,7 +56,7 @@ class Reward(float):
     ) -> Reward:
         try:
             number = math.nan if isinstance(value, str | bytes) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
             about = "reward" if name is None else f"reward {name!r}"
@@ -81,6 +81,9 @@ class Reward(float):
         reward.choice_index = choice_index
         reward.explanation = explanation
         reward.label = label
+        for field, kind in _KINDS.items():
+            if not isinstance(found := getattr(reward, field), kind):
+                raise ValueError(f"reward {name!r}: expected {field} as {kind}, got {found!r:.80}")
         return reward
 
     def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
@@ -106,6 +109,10 @@ class Reward(float):
         """The reward that `to_dict` described."""
         fields = dict(data)
         return cls(fields.pop("value"), **fields)
+
+
+_KINDS = {name: kind for name, kind in get_type_hints(Reward).items() if name != "weight"}
+"""The type of each field; that of the weight is checked with its value."""
 
 
 def texts_of(value: float) -> dict[str, Any]:

@@ -18,7 +18,13 @@ from otel_rollout.errors import (
     UnknownCompletionError,
 )
 from otel_rollout.looking import Printed, ShownInNotebooks, drift_of
-from otel_rollout.trajectory.as_json import dict_of, line_of, parameters_of, parameters_of_line
+from otel_rollout.trajectory.as_json import (
+    dict_of,
+    line_of,
+    parameters_of,
+    parameters_of_line,
+    wrong_in,
+)
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.conversations import Conversations
 from otel_rollout.trajectory.drift import Drift
@@ -266,7 +272,8 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
             raise
         except UNREADABLE as error:
             raise SpanFormatError(
-                f"Trajectory.from_dict: the trajectory {data.get('id')!r} is damaged: {error!r}"
+                f"Trajectory.from_dict: the trajectory {data.get('id')!r:.80} is damaged: "
+                f"{wrong_in(data, error)}"
             ) from error
 
     @classmethod

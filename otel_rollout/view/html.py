@@ -13,6 +13,7 @@ from typing import Any
 from otel_rollout.export import Rows
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import (
+    UNREADABLE,
     Completion,
     Contents,
     Conversations,
@@ -35,6 +36,8 @@ MOST_BYTES = 20_000_000
 """Bytes of the details and tokens of a page; what comes after them is listed without."""
 MOST_TOKENS = 20_000
 """Tokens of one row in a page."""
+DAMAGED = "the damaged"
+"""Prefix of the sentence about a trajectory that could be listed and not be read."""
 _MOST_GROUPS = 200
 _HEIGHT = 640
 """Pixels of a notebook's cell."""
@@ -91,22 +94,25 @@ def whole_page(
     details, tokens, left_out = dict[str, Json](), dict[str, Json](), list[str]()
     size = 0
     for row in rows:
-        detail = answers.trajectory({"id": row["id"]})
-        size += len(as_json(detail))
-        if size > most_bytes and details:
-            break
-        details[row["id"]] = detail
-        for number, length in ((each["row"], each["length"]) for each in detail["rows"]):
-            if size > most_bytes:
-                left_out.append(f"the tokens of trajectory {row['id']} from row {number} on")
+        try:
+            detail = answers.trajectory({"id": row["id"]})
+            size += len(as_json(detail))
+            if size > most_bytes and details:
                 break
-            window = answers.window(row["id"], number, 0, MOST_TOKENS)
-            size += len(as_json(window))
-            tokens[f"{row['id']} {number}"] = window
-            if length > MOST_TOKENS:
-                left_out.append(
-                    f"tokens from {MOST_TOKENS} on of row {number} of trajectory {row['id']}"
-                )
+            details[row["id"]] = detail
+            for number, length in ((each["row"], each["length"]) for each in detail["rows"]):
+                if size > most_bytes:
+                    left_out.append(f"the tokens of trajectory {row['id']} from row {number} on")
+                    break
+                window = answers.window(row["id"], number, 0, MOST_TOKENS)
+                size += len(as_json(window))
+                tokens[f"{row['id']} {number}"] = window
+                if length > MOST_TOKENS:
+                    left_out.append(
+                        f"tokens from {MOST_TOKENS} on of row {number} of trajectory {row['id']}"
+                    )
+        except UNREADABLE as error:
+            left_out.append(f"{DAMAGED} trajectory {row['id']} ({error!r:.200})")
     if len(details) < len(rows):
         left_out.append(f"the details of {len(rows) - len(details)} of {total} trajectories")
     if len(rows) < total:

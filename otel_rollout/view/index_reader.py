@@ -28,7 +28,7 @@ from otel_rollout.export import (
     trajectory_or_error,
 )
 from otel_rollout.otlp import files_of, rotated_beside
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.view.messages import words_of
 from otel_rollout.view.overview import examine
 from otel_rollout.view.sources import Sources, is_address
@@ -43,10 +43,7 @@ _TAIL = 4096
 """Bytes before the place that was read to, by which a file is known again."""
 _OF_REBUILDING = 0
 """The number of the file that errors of spans and gzipped files belong to."""
-_DAMAGED = (
-    *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError),
-    sqlite3.DataError,
-)
+_DAMAGED = (*UNREADABLE, sqlite3.DataError)
 """What a trajectory raises whose JSON is not as it was written."""
 
 

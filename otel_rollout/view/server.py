@@ -17,6 +17,7 @@ from typing import Any
 
 from otel_rollout.errors import ConfigurationError, RolloutError
 from otel_rollout.hosts import LOOPBACK, is_ip, is_loopback, is_named
+from otel_rollout.trajectory import UNREADABLE
 from otel_rollout.view.answers import Answers, Query
 from otel_rollout.view.built_page import Page, as_json
 from otel_rollout.wire import Json
@@ -167,6 +168,8 @@ def _answered(of: Callable[[Query], Json], query: Mapping[str, str]) -> Response
         status, found = 404, {"error": str(error)}
     except RolloutError as error:
         status, found = 400, {"error": str(error)}
+    except UNREADABLE as error:
+        status, found = 404, {"error": f"the trajectory is damaged ({error!r:.200})"}
     return Response(as_json(found), status, media_type="application/json")
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from tqdm import tqdm
 
@@ -25,19 +25,19 @@ from otel_rollout.export import (
     layout_of,
     lines_of,
     parsed_lines,
-    read_lines,
     reconstruct_by_rollout,
     trajectory_or_error,
 )
 from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
 from otel_rollout.spans import SpanRecord
 from otel_rollout.terminal import note, number_of
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.wire import dumps
 
 Keeps = Callable[[Trajectory], bool]
 OnError = Callable[[SpanFormatError], None]
 _Spans = Iterator[SpanRecord]
+_Found = TypeVar("_Found")
 
 ERRORS_SHOWN = 10
 """Errors that are printed; the others are counted."""
@@ -79,6 +79,8 @@ class Sources:
         self._check = check
         self._opened = set[tuple[int, int]]()
         """The files that were opened, by `inode_of`."""
+        self._place: tuple[Trajectory | None, str] = (None, "")
+        """The last trajectory that was read from a line, and the place of that."""
         has_no_bar = report is not None or (prints_lines and sys.stdout.isatty())
         self._bar = tqdm(
             total=_size_of(self._sources),
@@ -110,7 +112,7 @@ class Sources:
         with ExitStack() as opened:
             spans: list[_Spans] = []
             for lines, source in self._of_trajectories(opened, spans):
-                yield from read_lines(lines, source, on_error=self.report)
+                yield from (found for _, found in self._lines(lines, source))
             if spans:
                 if path is None:
                     made = tempfile.TemporaryDirectory(prefix="otel-rollout-")
@@ -130,11 +132,37 @@ class Sources:
         with ExitStack() as opened:
             spans: list[_Spans] = []
             for lines, source in self._of_trajectories(opened, spans):
-                yield from self._items(lines, source, keeps)
+                for line, each in self._lines(lines, source):
+                    yield from (item_of(kept, line) for kept in self._kept(keeps, (each,)))
             records = itertools.chain.from_iterable(spans)
             found = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
-            yield from map(item_of, filter(keeps, found) if keeps else found)
+            yield from map(item_of, self._kept(keeps, found))
             self._bar.close()
+
+    def each(
+        self, of: Callable[[Trajectory], _Found | None], trajectories: Iterable[Trajectory]
+    ) -> Iterator[_Found]:
+        """What a function returns for each of these, but None; a damaged one is reported instead.
+
+        What was exchanged is read when somebody asks: a line may be damaged though it was read.
+        """
+        for trajectory in trajectories:
+            try:
+                found = of(trajectory)
+            except UNREADABLE as error:
+                read, place = self._place
+                where = place if read is trajectory else f"trajectory {trajectory.id!r}"
+                self.report(SpanFormatError(f"{where}: damaged ({error!r:.200})"))
+                continue
+            if found is not None:
+                yield found
+
+    def _kept(
+        self, keeps: Keeps | None, trajectories: Iterable[Trajectory]
+    ) -> Iterable[Trajectory]:
+        if keeps is None:
+            return trajectories
+        return self.each(lambda each: each if keeps(each) else None, trajectories)
 
     def _of_trajectories(
         self, opened: ExitStack, spans: list[_Spans]
@@ -168,15 +196,15 @@ class Sources:
             for name, file in parts_of(source, self._opened):
                 yield joined(b"", file, name, self._bar.update)
 
-    def _items(
-        self, lines: Iterable[bytes], source: str, keeps: Keeps | None
-    ) -> Iterator[tuple[str, bytes]]:
+    def _lines(self, lines: Iterable[bytes], source: str) -> Iterator[tuple[bytes, Trajectory]]:
+        """Each line and its trajectory; a damaged line is reported instead."""
         report, parse = self.report, trajectory_or_error
         for line, found, where in parsed_lines(lines, source, report, report, parse):
             if isinstance(found, SpanFormatError):
                 report(SpanFormatError(f"{where}: {found}"))
-            elif keeps is None or keeps(found):
-                yield item_of(found, line)
+            else:
+                self._place = found, where
+                yield line, found
 
     @contextmanager
     def _open(self, source: str) -> Iterator[BinaryIO]:
@@ -217,7 +245,7 @@ class Sources:
 
 def _in_order(found: Iterator[Trajectory]) -> Iterator[Trajectory]:
     """The trajectories in order of their start; memory holds one at a time."""
-    for line in lines_in_order(found, lambda each: (each.start_time_ns, each.id)):
+    for line in lines_in_order(((each.start_time_ns, each.id), each) for each in found):
         yield Trajectory.from_json(line)
 
 
@@ -249,21 +277,20 @@ def ordered(items: Iterable[Any], key: Callable[[Any], Any], *, descending: bool
 
 
 def lines_in_order(
-    trajectories: Iterable[Trajectory],
-    key: Callable[[Trajectory], Any],
+    trajectories: Iterable[tuple[Any, Trajectory]],
     *,
     descending: bool = False,
     folder: Path | None = None,
 ) -> Iterator[bytes]:
-    """Trajectories as lines in order of a key; those whose key is None are last.
+    """Trajectories, each after its key, as lines in order of the keys; None is last.
 
     They are in a temporary file, in the folder if one is given; memory holds the keys.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         places: list[tuple[Any, int, int]] = []
-        for trajectory in trajectories:
+        for key, trajectory in trajectories:
             line = trajectory.to_json().encode() + b"\n"
-            places.append((key(trajectory), file.tell(), len(line)))
+            places.append((key, file.tell(), len(line)))
             file.write(line)
         for _, start, size in ordered(places, lambda place: place[0], descending=descending):
             file.seek(start)

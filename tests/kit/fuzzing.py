@@ -1,7 +1,8 @@
-"""Spans as a hostile or broken sender makes them: recorded ones with fields that were changed."""
+"""Spans, lines and files as a hostile or broken sender makes them: recorded ones, changed."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import warnings
@@ -33,6 +34,8 @@ FIELDS = (
 
 def mutated_json(value: Any, draw: random.Random) -> Any:
     """The JSON value with one place in it changed, dropped or repeated."""
+    if isinstance(value, str) and value[:1] in ("{", "[") and draw.random() < 0.5:
+        return _mutated_text(value, draw)
     if isinstance(value, dict) and value and draw.random() < 0.9:
         key = draw.choice(list(value))
         kind = draw.random()
@@ -60,6 +63,27 @@ def _mutated_text(text: str, draw: random.Random) -> Any:
     if kind < 0.75 and text:
         return text[: draw.randrange(len(text))]
     return draw.choice(JUNK)
+
+
+def mutated_line(data: Any, draw: random.Random) -> bytes:
+    """The JSON value as a line of a file, with up to three values changed, and some bytes."""
+    for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
+        data = mutated_json(data, draw)
+    try:
+        line = json.dumps(data).encode()
+    except (ValueError, RecursionError):  # an integer that has no text
+        line = dumps(None).encode()
+    return mutated_bytes(line, draw) if draw.random() < 0.3 else line
+
+
+def mutated_bytes(content: bytes, draw: random.Random) -> bytes:
+    """The bytes with one place of them cut, changed, repeated or zero, on one line."""
+    start, length = draw.randrange(len(content)), draw.choice((0, 1, 2, 20, 400))
+    end = start + length
+    put = draw.choice((b"", b"\0" * length, content[start:end] * 2, b"\xff", b"{]", b'"', b"9" * 5))
+    if draw.random() < 0.2:
+        return content[:start]
+    return (content[:start] + put + content[end:]).replace(b"\n", b" ")
 
 
 def changed_attribute(span: SpanRecord, draw: random.Random, *, forged: bool = True) -> SpanRecord:

@@ -32,10 +32,9 @@ def check(options: argparse.Namespace) -> int:
     try:
         sources = Sources(options.sources, prints_lines=True)
         report = _Report(required)
-        for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
-            checked = report.check(trajectory, choice)
-            if checked is not None:
-                _print(checked, report, options)
+        found = sources.trajectories(infer_rollouts=options.infer_rollouts)
+        for checked in sources.each(lambda each: report.check(each, choice), found):
+            _print(checked, report, options)
     except (OSError, SpanFormatError) as error:
         note(sentence_about(error))
         return 2

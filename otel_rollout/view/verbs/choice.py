@@ -48,13 +48,16 @@ class Choice:
         examined = examine(trajectory)
         return examined if where is None or where.matches(examined.overview) else None
 
-    def trajectories(self, found: Iterable[Trajectory]) -> Iterator[Trajectory]:
-        """Those that are kept, in order; they are sorted in a temporary file."""
-        kept = filter(self.keeps, found)
+    def keyed(self, trajectory: Trajectory) -> tuple[Any, Trajectory] | None:
+        """Its key and the trajectory; None for one that the filter does not keep."""
+        return (self.key(trajectory), trajectory) if self.keeps(trajectory) else None
+
+    def in_order_of_keys(self, keyed: Iterable[tuple[Any, Trajectory]]) -> Iterator[Trajectory]:
+        """The trajectories, as they come unless they are to be sorted, in a temporary file."""
         if self.sorts is None:
-            yield from kept
+            yield from (trajectory for _, trajectory in keyed)
             return
-        for line in lines_in_order(kept, self.key, descending=self.descending):
+        for line in lines_in_order(keyed, descending=self.descending):
             yield Trajectory.from_json(line)
 
     @property

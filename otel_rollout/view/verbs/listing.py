@@ -49,10 +49,10 @@ def _overviews(
     sources: Sources, choice: Choice, totals: Totals, options: argparse.Namespace
 ) -> Iterator[Overview]:
     """The overviews that are kept, one at a time; they are counted as they come."""
-    for trajectory in sources.trajectories(infer_rollouts=options.infer_rollouts):
-        if (examined := choice.examined(trajectory)) is not None:
-            totals.add(examined.overview, examined.findings)
-            yield examined.overview
+    found = sources.trajectories(infer_rollouts=options.infer_rollouts)
+    for examined in sources.each(choice.examined, found):
+        totals.add(examined.overview, examined.findings)
+        yield examined.overview
 
 
 def _print_table(overviews: Iterable[Overview], totals: Totals) -> None:

@@ -29,11 +29,12 @@ def show(options: argparse.Namespace) -> int:
         for each in sources.trajectories(infer_rollouts=options.infer_rollouts)
         if each.id.startswith(wanted) or each.trace_id.startswith(wanted)
     )
-    for trajectory in choice.trajectories(found):
+    kept = choice.in_order_of_keys(sources.each(choice.keyed, found))
+    for tree in sources.each(lambda each: list(trajectory_lines(each, width=width)), kept):
         if shown:
             print()
         shown += 1
-        for lines in trajectory_lines(trajectory, width=width):
+        for lines in tree:
             for line in lines.split("\n"):
                 print(coloured(line))
         sys.stdout.flush()

@@ -15,7 +15,7 @@ from pathlib import Path
 from otel_rollout.terminal import note
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.built_page import Page
-from otel_rollout.view.html import whole_page
+from otel_rollout.view.html import DAMAGED, whole_page
 from otel_rollout.view.index import Index
 from otel_rollout.view.sources import ERRORS_SHOWN
 from otel_rollout.view.tokens import Tokenizer
@@ -75,4 +75,4 @@ def _write(index: Index, answers: Answers, page: Page, path: str) -> int:
         note(f"{path} does not hold {each}")
     for error in index.errors[:ERRORS_SHOWN]:
         note(error)
-    return 1 if index.errors else 0
+    return int(bool(index.errors) or any(each.startswith(DAMAGED) for each in left_out))
