@@ -475,7 +475,7 @@ def test_every_public_method_says_what_it_does(name: str):
 LINES = {
     "": 1_309,
     "command": 2_341,
-    "export": 2_077,
+    "export": 2_082,
     "gateway": 2_243,
     "look": 2_155,
     "otlp": 1_915,
@@ -485,7 +485,7 @@ LINES = {
     "spans": 1_785,
     "testing": 1_195,
     "trajectory": 4_684,
-    "view": 5_670,
+    "view": 5_686,
     "wire": 4_944,
     "workflows": 855,
 }

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from otel_rollout.errors import ConfigurationError, ExportError, SpanFormatError
+from otel_rollout.errors import ConfigurationError, ExportError, RolloutError, SpanFormatError
 from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.export.rows import Rows
 from otel_rollout.export.store import Store
@@ -66,8 +66,12 @@ class RowFile:
                 self._remove_rest()
             self._store = self._held.enter_context(Store(self._folder / _OURS[0]))
             self._resume()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, UNREADABLE) and not isinstance(error, RolloutError):
+                raise ConfigurationError(
+                    f"{self._folder} is damaged ({error!r:.200}): begin anew with --restart"
+                ) from error
             raise
 
     def _lock(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from otel_rollout import semconv as sc
 from otel_rollout.rebuild import reconstruct
 from otel_rollout.spans import SpanEvent, SpanRecord, as_records
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.trajectory import UNREADABLE, Trajectory
 
 logger = logging.getLogger("otel_rollout")
 
@@ -75,7 +75,8 @@ class Store:
     def items(self, *keys: str) -> list[bytes]:
         """The items of keys, key by key."""
         select = "SELECT item FROM items WHERE key = ? ORDER BY number"
-        return [item for key in keys for (item,) in self.execute(select, _bytes(key))]
+        with self._disk():
+            return [bytes(item) for key in keys for (item,) in self.execute(select, _bytes(key))]
 
     def each_key(self, after: int = 0) -> Iterator[tuple[int, str]]:
         """The number of the first item of each key, and the key, in this order.
@@ -97,7 +98,7 @@ class Store:
     def _disk(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, *UNREADABLE) as error:  # a damaged file has values of any type
             raise OSError(f"{self._path}: {error}") from error
 
 

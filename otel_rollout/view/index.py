@@ -22,7 +22,7 @@ from typing import BinaryIO, Literal
 
 from otel_rollout.errors import ConfigurationError, RolloutError
 from otel_rollout.lines import lock
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.view.details import Opened
 from otel_rollout.view.fields import sql_text
 from otel_rollout.view.index_reader import Reader, check_source
@@ -73,8 +73,12 @@ class Index:
         try:
             self._path = self._writable()
             table = open_table(self._path)
-        except BaseException:
+        except BaseException as error:
             self._held.close()
+            if isinstance(error, sqlite3.Error):
+                raise ConfigurationError(
+                    f"the index {str(self._path)!r}: {error}: remove it"
+                ) from error
             raise
         thread = threading.Thread(
             target=self._run, args=(table,), name="otel-rollout-index", daemon=True
@@ -158,7 +162,7 @@ class Index:
             self._read.set()
             while self._follow and not self._stop.wait(_POLL):
                 reader.read()
-        except (OSError, sqlite3.Error, RolloutError) as error:
+        except (OSError, sqlite3.Error, *UNREADABLE, RolloutError) as error:
             self._failure.append(f"the index {self._path} is not written any more: {error}")
         finally:
             self._read.set()
@@ -245,7 +249,7 @@ def _is_current(path: Path) -> bool:
             (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             connection.execute("SELECT value FROM notes LIMIT 1").fetchone()
             return bool(version == VERSION and found == "ok")
-    except sqlite3.Error:
+    except (sqlite3.Error, ValueError):  # text that is no UTF-8
         return False
 
 

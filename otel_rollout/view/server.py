@@ -11,6 +11,7 @@ import hmac
 import ipaddress
 import secrets
 import socket
+import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -168,8 +169,8 @@ def _answered(of: Callable[[Query], Json], query: Mapping[str, str]) -> Response
         status, found = 404, {"error": str(error)}
     except RolloutError as error:
         status, found = 400, {"error": str(error)}
-    except UNREADABLE as error:
-        status, found = 404, {"error": f"the trajectory is damaged ({error!r:.200})"}
+    except (*UNREADABLE, sqlite3.Error) as error:
+        status, found = 404, {"error": f"a trajectory, or the index, is damaged ({error!r:.200})"}
     return Response(as_json(found), status, media_type="application/json")
 
 

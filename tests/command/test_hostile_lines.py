@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from otel_rollout.command.cli import main
 from otel_rollout.export.rows import TokenRows
 from otel_rollout.spans import as_record
 from otel_rollout.wire import Json
-from tests.kit.fuzzing import mutated_line
+from tests.kit.fuzzing import damage_bytes, damage_cells, mutated_line
 from tests.kit.recording import Clients, Recording
 from tests.kit.scenarios import SCENARIOS, play
 
@@ -247,3 +248,62 @@ def test_what_an_exporter_stumbles_over_is_left_out(
     stumbles[0] = False
     with pytest.raises(TypeError):
         main(export)
+
+
+@pytest.fixture
+def interrupted(
+    few: list[Json], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], Path]:
+    """The command line of an export that was interrupted, and a copy of what it left."""
+    source, target = tmp_path / "some.jsonl", tmp_path / "rows.jsonl"
+    written(source, few, few[0])
+    export = ["export", str(source), "--to", "tokens", "-o", str(target)]
+    groups: list[str | None] = []
+
+    def stopping(exporter: TokenRows, group: TrajectoryGroup) -> Any:
+        groups.append(group.id)
+        if len(groups) == 3:
+            raise KeyboardInterrupt
+        return rows(exporter, group)
+
+    rows = TokenRows.rows
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenRows, "rows", stopping)
+        assert main(export) == 130
+    left = tmp_path / "left"
+    shutil.copytree(f"{target}.groups", left / "rows.jsonl.groups")
+    shutil.copy(f"{target}.part", left)
+    return export, left
+
+
+def go_on(export: list[str], left: Path, seed: int, count: int, said: Any) -> None:
+    """Go on with the export after its files were damaged, in so many ways."""
+    draw = random.Random(seed)
+    for number in range(count):
+        for each in left.parent.glob("rows.jsonl.groups/*"):
+            each.unlink()
+        shutil.copytree(left, left.parent, dirs_exist_ok=True)
+        store = left.parent / "rows.jsonl.groups" / "trajectories"
+        damage = draw.choice((damage_bytes, damage_cells))
+        damage(store, draw)
+        try:
+            assert main(export) in (0, 1)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, export {number}") from error
+        assert "Traceback" not in said.readouterr().err
+
+
+def test_an_export_whose_files_were_damaged(
+    interrupted: tuple[list[str], Path], capsys: pytest.CaptureFixture[str]
+):
+    """It goes on, or ends with a sentence."""
+    go_on(*interrupted, 1, 40, capsys)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(400, 405))
+def test_many_exports_whose_files_were_damaged(
+    interrupted: tuple[list[str], Path], capsys: pytest.CaptureFixture[str], seed: int
+):
+    """The same for long: `make fuzz`."""
+    go_on(*interrupted, seed, 500, capsys)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
+import sqlite3
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from otel_rollout import EmptyRowsWarning, Trajectory, to_token_rows
@@ -35,7 +38,8 @@ FIELDS = (
 def mutated_json(value: Any, draw: random.Random) -> Any:
     """The JSON value with one place in it changed, dropped or repeated."""
     if isinstance(value, str) and value[:1] in ("{", "[") and draw.random() < 0.5:
-        return _mutated_text(value, draw)
+        found = _mutated_text(value, draw)
+        return None if isinstance(found, bytes) else found
     if isinstance(value, dict) and value and draw.random() < 0.9:
         key = draw.choice(list(value))
         kind = draw.random()
@@ -84,6 +88,32 @@ def mutated_bytes(content: bytes, draw: random.Random) -> bytes:
     if draw.random() < 0.2:
         return content[:start]
     return (content[:start] + put + content[end:]).replace(b"\n", b" ")
+
+
+def damage_bytes(path: Path, draw: random.Random) -> None:
+    """Overwrite some places of a file with random bytes, or cut it off."""
+    content = bytearray(path.read_bytes())
+    for _ in range(draw.choice((1, 1, 5, 50))):
+        start, length = draw.randrange(len(content)), draw.choice((1, 4, 100, 4096))
+        length = min(length, len(content) - start)
+        content[start : start + length] = draw.randbytes(length)
+    path.write_bytes(content[: draw.randrange(len(content))] if draw.random() < 0.1 else content)
+
+
+def damage_cells(path: Path, draw: random.Random) -> None:
+    """Overwrite one to three values in the tables of an SQLite file."""
+    plain = [each for each in JUNK if isinstance(each, int | float | str | bytes | None)]
+    with closing(sqlite3.connect(path)) as connection:
+        names = "SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TABLE%' AND name NOT LIKE ?"
+        tables = [name for (name,) in connection.execute(names, ("words%",))]
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            table = draw.choice(tables)
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            which = f"rowid = (SELECT rowid FROM {table} ORDER BY random() LIMIT 1)"
+            change = f'UPDATE {table} SET "{draw.choice(columns)}" = ? WHERE {which}'
+            with suppress(sqlite3.Error, OverflowError, UnicodeError):  # some columns take no junk
+                connection.execute(change, (draw.choice(plain),))
+        connection.commit()
 
 
 def changed_attribute(span: SpanRecord, draw: random.Random, *, forged: bool = True) -> SpanRecord:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sqlite3
 import threading
 import webbrowser
 from pathlib import Path
 
+from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.terminal import note
+from otel_rollout.trajectory import UNREADABLE
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.built_page import Page
 from otel_rollout.view.html import DAMAGED, whole_page
@@ -37,7 +40,15 @@ def view(options: argparse.Namespace) -> int:
             index, jaeger=options.jaeger, vocabulary=vocabulary, where=options.where or ""
         )
         if options.html is not None:
-            return _write(index, answers, page, options.html)
+            try:
+                return _write(index, answers, page, options.html)
+            except RolloutError:
+                raise
+            except (*UNREADABLE, sqlite3.Error) as error:
+                raise SpanFormatError(
+                    f"the index is damaged ({error!r:.200}): remove it (--index names it), or read "
+                    f"without one (--no-cache)"
+                ) from error
         _serve(answers, page, options)
     return 0
 
