@@ -32,7 +32,7 @@ def begun(file: BinaryIO, name: str, length: int) -> tuple[bytes, bool, BinaryIO
     head = file.read(length)
     if not head.startswith(GZIP):
         return head, False, joined(head, file, name)
-    head += file.read(_PACKED_HEAD)
+    head += file.read(max(_PACKED_HEAD, length))
     try:
         content = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, length)
     except zlib.error:

@@ -26,6 +26,9 @@ HALF_A_LINE = (
     "are read"
 )
 """The error of a line that is not whole, after its place."""
+LONGEST = 1 << 28
+"""Bytes of one line at most: 256 MiB."""
+_PIECE = 1 << 20
 _LOCK_SECONDS = 5.0
 _MOST_TRIES = 64
 """Places of one line at which an object is looked for."""
@@ -118,6 +121,33 @@ def lock(file: BinaryIO | int) -> bool:
     except OSError:
         return True
     return True
+
+
+def bounded_lines(file: BinaryIO) -> Iterator[tuple[bytes | None, int]]:
+    """Each line of a file, and its length in bytes; None for one that is longer than `LONGEST`.
+
+    Half a line at the end is read again: its writer may be writing.
+    """
+    while line := file.readline(LONGEST + 1):
+        while not line.endswith(b"\n") and len(line) <= LONGEST:
+            rest = file.readline(LONGEST + 1 - len(line))
+            if not rest:
+                yield line, len(line)
+                return
+            line += rest
+        length = len(line)
+        if length <= LONGEST:
+            yield line, length
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_PIECE)
+            length += len(line)
+        yield None, length
+
+
+def too_long() -> str:
+    """The sentence about a line that is longer than `LONGEST`."""
+    return f"longer than {LONGEST / (1 << 20):g} MiB"
 
 
 def whole_objects(line: bytes, prefix: bytes) -> tuple[list[bytes], bool]:

@@ -1,12 +1,11 @@
 from otel_rollout.export.contract import TrajectoryExporter as TrajectoryExporter
-from otel_rollout.export.jsonl import HEAD as HEAD
 from otel_rollout.export.jsonl import LINE_PREFIX as LINE_PREFIX
 from otel_rollout.export.jsonl import JsonlTrajectoryExporter as JsonlTrajectoryExporter
 from otel_rollout.export.jsonl import Layout as Layout
+from otel_rollout.export.jsonl import begun_file as begun_file
 from otel_rollout.export.jsonl import layout_of as layout_of
 from otel_rollout.export.jsonl import lines_of as lines_of
 from otel_rollout.export.jsonl import parsed_lines as parsed_lines
-from otel_rollout.export.jsonl import read_lines as read_lines
 from otel_rollout.export.jsonl import trajectory_or_error as trajectory_or_error
 from otel_rollout.export.memory import InMemoryTrajectoryExporter as InMemoryTrajectoryExporter
 from otel_rollout.export.memory import renew_after_fork as renew_after_fork

@@ -11,7 +11,15 @@ from typing import BinaryIO, Literal, TypeVar
 
 from otel_rollout.compressed import UNPACKING_ERRORS, begun, content_of
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.lines import HALF_A_LINE, append_line, check_appendable, is_half, whole_objects
+from otel_rollout.lines import (
+    HALF_A_LINE,
+    append_line,
+    bounded_lines,
+    check_appendable,
+    is_half,
+    too_long,
+    whole_objects,
+)
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import loads
 
@@ -66,18 +74,54 @@ class JsonlTrajectoryExporter:
         With `on_error`, it is called with each such error, and each such warning as an error,
         instead, and reading continues.
         """
+        fail, warn, name = on_error or _raise, on_error or _log, str(path)
         with open(path, "rb") as file:
-            yield from read_lines(lines_of(file, str(path)), str(path), on_error=on_error)
+            lines = lines_of(file, name)
+            for _, found, where in parsed_lines(lines, name, fail, warn, trajectory_or_error):
+                if isinstance(found, SpanFormatError):
+                    fail(SpanFormatError(f"{where}: {found}"))
+                else:
+                    yield found
 
 
 LINE_PREFIX = b'{"schema_version":'
 """Prefix of every line that is written."""
-HEAD = 64
-"""Bytes at the head of a file by which `layout_of` finds its layout."""
+_HEAD = 64
+_LONG_HEAD = 1 << 24
+"""Bytes in which the first line that is something begins."""
+_ZEROS = b"\0 \t\r"
+"""What a loss of power leaves of a line, and white space."""
 Layout = Literal["lines", "indented", "list"]
 # "appended" is the first key where keys were sorted.
+_is_no_text = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f]").search
 _begins = re.compile(rb'\s*(\[\s*)?\{(\s*)"(schema_version|appended)"\s*:').match
 _UNREAD = {"indented": "`jq -c . FILE`", "list": "`jq -c '.[]' FILE`"}
+
+
+def begun_file(file: BinaryIO, name: str) -> tuple[bytes, bool, BinaryIO]:
+    """The head of a file for `layout_of`, whether the file is gzipped, and the file as it was.
+
+    Damaged lines at its beginning are passed over: the first that is something decides.
+    """
+    head, is_packed, whole = begun(file, name, _HEAD)
+    if head and layout_of(head) is None:
+        long, is_packed, whole = begun(whole, name, _LONG_HEAD)
+        head = _deciding(long)
+    return head, is_packed, whole
+
+
+def _deciding(head: bytes) -> bytes:
+    """Where the first line begins that is JSON, or ends inside of it, or is no text."""
+    start = 0
+    while start < len(head):
+        end = head.find(b"\n", start) + 1 or len(head)
+        line = head[start:end].strip(_ZEROS + b"\n")
+        piece = head[start : end + _HEAD].lstrip(_ZEROS)[:_HEAD]
+        is_open = line.startswith((b"{", b"[")) and line.endswith((b"{", b"[", b","))
+        if layout_of(piece) or is_open or _is_no_text(line) or _parsed(line, loads):
+            return piece
+        start = end
+    return head[:_HEAD]
 
 
 def layout_of(head: bytes) -> Layout | None:
@@ -92,34 +136,19 @@ def layout_of(head: bytes) -> Layout | None:
     return "list" if found[1] else "indented" if b"\n" in found[2] else "lines"
 
 
-def lines_of(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """The lines of a file of trajectories, which may be gzipped.
+def lines_of(file: BinaryIO, name: str) -> Iterator[bytes | None]:
+    """The lines of a file of trajectories, which may be gzipped; None for one that is too long.
 
     SpanFormatError for another layout than one line each, and where its content is damaged.
     """
-    head, _, whole = begun(file, name, HEAD)
+    head, _, whole = begun_file(file, name)
     way = _UNREAD.get(layout_of(head) or "")
     if way is not None:
         raise SpanFormatError(f"its trajectories must stand on one line each, as {way} writes them")
     try:
-        yield from content_of(whole, name)
+        yield from (line for line, _ in bounded_lines(content_of(whole, name)))
     except UNPACKING_ERRORS as error:
         raise SpanFormatError(f"its compressed content is damaged or cut ({error})") from None
-
-
-def read_lines(
-    lines: Iterable[bytes], name: str, *, on_error: OnError | None = None
-) -> Iterator[Trajectory]:
-    """The trajectories of JSON lines; `name` is the name of their file in an error.
-
-    `on_error` is that of `JsonlTrajectoryExporter.read`.
-    """
-    fail, warn = on_error or _raise, on_error or _log
-    for _, found, where in parsed_lines(lines, name, fail, warn, trajectory_or_error):
-        if isinstance(found, SpanFormatError):
-            fail(SpanFormatError(f"{where}: {found}"))
-        else:
-            yield found
 
 
 def trajectory_or_error(line: bytes) -> Trajectory | SpanFormatError:
@@ -132,7 +161,7 @@ def trajectory_or_error(line: bytes) -> Trajectory | SpanFormatError:
 
 
 def parsed_lines(
-    lines: Iterable[bytes],
+    lines: Iterable[bytes | None],
     name: str,
     fail: OnError,
     warn: OnError,
@@ -142,16 +171,19 @@ def parsed_lines(
 
     parse: returns what a line holds; ValueError or RecursionError for one that is no JSON.
     warn: called for each unfinished line but the last one, which may still be written.
-    fail: called for any other line that is not JSON.
+    fail: called for any other line that is not JSON, and for one that is too long.
     """
     half: str | None = None
     for number, line in enumerate(_up_to_damage(lines, name, fail), 1):
-        if not line.strip():
+        if line is not None and not line.strip():
             continue
         if half is not None:
             warn(SpanFormatError(f"{half}: {HALF_A_LINE}"))
             half = None
         where = f"{name}, line {number}"
+        if line is None:
+            fail(SpanFormatError(f"{where}: {too_long()}"))
+            continue
         if (found := _parsed(line, parse)) is not None:
             yield line, found[0], where
             continue
@@ -167,7 +199,9 @@ def parsed_lines(
             fail(SpanFormatError(f"{where}: {_NO_TRAJECTORY}"))
 
 
-def _up_to_damage(lines: Iterable[bytes], name: str, fail: OnError) -> Iterator[bytes]:
+def _up_to_damage(
+    lines: Iterable[bytes | None], name: str, fail: OnError
+) -> Iterator[bytes | None]:
     try:
         yield from lines
     except SpanFormatError as error:

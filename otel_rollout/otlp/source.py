@@ -11,9 +11,10 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, BinaryIO, cast
 
+from otel_rollout import lines
 from otel_rollout.compressed import GZIP, UNPACKING_ERRORS, Unpacked, joined
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.lines import HALF_A_LINE, whole_objects
+from otel_rollout.lines import HALF_A_LINE, bounded_lines, whole_objects
 from otel_rollout.otlp.clickhouse import read_clickhouse
 from otel_rollout.otlp.json import SPANS_PREFIX, UNREADABLE, read_json
 from otel_rollout.otlp.rotation import files_of, parts_of
@@ -22,13 +23,16 @@ from otel_rollout.spans import SpanRecord
 OnError = Callable[[SpanFormatError], None]
 SpanSource = str | os.PathLike[str] | BinaryIO | Iterable[Mapping[str, Any]]
 
-LONGEST = 1 << 28
-"""Bytes of one line, or of one message, at most: 256 MiB. A batch of spans has a few."""
-_PIECE = 1 << 20
 _HEAD = 4096
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_ZEROS = bytes(5)
+"""More than the length of a message has."""
 _FIELD = 0x0A
 """The first byte of a protobuf message with spans; the same byte as a newline."""
+_has_json_below = re.compile(
+    rb"[^\x01-\x08\x0b\x0c\x0e-\x1f]*\n[{\[][\"{]|[^\x01-\x1f]{%d}" % _HEAD
+).match
+"""True of a text in which a line begins as JSON, or of a line that is longer: it is damaged."""
 # In JSON no newline can follow a quote; in protobuf one does.
 _is_json = re.compile(rb"(\xef\xbb\xbf)?\s*([\[{]\s*([\"\[{}\]][^\n]|$|[}\]]\s)|$)").match
 
@@ -121,6 +125,7 @@ class _Reader:
         head = file.read(_HEAD)
         if isinstance(head, str):
             raise SpanFormatError(f"{self._name}: open it for reading bytes: open(path, 'rb')")
+        head = self._after_zeros(head, file)
         whole = joined(head, file, self._name)
         if head.startswith(GZIP):
             if unpacked:
@@ -133,18 +138,29 @@ class _Reader:
                 self._fail("", f"its compressed content is damaged or cut ({error})")
         elif head.startswith(_ZSTD) or head[4:8] == _ZSTD:
             self._fail("", _COMPRESSED)
-        elif _is_json(head):
-            yield from self._lines(_bounded_lines(whole))
+        elif _is_json(head) or _has_json_below(head):
+            yield from self._lines(_numbered(whole))
         elif len(head) > 4 and head[4] == _FIELD and head[0] < _FIELD:
             yield from self._messages(whole)
         elif head[0] == _FIELD:
-            message = whole.read(LONGEST + 1)
-            if len(message) > LONGEST:
+            message = whole.read(lines.LONGEST + 1)
+            if len(message) > lines.LONGEST:
                 self._fail("", _too_long("its message"))
             else:
                 yield from self._all_of("", _read_protobuf, message)
         else:
             self._fail("", f"no format of spans begins with {head[:20]!r}; {_EXPECTED}")
+
+    def _after_zeros(self, head: bytes, file: BinaryIO) -> bytes:
+        """The head of a file after the zeros that a loss of power left before its lines."""
+        zeros, rest = head, head.lstrip(b"\0")
+        while head and not rest:
+            head = file.read(_HEAD)
+            rest = head.lstrip(b"\0")
+        if not _is_json(rest) or not zeros.startswith(_ZEROS):
+            return head
+        self._fail(", line 1", "it begins with zeros, as a loss of power leaves them")
+        return rest
 
     def _all_of(
         self, where: str, parse: Callable[[Any], Iterator[SpanRecord]], content: Any
@@ -162,7 +178,7 @@ class _Reader:
         number = 0
         while len(size := file.read(4)) == 4:
             number += 1
-            if int.from_bytes(size, "big") > LONGEST:
+            if int.from_bytes(size, "big") > lines.LONGEST:
                 self._fail(f", message {number}", _too_long("it"))
                 return
             message = file.read(int.from_bytes(size, "big"))
@@ -220,11 +236,11 @@ class _Reader:
         """The spans of an object over several lines; if it is none, those of the lines after it."""
         rest: list[tuple[int, bytes | None]] = []
         length = len(line)
-        while length <= LONGEST and (more := next(numbered, None)) is not None:
+        while length <= lines.LONGEST and (more := next(numbered, None)) is not None:
             rest.append(more)
-            length += LONGEST if more[1] is None else len(more[1])
+            length += lines.LONGEST if more[1] is None else len(more[1])
         try:
-            if length > LONGEST:
+            if length > lines.LONGEST:
                 raise ValueError(_too_long("its object"))
             data = json.loads(line + b"".join(each or b"" for _, each in rest))
         except (ValueError, RecursionError) as error:
@@ -235,31 +251,14 @@ class _Reader:
             yield from self._all_of(where, documents.spans, data)
 
 
-def _bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """`(number, line)` of each line; None for one that is longer than `LONGEST`.
-
-    Half a line at the end is read again: its writer may be writing.
-    """
-    number = 0
-    while line := file.readline(LONGEST + 1):
-        number += 1
-        while not line.endswith(b"\n") and len(line) <= LONGEST:
-            rest = file.readline(LONGEST + 1 - len(line))
-            if not rest:
-                yield number, line
-                return
-            line += rest
-        if len(line) <= LONGEST:
-            yield number, line
-            continue
-        while line and not line.endswith(b"\n"):
-            line = file.readline(_PIECE)
-        yield number, None
+def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """`(number, line)` of each line; None for one that is too long."""
+    return ((number, line) for number, (line, _) in enumerate(bounded_lines(file), 1))
 
 
 def _too_long(what: str) -> str:
     """The sentence about a line or message that is too long to be read."""
-    return f"{what} is longer than {LONGEST} bytes: no sender of spans writes it so"
+    return f"{what} is {lines.too_long()}: no sender of spans writes it so"
 
 
 class _Documents:

@@ -17,16 +17,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
-from otel_rollout.compressed import begun
 from otel_rollout.errors import ConfigurationError, RolloutError, SpanFormatError
 from otel_rollout.export import (
-    HEAD,
     LINE_PREFIX,
     Layout,
+    begun_file,
     layout_of,
     parsed_lines,
     trajectory_or_error,
 )
+from otel_rollout.lines import bounded_lines
 from otel_rollout.otlp import files_of, rotated_beside
 from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.view.messages import words_of
@@ -233,13 +233,13 @@ class _Lines:
         self._within = 0
         """Where the rest of the line begins after the objects that were found on it."""
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[bytes | None]:
         self._file.seek(self.end)
-        while line := self._file.readline():
-            if not line.endswith(b"\n") and not _is_json(line):
+        for line, length in bounded_lines(self._file):
+            if line is not None and not line.endswith(b"\n") and not _is_json(line):
                 return  # it is being written
-            self.start, self._line, self._within = self.end, line, 0
-            self.end += len(line)
+            self.start, self._line, self._within = self.end, line or b"", 0
+            self.end += length
             yield line
 
     def place(self, part: bytes) -> tuple[int, int]:
@@ -254,7 +254,7 @@ class _Lines:
 def _kind_of(path: str) -> tuple[Layout | None, bool]:
     """The layout of a file, "lines" for an empty one, and True if it is gzipped."""
     with open(path, "rb") as file:
-        head, is_packed, _ = begun(file, path, HEAD)
+        head, is_packed, _ = begun_file(file, path)
     return "lines" if LINE_PREFIX.startswith(head) else layout_of(head), is_packed
 
 

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, TypeVar
 from tqdm import tqdm
 
 from otel_rollout import semconv as sc
-from otel_rollout.compressed import begun, joined
+from otel_rollout.compressed import joined
 from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.export import (
-    HEAD,
+    begun_file,
     item_of,
     layout_of,
     lines_of,
@@ -166,7 +166,7 @@ class Sources:
 
     def _of_trajectories(
         self, opened: ExitStack, spans: list[_Spans]
-    ) -> Iterator[tuple[Iterator[bytes], str]]:
+    ) -> Iterator[tuple[Iterator[bytes | None], str]]:
         """The lines of sources that hold trajectories; those of the others are added to `spans`."""
         for source in self._sources:
             with self._failing(source):
@@ -174,7 +174,7 @@ class Sources:
                     spans.append(self._counted(source, read(source)))
                     continue
                 file = opened.enter_context(self._open(source))
-                head, _, file = begun(file, source, HEAD)
+                head, _, file = begun_file(file, source)
                 if layout_of(head) is None:
                     spans.append(self._counted(source, self._spans(file, source)))
                 else:
@@ -196,7 +196,9 @@ class Sources:
             for name, file in parts_of(source, self._opened):
                 yield joined(b"", file, name, self._bar.update)
 
-    def _lines(self, lines: Iterable[bytes], source: str) -> Iterator[tuple[bytes, Trajectory]]:
+    def _lines(
+        self, lines: Iterable[bytes | None], source: str
+    ) -> Iterator[tuple[bytes, Trajectory]]:
         """Each line and its trajectory; a damaged line is reported instead."""
         report, parse = self.report, trajectory_or_error
         for line, found, where in parsed_lines(lines, source, report, report, parse):

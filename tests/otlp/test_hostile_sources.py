@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from otel_rollout import compressed
+from otel_rollout import compressed, lines
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.otlp import http, jaeger, read, read_json, read_json_lines, source
+from otel_rollout.otlp import http, jaeger, read, read_json, read_json_lines
 
 
 def span(number: int) -> dict[str, Any]:
@@ -83,13 +83,13 @@ def test_a_compressed_file_has_a_size(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_line_has_a_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A longer one is passed over without being held."""
-    monkeypatch.setattr(source, "LONGEST", 10_000)
+    monkeypatch.setattr(lines, "LONGEST", 10_000)
     line = json.dumps(message(span(1))).encode() + b"\n"
     long = json.dumps(message({**span(2), "name": "n" * 20_000})).encode() + b"\n"
     errors: list[SpanFormatError] = []
     found = list(read(io.BytesIO(line + long + line), on_error=errors.append))
     assert len(found) == 2
-    assert [str(error).partition(": ")[2][:24] for error in errors] == ["it is longer than 10000 "]
+    assert [str(error).partition(": ")[2][:24] for error in errors] == ["it is longer than 0.0095"]
     assert "line 2" in str(errors[0])
     path = tmp_path / "spans"
     path.write_bytes(line + long + line)
@@ -99,7 +99,7 @@ def test_a_line_has_a_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     with pytest.raises(SpanFormatError, match="its object is longer"):
         list(read(io.BytesIO(pretty)))
     for head in (b"\x00\x01\x00\x00\n", b"\n"):
-        with pytest.raises(SpanFormatError, match="is longer than 10000"):
+        with pytest.raises(SpanFormatError, match=r"is longer than 0\.0095"):
             list(read(io.BytesIO(head + b"\x00" * 20_000)))
 
 
