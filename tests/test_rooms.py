@@ -485,7 +485,7 @@ LINES = {
     "spans": 1_785,
     "testing": 1_195,
     "trajectory": 4_684,
-    "view": 5_688,
+    "view": 5_689,
     "wire": 4_944,
     "workflows": 855,
 }

@@ -164,14 +164,15 @@ def _application(answers: Answers, page: Page) -> Starlette:
 def _answered(of: Callable[[Query], Json], query: Mapping[str, str]) -> Response:
     status = 200
     try:
-        found = of(query)
+        body = as_json(of(query))
     except LookupError as error:
-        status, found = 404, {"error": str(error)}
+        status, body = 404, as_json({"error": str(error)})
     except RolloutError as error:
-        status, found = 400, {"error": str(error)}
+        status, body = 400, as_json({"error": str(error)})
     except (*UNREADABLE, sqlite3.Error) as error:
-        status, found = 404, {"error": f"a trajectory, or the index, is damaged ({error!r:.200})"}
-    return Response(as_json(found), status, media_type="application/json")
+        why = f"a trajectory, or the index, is damaged ({error!r:.200})"
+        status, body = 404, as_json({"error": why})
+    return Response(body, status, media_type="application/json")
 
 
 def _refused(_: Request, error: Exception) -> Response:

@@ -122,6 +122,12 @@ def test_a_damaged_index_is_no_end(tmp_path: Path, capsys: pytest.CaptureFixture
     damaged_indexes(tmp_path, 1, 25)
     source, whole = str(tmp_path / "a.jsonl"), tmp_path / "whole.sqlite"
     with closing(sqlite3.connect(whole)) as connection:
+        connection.execute("UPDATE trajectories SET name = ?", (b"\xff",))
+        connection.commit()
+    with Index([source], path=whole, follow=False) as index:
+        assert index.wait()
+        assert _answered(Answers(index).trajectories, {}).status_code == 404
+    with closing(sqlite3.connect(whole)) as connection:
         connection.execute("UPDATE trajectories SET metadata = '{'")
         connection.commit()
     capsys.readouterr()
