@@ -38,7 +38,7 @@ quick: $(READY)  ## under a minute for a room: the rooms that the change touches
 most: $(READY)  ## minutes: all but what is marked slow
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and $(OURS)" $(TESTS)
 
-fuzz: $(READY)  ## spans that are changed at random, for many minutes
+fuzz: $(READY)  ## spans, lines, files and texts that are changed at random, for an hour (needs Debian's chromium)
 	$(BIN)/python -m pytest -q -n $(JOBS) -m fuzz $(TESTS)
 
 # Other versions differ in the clients and the SDK: the tests of what touches those.
@@ -74,7 +74,7 @@ test-agents: $(READY) .agents/.ready  ## claude-code, codex, opencode and OpenAI
 	$(BIN)/python -m pytest -m agent $(or $(TESTS),tests/agents)
 
 test-view: $(READY)  ## the page of `otel-rollout view` in a real browser (needs Debian's chromium)
-	$(BIN)/python -m pytest -n $(JOBS) -m browser $(or $(TESTS),tests/view)
+	$(BIN)/python -m pytest -n $(JOBS) -m "browser and not fuzz" $(or $(TESTS),tests/view)
 
 page: $(PAGE)/node_modules $(READY)  ## write its types, format and build the page that is committed (needs Node 20.19 or later)
 	$(BIN)/python tools/page_types.py > $(PAGE)/src/types.ts

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Error
 
 from otel_rollout import JsonlTrajectoryExporter
 from otel_rollout.view.answers import Answers
@@ -16,6 +17,7 @@ from otel_rollout.view.built_page import Page
 from otel_rollout.view.html import InMemory, whole_page
 from tests.kit.to_look_at import BIDI, ESCAPE, FORKS, LONG, record_hostile, record_said
 from tests.view.browser import Reader, Served, chromium, reading, serving
+from tests.view.odd_texts import BLANKS, made
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 VIEWS = ("messages", "tokens", "findings", "time", "raw")
@@ -122,6 +124,43 @@ def test_ten_thousand_forks_are_a_few_in_the_document(reader: Reader, served: Se
     reader.press("4")
     reader.see(".lane .span")
     assert reader.count(".lane") < 200
+
+
+def show_each(browser: Browser, folder: Path, texts: Iterable[str]) -> None:
+    """Show pages with one text each; the tab answers in time."""
+    path, file = folder / "said.jsonl", folder / "page.html"
+    with reading(browser, file.as_uri()) as reader:
+        for text in texts:
+            path.unlink(missing_ok=True)
+            record_said(path, [text])
+            with InMemory(JsonlTrajectoryExporter.read(path)) as held:
+                file.write_text(whole_page(Answers(held), Page.read(), title="said")[0])
+            reader.open()
+            try:
+                reader.see(".message", "Yes.")
+            except Error as error:
+                raise AssertionError(f"it stops the page: {text[:2000]!r}") from error
+            assert reader.count(".message") == 2
+
+
+def test_texts_that_ask_much_of_markdown(browser: Browser, tmp_path: Path):
+    """Boards, tables and trees of tools are read in time."""
+    assert len(BLANKS) == 19
+    show_each(browser, tmp_path, BLANKS.values())
+
+
+def test_any_text_is_shown_in_time(browser: Browser, tmp_path: Path):
+    """Signs of Markdown, repeated, with anything between them."""
+    draw = random.Random(1)
+    show_each(browser, tmp_path, (made(draw) for _ in range(20)))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(500, 504))
+def test_many_texts_are_shown_in_time(browser: Browser, tmp_path: Path, seed: int):
+    """The same for long: `make fuzz`."""
+    draw = random.Random(seed)
+    show_each(browser, tmp_path, (made(draw) for _ in range(250)))
 
 
 _SIGNS = st.sampled_from([*"*_`~[]()<>!|#-+=\n \t\\&;:/.0ab\r", BIDI, ESCAPE, "\u200b", "\u2028"])

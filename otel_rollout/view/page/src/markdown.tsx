@@ -8,7 +8,7 @@ import { Prose } from "./text";
 const SAFE_LINK = /^(https?:|mailto:)/i;
 const DEEPEST = 24;
 /** Signs that nest, in numbers that no writer needs: read as plain text, in linear time. */
-const NESTED = /(?:[>[\]*_~`!(] ?){120}|(?:^|\n)(?:[ \t]*(?:[-+*>]|\d+[.)])[ \t]*){20}/;
+const NESTED = /(?:[>[\]*_~`!(] ?){120}|(?:^|\n)[ \t]*(?:(?:[-+*>]|\d+[.)])[ \t]*){20}/;
 /** Emphasis is found in time that is the square of these. */
 const EMPHASIS = /[*_~]/g;
 const MOST_EMPHASIS = 2500;
