@@ -325,8 +325,10 @@ class ActiveRollout:
             attributes[sc.EXCHANGE_POLICY_MODEL] = policy_model
         if self.side_call_rules is not None and self.recorder is not None:
             attributes[sc.EXCHANGE_JUDGED] = True
-        attributes |= self._in_group()  # as its own span may be lost
-        if not self.trajectory.trainable:
+        trajectory = self.trajectory
+        if trajectory.group_id is not None:
+            attributes |= self._in_group()  # the rollout's own span may be lost
+        if not trajectory.trainable:
             attributes[sc.ROLLOUT_TRAINABLE] = False
         return attributes
 
