@@ -476,7 +476,7 @@ LINES = {
     "": 1_339,
     "command": 2_341,
     "export": 2_116,
-    "gateway": 2_243,
+    "gateway": 2_325,
     "look": 2_155,
     "otlp": 1_915,
     "rebuild": 1_120,

@@ -64,7 +64,10 @@ def recording(
 
 def gateway_options(options: argparse.Namespace) -> dict[str, Any]:
     """The options of `serve` that were given, with names as it has them."""
-    names = ("host", "renderer", "max_body_bytes", "body_seconds", "allow_paths")
+    names = (
+        *("host", "renderer", "allow_paths", "body_seconds", "request_seconds"),
+        *("max_body_bytes", "max_held_bytes", "max_held_bytes_of_rollout"),
+    )
     given = {name: getattr(options, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
 

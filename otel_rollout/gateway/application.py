@@ -22,6 +22,7 @@ from otel_rollout.gateway.control import Control
 from otel_rollout.gateway.exchange import Cut, Exchange, Request
 from otel_rollout.gateway.http import (
     ClientGone,
+    HeldBodies,
     Receive,
     Refusal,
     Scope,
@@ -62,7 +63,8 @@ MAX_BODY_BYTES = 128 << 20
 """Bytes of a request: more than any conversation with its images has."""
 _NUMBERS = (
     *("max_body_bytes", "body_seconds", "header_seconds", "connect_seconds"),
-    *("token_seconds", "idle_seconds", "rollout_seconds", "most_parts"),
+    *("token_seconds", "idle_seconds", "rollout_seconds", "most_parts", "most_rollouts"),
+    *("request_seconds", "max_held_bytes", "max_held_bytes_of_rollout"),
 )
 
 
@@ -81,6 +83,12 @@ class Settings:
     """A longer request is refused with 413, and not held."""
     body_seconds: float = 60.0
     """How long a client may take for the next piece of a request's body."""
+    request_seconds: float = 600.0
+    """How long a client may take for the whole body of a request."""
+    max_held_bytes: int = 1 << 30
+    """Bytes of all requests that are under way; a request with which they are more gets 503."""
+    max_held_bytes_of_rollout: int = 256 << 20
+    """The same for the requests of one rollout."""
     header_seconds: float = 30.0
     """How long a client may take for the head of a request, where `serve` serves."""
     connect_seconds: float = 30.0
@@ -94,6 +102,9 @@ class Settings:
     token is good for in another process than its rollout's."""
     most_parts: int = 4096
     """How many parts of rollouts of other processes are open at a time."""
+    most_rollouts: int = 10_000
+    """How many rollouts that were begun by `POST /rollouts` are open at a time; a further one is
+    refused with 429."""
     allow_paths: Sequence[str] = ()
     """Further paths of the model server that the token of a rollout opens, each with all below it;
     `("/",)` is every path."""
@@ -149,9 +160,16 @@ class Application:
         self._supply = None if renderer is None else Supply(next_prompt_by(renderer))
         self.fields: WeakKeyDictionary[ActiveRollout, Json] = WeakKeyDictionary()
         """The fields of `request_token_ids` where the address of a rollout was asked for."""
-        self._control = Control(self.held, self.tokens, self._secret, settings.rollout_seconds)
+        self._control = Control(
+            *(self.held, self.tokens, self._secret),
+            *(settings.rollout_seconds, settings.most_rollouts),
+        )
+        self._bodies = HeldBodies(settings.max_held_bytes, settings.max_held_bytes_of_rollout)
         self._read_body = partial(
-            read_body, most=settings.max_body_bytes, seconds=settings.body_seconds
+            read_body,
+            most=settings.max_body_bytes,
+            seconds=settings.body_seconds,
+            all_seconds=settings.request_seconds,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,15 +210,18 @@ class Application:
             if self._control.is_at(asked.path) and asked.token is None:
                 if self.names is not None and not is_named(scope["headers"], self.names):
                     raise Refusal(403, "expected a Host of this machine", "permission_error")
-                body = await self._read_body(scope, receive)
-                reply = self._control.answer(scope, asked.path, body, _root_of(scope))
+                self._control.check(scope, asked.path)
+                with self._bodies.body("") as hold:
+                    body = await self._read_body(scope, receive, hold)
+                    reply = self._control.answer(scope, asked.path, body, _root_of(scope))
                 await answer(send, *reply)
                 return
             carried = self._rollout_of(asked, scope)
             self._check_path(carried, asked, scope)
-            body = await self._read_body(scope, receive)
-            with self.held.call(carried) as active:
-                await self._pass_on(active, asked, scope, body, receive, send)
+            with self._bodies.body(carried.rollout_id) as hold:
+                body = await self._read_body(scope, receive, hold)
+                with self.held.call(carried) as active:
+                    await self._pass_on(active, asked, scope, body, receive, send)
         except Refusal as refusal:
             await refuse(send, refusal, asked.path)
         except (ClientGone, Cut):

@@ -26,6 +26,7 @@ from otel_rollout.record import Options, record_reward
 from otel_rollout.wire import Json, dumps, loads
 
 _ROLLOUTS, _ROLLOUT = "/rollouts", "/rollouts/{id}"
+_DESCRIPTIONS = ("/docs", "/openapi.json")
 
 
 @cache
@@ -82,31 +83,33 @@ class Control:
 
     secret: what they ask for.
     seconds: how long a rollout may be without a call, unless its request sets `timeout_seconds`.
+    most: rollouts that are open at a time; a further one is refused with 429.
     """
 
-    def __init__(self, held: HeldRollouts, tokens: Tokens, secret: bytes, seconds: float) -> None:
+    def __init__(
+        self, held: HeldRollouts, tokens: Tokens, secret: bytes, seconds: float, most: int
+    ) -> None:
         self._held = held
         self._secret = secret
         self._seconds = seconds
+        self._most = most
         self._tokens = tokens
 
     @staticmethod
     def is_at(path: str) -> bool:
         """True if a path is one of the control routes."""
-        return path in ("/docs", "/openapi.json", _ROLLOUTS) or path.startswith(_ROLLOUTS + "/")
+        return path in (*_DESCRIPTIONS, _ROLLOUTS) or path.startswith(_ROLLOUTS + "/")
 
     def answer(self, scope: Scope, path: str, body: bytes, root: str) -> ControlReply:
         """The reply to a request. Refusal for one that is wrong.
 
         root: the address that the client reached the gateway at.
         """
-        method = scope["method"]
+        method, headers = scope["method"], dict(scope["headers"])
         if method in ("GET", "HEAD") and path == "/docs":
             return 200, page().encode(), "text/html; charset=utf-8"
         if method in ("GET", "HEAD") and path == "/openapi.json":
             return _json(200, description())
-        headers = dict(scope["headers"])
-        self._check(headers)
         rollout_id = path.removeprefix(_ROLLOUTS).removeprefix("/")
         if method == "POST" and path == _ROLLOUTS:
             return self._begin(_object(body, headers, "post", _ROLLOUTS), root)
@@ -117,8 +120,11 @@ class Control:
             return self._end(rollout_id, asked)
         raise Refusal(405, f"the gateway has no {method} {path}: see /docs")
 
-    def _check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refusal for who may not use the routes."""
+    def check(self, scope: Scope, path: str) -> None:
+        """Refusal for who may not use the routes; what describes them is for all."""
+        if scope["method"] in ("GET", "HEAD") and path in _DESCRIPTIONS:
+            return
+        headers = dict(scope["headers"])
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._secret):
             raise Refusal(
@@ -135,6 +141,8 @@ class Control:
             options = Options.of({"name": "rollout", **asked})
         except (RolloutError, ValueError) as error:
             raise Refusal(400, str(error)) from None
+        if self._held.begun_count >= self._most:
+            raise Refusal(429, f"{self._most} rollouts are open: end some", "rate_limit_error")
         active = self._held.begin(options, float(seconds))
         environment = self._tokens.environment(active, root)
         return _json(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from otel_rollout.wire import Json, dumps
@@ -35,11 +37,55 @@ def is_foreign(scope: Scope) -> bool:
     return origin is not None and origin.partition(b"://")[2] != found.get(b"host")
 
 
-async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float) -> bytes:
+class HeldBodies:
+    """Counts the bytes of requests that are under way, in all and for each rollout.
+
+    most, most_each: bytes; 503 for a request with which they would be more.
+    """
+
+    def __init__(self, most: int, most_each: int) -> None:
+        self._most = most
+        self._most_each = most_each
+        self._all = 0
+        self._each: dict[str, int] = {}
+
+    @contextmanager
+    def body(self, rollout_id: str) -> Iterator[Callable[[int], None]]:
+        """A body of a rollout, held while the block runs; each piece of it is counted by a call."""
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            each = self._each.get(rollout_id, 0) + size
+            if each > self._most_each or self._all + size > self._most:
+                said = "other requests of this rollout" if each > self._most_each else "requests"
+                raise Refusal(503, f"the gateway is full with {said}: try later", "api_error")
+            held, self._all, self._each[rollout_id] = held + size, self._all + size, each
+
+        try:
+            yield hold
+        finally:
+            self._all -= held
+            self._each[rollout_id] = self._each.get(rollout_id, 0) - held
+            if not self._each[rollout_id]:
+                del self._each[rollout_id]
+
+
+async def read_body(
+    scope: Scope,
+    receive: Receive,
+    hold: Callable[[int], None],
+    *,
+    most: int,
+    seconds: float,
+    all_seconds: float,
+) -> bytes:
     """The body of a request. Refusal for one that smuggles another.
 
+    hold: called with the size of each piece before it is held.
     most: bytes; a longer body is refused with 413 and not held.
     seconds: time between two pieces; a slower client is refused with 408.
+    all_seconds: time for the whole body, likewise.
     """
     names = [name for name, _ in scope["headers"]]
     if b"transfer-encoding" in names and b"content-length" in names:
@@ -50,10 +96,11 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
         if name == b"content-length" and int(value) > most:
             raise _too_large(most)
     parts: list[bytes] = []
-    size, is_whole = 0, False
+    size, is_whole, end = 0, False, time.monotonic() + all_seconds
     while not is_whole:
         try:
-            message = await asyncio.wait_for(receive(), seconds)
+            left = max(0.0, end - time.monotonic())
+            message = await asyncio.wait_for(receive(), min(seconds, left))
         except asyncio.TimeoutError:
             raise Refusal(408, "the request's body came too slowly") from None
         if message["type"] == "http.disconnect":
@@ -61,6 +108,7 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
         size += len(message["body"])
         if size > most:
             raise _too_large(most)
+        hold(len(message["body"]))
         parts.append(message["body"])
         is_whole = not message.get("more_body")
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -90,7 +138,7 @@ async def answer(
 async def refuse(send: Send, refusal: Refusal, path: str) -> None:
     """Answer with an error in the shape of the API at this path."""
     # The rest of the body is not read.
-    more = ((b"connection", b"close"),) if refusal.status in (400, 408, 413) else ()
+    more = ((b"connection", b"close"),) if refusal.status in (400, 408, 413, 503) else ()
     body = dumps(_error(refusal, path)).encode()
     await answer(send, refusal.status, body, more=more)
 

@@ -101,6 +101,11 @@ class HeldRollouts:
         self._watch()
         return active
 
+    @property
+    def begun_count(self) -> int:
+        """How many rollouts that were begun here are open."""
+        return len(self._begun)
+
     def begun(self, rollout_id: str) -> ActiveRollout | None:
         """The rollout with this id that was begun here and has not ended. None: there is none."""
         held = self._begun.get(rollout_id)

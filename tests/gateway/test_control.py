@@ -12,11 +12,14 @@ import pytest
 from otel_rollout import JsonlTrajectoryExporter, reconstruct
 from otel_rollout.command import main
 from otel_rollout.gateway import serve
+from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.otlp import read
+from otel_rollout.record import Options
 from tests.gateway.programs import HARNESS, SECRET, Serve, command
 from tests.kit.conversations import ASK
 from tests.kit.outside import send
 from tests.kit.recording import Clients, Recording
+from tests.test_cost import calls_of_ours
 
 CHAT = {"model": "m", "messages": ASK}
 BEGIN = {
@@ -86,6 +89,30 @@ async def test_stopping_the_gateway_ends_its_rollouts(captured: Recording, clien
         await send(gateway.url + "/rollouts", {}, **HARNESS)
     assert captured.trajectory.error is not None
     assert captured.trajectory.error["message"] == "the gateway was stopped"
+
+
+async def test_rollouts_are_bounded(captured: Recording, clients: Clients, gateway_to: Serve):
+    """A harness that ends none gets 429; one that ends some begins others."""
+    gateway = await gateway_to(clients.serve().base_url, most_rollouts=2)
+    begun = [await send(gateway.url + "/rollouts", {}, **HARNESS) for _ in range(3)]
+    assert [answer.status for answer in begun] == [201, 201, 429]
+    assert "2 rollouts are open" in begun[2].json()["error"]["message"]
+    await send(f"{gateway.url}/rollouts/{begun[0].json()['id']}", None, "DELETE", **HARNESS)
+    assert (await send(gateway.url + "/rollouts", {}, **HARNESS)).status == 201
+
+
+async def test_stopping_costs_each_rollout_the_same(captured: Recording):
+    """Function calls of ours for each of many open rollouts are as many as for each of a few."""
+
+    def ended(count: int) -> float:
+        held = HeldRollouts(most=10, idle_seconds=60)
+        for _ in range(count):
+            held.begin(Options(name="agent"), 60)
+        return calls_of_ours(held.close) / count
+
+    assert ended(10) < 200
+    assert ended(1000) < 1.1 * ended(10)
+    assert len(captured.trajectories) == 1020
 
 
 WRONG: dict[str, tuple[int, str, str, Any]] = {

@@ -139,6 +139,81 @@ async def test_a_body_that_does_not_come(captured: Recording, clients: Clients, 
     assert answer.status == 408
 
 
+async def test_a_body_that_comes_drop_by_drop(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """Each piece comes in time, the whole does not."""
+    gateway = await gateway_to(clients.serve().base_url, request_seconds=0.3)
+    with rollout("agent"):
+        url = gateway.base_url() + "/chat/completions"
+        reader, writer = await open_to(url)
+        writer.write(request_bytes(url, None, "POST", {"content-length": "1000000"}))
+        asking = asyncio.create_task(read_answer(reader))
+        while not asking.done():
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+        writer.close()
+    assert (await asking).status == 408
+
+
+async def half_sent(url: str, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request whose body has come but for its last byte."""
+    reader, writer = await open_to(url)
+    writer.write(request_bytes(url, None, "POST", {**JSON, "content-length": str(size + 1)}))
+    writer.write(b" " * size)
+    await writer.drain()
+    return reader, writer
+
+
+async def test_bodies_are_bounded_in_all_and_for_each_rollout(
+    captured: Recording, clients: Clients, gateway_to: Serve
+):
+    """A rollout that sends too much at once is refused, and others are not; what ended is free."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(
+        server.base_url, max_held_bytes=250_000, max_held_bytes_of_rollout=100_000
+    )
+    bodies = gateway._application._bodies
+    long = {**CHAT, "user": "x" * 20_000}
+
+    async def begin() -> str:
+        begun = await send(gateway.url + "/rollouts", {}, **HARNESS)
+        return str(begun.json()["openai_base_url"]) + "/chat/completions"
+
+    async def held(size: int) -> None:
+        while bodies._all != size:
+            await asyncio.sleep(0.01)
+
+    urls = [await begin() for _ in range(4)]
+    opened = [await half_sent(urls[0], 60_000)]
+    await held(60_000)
+    reader, writer = await half_sent(urls[0], 60_000)
+    answer = await read_answer(reader)
+    writer.close()
+    assert answer.status == 503
+    assert answer.headers["connection"] == "close"
+    assert "of this rollout" in answer.json()["error"]["message"]
+    assert (await send(urls[1], CHAT)).status == 200
+    opened += [await half_sent(urls[1], 90_000), await half_sent(urls[2], 90_000)]
+    await held(240_000)
+    answer = await send(urls[3], long)
+    assert answer.status == 503
+    assert "of this rollout" not in answer.json()["error"]["message"]
+    for _, writer in opened:
+        writer.close()
+    await held(0)
+    assert (await send(urls[3], long)).status == 200
+    assert bodies._each == {}
+
+
+async def test_a_body_of_who_has_no_secret_is_not_read(clients: Clients, gateway_to: Serve):
+    """A control route refuses it first."""
+    gateway = await gateway_to(clients.serve().base_url)
+    reader, writer = await half_sent(gateway.url + "/rollouts", 10)
+    assert (await read_answer(reader)).status == 401
+    writer.close()
+
+
 async def test_headers_that_do_not_come(clients: Clients, gateway_to: Serve):
     """A connection without a whole request is closed after a while, and one that waits is."""
     gateway = await gateway_to(clients.serve().base_url, header_seconds=0.1)
