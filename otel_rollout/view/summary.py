@@ -101,9 +101,9 @@ def _bins(table: Table, which: Filter, column: str) -> list[Bin]:
     ).fetchone()
     if not count:
         return []
-    if low == high:
-        return [{"from": low, "to": high, "count": count}]
     width = max(1, math.ceil((high - low) / _BINS)) if is_whole else (high - low) / _BINS
+    if low == high or not width:
+        return [{"from": low, "to": high, "count": count}]
     bins = math.ceil((high - low) / width) if is_whole else _BINS
     counts = dict(
         table.connection.execute(

@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_rollout import TrajectoryGroup
@@ -85,6 +85,7 @@ def test_without_a_group_there_is_no_advantage():
 
 
 @given(st.lists(REWARDS, max_size=30))
+@example([0.0, 5e-324])
 def test_the_sum_of_a_list(rewards: list[float | None]):
     """Mean and deviation are those of the numbers; every reward is in one bin, in order."""
     with answers(*group(rewards)) as asked:
