@@ -8,10 +8,7 @@ the count falls, and raised only with a reason.
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,9 +17,9 @@ import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, Trajectory, rollout, wiring
 from otel_rollout.testing import Reply
 from tests.kit.conversations import TOOLS, user
+from tests.kit.function_calls import calls_of_ours
 from tests.kit.recording import Clients
 
-PACKAGE = f"{Path(otel_rollout.__file__).parent}/"
 BOUNDS = {
     "capture": {"rollout": 130, "call": 140, "chunk": 4},
     "default": {"rollout": 151, "call": 328, "chunk": 4},
@@ -31,26 +28,6 @@ BOUNDS = {
 CALLS = 10
 OBJECTS = {"unread": 12, "read": 34}
 """A call of a trajectory with ten; read: its messages, token ids, log-probabilities and rows."""
-
-
-def calls_of_ours(step: Callable[[], object]) -> int:
-    """Function calls of the package that a step makes in this thread."""
-    count = 0
-
-    def event(frame: FrameType, kind: str, _: object) -> None:
-        nonlocal count
-        name = frame.f_code.co_filename
-        count += kind == "call" and name.startswith(PACKAGE) and "/testing/" not in name
-
-    gc.collect()  # what an earlier stream leaves behind is not of this step
-    gc.disable()
-    sys.setprofile(event)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return count
 
 
 def empty_rollout() -> None:

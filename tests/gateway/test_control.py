@@ -17,9 +17,9 @@ from otel_rollout.otlp import read
 from otel_rollout.record import Options
 from tests.gateway.programs import HARNESS, SECRET, Serve, command
 from tests.kit.conversations import ASK
+from tests.kit.function_calls import calls_of_ours
 from tests.kit.outside import send
 from tests.kit.recording import Clients, Recording
-from tests.test_cost import calls_of_ours
 
 CHAT = {"model": "m", "messages": ASK}
 BEGIN = {
