@@ -28,7 +28,7 @@ from otel_rollout.trajectory.histories import (
     path_key,
     previous_named,
     previous_reply,
-    retold,
+    quoted,
     rewritten,
     sampled_order,
 )
@@ -110,7 +110,7 @@ class Conversations:
         few = max(1, len(continued))
         if len(linked) - len(continued) <= few:
             return None
-        found = (rewritten(linked) | retold(linked)) - continued
+        found = (rewritten(linked) | quoted(linked)) - continued
         changed = [completion for completion in linked if completion in found]
         if len(changed) <= few:
             return None

@@ -291,11 +291,11 @@ def rewritten(completions: Sequence[Completion]) -> set[Completion]:
     return found
 
 
-def retold(completions: Sequence[Completion]) -> set[Completion]:
+def quoted(completions: Sequence[Completion]) -> set[Completion]:
     """The completions whose longest line stands in a message of the next request of their agent.
 
-    So do ReAct agents that write their past into the prompt. An agent is told by its first message
-    and its tools; the next request is the one that began first after the reply.
+    ReAct agents write their past into the prompt so. An agent is known by its first message and its
+    tools; its next request is the one that began after this one.
     """
     agents: dict[tuple[bytes, bytes], list[Completion]] = defaultdict(list)
     for completion in in_order(completions):
@@ -308,8 +308,8 @@ def retold(completions: Sequence[Completion]) -> set[Completion]:
             lines = "\n".join(map(shown_message, reply.items)).splitlines()
             line = max(map(str.strip, lines), key=len, default="")
             if len(line) >= _LINE and ended_before(reply, request):
-                known = set(reply.prompt or ())
-                new = (node.message for node in request.prompt or () if node not in known)
+                known = {node.key for node in reply.prompt or ()}
+                new = (node.message for node in request.prompt or () if node.key not in known)
                 if any(line in shown_message(message) for message in new):
                     found.add(reply)
     return found
