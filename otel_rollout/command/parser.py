@@ -281,8 +281,8 @@ _SERVED = (
         "knows. Needs token ids, and a server that takes them (docs/drift.md)",
     ),
     _option("--max-body-bytes", "N", "refuse longer requests; default: 128 MiB", type=_count),
-    _option("--max-held-bytes", "N", "refuse what makes all of them more; 1 GiB", type=_count),
-    _option("--max-held-bytes-of-rollout", "N", "the same for one; 256 MiB", type=_count),
+    _option("--max-held-bytes", "N", "bytes of all requests under way; 1 GiB", type=_count),
+    _option("--max-held-bytes-of-rollout", "N", "those of one rollout; 256 MiB", type=_count),
     _option("--body-seconds", "S", "time for the next piece of one; default: 60", type=_seconds),
     _option("--request-seconds", "S", "time for all of one; default: 600", type=_seconds),
     _option(
