@@ -222,13 +222,8 @@ def _of_other_checksums(record: SpanRecord, wrong: set[str]) -> set[str]:
 
 _INTEGERS = (
     *(sc.ROLLOUT_SCHEMA_VERSION, sc.ROLLOUT_SAMPLE_INDEX, sc.ROLLOUT_EXCHANGE_COUNT),
-    *(
-        sc.ROLLOUT_GATEWAY_COUNT,
-        sc.ROLLOUT_OPEN_COUNT,
-        sc.REWARD_NUMBER,
-        sc.EXCHANGE_VERSION,
-        sc.EXCHANGE_STARTED,
-    ),
+    *(sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_GATEWAY_COUNT, sc.REWARD_NUMBER),
+    *(sc.EXCHANGE_VERSION, sc.EXCHANGE_STARTED),
     *(sc.EXCHANGE_ENDED, sc.EXCHANGE_ATTEMPTS, sc.REQUEST_COUNT, sc.REQUEST_BASE_COUNT),
     sc.RESPONSE_STATUS_CODE,
 )

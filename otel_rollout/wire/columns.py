@@ -126,7 +126,7 @@ def _usual(choice: PartlyRead) -> Listing | None:
 
 
 def _logprob_array(cut: Cut) -> array[float] | None:
-    """The log-probabilities among those; None where there are none, or another shape."""
+    """Those of a chat or a text completion; None where it has none, or another shape."""
     found = _chat.part(cut)
     if found is not None:
         return None if found.content is UNSET else _floats([each.logprob for each in found.content])
