@@ -481,7 +481,7 @@ LINES = {
     "otlp": 1_915,
     "rebuild": 1_120,
     "rebuild/dialects": 2_080,
-    "record": 7_371,
+    "record": 7_378,
     "spans": 1_785,
     "testing": 1_195,
     "trajectory": 4_684,

@@ -47,25 +47,30 @@ class Added:
         process_state.refusing.add((*self._request, self.refused))
 
 
-def added_fields(path: str, body: Json, url: str, *, counts: bool = True) -> Added:
+NOTHING = Added()
+"""What is added to most requests."""
+
+
+def added_fields(path: str, body: Json, url: object, *, counts: bool = True) -> Added:
     """What is added to a request with this body so that it asks for token ids.
 
     What the body says stays; to one that is no JSON object nothing is added. A stream is also
     asked for its count of tokens: only that shows that the server lost none of them.
 
-    url: address of the server. counts: False where a count could not be kept from the reader.
+    url: address of the server, or what is that as text.
+    counts: False where a count could not be kept from who reads the stream.
     """
     path = ("/" + path.lstrip("/")).partition("?")[0]
     wanted = _wanted(path)
     if wanted is None or not isinstance(body, Mapping):
-        return Added()
+        return NOTHING
     options = wanted.pop("stream_options", None) or {}
     added = {name: value for name, value in wanted.items() if name not in body}
     said = body.get("stream_options") or {}
     if counts and body.get("stream") and "include_usage" not in said and isinstance(said, Mapping):
         added["stream_options"] = {"include_usage": True, **options, **said}
     # llama.cpp takes log-probabilities, but not of a stream with tools.
-    request = urlsplit(url).netloc, path, bool(body.get("stream")), bool(body.get("tools"))
+    request = urlsplit(str(url)).netloc, path, bool(body.get("stream")), bool(body.get("tools"))
     found = Added(added, _request=request)
     if (*request, ",".join(sorted(added))) in process_state.refusing:
         found.take_back()

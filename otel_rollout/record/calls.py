@@ -69,8 +69,10 @@ class ClientCall:
 
     def ended(self, result: Any) -> None:
         """The client gave its caller this result."""
-        if self.added.refused is not None and refusal_in(result) is None:
-            self.added.accepted()
+        if self.added.refused is not None:
+            with guarded(INCOMPLETE):
+                if refusal_in(result) is None:
+                    self.added.accepted()
         if self.received is not None:
             with guarded(INCOMPLETE):
                 self.received(self.recorder, result)

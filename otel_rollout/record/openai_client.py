@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from otel_rollout.record.added_fields import Added, added_fields
+from otel_rollout.record.added_fields import NOTHING, added_fields
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     UNRECORDED,
@@ -59,9 +59,9 @@ def _begin(
     if method != "post" and not (method == "get" and retrieval_of(path)):
         return None
     body, given = options.json_data, getattr(options, "extra_json", None)
-    added = Added()
+    added = NOTHING
     if isinstance(body, dict):
-        added = added_fields(path, {**body, **(given or {})}, str(getattr(client, "base_url", "")))
+        added = added_fields(path, {**body, **(given or {})}, getattr(client, "base_url", ""))
     if added.fields:
         options.extra_json = {**(given or {}), **added.fields}
 

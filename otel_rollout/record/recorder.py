@@ -139,7 +139,7 @@ class ExchangeRecorder:
 
     @guarded(INCOMPLETE)
     def request(self, body: bytes | None, headers: Mapping[str, str], url: str = "") -> None:
-        """An attempt is sent. Of a retry no more is recorded than that it was made.
+        """An attempt is sent. A retry is only counted, unless `asks_without` came before it.
 
         body: as it is sent. None: it is not recorded, such as a file that is uploaded.
         headers, url: not recorded, but for the id of a session; what they hold is a secret, should

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from otel_rollout.record.added_fields import Added, added_fields
+from otel_rollout.record.added_fields import NOTHING, added_fields
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.calls import (
     UNRECORDED,
@@ -87,12 +87,12 @@ def _begin(
     if active is None:
         return UNRECORDED, args, kwargs
     endpoint = endpoint_of(path)
-    body: Any = _json_of(post.body) if endpoint is not None else None
+    sent = post.body if endpoint is not None else None
+    body: Any = _json_of(sent)
     if endpoint is None or not _is_asked(path, body):
         note_uncaptured(active, client_of(post.library), path)
         return UNRECORDED, args, kwargs
-    sent = post.body or b""
-    added = Added()
+    added = NOTHING
     if not is_signed(post.headers):
         added = added_fields(endpoint, body, post.url, counts=post.hides_count)
     if added.fields:
@@ -104,7 +104,7 @@ def _begin(
     recorder.request(post.body, post.headers, post.url)
 
     def plain() -> tuple[Any, Any]:
-        post.replace(sent)
+        post.replace(sent or b"")
         recorder.request(sent, post.headers, post.url)
         return post.args, post.kwargs
 
