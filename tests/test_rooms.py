@@ -474,20 +474,20 @@ def test_every_public_method_says_what_it_does(name: str):
 
 LINES = {
     "": 1_339,
-    "command": 2_341,
+    "command": 2_394,
     "export": 2_116,
     "gateway": 2_325,
     "look": 2_155,
-    "otlp": 1_915,
-    "rebuild": 1_120,
-    "rebuild/dialects": 2_080,
+    "otlp": 1_905,
+    "rebuild": 1_109,
+    "rebuild/dialects": 2_076,
     "record": 7_378,
-    "spans": 1_785,
-    "testing": 1_195,
+    "spans": 1_780,
+    "testing": 1_192,
     "trajectory": 4_684,
     "view": 5_689,
     "wire": 4_944,
-    "workflows": 855,
+    "workflows": 854,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one
 number: lowered when a room gets smaller, raised with a reason in the commit."""
