@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-OURS := not backend and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
+OURS := not install and not backend and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= auto# tests at once: as many as there are cores; 0 is one after the other, to debug
 ROOM ?=# of quick: rooms, instead of those that the change touches
@@ -18,7 +18,7 @@ EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick most test fuzz test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench instructions check-instructions pins clean
+.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench instructions check-instructions pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -40,6 +40,13 @@ most: $(READY)  ## minutes: all but what is marked slow
 
 fuzz: $(READY)  ## spans, lines, files and texts that are changed at random, for an hour (needs Debian's chromium)
 	$(BIN)/python -m pytest -q -n $(JOBS) -m fuzz $(TESTS)
+
+dist: $(READY)  ## wheels of the core and of every exporter, into dist/
+	rm -rf dist
+	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation -w dist . $(EXPORTERS:%/pyproject.toml=./%)
+
+test-install: dist  ## the README's lines that install, in empty environments
+	$(BIN)/python -m pytest -m install $(or $(TESTS),tests/test_install.py)
 
 # Other versions differ in the clients and the SDK: the tests of what touches those.
 VERSIONED := tests/test_configure.py tests/look tests/trajectory/test_media.py tests/wire/test_servers.py \

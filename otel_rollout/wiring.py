@@ -137,7 +137,7 @@ def configure(
     span_exporters: receive the spans, besides OTLP.
     instrumentor: writes the LLM spans that people look at; trajectories do not depend on it.
         "openai" is `opentelemetry-instrumentation-openai`, "genai" is
-        `opentelemetry-instrumentation-genai-openai` (`pip install --pre 'otel-rollout[genai]'`),
+        `opentelemetry-instrumentation-genai-openai` (`otel-rollout[genai]`, with `--pre`),
         None records for training alone: no LLM spans, no tool spans, and no sums, task and answer
         on a rollout's span. If one is active already, it stays, and none is added.
     request_token_ids: ask the server for token ids with every call of a rollout; see the function

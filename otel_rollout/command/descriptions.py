@@ -49,7 +49,7 @@ Show trajectories on a page of this machine, in the browser: a list to filter,
 groups side by side, messages, tokens, what does not train and why. The page is
 for you alone: its address, which is printed first, has a secret in it. Sources
 are read once and kept in an index in your cache; files that grow are followed.
-Ctrl-C ends it. Needs the extra: pip install 'otel-rollout[view]'.
+Ctrl-C ends it. It needs the extra: otel-rollout[view].
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
 EXPORT = """\
 Write trajectories as the rows that a trainer reads. Trajectories of one group

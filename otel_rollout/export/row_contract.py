@@ -21,6 +21,7 @@ from otel_rollout.export.options import (
     options_of,
     read_options,
 )
+from otel_rollout.extras import to_install
 from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json
 
@@ -197,15 +198,14 @@ OURS = ("agentlightning", "art", "datasets", "openai", "rllm", "tinker", "trl", 
 def _way_to(name: str, found: Collection[str]) -> str:
     """What to do about an exporter that is not there: install it, or write another name."""
     if name in OURS:
-        return f"pip install otel-rollout-exporter-{name}"
+        return to_install(f"otel-rollout-exporter-{name}")
     if close := get_close_matches(name, {*found, *OURS}, n=1):
         missing = close[0] not in found
         return f"is it {close[0]!r}" + (
-            f" (pip install otel-rollout-exporter-{close[0]})?" if missing else "?"
+            f" ({to_install(f'otel-rollout-exporter-{close[0]}')})?" if missing else "?"
         )
-    return (
-        f"others that can be installed (pip install otel-rollout-exporter-NAME): {', '.join(OURS)}"
-    )
+    way = to_install("otel-rollout-exporter-NAME")
+    return f"others that can be installed ({way}): {', '.join(OURS)}"
 
 
 def _loaded(name: str) -> Callable[..., Any]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from importlib import import_module
 from typing import Any, ClassVar
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.contract import TrajectoryExporter
 from otel_rollout.export.memory import InMemoryTrajectoryExporter
+from otel_rollout.extras import module_of
 from otel_rollout.trajectory import Episode, Trajectory, TrajectoryGroup
 from otel_rollout.wire import dumps
 
@@ -160,14 +160,7 @@ class TabularList:
 
 
 def _needed(module: str, method: str) -> Any:
-    """A module that is installed with the extra; ConfigurationError where it is not."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{method}() needs {module.partition('.')[0]}, which cannot be imported ({error}): "
-            f"pip install 'otel-rollout[tables]'"
-        ) from None
+    return module_of("tables", module, f"{method}()")
 
 
 class RowTable(TabularList, list[dict[str, Any]]):

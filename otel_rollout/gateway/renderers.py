@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.extras import module_of
 from otel_rollout.wire import Json, dumps, loads, without_reasoning
 
 SERVER = "server"
@@ -94,13 +94,10 @@ def next_prompt_by(renderer: str | Renderer) -> NextPrompt:
 
 
 def _of_package(name: str) -> Renderer:
-    try:
-        renderers, base = import_module("renderers"), import_module("renderers.base")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"gateway renderer {name!r} needs the package {error.name}: "
-            f"pip install 'otel-rollout[renderers]'"
-        ) from None
+    renderers, base = (
+        module_of("renderers", module, f"gateway renderer {name!r}")
+        for module in ("renderers", "renderers.base")
+    )
     try:
         made: Renderer = renderers.create_renderer(base.load_tokenizer(name))
     except (OSError, ValueError, LookupError, ImportError) as error:

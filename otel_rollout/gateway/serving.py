@@ -15,8 +15,8 @@ import threading
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
+from otel_rollout.extras import module_of
 from otel_rollout.gateway.application import MAX_BODY_BYTES, Application, Settings
-from otel_rollout.gateway.extra import library
 from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.hosts import LOOPBACK, is_loopback
 from otel_rollout.record import (
@@ -104,7 +104,7 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         **options: Any,
     ) -> None:
         for name in ("uvicorn", "httptools"):
-            library(name)
+            module_of("gateway", name, "otel_rollout.gateway")
         settings = Settings(upstream, api_key, secret, max_body_bytes, **options)
         self._application = Application(settings)
         if is_loopback(host):
@@ -193,7 +193,7 @@ class GatewayServer:
     """Serves an ASGI application on a socket that is bound."""
 
     def __init__(self, application: Any, listening: socket.socket, header_seconds: float) -> None:
-        uvicorn = library("uvicorn")
+        uvicorn = module_of("gateway", "uvicorn", "otel_rollout.gateway")
         config = uvicorn.Config(
             application,
             http=functools.partial(_protocol_class(), header_seconds=header_seconds),
@@ -260,7 +260,9 @@ class _Timed:
 
 @functools.cache
 def _protocol_class() -> Any:
-    base: Any = library("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
+    base: Any = module_of(
+        "gateway", "uvicorn.protocols.http.httptools_impl", "otel_rollout.gateway"
+    ).HttpToolsProtocol
 
     class Protocol(_Timed, base):  # type: ignore[misc]
         pass

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.gateway.extra import library
+from otel_rollout.extras import module_of
 from otel_rollout.gateway.paths import KEYS, RawHeaders
 
 _KEEP_ALIVE = 3.0
@@ -51,8 +51,8 @@ class Upstream:
         self.root = _root(url)
         self.api_key = api_key
         self._connect_seconds = connect_seconds
-        self._aiohttp = library("aiohttp")
-        self._url: Any = library("yarl").URL
+        self._aiohttp = module_of("gateway", "aiohttp", "otel_rollout.gateway")
+        self._url: Any = module_of("gateway", "yarl", "otel_rollout.gateway").URL
         self._session: Any = None
         self.errors: tuple[type[Exception], ...] = (
             self._aiohttp.ClientError,

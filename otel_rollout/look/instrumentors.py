@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.extras import to_install
 from otel_rollout.look.guard import Guard, log_swallowed
 from otel_rollout.record import SWITCHES
 
@@ -46,7 +47,7 @@ def check_installed(name: str) -> None:
     except ImportError as error:
         raise ConfigurationError(
             "configure(instrumentor='genai'): opentelemetry-instrumentation-genai-openai is "
-            f"not installed ({error}); pip install --pre 'otel-rollout[genai]'"
+            f"not installed ({error}): {to_install('otel-rollout[genai]')} --pre"
         ) from None
 
 

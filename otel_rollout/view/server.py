@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError, RolloutError
+from otel_rollout.extras import to_install
 from otel_rollout.hosts import LOOPBACK, is_ip, is_loopback, is_named
 from otel_rollout.trajectory import UNREADABLE
 from otel_rollout.view.answers import Answers, Query
@@ -33,7 +34,7 @@ try:
 except ImportError as error:
     raise ConfigurationError(
         f"the page of otel-rollout view needs the package {error.name}: "
-        f"pip install 'otel-rollout[view]'"
+        f"{to_install('otel-rollout[view]')}"
     ) from None
 
 _HEADERS = {

@@ -454,8 +454,8 @@ async def test_failed_rollouts_only_if_asked_for(recording: Recording, clients: 
     ("name", "options", "message"),
     [
         ("x" * 9, {}, "there is no exporter 'xxxxxxxxx': installed are .*tokens; .* art, .*verl"),
-        ("trl", {}, r"; pip install otel-rollout-exporter-trl\Z"),
-        ("tlr", {}, r"; is it 'trl' \(pip install otel-rollout-exporter-trl\)\?\Z"),
+        ("trl", {}, r"; in a clone, .* --find-links dist 'otel-rollout-exporter-trl'\Z"),
+        ("tlr", {}, r"; is it 'trl' \(.*dist 'otel-rollout-exporter-trl'\)\?\Z"),
         ("token", {}, r"; is it 'tokens'\?\Z"),
         ("tokens", {"colour": "red"}, "exporter 'tokens': .*colour"),
     ],

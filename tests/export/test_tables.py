@@ -142,5 +142,5 @@ def test_what_is_not_installed_is_named(method: str, monkeypatch: pytest.MonkeyP
     """The error says what to install."""
     for name in ("pandas", "pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'otel-rollout\[tables\]'"):
+    with pytest.raises(ConfigurationError, match=r"dist 'otel-rollout\[tables\]'"):
         getattr(Rows(), method)(*["x.parquet"][: method == "to_parquet"])

@@ -261,7 +261,7 @@ def test_genai_shows_messages(clients: Clients, monkeypatch: pytest.MonkeyPatch)
 def test_genai_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, clients: Clients):
     """Without its package "genai" is refused, with what to install; nothing is half done."""
     monkeypatch.setitem(sys.modules, "opentelemetry.instrumentation.genai.openai", None)
-    with pytest.raises(ConfigurationError, match=r"pip install --pre 'otel-rollout\[genai\]'"):
+    with pytest.raises(ConfigurationError, match=r"dist 'otel-rollout\[genai\]' --pre"):
         otel_rollout.configure(instrumentor="genai")
     assert list(instrumentors._wrapped_methods()) == []
     assert not hasattr(openai._base_client.SyncAPIClient.request, "_self_wrapper")

@@ -86,7 +86,7 @@ def test_a_file_needs_no_extra(path: Path, tmp_path: Path):
     code = "import sys; from otel_rollout.command import main; sys.exit(main(sys.argv[1:]))"
     for arguments, status, text in (
         (["--html", str(tmp_path / "x.html")], 1, "line 3"),
-        (["--no-browser"], 1, "pip install 'otel-rollout[view]'"),
+        (["--no-browser"], 1, "dist 'otel-rollout[view]'"),
     ):
         done = subprocess.run(
             [sys.executable, "-c", code, "view", str(path), *arguments],
