@@ -61,6 +61,6 @@ def reply(request: dict[str, Any]) -> Raw:
 
 
 if __name__ == "__main__":
-    with ModelServer(reply) as server:
+    with ModelServer(reply, token_ids=True, logprobs=True) as server:
         print(server.base_url, flush=True)
         sys.stdin.read()

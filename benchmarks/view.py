@@ -44,7 +44,7 @@ def recorded(turns: int) -> dict[str, Any]:
     exporter = InMemoryTrajectoryExporter()
     otel_rollout.configure(exporters=[exporter], instrumentor=None, request_token_ids=True)
     messages: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-    with ModelServer("The capital of France is Paris.") as server:
+    with ModelServer("The capital of France is Paris.", token_ids=True, logprobs=True) as server:
         client = openai.OpenAI(base_url=server.base_url, api_key="none")
         with client, rollout("agent"):
             for turn in range(turns):

@@ -91,7 +91,7 @@ def recorded(*, instrumentor: Any) -> Iterator[tuple[str, Walk]]:
     otel_rollout.configure(exporters=[exporter], instrumentor=instrumentor)
     name = "default" if instrumentor else "capture only"
     replies = [Reply(f"word {n}") for n in range(64)]
-    with ModelServer(replies) as server:
+    with ModelServer(replies, token_ids=True, logprobs=True) as server:
         client = openai.OpenAI(base_url=server.base_url, api_key="k")
 
         def empty() -> None:

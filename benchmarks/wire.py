@@ -230,7 +230,7 @@ def main() -> None:
         return
     from otel_rollout.testing import ModelServer
 
-    with ModelServer(_reply, token_ids=False, logprobs=False) as server:
+    with ModelServer(_reply) as server:
         for turns in options.turns:
             table(server.base_url, turns)
 

@@ -50,7 +50,7 @@ async def summarize(client: AsyncOpenAI, text: str) -> str:
 
 async def main() -> None:
     """One run in production, one in training."""
-    with ModelServer() as server:
+    with ModelServer(token_ids=True, logprobs=True) as server:
         async with AsyncOpenAI(base_url=server.base_url, api_key="none-needed") as client:
             print(await summarize(client, "a long text"))
             trajectory = await gather_trajectory(summarize(client, "a long text"))

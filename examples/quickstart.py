@@ -156,7 +156,7 @@ async def run(base_url: str | None, model: str) -> list[Trajectory]:
 
 def main() -> list[Trajectory]:
     """Run, and print the trajectories."""
-    otel_rollout.configure(service_name="travel-agent")
+    otel_rollout.configure(service_name="travel-agent", request_token_ids=True)
     with ExitStack() as stack:
         base_url = os.environ.get("OPENAI_BASE_URL")
         if base_url is None:

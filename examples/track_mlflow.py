@@ -60,7 +60,7 @@ async def main() -> None:
     mlflow.set_experiment("otel-rollout")
     run = mlflow.start_run()
     otel_rollout.configure("tracked-agent", exporters=[MlflowExporter(run.info.run_id)])
-    with ModelServer() as server:
+    with ModelServer(token_ids=True, logprobs=True) as server:
         client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none-needed")
         questions = (f"question {number}" for number in range(8))
         found = await gather_trajectories(agent(client, question) for question in questions)

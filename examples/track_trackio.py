@@ -54,7 +54,7 @@ async def agent(client: openai.AsyncOpenAI, question: str) -> str:
 async def main() -> None:
     run = trackio.init(project="otel-rollout", embed=False)
     otel_rollout.configure("tracked-agent", exporters=[TrackioExporter(run)])
-    with ModelServer() as server:
+    with ModelServer(token_ids=True, logprobs=True) as server:
         client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none-needed")
         questions = (f"question {number}" for number in range(8))
         found = await gather_trajectories(agent(client, question) for question in questions)

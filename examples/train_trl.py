@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps = parser.parse_args(arguments).steps
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(1)  # a tiny model is slower with more
-    otel_rollout.configure(service_name="train-trl")
+    otel_rollout.configure(service_name="train-trl", request_token_ids=True)
     policy = Policy()
     with ModelServer(policy.answer) as server, tempfile.TemporaryDirectory() as folder:
         make_trainer(policy, server.base_url, [], steps, folder).train()

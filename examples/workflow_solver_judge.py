@@ -93,7 +93,7 @@ class LocalModel:
 
 def main() -> list[Episode]:
     """Run both tasks twice; print the trees of one episode and a line for each."""
-    otel_rollout.configure(service_name="solver-judge")
+    otel_rollout.configure(service_name="solver-judge", request_token_ids=True)
     with ExitStack() as stack:
         if "OPENAI_BASE_URL" not in os.environ:
             os.environ["OPENAI_BASE_URL"] = stack.enter_context(ModelServer(LocalModel())).base_url

@@ -28,7 +28,7 @@ from otel_rollout import (
 )
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.testing import ModelServer, Reply, ToolCall
-from otel_rollout.trajectory import tokens, trajectory
+from otel_rollout.trajectory import sentences, tokens, trajectory
 from otel_rollout.wire import api_of
 from otel_rollout.wire.apis import APIS
 from otel_rollout.workflows import run_workflows
@@ -62,7 +62,7 @@ def test_the_quickstart_of_the_readme() -> None:
 def test_inside_a_rollout() -> None:
     """The block about what can be done inside a rollout runs inside one."""
     code = block("docs/rollouts.md", "history.append(")
-    otel_rollout.configure()
+    otel_rollout.configure(request_token_ids=True)
     call = SimpleNamespace(id="call_1", function=SimpleNamespace(name="f", arguments="{}"))
     reply = Reply(tool_calls=[ToolCall("f", "{}", id="call_1")])
 
@@ -99,7 +99,7 @@ def test_by_hand() -> None:
         "    openai.OpenAI().chat.completions.create(model='m', messages=[message])\n"
         "print(trajectory.messages()[1]['content'], trajectory.warnings)\n"
     )
-    with ModelServer("hello") as server:
+    with ModelServer("hello", token_ids=True, logprobs=True) as server:
         assert python("-c", code, server=server) == "hello []\n"
 
 
@@ -139,7 +139,7 @@ async def test_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         get_current_trajectory().reward = 1.0
 
     otel_rollout.configure()
-    with ModelServer("It is 4.") as server:
+    with ModelServer("It is 4.", token_ids=True, logprobs=True) as server:
         client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none-needed")
         names: dict[str, Any] = {"client": client, "agent": agent}
         names["run"] = SimpleNamespace(log=logged.append)
@@ -203,7 +203,7 @@ async def test_an_empty_batch(capsys: pytest.CaptureFixture[str]) -> None:
     """What the page says is dropped is, and what mends it does."""
     names = await run_page("docs/cookbook/empty-batch.md", {})
     first, last = capsys.readouterr().out.splitlines()
-    assert "the server sent no token ids (ask for them" in first
+    assert "the server sends token ids to those who ask" in first
     assert last == "2 []"
     assert [member.reward for member in names["asked"]] == [1.0, 1.0]
 
@@ -217,7 +217,7 @@ async def test_workflows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     provider.add_span_processor(SimpleSpanProcessor(JsonLinesSpanExporter("traces.jsonl")))
     program = blocks("docs/workflows.md")
     assert len(program) == 3
-    with ModelServer("It is 4.") as server:
+    with ModelServer("It is 4.", token_ids=True, logprobs=True) as server:
         client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none-needed")
         names: dict[str, Any] = {"client": client}
         live: list[Episode] = []
@@ -265,7 +265,7 @@ async def test_training(
         "trainer": SimpleNamespace(step=3),
         "train_on": lambda *row: trained.append(row),
     }
-    with ModelServer(reply, token_ids=False, logprobs=False) as server:
+    with ModelServer(reply) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "none-needed")
         assert len(blocks("docs/training.md")) == 9
@@ -300,7 +300,8 @@ def test_training_has_every_reason() -> None:
     quoted = [
         part for line in table.splitlines()[2:] for part in line.split("|")[1].split("`")[1::2]
     ]
-    source = inspect.getsource(tokens) + inspect.getsource(trajectory)
+    source = "\n".join(map(inspect.getsource, (tokens, trajectory)))
+    source += f"\n_ = {sentences.NOT_ASKED()!r}"
     said = " ".join(json.dumps(node) for node in _texts(source))
     assert [text for text in quoted if text not in said] == []
     reasons = {text for text in _texts(source) if text.startswith(("its ", "the server", "masked"))}

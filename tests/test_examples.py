@@ -28,12 +28,12 @@ async def test_port_from_rllm() -> None:
     def guess(request: dict[str, Any]) -> Reply:
         return Reply(str(2 * sum(m["role"] == "assistant" for m in request["messages"]) + 3))
 
-    with ModelServer(guess) as server:
+    with ModelServer(guess, token_ids=True, logprobs=True) as server:
         lines = (await asyncio.to_thread(python, "-c", after, server=server)).splitlines()
     assert lines[0] == "number-3:0 env_done {'guesser_acc': 1.0}"
     assert [line.split()[0] for line in lines[4:8]] == [f"number-7:{n}" for n in range(4)]
     assert lines[-1] == "8 rows, 0 masked"
-    with ModelServer("4") as server:
+    with ModelServer("4", token_ids=True, logprobs=True) as server:
         lines = (await asyncio.to_thread(python, "-c", after, server=server)).splitlines()
     assert {line.split()[1] for line in lines[:8]} == {"max_turns_exceeded"}
     assert lines[-1] == "0 rows, 8 masked"

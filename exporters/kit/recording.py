@@ -55,7 +55,7 @@ class Clients:
 
     def serve(self, reply: Any = None, **options: Any) -> ModelServer:
         """A started server."""
-        server = ModelServer(reply, **options)
+        server = ModelServer(reply, **{"token_ids": True, "logprobs": True, **options})
         server.start()
         self.servers.append(server)
         return server

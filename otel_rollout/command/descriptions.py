@@ -80,8 +80,8 @@ OTEL_ROLLOUT_TASK and OTEL_ROLLOUT_SAMPLE. Signals go to the command. The exit
 status is the command's own, of several samples the highest; without any model
 call it is never 0.
 
-  otel-rollout run --upstream http://localhost:8000/v1 --task t1 --samples 8 \\
-      --out trajectories.jsonl -- claude -p "Mend the tests" """
+  otel-rollout run --upstream http://localhost:8000/v1 --request-token-ids \\
+      --task t1 --samples 8 --out trajectories.jsonl -- claude -p "Mend the tests" """
 REWARD = """\
 Give a rollout that has ended a reward. It is a span on the rollout's trace: in a
 file of spans, or sent over OTLP as OTEL_EXPORTER_OTLP_ENDPOINT says. `rebuild`

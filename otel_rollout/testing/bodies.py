@@ -332,8 +332,7 @@ def _choice_parts(
             text = before + text
         shown = {"delta" if call.stream else "message": said} if chat else {"text": text}
         part = {"index": index, **shown, "logprobs": logprobs, "finish_reason": None}
-        if call.token_ids:
-            part |= {"stop_reason": None, "token_ids": ids}
+        part |= {"stop_reason": None, "token_ids": ids if call.token_ids else None}
         parts.append(part)
         position, offset = position + len(ids), offset + len(text)
     default = "tool_calls" if choice.tool_calls else "stop"
@@ -356,16 +355,16 @@ def generation(call: ModelCall) -> list[Json]:
         echoed = prompt_ids if body.get("echo") and not chat else []
         choices.append(_choice_parts(call, choice, index, chat, echoed))
         completion_tokens += len(completion_ids(choice))
-        if call.token_ids and not chat:
-            choices[-1][0]["prompt_token_ids"] = prompt_ids
+        if not chat:
+            choices[-1][0]["prompt_token_ids"] = prompt_ids if call.token_ids else None
     name, prefix = ("chat.completion", "chatcmpl-") if chat else ("text_completion", "cmpl-")
     head = call.head(f"{name}.chunk" if chat and call.stream else name, prefix)
     # The chunks of several choices take turns, as when a server samples them together.
     turns = [part for turn in itertools.zip_longest(*choices) for part in turn if part is not None]
     shown = [[part] for part in turns] if call.stream else [turns]
     responses = [{**head, "choices": parts} for parts in shown]
-    if call.token_ids and chat:
-        responses[0]["prompt_token_ids"] = prompts[0]
+    if chat:
+        responses[0]["prompt_token_ids"] = prompts[0] if call.token_ids else None
     usage = {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": completion_tokens}
     usage["total_tokens"] = sum(usage.values())
     if reply.usage and not call.stream:

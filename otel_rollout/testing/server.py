@@ -228,9 +228,8 @@ class ModelServer:
     An exception in `reply` becomes HTTP 500 with its text, marked as not worth a retry.
 
     Responses have the fields that vLLM sends on request (`return_token_ids`, `logprobs`):
-    `prompt_token_ids` (of a stream, in its first chunk), `token_ids`, `stop_reason`,
-    log-probabilities. This server always sends them; with `token_ids=False` or `logprobs=False`
-    only on request.
+    `prompt_token_ids` (of a stream, in its first chunk), `token_ids`, log-probabilities. They are
+    None where nobody asks, as vLLM's are; with `token_ids=True`, `logprobs=True` they always come.
 
     Thread-safe. After `stop` it can be started again; ids and replies continue.
     """
@@ -239,8 +238,8 @@ class ModelServer:
         self,
         reply: Callable[[dict[str, Any]], _Said] | Iterable[_Said] | _Said | None = None,
         *,
-        token_ids: bool = True,
-        logprobs: bool = True,
+        token_ids: bool = False,
+        logprobs: bool = False,
         chunk_size: int = 8,
         compress: bool = False,
         routes: Mapping[str, Raw | Callable[[dict[str, Any]], Raw]] | None = None,
@@ -248,8 +247,7 @@ class ModelServer:
     ) -> None:
         """`chunk_size`: characters per event of a stream. `port`: 0 is any free port.
 
-        Without `token_ids` and `logprobs` they are sent only where a request asks for them
-        (`return_token_ids`, `logprobs`), as vLLM does.
+        `token_ids` and `logprobs`: send them also where no request asks for them.
 
         `compress` sends every body gzipped. `routes` are responses of further endpoints by path,
         such as `/v1/moderations`, for any method: a response, or a function of the parsed body.

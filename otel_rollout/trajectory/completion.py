@@ -34,6 +34,7 @@ from otel_rollout.wire import (
     sampled_ids,
     sampled_logprobs,
     weight_version,
+    withholds_ids,
 )
 
 
@@ -182,6 +183,12 @@ class Completion:
     def token_path(self) -> TokenPath | None:
         """`token_ids` as a path of its own."""
         return self.exchange.token_path(self._sampled_ids)
+
+    @property
+    def ids_are_withheld(self) -> bool:
+        """True if the server sends token ids to those who ask for them, and nobody did."""
+        asked = self.exchange.params.get("return_token_ids") or self.exchange.refused
+        return not asked and withholds_ids(self.choice, self._whole)
 
     @property
     def sampled_in_response(self) -> int | None:

@@ -301,6 +301,12 @@ AMBIGUOUS = Sentence(
     "uncertain",
     "Nothing has to be done unless rewards of single replies matter: the replies are the same.",
 )
+NOT_ASKED = Sentence(
+    "the server sends token ids to those who ask for them, and was not asked: "
+    "otel_rollout.configure(request_token_ids=True)",
+    "inexact",
+    "Put request_token_ids=True into configure(), or `with request_token_ids():` around the calls.",
+)
 REWRITTEN = Sentence(
     "{replies} replies, {histories} histories: the client replays what was sampled in other words, "
     "first at completion {id}",

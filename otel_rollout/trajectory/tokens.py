@@ -22,6 +22,7 @@ from typing import Literal
 
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.spans import TokenPath, extend_tokens
+from otel_rollout.trajectory import sentences
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.fixed import frozen
 from otel_rollout.trajectory.histories import ended_before, in_order
@@ -304,6 +305,8 @@ def _why_no_ids(completion: Completion) -> NotExact:
     if completion.api.token_id_params(path.partition("?")[0]) is None:
         why = f"request_token_ids() cannot ask for any at {path!r}"
         return NotExact("no_token_ids_there", f"the server sent no token ids ({why})")
+    if completion.ids_are_withheld:
+        return NotExact("no_token_ids", sentences.NOT_ASKED())
     why = "the server sent no token ids (ask for them: otel_rollout.request_token_ids())"
     return NotExact("no_token_ids", why)
 

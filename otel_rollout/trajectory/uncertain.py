@@ -24,6 +24,8 @@ def uncertain(exchanges: Sequence[Exchange], conversations: Conversations) -> li
     is_exact = all(exchange.source == EXACT_SOURCE for exchange in exchanges)
     for completion in completions if is_exact else ():
         found += _unknown_in(completion)
+    if is_exact and any(completion.ids_are_withheld for completion in completions):
+        found.append(sentences.NOT_ASKED())
     found += [*_repeated_ids(completions), *conversations.ambiguities]
     if is_exact and (rewriting := conversations.rewriting):
         found.append(rewriting)

@@ -54,6 +54,8 @@ def findings_of(trajectory: Trajectory, *, rows: TokenSequences | None = None) -
     """
     rows = trajectory.token_sequences() if rows is None else rows
     found = list(_of_warnings(trajectory))
+    if any(drop.cause == "no_token_ids" for drop in rows.dropped):  # each says it of its reply
+        found = [one for one in found if one.text != sentences.NOT_ASKED()]
     told = {(one.completion_id, one.choice_index) for one in found if one.kind == "damaged"}
     for drop in rows.dropped:
         if drop.completion is not None and not (drop.cause == "damaged" and _key(drop) in told):

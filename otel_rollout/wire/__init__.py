@@ -100,6 +100,7 @@ from otel_rollout.wire.servers import sampled_ids as sampled_ids
 from otel_rollout.wire.servers import sampled_logprobs as sampled_logprobs
 from otel_rollout.wire.servers import sampled_texts as sampled_texts
 from otel_rollout.wire.servers import weight_version as weight_version
+from otel_rollout.wire.servers import withholds_ids as withholds_ids
 from otel_rollout.wire.servers import without_tokens as without_tokens
 from otel_rollout.wire.sse import expands_too_far as expands_too_far
 from otel_rollout.wire.sse import is_events as is_events

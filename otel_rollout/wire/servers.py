@@ -69,6 +69,14 @@ def _has_several(reply: _Fields) -> bool:
     return isinstance(choices, list) and len(choices) > 1
 
 
+def withholds_ids(choice: _Fields, reply: _Fields) -> bool:
+    """True if the server names its token ids without sending them, as vLLM where nobody asks."""
+    names = ((choice, "token_ids"), (reply, "prompt_token_ids"))
+    return all(fields.get(name) is None for fields, name in names) and any(
+        name in fields for fields, name in names
+    )
+
+
 def empty_ids(choice: _Fields) -> bool:
     """True if the server sent a list of token ids without one."""
     return any(choice.get(place) == [] for place in _IDS)

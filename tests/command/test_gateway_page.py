@@ -81,7 +81,7 @@ def test_the_python_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (code,) = re.findall(r"```python\n(.*?)```", page("gateway.md"), re.DOTALL)
     executable(tmp_path / "agent", ASK)
     monkeypatch.chdir(tmp_path)
-    with ModelServer("It is 4.", token_ids=False) as server:
+    with ModelServer("It is 4.") as server:
         printed = python("-c", code, environment={"MODEL_SERVER": server.base_url})
         assert len(server.exchanges) == 4
     assert printed == "[1.0, 1.0, 1.0, 1.0]\n"
@@ -122,7 +122,7 @@ def test_the_first_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "grade.py").write_text("print(1.0)")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{Path(sys.executable).parent}", prepend=":")
     monkeypatch.chdir(tmp_path)
-    with ModelServer("It is 4.", token_ids=False) as server:
+    with ModelServer("It is 4.") as server:
         run[run.index("--upstream") + 1] = server.base_url
         assert main(run) == 0
     assert main(export) == 0

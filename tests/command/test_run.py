@@ -86,7 +86,7 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
 
 def test_a_command_is_a_rollout(run: Run):
     """Its calls are the trajectory, and its options are those of the rollout."""
-    with ModelServer(["one", "two"]) as server:
+    with ModelServer(["one", "two"], token_ids=True, logprobs=True) as server:
         ran = run(
             server,
             agent("print(ask('a'), ask('b'), sys.argv[1:])", "--samples", "--", "x"),
@@ -401,7 +401,7 @@ def test_a_streamed_call(run: Run):
         "stream = client.chat.completions.create(model='m', messages=[message], stream=True)\n"
         "print(''.join(c.choices[0].delta.content or '' for c in stream if c.choices))\n"
     )
-    with ModelServer(Reply("a longer text for you")) as server:
+    with ModelServer(Reply("a longer text for you"), token_ids=True, logprobs=True) as server:
         ran = run(server, agent(code))
     assert ran.out == "a longer text for you\n"
     (completion,) = ran.trajectory.completions
@@ -411,7 +411,7 @@ def test_a_streamed_call(run: Run):
 
 def test_token_ids_are_asked_for(run: Run):
     """On request, and only then, the server is asked for what a trainer needs."""
-    with ModelServer("yes", token_ids=False, logprobs=False) as server:
+    with ModelServer("yes") as server:
         with_ids = run(server, agent("ask('x')"), "--request-token-ids")
     (completion,) = with_ids.trajectory.completions
     assert completion.token_ids
@@ -420,7 +420,7 @@ def test_token_ids_are_asked_for(run: Run):
 
 def test_token_ids_are_not_asked_for(run: Run):
     """Without the option each request is as the command sends it."""
-    with ModelServer("yes", token_ids=False, logprobs=False) as server:
+    with ModelServer("yes") as server:
         without = run(server, agent("ask('x')"))
         (exchange,) = server.exchanges
     (completion,) = without.trajectory.completions
@@ -474,7 +474,7 @@ print(0.5)
 
 def test_a_reward_command(run: Run):
     """It reads the trajectory, and the last line that it prints is the reward."""
-    with ModelServer("yes") as server:
+    with ModelServer("yes", token_ids=True, logprobs=True) as server:
         ran = run(server, agent("ask('x'); sys.exit(4)"), "--reward-command", JUDGE)
     assert ran.status == 4
     assert ran.trajectory.reward == 0.5
@@ -513,7 +513,7 @@ def test_nothing_to_judge(run: Run, tmp_path: Path):
 @pytest.mark.not_replayed("the reward comes after the rollout was handed over")
 def test_a_later_reward(run: Run, tmp_path: Path):
     """`reward` rewards a run that has ended, and its rows have it."""
-    with ModelServer("yes") as server:
+    with ModelServer("yes", token_ids=True, logprobs=True) as server:
         ran = run(server, agent("ask('x')"), "--task", "t1")
     spans, rows = str(tmp_path / "spans.jsonl"), tmp_path / "rows.jsonl"
     assert main(["reward", ran.trajectory.id, "0.25", "--spans", spans]) == 0

@@ -194,7 +194,7 @@ async def test_rows_say_what_they_dropped(recording: Recording, clients: Clients
         await client.chat.completions.create(model="m", messages=[message])
 
     group = await gather_group([agent(), agent()])
-    with pytest.warns(EmptyRowsWarning, match="2 x the server sent no token ids"):
+    with pytest.warns(EmptyRowsWarning, match="2 x the server sends token ids to those who ask"):
         rows = to_token_rows(group)
     assert rows == []
     assert [d.completion and d.completion.id for d in rows.dropped] == [

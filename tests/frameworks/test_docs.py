@@ -74,7 +74,7 @@ def test_every_stack_that_is_run_is_in_the_table() -> None:
 def test_a_block(name: str, code: str) -> None:
     """It gives a trajectory with the tool loop in it, token ids and log-probabilities too."""
     values: dict[str, Any] = {"__name__": "docs"}
-    with ModelServer(TOOL_LOOP, token_ids=False, logprobs=False) as server:
+    with ModelServer(TOOL_LOOP) as server:
         try:
             exec(code.replace("http://localhost:8000/v1", server.base_url), values)
         finally:
@@ -104,7 +104,7 @@ async def test_existing_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         return Reply(tool_calls=[ToolCall("add", json.dumps({"a": int(a), "b": int(b)}))])
 
     program = re.findall(r"```python\n(.*?)```", COOKBOOK, re.DOTALL)
-    with ModelServer(reply, token_ids=False, logprobs=False) as server:
+    with ModelServer(reply) as server:
         try:
             for code in program:
                 code = code.replace("http://localhost:8000/v1", server.base_url)

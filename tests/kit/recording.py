@@ -49,7 +49,7 @@ class Clients:
 
     def serve(self, reply: Any = None, **options: Any) -> ModelServer:
         """A started server; it stops with the test."""
-        server = ModelServer(reply, **options)
+        server = ModelServer(reply, **{"token_ids": True, "logprobs": True, **options})
         server.start()
         self.servers.append(server)
         return server

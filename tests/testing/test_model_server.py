@@ -64,7 +64,7 @@ def post(server: ModelServer, body: dict[str, Any], path: str = "/chat/completio
 
 def test_plain_reply_carries_text_ids_and_usage():
     """A plain completion says the text, its exact token ids, and a usage that counts them."""
-    with connected(ModelServer(["Paris."])) as client:
+    with connected(ModelServer(["Paris."], token_ids=True, logprobs=True)) as client:
         completion = client.chat.completions.create(model="m", messages=ASK)
     choice, extra = completion.choices[0], completion.model_extra or {}
     assert (completion.id, completion.model) == ("chatcmpl-000001", "m")
@@ -80,7 +80,7 @@ def test_plain_reply_carries_text_ids_and_usage():
 
 def test_log_probabilities_are_one_per_token_and_exact_in_float32():
     """Every sampled id has its entry, strictly negative and unchanged by a float32."""
-    with connected(ModelServer("é!")) as client:
+    with connected(ModelServer("é!", token_ids=True, logprobs=True)) as client:
         choice = client.chat.completions.create(model="m", messages=ASK, top_logprobs=2).choices[0]
     assert choice.logprobs is not None
     entries = choice.logprobs.content or []
@@ -96,14 +96,14 @@ def test_log_probabilities_are_one_per_token_and_exact_in_float32():
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_ids_and_log_probabilities_only_on_request(asked: bool):
-    """With `token_ids=False, logprobs=False` the server sends them only when the request asks."""
+    """The server sends them only when the request asks, and else names them, as vLLM does."""
     request = {"messages": ASK, "return_token_ids": asked, "logprobs": asked}
-    with ModelServer(token_ids=False, logprobs=False) as server:
+    with ModelServer() as server:
         response = post(server, request)
     choice = response["choices"][0]
-    assert ("prompt_token_ids" in response, "token_ids" in choice) == (asked, asked)
-    assert "stop_reason" in choice or not asked
-    assert (choice["logprobs"] is not None) == asked
+    sent = [response["prompt_token_ids"], choice["token_ids"], choice["logprobs"]]
+    assert [value is not None for value in sent] == [asked] * 3
+    assert choice["stop_reason"] is None
 
 
 def test_default_reply_echoes_the_last_user_message():
@@ -149,7 +149,7 @@ def test_stream_accumulates_to_the_plain_reply():
 
 def test_stream_carries_ids_in_pieces_and_usage_at_the_end():
     """The deltas' ids and log-probabilities concatenate to those of the plain reply."""
-    with connected(ModelServer(RICH)) as client:
+    with connected(ModelServer(RICH, token_ids=True, logprobs=True)) as client:
         plain = client.chat.completions.create(model="m", messages=ASK)
         chunks = list(
             client.chat.completions.create(
@@ -184,7 +184,9 @@ async def test_async_client():
 def test_several_choices():
     """`n` repeats a reply; `choices` gives distinct ones; a stream interleaves them."""
     distinct = Reply(choices=[Reply("heads up"), Reply("tails", finish_reason="length")])
-    with connected(ModelServer(["same", distinct, distinct])) as client:
+    with connected(
+        ModelServer(["same", distinct, distinct], token_ids=True, logprobs=True)
+    ) as client:
         same = client.chat.completions.create(model="m", messages=ASK, n=2)
         two = client.chat.completions.create(model="m", messages=ASK, n=2)
         stream = client.chat.completions.create(model="m", messages=ASK, n=2, stream=True)
@@ -269,7 +271,7 @@ def test_cut_stream_breaks_in_the_client_and_records_what_was_sent():
 
 def test_cut_plain_reply_is_a_connection_error():
     """`cut_after` on a plain reply sends half the body, and the client cannot take it for whole."""
-    server = ModelServer(Reply("Paris.", cut_after=0))
+    server = ModelServer(Reply("Paris", cut_after=0))
     with connected(server) as client:
         with pytest.raises(openai.APIConnectionError):
             client.chat.completions.create(model="m", messages=ASK)
@@ -299,7 +301,7 @@ def _expect_connection_error(client: openai.OpenAI) -> None:
 
 def test_text_completions_take_every_prompt_shape():
     """A prompt may be text, texts, or ids; ids go in and come out verbatim."""
-    with connected(ModelServer("Paris")) as client:
+    with connected(ModelServer("Paris", token_ids=True, logprobs=True)) as client:
         ids = client.completions.create(model="m", prompt=[1, 258, 3])
         texts = client.completions.create(model="m", prompt=["a", "b"], n=2, logprobs=0)
         stream = list(client.completions.create(model="m", prompt="é", stream=True))
@@ -527,7 +529,7 @@ turns = st.lists(
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[tuple[ModelServer, list[Reply]]]:
     script: list[Reply] = []
-    with ModelServer(lambda _: script[-1], chunk_size=3) as server:
+    with ModelServer(lambda _: script[-1], chunk_size=3, token_ids=True) as server:
         yield server, script
 
 
@@ -562,7 +564,7 @@ def test_prompt_ids_continue_the_previous_ids(
 
 def test_dropped_reasoning_breaks_the_prefix():
     """A client that does not replay the reasoning gets a prompt that no longer continues."""
-    with ModelServer(Reply("4", reasoning="2+2")) as server:
+    with ModelServer(Reply("4", reasoning="2+2"), token_ids=True, logprobs=True) as server:
         first = post(server, {"messages": ASK})
         said = {"role": "assistant", "content": "4"}
         second = post(server, {"messages": [*ASK, said, *ASK]})

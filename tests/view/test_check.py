@@ -63,9 +63,9 @@ def test_what_fails_is_said_with_what_to_do(
     assert main(["check", path]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{bad.id[:8]}  other"
-    assert lines[1].startswith("    exact: bad: the server sent no token ids")
+    assert lines[1].startswith("    exact: bad: the server sends token ids to those who ask")
     assert lines[2] == "    reward: it has no reward"
-    assert lines[3].startswith("    tokens: no token of it trains: the server sent no token ids")
+    assert lines[3].startswith("    tokens: no token of it trains: the server sends token ids")
     assert lines[-1] == "2 trajectories, 1 fail: 1 exact, 1 reward, 1 tokens"
     assert any("x exact: Ask the server for them" in line for line in lines)
 

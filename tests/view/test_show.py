@@ -95,7 +95,7 @@ def test_equal_findings_of_several_completions_are_one(
             client.chat.completions.create(model="m", messages=[user(text)])
         trajectory.reward = 1.0
     text = format_trajectory(trajectory, width=200)
-    assert text.count("inexact: 3 completions: the server sent no token ids") == 1
+    assert text.count("warning: 3 completions: the server sends token ids to") == 1
     broken = type(trajectory).from_dict({**trajectory.to_dict(), "warnings": ["it is odd 1"]})
     assert "├─ warning: it is odd 1\n│      → Read the warning" in format_trajectory(
         broken, width=200
