@@ -36,6 +36,10 @@ class EmptyRowsWarning(UserWarning):
     """No trajectory produced a training row."""
 
 
+class NoAdvantageWarning(UserWarning):
+    """Several trajectories have rewards, and none has an advantage."""
+
+
 class Rows(RowTable, ShownInNotebooks):
     """Rows, in order, and all that is in none of them; a table, too (`to_pandas`, ...)."""
 
@@ -60,7 +64,9 @@ class Rows(RowTable, ShownInNotebooks):
         return sum((trajectory.drift() for trajectory in self.trajectories), Drift())
 
 
-RowSource = Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory
+RowSource = (
+    Iterable[Trajectory | Episode | TrajectoryGroup] | TrajectoryGroup | Episode | Trajectory
+)
 """What rows are made of."""
 
 
@@ -77,20 +83,21 @@ def to_token_rows(
 ) -> Rows:
     """One plain row for each token sequence, in order.
 
-    trajectories: one, several, a group, or episodes; not an exporter.
+    trajectories: one or several trajectories, groups or episodes; not an exporter.
     input_ids, loss_mask, logprobs, sampled: (T), as in `TokenSequence` (NaN: unknown).
     prompt_length, truncated, completion_ids, spans, policy_versions and logprobs_modes (of its
     completions).
     reward: the trajectory's, None if it is not scored. A trajectory with several rows gives each
     of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
     others have 0.0).
-    advantage: for a group, relative to the group (`TrajectoryGroup.advantages`, with
-    `scale_advantages`, `epsilon` and `ddof`), shared likewise; for episodes, relative to the
-    trajectories of the same `group_id`, which inside a workflow are those of the same group and
-    name; else None.
-    include_children: also rows of the group's `children`, after those of the member that they ran
+    advantage: relative to the group (`TrajectoryGroup.advantages`, with `scale_advantages`,
+    `epsilon` and `ddof`), shared likewise. Trajectories that come without a `TrajectoryGroup` are
+    compared with those of the same `group_id`, which inside a workflow are those of the same group
+    and name. None: it has no reward, no `group_id`, or is compared with none; where none of
+    several scored trajectories has an advantage, a `NoAdvantageWarning` gives the reasons.
+    include_children: also rows of a group's `children`, after those of the member that they ran
     inside, whose reward and advantage they have: they are further rows of it, among which "split"
-    shares; "last" leaves theirs at zero. ValueError where it is no group.
+    shares; "last" leaves theirs at zero. ValueError where there is no group.
     mask_reasons: trajectories that ended so, or whose episode did, give no rows. Their rewards
     count in the mean of their group all the same. They are in `masked` of what is returned.
     trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
@@ -113,6 +120,9 @@ def to_token_rows(
     )
     if not rows and any(trajectory.trainable for trajectory in rows.trajectories):
         warnings.warn(_why_empty(rows), EmptyRowsWarning, stacklevel=2)
+    scored = [trajectory for trajectory in rows.trajectories if trajectory.reward is not None]
+    if rows and len(scored) > 1 and all(row["advantage"] is None for row in rows):
+        warnings.warn(_why_no_advantage(scored), NoAdvantageWarning, stacklevel=2)
     return rows
 
 
@@ -126,24 +136,23 @@ def _token_rows(
     options: Mapping[str, Any],
 ) -> Rows:
     check_choice("to_token_rows(credit=...)", credit, Credit)
-    if include_children and not isinstance(trajectories, TrajectoryGroup):
+    items = checked_items(trajectories, "to_token_rows")
+    groups = [item for item in items if isinstance(item, TrajectoryGroup)]
+    if include_children and not groups:
         raise ValueError(
             f"to_token_rows(include_children=True): expected a TrajectoryGroup, which knows its "
             f"children, got {type(trajectories).__name__}"
         )
     masked = _reasons(mask_reasons)
     rows = Rows()
-    children = _children(trajectories)
-    samples = _samples(trajectories, scaling)
-    failures = trajectories.failures if isinstance(trajectories, TrajectoryGroup) else []
-    kept = len(samples) + (len(failures) if options.get("on_failure") == "keep" else 0)
-    samples += [_Sample(t, t.termination_reason, t.group_id) for t in failures]
-    for position, sample in enumerate(samples):
+    children = _children(groups)
+    for sample in _samples(items, scaling):
         own = children.pop(sample.trajectory.id, [])
         if sample.reason in masked:
             rows.masked += [sample.trajectory, *own]
             continue
-        if not include_children or position >= kept:
+        without = sample.is_failure and options.get("on_failure") != "keep"
+        if without or not include_children:
             rows.children += own
             own = []
         _add_rows(rows, sample, own, credit, options)
@@ -174,12 +183,25 @@ def _why_empty(rows: Rows) -> str:
 _REASONS_NAMED = 5
 
 
-def _children(source: object) -> dict[str, list[Trajectory]]:
-    """The children of a group by the id of the member that they ran inside."""
+def _why_no_advantage(scored: Sequence[Trajectory]) -> str:
+    """Why trajectories with rewards are compared with none, and what to do about it."""
+    alone = sum(trajectory.group_id is None for trajectory in scored)
+    why = (
+        f"{alone} have no group_id" if alone else "each is the only one of its group with a reward"
+    )
+    return (
+        f"to_token_rows: {len(scored)} trajectories have a reward, and none has an advantage: "
+        f"{why}. Record the samples of a task with gather_group(...), or pass a TrajectoryGroup, "
+        f"whose members are compared with each other"
+    )
+
+
+def _children(groups: Iterable[TrajectoryGroup]) -> dict[str, list[Trajectory]]:
+    """The children of groups by the id of the member that they ran inside."""
     found: dict[str, list[Trajectory]] = {}
-    if isinstance(source, TrajectoryGroup):
-        for child in source.children:
-            member = source.member_of(child)
+    for group in groups:
+        for child in group.children:
+            member = group.member_of(child)
             found.setdefault(member.id if member else "", []).append(child)
     return found
 
@@ -250,37 +272,50 @@ class _Sample:
     """Termination reason of its episode, of the trajectory itself outside of an episode."""
     group_id: str | None
     """The group that it is compared in; None for a trajectory without a group."""
+    is_failure: bool = False
+    """True for a failure of a `TrajectoryGroup`."""
     advantage: float | None = None
     """Reward relative to the group; None where it is not scored, or not compared."""
 
 
-def _samples(source: RowSource, scaling: Mapping[str, Any]) -> list[_Sample]:
-    """The trajectories in order, with advantages for the members of a group and of episodes.
+def _samples(
+    items: Iterable[Trajectory | Episode | TrajectoryGroup], scaling: Mapping[str, Any]
+) -> list[_Sample]:
+    """The trajectories in order, failures of a group after its members, with their advantages.
 
     scaling: options of `TrajectoryGroup.advantages`.
     """
     samples: list[_Sample] = []
-    groups: dict[str, list[_Sample]] = {}
-    items = (
-        source if isinstance(source, TrajectoryGroup) else checked_items(source, "to_token_rows")
-    )
-    for item in items:
-        if not isinstance(item, Episode):
-            samples.append(_Sample(item, item.termination_reason, item.group_id))
+    compared: dict[object, list[_Sample]] = {}
+    for place, item in enumerate(items):
+        if isinstance(item, TrajectoryGroup):
+            # Its members are compared whatever their group_id is, and with no others.
+            compared[place] = [_Sample(t, t.termination_reason, t.group_id) for t in item]
+            samples += compared[place]
+            samples += [_Sample(t, t.termination_reason, t.group_id, True) for t in item.failures]
             continue
-        for trajectory in item.trajectories:
-            group_id = trajectory.group_id
-            if group_id is None:  # recorded before workflow runs had a group of their own
-                group_id = group_in_workflow(item.task_id, trajectory.name)
-            reason = item.termination_reason
-            samples.append(_Sample(trajectory, getattr(reason, "value", reason), group_id))
-            groups.setdefault(group_id, []).append(samples[-1])
-    compared = [samples] if isinstance(source, TrajectoryGroup) else groups.values()
-    for members in compared:
+        for sample in _samples_of(item):
+            samples.append(sample)
+            if sample.group_id is not None:
+                compared.setdefault(sample.group_id, []).append(sample)
+    for members in compared.values():
         group = TrajectoryGroup([member.trajectory for member in members])
         for member, advantage in zip(members, group.advantages(**scaling), strict=True):
             member.advantage = advantage
     return samples
+
+
+def _samples_of(item: Trajectory | Episode) -> Iterator[_Sample]:
+    """A trajectory, or those of an episode, which end as the episode does."""
+    if isinstance(item, Trajectory):
+        yield _Sample(item, item.termination_reason, item.group_id)
+        return
+    for trajectory in item.trajectories:
+        group_id = trajectory.group_id
+        if group_id is None:  # recorded before workflow runs had a group of their own
+            group_id = group_in_workflow(item.task_id, trajectory.name)
+        reason = item.termination_reason
+        yield _Sample(trajectory, getattr(reason, "value", reason), group_id)
 
 
 def _reasons(reasons: Collection[TerminationReason | str]) -> set[str]:

@@ -174,20 +174,21 @@ class RowTable(TabularList, list[dict[str, Any]]):
 
 def members(source: object, caller: str) -> list[Trajectory]:
     """All trajectories of what users hold. caller: the function that was given it."""
-    if isinstance(source, TrajectoryGroup):
-        return [*source.trajectories, *source.failures, *source.children]
     found: list[Trajectory] = []
     for item in checked_items(source, caller):
-        found += item.trajectories if isinstance(item, Episode) else [item]
+        if isinstance(item, TrajectoryGroup):
+            found += [*item.trajectories, *item.failures, *item.children]
+        else:
+            found += item.trajectories if isinstance(item, Episode) else [item]
     return found
 
 
-def checked_items(source: object, caller: str) -> list[Trajectory | Episode]:
-    """The trajectories and episodes of an iterable, or the single one that it is.
+def checked_items(source: object, caller: str) -> list[Trajectory | Episode | TrajectoryGroup]:
+    """The trajectories, episodes and groups of an iterable, or the single one that it is.
 
     ConfigurationError for anything else: an exporter can be iterated, and would wait for ever.
     """
-    if isinstance(source, Trajectory | Episode):
+    if isinstance(source, Trajectory | Episode | TrajectoryGroup):
         return [source]
     if isinstance(source, TrajectoryExporter):
         way = (
@@ -200,22 +201,20 @@ def checked_items(source: object, caller: str) -> list[Trajectory | Episode]:
         )
     if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
         raise ConfigurationError(
-            f"{caller}: expected a trajectory, several of them, a TrajectoryGroup or episodes, "
+            f"{caller}: expected a trajectory, several of them, groups or episodes, "
             f"got {source!r:.200}{_hint(source)}"
         )
     items = list(source)
     for item in items:
-        if not isinstance(item, Trajectory | Episode):
+        if not isinstance(item, Trajectory | Episode | TrajectoryGroup):
             raise ConfigurationError(
-                f"{caller}: expected trajectories or episodes, got {item!r:.200} among them"
+                f"{caller}: expected trajectories, groups or episodes, got {item!r:.200} among them"
                 f"{_hint(item)}"
             )
     return items
 
 
 def _hint(value: object) -> str:
-    if isinstance(value, TrajectoryGroup):
-        return "; pass one group at a time, since its members are compared with each other"
     if hasattr(value, "__await__"):
         return "; await it first"
     if isinstance(value, Mapping):

@@ -116,7 +116,7 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
     def advantages(
         self, *, scale: bool = False, epsilon: float = 1e-6, ddof: Literal[0, 1] = 0
     ) -> list[float | None]:
-        """(N) reward of each trajectory minus the mean reward. None: it has no reward.
+        """(N) reward of each trajectory minus the mean reward. None: it, or all others, have none.
 
         scale: divide by the standard deviation of the rewards plus `epsilon`, as GRPO does
             (DeepSeekMath, arXiv 2402.03300, section 4.1). Rewards that differ only by rounding
@@ -124,8 +124,8 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
         epsilon: from 0 on; see `docs/training.md` for those of trainers.
         ddof: 0 has the number of rewards N as divisor of the variance, 1 has N - 1.
 
-        If all rewards are equal, or there is only one, each advantage is 0. ValueError for another
-        value of an option.
+        If all rewards are equal, each advantage is 0. A single reward is compared with none: its
+        advantage is None. ValueError for another value of an option.
         """
         return advantages_of(self.rewards, scale=scale, epsilon=epsilon, ddof=ddof)
 
@@ -175,11 +175,11 @@ def advantages_of(
     if ddof not in (0, 1):
         raise ValueError(f"advantages(ddof=...): expected 0 or 1, got {ddof!r}")
     scored = [reward for reward in rewards if reward is not None]
-    if not scored:
+    if len(scored) < 2:
         return [None] * len(rewards)
     mean = fmean(scored)
     divisor = 1.0
-    if scale and len(scored) > 1:
+    if scale:
         divisor = (stdev if ddof else pstdev)(scored, mean) + epsilon
     equal = len(set(scored)) == 1
     return [

@@ -50,9 +50,9 @@ PRAGMA user_version = {VERSION};
 """
 _MEANS = (
     'LEFT JOIN (SELECT "group_id" AS group_of_mean, AVG("reward") AS mean FROM trajectories '
-    'GROUP BY 1) ON group_of_mean = "group_id"'
+    'GROUP BY 1 HAVING COUNT("reward") > 1) ON group_of_mean = "group_id"'
 )
-"""The mean reward of each one's group."""
+"""The mean reward of each one's group, if several have one."""
 _BEGINS = '"id" >= ? AND "id" < ?'
 
 

@@ -15,7 +15,6 @@ from otel_rollout import (
     InMemoryTrajectoryExporter,
     JsonlTrajectoryExporter,
     Trajectory,
-    TrajectoryGroup,
     overviews,
     rollout,
     to_token_rows,
@@ -64,7 +63,6 @@ async def later() -> None:
         ("trajectory", "got 'trajectory'"),
         ({"id": "x"}, r"Trajectory\.from_dict"),
         ([{"id": "x"}], r"Trajectory\.from_dict"),
-        ([TrajectoryGroup([])], "one group at a time"),
         ([3], "got 3 among them"),
     ],
 )

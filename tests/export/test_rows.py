@@ -31,7 +31,7 @@ from otel_rollout import (
     to_token_rows,
 )
 from otel_rollout.command import main
-from otel_rollout.export import TokenRows, row_exporter
+from otel_rollout.export import NoAdvantageWarning, TokenRows, row_exporter
 from otel_rollout.export.row_contract import OURS, JsonRows
 from otel_rollout.export.rowfile import Tally, item_of, rows_of
 from otel_rollout.workflows import reconstruct_episodes, run_workflows
@@ -233,7 +233,7 @@ async def test_failures_of_a_group_are_said(recording: Recording, clients: Clien
         assert len(rows.children) == (1 if nested else 2)
     kept = to_token_rows(group, on_failure="keep", include_children=True)
     assert [row["name"] for row in kept] == ["agent", "inner"] * 2
-    assert [row["advantage"] for row in kept] == [0.0, 0.0, None, None]
+    assert [row["advantage"] for row in kept] == [None] * 4
     assert (kept.dropped, kept.children) == ([], [])
     assert [d.completion and d.completion.id for d in TokenRows().dropped(group)] == [own.id]
 
@@ -291,8 +291,9 @@ async def test_rows_of_episodes(recording: Recording, clients: Clients):
     assert [t.sample_index for t in trajectories] == [0, 0, 1, 1] * 2
     groups = TrajectoryGroup.by_id(trajectories)
     assert [group.advantages() for group in groups] == [[0.5, -0.5], [1, -1], [1.5, -1.5], [-1, 1]]
-    (first, second) = to_token_rows(episodes[0])
-    assert (first["advantage"], second["advantage"]) == (0.0, 0.0)
+    with pytest.warns(NoAdvantageWarning, match="each is the only one of its group"):
+        alone = to_token_rows(episodes[0])
+    assert [row["advantage"] for row in alone] == [None, None]
 
 
 async def grouped(clients: Clients, options: dict[str, Any]) -> list[Episode]:
@@ -396,6 +397,36 @@ async def test_trajectories_that_are_masked(recording: Recording, clients: Clien
     assert rows.masked == [group[1]]
 
 
+async def test_trajectories_of_a_file_are_compared_by_their_group(
+    recording: Recording, clients: Clients
+):
+    """A mixed list has the advantages of its groups, and so has a list of groups."""
+    client = clients.asynchronous(clients.serve("hello"))
+
+    @rollout
+    async def agent(reward: float | None) -> None:
+        message: Any = {"role": "user", "content": "hi"}
+        await client.chat.completions.create(model="m", messages=[message])
+        if reward is not None:
+            record_reward(reward)
+
+    await gather_group([agent(3.0), agent(1.0), agent(None)], group_id="g")
+    await gather_group([agent(0.0), agent(0.5)], group_id="h")
+    await agent(7.0)
+    read = [Trajectory.from_json(each.to_json()) for each in recording.trajectories]
+    mixed = [read[place] for place in (3, 0, 5, 1, 4, 2)]
+    expected = {
+        read[place].id: value for place, value in enumerate([1.0, -1.0, None, -0.25, 0.25, None])
+    }
+    for source in (mixed, iter(mixed), TrajectoryGroup.by_id(mixed)):
+        rows = to_token_rows(source)
+        assert {row["trajectory_id"]: row["advantage"] for row in rows} == expected
+    with pytest.warns(
+        NoAdvantageWarning, match=r"2 trajectories have a reward.*1 have no group_id"
+    ):
+        assert len(to_token_rows([read[0], read[5]])) == 2
+
+
 def test_a_wrong_reason_is_named():
     """What there is is said."""
     with pytest.raises(ConfigurationError, match=r"expected some of .*timeout.*, got 'late'"):
@@ -406,7 +437,7 @@ async def test_unknown_rewards_stay_unknown(recording: Recording, clients: Clien
     """A trajectory that nobody scored has neither reward nor advantage."""
     rows = to_token_rows(await play(clients, [None, 2.0]))
     assert [row["reward"] for row in rows] == [None, None, 2.0, 2.0]
-    assert [row["advantage"] for row in rows] == [None, None, 0.0, 0.0]
+    assert [row["advantage"] for row in rows] == [None] * 4
 
 
 def test_a_wrong_credit_is_named():

@@ -293,7 +293,9 @@ async def test_a_failure_that_was_scored_is_a_trajectory(recording: Recording):
     [
         ([1.0, 0.0], [0.5, -0.5], [1.0, -1.0]),
         ([1.0, 1.0], [0.0, 0.0], [0.0, 0.0]),
-        ([None, 2.0], [None, 0.0], [None, 0.0]),
+        ([None, 2.0], [None, None], [None, None]),
+        ([0.0], [None], [None]),
+        ([None, 2.0, 2.0], [None, 0.0, 0.0], [None, 0.0, 0.0]),
         ([None], [None], [None]),
         ([], [], []),
     ],
@@ -301,7 +303,7 @@ async def test_a_failure_that_was_scored_is_a_trajectory(recording: Recording):
 def test_advantages(
     rewards: list[float | None], plain: list[float | None], scaled: list[float | None]
 ):
-    """Relative to the group; unknown is not zero, and equal rewards say nothing."""
+    """Relative to the group; unknown, or compared with none, is not zero; equal rewards are."""
     group = scored(rewards)
     assert group.advantages() == plain
     assert group.advantages(scale=True, epsilon=0.0) == scaled

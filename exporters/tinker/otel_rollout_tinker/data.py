@@ -101,7 +101,7 @@ class TinkerRows(JsonRows):
 
     A row has model_input and loss_fn_inputs (those of `to_tinker_data`, as lists), and where they
     are from: trajectory_id, group_id, task_id, completion_ids, reward, policy_versions. A
-    trajectory without a group is compared with none: its advantage is 0.
+    trajectory without another of its group is compared with none: its advantage is 0.
 
     unscored: "error" refuses a trajectory without a reward, "drop" leaves it out.
     unknown_logprobs: "error" refuses a reply whose log-probabilities are not all known, "mask"
@@ -149,7 +149,9 @@ def _rows(
     check_choice("unscored", unscored, Unscored)
     if advantages is None:
         own = group.advantages(scale=scale_advantages)
-        pairs = list(zip(scored(group, unscored), (a for a in own if a is not None), strict=True))
+        pairs_of = zip(own, group.rewards, strict=True)
+        known = [each or 0.0 for each, reward in pairs_of if reward is not None]
+        pairs = list(zip(scored(group, unscored), known, strict=True))
     elif len(advantages) == len(group):
         given = zip(group, advantages, strict=True)
         pairs = [(member, value) for member, value in given if value is not None]

@@ -125,8 +125,9 @@ def to_trl_async_samples(
 ) -> list[RolloutSample]:
     """A `RolloutSample` for each token sequence of each scored trajectory of a group.
 
-    The advantage is the trajectory's, relative to the group, on each of its rows. Arrays are as
-    long as the row, prompt included, and masked 0 on all that does not train in it.
+    The advantage is the trajectory's, relative to the group, on each of its rows; 0 where no
+    other of the group is scored. Arrays are as long as the row, prompt included, and masked 0 on
+    all that does not train in it.
     group_id: TRL counts groups. model_version: TRL drops samples of old ones; without it that
     which the completions say is taken, of several the oldest.
 
@@ -140,7 +141,7 @@ def to_trl_async_samples(
         group = TrajectoryGroup.of(group)
     samples: list[RolloutSample] = []
     for trajectory, advantage in zip(group, group.advantages(scale=scale_advantages), strict=True):
-        if advantage is None:
+        if trajectory.reward is None:
             continue
         for row in trajectory.token_sequences():
             logprobs = np.asarray(row.logprobs, dtype=np.float32)
@@ -161,7 +162,7 @@ def to_trl_async_samples(
                     input_ids=np.asarray(row.token_ids, dtype=np.int64),
                     completion_mask=np.asarray(row.loss_mask, dtype=np.int64),
                     old_log_probs=logprobs,
-                    advantage=advantage,
+                    advantage=advantage or 0.0,
                     model_version=_version(trajectory, row, model_version),
                     group_id=group_id,
                     metrics={name: float(value) for name, value in trajectory.metrics.items()},
