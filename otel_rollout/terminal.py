@@ -44,12 +44,16 @@ def without_ids(sentence: str) -> str:
 
 
 def without_ids_and_numbers(sentence: str) -> str:
-    """The sentence without what differs between equal ones, to count them."""
-    return _number.sub("N", without_ids(sentence))
+    """The sentence without what differs between equal ones, to count them: it is one of a sum."""
+    text = _some.sub("some of the ", _counted.sub("", without_ids(sentence)))
+    return _number.sub("N", text)
 
 
 _id = re.compile(r"\b(?:span-)?[0-9a-f]{16,32}\b|'[^'\s/]*\d[^'\s/]*'")
 """Our ids, and those of responses, which are in quotes."""
+_counted = re.compile(r"(?:(?<=^)|(?<=[:,] ))(?:at least )?(?:\d+ of )?\d+ (?=[a-z])")
+"""How many a sentence, or a part of it, is about."""
+_some = re.compile(r"\b\d+ of (?:the )?\d+ (?=[a-z])")
 _number = re.compile(r"(?<![\w/.'])\d+(?![\w/.'])")
 
 

@@ -5,8 +5,9 @@ Every warning and every completion that no row trains is in one finding; advice 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from otel_rollout.terminal import without_ids, without_ids_and_numbers
@@ -36,15 +37,27 @@ class Finding:
     choice_index: int = 0
 
     @property
+    def replies(self) -> int:
+        """How many completions it is about; 0: it is about the trajectory."""
+        counted = _REPLIES.match(self.text)
+        return int(counted[1]) if counted else int(self.completion_id is not None)
+
+    @property
     def plain(self) -> str:
-        """The text without ids and numbers; what an error says keeps its numbers."""
+        """The text for a sum, without ids and counts; what an error says keeps its numbers."""
         if self.kind == "failed":
             return without_ids(self.text)
+        if self.kind == "duplicate":
+            return "responses of several calls have one id: get_history(id) gives the last of them"
         return without_ids_and_numbers(self.text)
 
     def to_dict(self) -> dict[str, Json]:
         """The finding as JSON."""
         return asdict(self)
+
+
+_REPLIES = re.compile(r"(\d+) of \d+ (?:replies|calls) ")
+"""How a finding about several completions begins."""
 
 
 def findings_of(trajectory: Trajectory, *, rows: TokenSequences | None = None) -> list[Finding]:
@@ -68,6 +81,14 @@ def findings_of(trajectory: Trajectory, *, rows: TokenSequences | None = None) -
         *_of_truncation(rows),
         *_of_drift(trajectory, rows),
     ]
+
+
+def replies_by_sentence(findings: Iterable[Finding]) -> Counter[tuple[str, str, str]]:
+    """Kind, text for a sum, and advice of each one, with how many replies it is about."""
+    found = Counter[tuple[str, str, str]]()
+    for one in findings:
+        found[one.kind, one.plain, one.advice] += one.replies
+    return found
 
 
 def _key(drop: Dropped) -> tuple[str, int]:

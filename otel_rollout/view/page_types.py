@@ -75,6 +75,9 @@ class FindingCount(TypedDict):
     text: str
     advice: str
     count: int
+    """Trajectories that have it."""
+    replies: int
+    """Their completions that it is about; 0: it is about the trajectories."""
 
 
 class RewardCount(Bins):

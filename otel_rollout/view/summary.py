@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 
 from otel_rollout.view.page_types import Bin, Count, GroupPage, Summary, VersionCount
-from otel_rollout.view.sums import Endings, Rewards, RewardsByValue
+from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, differ_by_rounding
 from otel_rollout.view.table import Filter, Table
 from otel_rollout.wire import Json, loads
 
 _BINS = 20
+_DIGITS = 2
+"""Digits of an edge between bins beyond the first digit of their width."""
 _MOST_GROUPS = 200
 _MOST_VALUES = 100
 
@@ -81,12 +84,14 @@ def _counts(found: Counter[str]) -> list[Count]:
 
 def _findings(table: Table, which: Filter) -> list[Json]:
     found = table.connection.execute(
-        "SELECT kind, text, advice, SUM(count) FROM found JOIN sentences USING (sentence) "
+        "SELECT kind, text, advice, COUNT(*), SUM(replies) "
+        "FROM found JOIN sentences USING (sentence) "
         f"WHERE number IN (SELECT number FROM trajectories WHERE {which.sql}) "
         "GROUP BY sentence ORDER BY 4 DESC, kind, text LIMIT ?",
         (*which.parameters, _MOST_VALUES),
     )
-    return [dict(zip(("kind", "text", "advice", "count"), row, strict=True)) for row in found]
+    names = ("kind", "text", "advice", "count", "replies")
+    return [dict(zip(names, row, strict=True)) for row in found]
 
 
 def _bins(table: Table, which: Filter, column: str) -> list[Bin]:
@@ -102,14 +107,12 @@ def _bins(table: Table, which: Filter, column: str) -> list[Bin]:
     if not count:
         return []
     width = max(1, math.ceil((high - low) / _BINS)) if is_whole else (high - low) / _BINS
-    if low == high or not width:
+    if not width or differ_by_rounding(low, high):
         return [{"from": low, "to": high, "count": count}]
     bins = math.ceil((high - low) / width) if is_whole else _BINS
-    counts = dict(
-        table.connection.execute(
-            f'SELECT MIN(CAST(("{column}" - ?) / ? AS INTEGER), ?), COUNT(*) {where} GROUP BY 1',
-            (low, width, bins - 1, *which.parameters),
-        ).fetchall()
-    )
-    edges = [low + n * width for n in range(bins)] + [high]
-    return [{"from": edges[n], "to": edges[n + 1], "count": counts.get(n, 0)} for n in range(bins)]
+    digits = 0 if is_whole else _DIGITS - math.floor(math.log10(width))
+    inner = [round(low + n * width, digits) for n in range(1, bins)]
+    values = table.connection.execute(f'SELECT "{column}" {where}', which.parameters)
+    counts = Counter(bisect_right(inner, value) for (value,) in values)
+    edges = [low, *inner, high]
+    return [{"from": edges[n], "to": edges[n + 1], "count": counts[n]} for n in range(bins)]

@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from otel_rollout.wire import Json, finite
 
 
+def differ_by_rounding(one: float, other: float) -> bool:
+    """True if they are equal but for what sums of decimal fractions lose."""
+    return math.isclose(one, other, rel_tol=1e-12, abs_tol=1e-15)
+
+
 @dataclass(slots=True)
 class Rewards:
     """Count, mean and spread of rewards."""
@@ -41,7 +46,9 @@ class Rewards:
     @property
     def std(self) -> float:
         """Standard deviation of those that are there (of the population)."""
-        return math.sqrt(max(self._squares, 0.0) / self.scored) if self.scored else 0.0
+        if self.scored < 2 or differ_by_rounding(self.least, self.most):
+            return 0.0
+        return math.sqrt(max(self._squares, 0.0) / self.scored)
 
     def to_dict(self) -> dict[str, Json]:
         """The numbers as JSON; None where no trajectory has a reward."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sqlite3
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
@@ -19,7 +18,7 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import advantages_of
 from otel_rollout.view.fields import COLUMNS, browser_value, row_of, sql_text
 from otel_rollout.view.filter_expression import Where
-from otel_rollout.view.findings import Finding
+from otel_rollout.view.findings import Finding, replies_by_sentence
 from otel_rollout.view.overview import Overview
 from otel_rollout.wire import Json
 
@@ -37,7 +36,7 @@ CREATE UNIQUE INDEX by_id ON trajectories ("id");
 CREATE INDEX by_group ON trajectories ("group_id");
 CREATE INDEX by_parent ON trajectories ("parent_id");
 CREATE INDEX by_file ON trajectories (file);
-CREATE TABLE found (number INTEGER, sentence INTEGER, count INTEGER);
+CREATE TABLE found (number INTEGER, sentence INTEGER, replies INTEGER);
 CREATE INDEX found_by_number ON found (number);
 CREATE TABLE sentences (sentence INTEGER PRIMARY KEY, kind, text, advice, UNIQUE (kind, text));
 CREATE TABLE files (file INTEGER PRIMARY KEY, path UNIQUE, inode, size, modified, read_to, tail);
@@ -251,14 +250,14 @@ class WritableTable(Table):
         self.connection.execute(
             "INSERT INTO words (rowid, text) VALUES (?, ?)", (number, sql_text(words))
         )
-        for (kind, text, advice), count in _counted(findings).items():
+        for (kind, text, advice), replies in replies_by_sentence(findings).items():
             self.connection.execute(
                 "INSERT OR IGNORE INTO sentences (kind, text, advice) VALUES (?, ?, ?)",
-                (kind, text, advice),
+                (kind, sql_text(text), advice),
             )
             self.connection.execute(
                 "INSERT INTO found SELECT ?, sentence, ? FROM sentences WHERE kind=? AND text=?",
-                (number, count, kind, text),
+                (number, replies, kind, sql_text(text)),
             )
         return before
 
@@ -319,11 +318,6 @@ def _overview(row: Sequence[Json]) -> dict[str, Json]:
     for name in _JSON:
         found[name] = browser_value(found[name])
     return found
-
-
-def _counted(findings: Iterable[Finding]) -> Counter[tuple[str, str, str]]:
-    """How often each sentence was found, without what differs between equal ones."""
-    return Counter((f.kind, sql_text(f.plain), f.advice) for f in findings)
 
 
 def _range(prefix: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from string import Formatter
-from typing import get_args
+from typing import Any, get_args
 
 import openai
 import pytest
@@ -256,6 +256,27 @@ def test_a_warning_of_a_missing_call_is_incomplete_whatever_its_words():
         id="a", reward=1.0, warnings=["some went by"], missing_calls=["some went by", "and more"]
     )
     assert found_in(trajectory) == [("incomplete", "some went by"), ("incomplete", "and more")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "plain", "replies"),
+    [
+        ("truncated", "3 of 5 replies that train were truncated", "replies that train were", 3),
+        ("incomplete", "2 of 7 model calls are missing: their", "model calls are missing:", 0),
+        ("incomplete", "at least 2 model calls are missing", "model calls are missing", 0),
+        ("inexact", "no token ids of 2 of the 7 tokens", "no token ids of some of the tokens", 0),
+        ("duplicate", "2 responses have the id 'r'", "responses of several calls have one id", 0),
+        ("uncertain", "4 replies, 3 histories: the client", "replies, histories: the client", 0),
+        ("failed", "its call ended as 'error': asked 40112 tokens", "asked 40112 tokens", 0),
+        ("dropped", "beyond 4096 tokens of its row", "beyond N tokens of its row", 0),
+    ],
+)
+def test_the_sentence_for_a_sum_has_no_counts(kind: Any, text: str, plain: str, replies: int):
+    """What is counted is left out; what an error says keeps its numbers."""
+    finding = Finding(kind, text, "Do.")
+    assert plain in finding.plain
+    assert " N of " not in finding.plain
+    assert finding.replies == replies
 
 
 def test_a_drop_of_an_exporter_is_a_finding_too():

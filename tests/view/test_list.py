@@ -67,7 +67,7 @@ def test_the_table(
     printed = capsys.readouterr().out
     table, _, footer = printed.partition("\n\n")
     head, *lines = table.splitlines()
-    heads = "id name task group # status reward turns sampled trained seconds versions warnings"
+    heads = "id name task group # status reward turns sampled trained seconds versions findings"
     assert " ".join(head.split()) == heads
     assert len(lines) == 8
     assert lines[0].split()[1:8] == ["agent", "-", "g0", "0", "complete", "0", "1"]

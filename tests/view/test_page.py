@@ -60,7 +60,7 @@ def test_the_list_has_a_line_per_trajectory_and_charts_of_all(reader: Reader):
     reader.see(".table-foot", "16 of 16")
     assert reader.count(".virtual-row") == 16
     reader.see(".row", "swe_agent")
-    for title in ("Reward", "Endings", "Why not train", "Policy versions", "Groups"):
+    for title in ("Reward", "Endings", "Findings", "Policy versions", "Groups"):
         reader.see(".panel h3", title)
     reader.see(".panel", "trip-2")
     assert reader.see(".status", "error").is_visible()

@@ -120,6 +120,26 @@ def test_a_bin_holds_what_lies_in_it(values: list[float]):
         assert len(sure) <= each["count"] <= len(maybe)
 
 
+def test_edges_of_bins_are_short_numbers_that_hold_what_a_filter_finds():
+    """A click on a bin filters by its edges: no 0.11000000000000001, and as many are kept."""
+    rewards: list[float | None] = [*(0.055 * n for n in range(20)), 1.1, 0.1 + 0.2]
+    with answers(*group(rewards)) as asked:
+        bins = ask(asked, "summary")["rewards"]["bins"]
+        assert [each["to"] for each in bins[:3]] == [0.055, 0.11, 0.165]
+        for each in bins[:-1]:
+            where = f"reward >= {each['from']} and reward < {each['to']}"
+            assert ask(asked, "trajectories", where=where)["total"] == each["count"]
+
+
+def test_rewards_that_differ_by_rounding_have_no_spread():
+    """0.1 + 0.2 and 0.3 are one reward, and so are what is left of 0.3 and nothing."""
+    for rewards in ([0.1 + 0.2, 0.3, 0.3], [0.1 + 0.2 - 0.3, 0.0]):
+        with answers(*group(list(rewards))) as asked:
+            said = ask(asked, "summary")["rewards"]
+        assert said["std"] == 0
+        assert len(said["bins"]) == 1
+
+
 def test_whole_numbers_have_whole_bins():
     """Turns: no bin is a part of a turn, and one value is one bin."""
     calls = [[Call([user(str(n))]) for n in range(count)] for count in (1, 2, 2, 4)]
@@ -204,7 +224,10 @@ def test_what_is_found_in_a_list_is_counted():
     failed = made(Call([user("hi")], None), Call([user("hi")], None), id_="t1")
     with answers(failed, made(Call([user("hi")], None), id_="t2")) as asked:
         found = ask(asked, "summary")["findings"]
-        assert sum(each["count"] for each in found) >= 3
+        failed_calls = next(each for each in found if each["kind"] == "failed")
+        assert (failed_calls["count"], failed_calls["replies"]) == (2, 3)
+        unscored = next(each for each in found if each["kind"] == "unscored")
+        assert (unscored["count"], unscored["replies"]) == (2, 0)
         assert all("t1" not in each["text"] for each in found)
         assert len({(each["kind"], each["text"]) for each in found}) == len(found)
 

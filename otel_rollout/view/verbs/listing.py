@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from otel_rollout.terminal import escaped, note, number_of
 from otel_rollout.view.fields import Field
-from otel_rollout.view.findings import Finding
+from otel_rollout.view.findings import Finding, replies_by_sentence
 from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, label
@@ -107,7 +107,7 @@ COLUMNS = (
     Column("trained", lambda o: o.trained_tokens, 7),
     Column("seconds", lambda o: "-" if o.seconds is None else f"{o.seconds:.1f}", 7, rank=5),
     Column("versions", lambda o: ",".join(map(str, o.versions)), 8, 16, is_text=True, rank=7),
-    Column("warnings", lambda o: o.warnings, 8, rank=2),
+    Column("findings", lambda o: ",".join(o.findings) or "-", 8, 24, is_text=True, rank=2),
 )
 _GAP = "  "
 
@@ -171,7 +171,8 @@ class Totals(Endings):
     _group_ids: set[int] = field(default_factory=set)
     """Hashes of group ids."""
     _findings: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Kind, text without ids, and advice."""
+    """Trajectories, by kind, text for a sum, and advice."""
+    _replies: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def add(self, overview: Overview, findings: Iterable[Finding]) -> None:
         """Count a trajectory."""
@@ -184,13 +185,13 @@ class Totals(Endings):
             value = self.group_by.of(overview)
             value = list(value) if isinstance(value, tuple) else value
             self._groups.of(value).add(overview.reward)
-        found = list(findings)
+        found = replies_by_sentence(findings)
         self.with_findings += bool(found)
-        for one in found:
-            name = (one.kind, one.plain, one.advice)
+        for name, replies in found.items():
             if name not in self._findings and len(self._findings) >= _DISTINCT:
                 name = ("uncertain", "others", "See the findings of each trajectory.")
             self._findings[name] += 1
+            self._replies[name] += replies
 
     def to_dict(self) -> dict[str, Json]:
         """The sums as JSON."""
@@ -206,8 +207,12 @@ class Totals(Endings):
             "dropped": self.dropped,
             "with_findings": self.with_findings,
             "findings": [
-                {"kind": kind, "text": text, "advice": advice, "count": count}
-                for (kind, text, advice), count in self._findings.most_common()
+                {
+                    **dict(zip(("kind", "text", "advice"), name, strict=True)),
+                    "count": count,
+                    "replies": self._replies[name],
+                }
+                for name, count in self._findings.most_common()
             ],
         }
 
@@ -248,9 +253,11 @@ class Totals(Endings):
         if not self._findings:
             return
         yield f"findings, in {number_of(self.with_findings, 'trajectory')}:"
-        for (kind, text, advice), count in self._findings.most_common(_SHOWN):
+        for name, count in self._findings.most_common(_SHOWN):
+            (kind, text, advice), replies = name, self._replies[name]
             room = max(width - 9, 40)
-            yield f"{count:>6} x " + padded(f"{kind}: {text}", room).rstrip()
+            of = f" ({number_of(replies, 'reply')})" if replies else ""
+            yield f"{count:>6} x " + padded(f"{kind}{of}: {text}", room).rstrip()
             yield from textwrap.wrap(
                 advice, room + 9, initial_indent=" " * 9, subsequent_indent=" " * 9
             )

@@ -8,8 +8,8 @@ import { formatAddress } from "./address";
 import { Bar, Histogram } from "./charts";
 import { messageOf } from "./hooks";
 import { source } from "./source";
-import { Name, count, seconds, short } from "./text";
-import type { GroupCount, Scored, Summary } from "./types";
+import { Name, count, many, seconds, short } from "./text";
+import type { FindingCount, GroupCount, Scored, Summary } from "./types";
 import { binClause, hasClause, quote, toggled } from "./where";
 
 const MORE_GROUPS = 200;
@@ -78,13 +78,16 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
             />
           ))}
       </Panel>
-      <Panel title="Why not train" note={summary.findings.length ? "" : "nothing found"}>
+      <Panel title="Findings" note={summary.findings.length ? "trajectories" : "none"}>
         {summary.findings.map((one) => (
           <details class="finding-count" key={one.text}>
             <summary>
               <span class={`kind ${one.kind}`}>{one.kind}</span>
               <span class="bar-label">{one.text}</span>
-              <span class="bar-count">{count(one.count)}</span>
+              <span class="bar-count" title={found(one)}>
+                {count(one.count)}
+                {one.replies > 0 && ` (${count(one.replies)})`}
+              </span>
             </summary>
             <p>{one.advice || "No advice is known."}</p>
             {filter && (
@@ -123,6 +126,8 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
   );
 }
 
+const found = (one: FindingCount) =>
+  many(one.count, "trajectory") + (one.replies > 0 ? `, ${many(one.replies, "reply")}` : "");
 const reasonClause = (value: string | null) => `termination_reason == ${quote(value ?? "")}`;
 const versionClause = (value: string | number | null) => `${quote(value ?? "")} in versions`;
 

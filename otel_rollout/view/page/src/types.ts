@@ -138,7 +138,10 @@ export interface FindingCount {
   kind: string;
   text: string;
   advice: string;
+  /** Trajectories that have it. */
   count: number;
+  /** Their completions that it is about; 0: it is about the trajectories. */
+  replies: number;
 }
 
 export interface RewardCount {
