@@ -10,10 +10,12 @@ import textwrap
 from collections import Counter
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from otel_rollout.export import (
+    Group,
     RowExporter,
     RowFile,
     Tally,
@@ -23,7 +25,14 @@ from otel_rollout.export import (
     rows_of,
 )
 from otel_rollout.terminal import note, number_of
-from otel_rollout.view import ERRORS_SHOWN, Choice, Sources, note_above, note_unreadable
+from otel_rollout.view import (
+    ERRORS_SHOWN,
+    Choice,
+    Sources,
+    in_order,
+    note_above,
+    note_unreadable,
+)
 from otel_rollout.wire import Json
 
 _REASONS_SHOWN = 20
@@ -36,13 +45,13 @@ def export(options: argparse.Namespace) -> int:
             print(f"{entry.name:<14} {_about(entry)}")
         return 0
     output = _checked_output(options)
-    exporter = row_exporter_from_texts(options.to, dict(options.option))
+    maker = _RowMaker(options.to, dict(options.option), options.strict)
     choice = Choice(options)
     sources = Sources(options.sources)
     file = RowFile(output, _plan(options), restart=options.restart)
     try:
-        _collect(file, sources, choice, infer_rollouts=options.infer_rollouts)
-        _write(file, exporter, strict=options.strict)
+        _collect(file, sources, choice, options)
+        _write(file, maker, options.jobs)
     except KeyboardInterrupt:
         note("interrupted: the same command goes on from here")
         raise
@@ -70,24 +79,38 @@ def _checked_output(options: argparse.Namespace) -> Path:
     return output
 
 
-def _collect(file: RowFile, sources: Sources, choice: Choice, *, infer_rollouts: bool) -> None:
+def _collect(file: RowFile, sources: Sources, choice: Choice, options: argparse.Namespace) -> None:
     """Bring the trajectories together by group, unless an interrupted export has done it."""
     if file.collected is None:
-        keeps = choice.keeps if choice.where else None
-        items = sources.items(file.spans, infer_rollouts=infer_rollouts, keeps=keeps)
+        items = sources.items(
+            choice.keeps, file.spans, infer_rollouts=options.infer_rollouts, jobs=options.jobs
+        )
         file.collect(items, lambda: sources.errors)
     else:
         note(f"going on with {file.output.name}: {number_of(file.tally.groups, 'group')} are done")
 
 
-def _write(file: RowFile, exporter: RowExporter, *, strict: bool) -> None:
+class _RowMaker:
+    """Makes the rows of groups; a copy in another process has an exporter of its own."""
+
+    def __init__(self, to: str, options: dict[str, str], strict: bool) -> None:
+        self.exporter: RowExporter = row_exporter_from_texts(to, options)
+        self._made_of = to, options, strict
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _RowMaker, self._made_of
+
+    def __call__(self, group: Group) -> tuple[list[bytes], Tally, list[str]]:
+        """The rows of a group, what is counted of it, and what is to be printed."""
+        tally, reports = Tally(), list[str]()
+        strict = self._made_of[-1]
+        rows = rows_of(group.items, self.exporter, tally, reports.append, strict=strict)
+        return rows, tally, reports
+
+
+def _write(file: RowFile, maker: _RowMaker, jobs: int) -> None:
     """Write the rows of each group, and finish the file."""
     reported = itertools.count()
-
-    def report(text: str) -> None:
-        if next(reported) < ERRORS_SHOWN:
-            note_above(text)
-
     with tqdm(
         total=file.collected,
         initial=file.tally.trajectories,
@@ -95,12 +118,13 @@ def _write(file: RowFile, exporter: RowExporter, *, strict: bool) -> None:
         disable=None,
         leave=False,
     ) as bar:
-        for group in file.groups():
-            tally = Tally()
-            rows = rows_of(group, exporter, tally, report, strict=strict)
-            file.write(rows, tally)
-            bar.update(len(group))
-    file.finish(exporter)
+        for group, (rows, tally, reports) in in_order(maker, file.groups(), jobs):
+            for text in reports:
+                if next(reported) < ERRORS_SHOWN:
+                    note_above(text)
+            file.write(group, rows, tally)
+            bar.update(len(group.items))
+    file.finish(maker.exporter)
 
 
 def _plan(options: argparse.Namespace) -> dict[str, Json]:

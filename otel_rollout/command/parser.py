@@ -103,6 +103,13 @@ _SORT = _option(
 )
 _CHOICE = (*_READ, _ONLY, _SORT)
 """Sources, which of their trajectories, and in which order."""
+_JOBS = _option(
+    "--jobs",
+    "N",
+    "processes that read files of trajectories; the output is the same; default: 1",
+    type=_count,
+    default=1,
+)
 _JSON = _flag("--json", "print JSON objects, one a line")
 
 _REBUILD_ARGUMENTS = (
@@ -118,6 +125,7 @@ _LIST_ARGUMENTS = (
         "FIELD",
         "count and reward for each value of a field, such as group_id, task_id, versions",
     ),
+    _JOBS,
     _JSON,
 )
 _CHECK_ARGUMENTS = (
@@ -126,6 +134,7 @@ _CHECK_ARGUMENTS = (
     _option(
         "--require", "LIST", "what is required; default: %(default)s", default=",".join(DEFAULT)
     ),
+    _JOBS,
     _JSON,
 )
 _SHOW_ARGUMENTS = (
@@ -175,6 +184,7 @@ _EXPORT_ARGUMENTS = (
         default=[],
         type=_key_value,
     ),
+    _JOBS,
     _flag("--restart", "begin anew"),
     _flag("--strict", "end at the first trajectory that the format cannot carry"),
     _flag("--list", "list the exporters that are installed"),

@@ -36,8 +36,9 @@ def _found(sources: Sources, wanted: str) -> Trajectory | None:
     """The trajectory whose id begins with this; None, and a sentence, unless it is one."""
     found = {
         trajectory.id: trajectory
-        for trajectory in sources.trajectories(infer_rollouts=False)
-        if trajectory.id.startswith(wanted)
+        for trajectory in sources.trajectories(
+            lambda each: each if each.id.startswith(wanted) else None, infer_rollouts=False
+        )
     }
     if len(found) == 1:
         return found.popitem()[1]

@@ -19,9 +19,11 @@ from otel_rollout.export.row_contract import dropped_completions as dropped_comp
 from otel_rollout.export.row_contract import row_exporter as row_exporter
 from otel_rollout.export.row_contract import row_exporter_from_texts as row_exporter_from_texts
 from otel_rollout.export.row_contract import row_exporters as row_exporters
+from otel_rollout.export.rowfile import Group as Group
 from otel_rollout.export.rowfile import RowFile as RowFile
 from otel_rollout.export.rowfile import Tally as Tally
 from otel_rollout.export.rowfile import item_of as item_of
+from otel_rollout.export.rowfile import key_of as key_of
 from otel_rollout.export.rowfile import rows_of as rows_of
 from otel_rollout.export.rows import EmptyRowsWarning as EmptyRowsWarning
 from otel_rollout.export.rows import NoAdvantageWarning as NoAdvantageWarning

@@ -166,20 +166,23 @@ def parsed_lines(
     fail: OnError,
     warn: OnError,
     parse: Callable[[bytes], _Parsed],
+    first: int = 1,
+    *,
+    goes_on: bool = False,
 ) -> Iterator[tuple[bytes, _Parsed, str]]:
     """Each line of JSON, what it holds, and its place; of an unfinished line what is whole on it.
 
     parse: returns what a line holds; ValueError or RecursionError for one that is no JSON.
     warn: called for each unfinished line but the last one, which may still be written.
     fail: called for any other line that is not JSON, and for one that is too long.
+    first: the number of the first line. goes_on: True if others, not all blank, follow these.
     """
     half: str | None = None
-    for number, line in enumerate(_up_to_damage(lines, name, fail), 1):
+    for number, line in enumerate(_up_to_damage(lines, name, fail), first):
         if line is not None and not line.strip():
             continue
-        if half is not None:
-            warn(SpanFormatError(f"{half}: {HALF_A_LINE}"))
-            half = None
+        _warn_of(half, warn)
+        half = None
         where = f"{name}, line {number}"
         if line is None:
             fail(SpanFormatError(f"{where}: {too_long()}"))
@@ -197,6 +200,13 @@ def parsed_lines(
             half = where
         elif not objects:
             fail(SpanFormatError(f"{where}: {_NO_TRAJECTORY}"))
+    _warn_of(half if goes_on else None, warn)
+
+
+def _warn_of(half: str | None, warn: OnError) -> None:
+    """Warn of the place of an unfinished line, if there is one."""
+    if half is not None:
+        warn(SpanFormatError(f"{half}: {HALF_A_LINE}"))
 
 
 def _up_to_damage(

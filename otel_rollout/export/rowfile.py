@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,14 @@ _TABLES = (
 """The export, once its trajectories were brought together; the groups whose rows were written."""
 
 
+class Group(NamedTuple):
+    """The items of one key."""
+
+    number: int
+    """Its place in the order of groups."""
+    items: list[bytes]
+
+
 class RowFile:
     """A file of rows while it is made; it is written by one process at a time."""
 
@@ -57,7 +65,7 @@ class RowFile:
         self.spans = self._folder / _OURS[1]
         """For the spans from which trajectories are rebuilt."""
         self._number = 0
-        """The group that was written last, or that is being written."""
+        """The group that was written last by an earlier process."""
         self._rows: io.FileIO | None = None
         self._held = ExitStack()
         try:
@@ -145,20 +153,19 @@ class RowFile:
         self._store.execute("INSERT INTO plan VALUES (?, ?, ?)", *plan)
         self._store.commit()
 
-    def groups(self) -> Iterator[list[bytes]]:
+    def groups(self) -> Iterator[Group]:
         """The items of each key whose rows have not been written."""
         for number, key in self._store.each_key(after=self._number):
-            self._number = number
-            yield self._store.items(key)
+            yield Group(number, self._store.items(key))
 
-    def write(self, rows: Sequence[bytes], tally: Tally) -> None:
-        """Write the rows of the group that `groups` gave last."""
+    def write(self, group: Group, rows: Sequence[bytes], tally: Tally) -> None:
+        """Write the rows of a group, after those of the groups that `groups` gave before."""
         if self._rows is None:
             # Unbuffered: a short write is seen.
             file = open(self._part, "ab", 0, opener=_no_links)  # noqa: SIM115 - closed by close()
             self._rows = self._held.enter_context(file)
         write_whole(self._rows, b"".join(rows))
-        done = self._number, self._rows.tell(), dumps(tally.to_dict())
+        done = group.number, self._rows.tell(), dumps(tally.to_dict())
         self._store.execute("INSERT INTO done VALUES (?, ?, ?)", *done)
         self.tally.add(tally)
 
@@ -235,11 +242,15 @@ class Tally:
         return tally
 
 
-def item_of(trajectory: Trajectory, line: bytes | None = None) -> tuple[str, bytes]:
-    """Key and item of a trajectory. line: the one that it was read from. None: it was rebuilt."""
+def key_of(trajectory: Trajectory) -> str:
+    """The key of a trajectory: that of its group, if it has one."""
     group = trajectory.group_id
-    key = f"trajectory {trajectory.id}" if group is None else f"group {group}"
-    return key, trajectory.to_json().encode() if line is None else line
+    return f"trajectory {trajectory.id}" if group is None else f"group {group}"
+
+
+def item_of(trajectory: Trajectory) -> tuple[str, bytes]:
+    """Key and item of a trajectory that was rebuilt; the item of one that was read is its line."""
+    return key_of(trajectory), trajectory.to_json().encode()
 
 
 def rows_of(

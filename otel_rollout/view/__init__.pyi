@@ -5,6 +5,7 @@ from otel_rollout.view.filter_expression import Where as Where
 from otel_rollout.view.findings import Finding as Finding
 from otel_rollout.view.findings import findings_of as findings_of
 from otel_rollout.view.html import notebook_cell as notebook_cell
+from otel_rollout.view.jobs import in_order as in_order
 from otel_rollout.view.overview import Overview as Overview
 from otel_rollout.view.overview import Overviews as Overviews
 from otel_rollout.view.overview import overviews as overviews

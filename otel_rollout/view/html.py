@@ -60,7 +60,7 @@ class InMemory:
         for trajectory in trajectories:
             opened = Opened(_ended(trajectory), None if self._held else rows)
             self._held[trajectory.id] = opened
-            overview, findings, _ = examine(opened.trajectory, opened.rows)
+            overview, findings, *_ = examine(opened.trajectory, opened.rows)
             self._table.add(overview, findings, words_of(opened.trajectory))
 
     def __enter__(self) -> InMemory:

@@ -170,7 +170,7 @@ class Reader:
             trajectory = found
             if not trajectory.id:
                 raise SpanFormatError("expected an id, got ''")
-            overview, findings, _ = examine(trajectory)
+            overview, findings, *_ = examine(trajectory)
             before = self._table.add(
                 overview, findings, words_of(trajectory), file=file, start=start, size=size
             )
@@ -200,10 +200,12 @@ class Reader:
         self._table.connection.execute("DELETE FROM errors WHERE file = ?", (_OF_REBUILDING,))
         part, spans = (Path(f"{self._rebuilt}.{name}") for name in ("part", "spans"))
         reader = Sources(sources, report=self._fail_rebuilding, check=self._check_stopped)
-        found = reader.trajectories(infer_rollouts=self._infer_rollouts, path=spans, in_order=False)
+        lines = reader.trajectories(
+            Trajectory.to_json, infer_rollouts=self._infer_rollouts, path=spans, in_order=False
+        )
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            for trajectory in found:
-                file.write(trajectory.to_json().encode() + b"\n")
+            for line in lines:
+                file.write(line.encode() + b"\n")
                 self._check_stopped()
         os.replace(part, self._rebuilt)
         self._table.put_note("spans", now)

@@ -84,7 +84,10 @@ class Examined(NamedTuple):
 
     overview: Overview
     findings: list[Finding]
-    rows: TokenSequences
+    trainable: bool
+    """`Trajectory.trainable`."""
+    dropped: str | None
+    """The reason of the first completion that no row trains; None: rows train all."""
 
 
 def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Examined:
@@ -106,7 +109,8 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
         warnings=len(trajectory.warnings),
         findings=tuple(sorted({finding.kind for finding in findings})),
     )
-    return Examined(overview, findings, rows)
+    dropped = rows.dropped[0].reason if rows.dropped else None
+    return Examined(overview, findings, trajectory.trainable, dropped)
 
 
 _PLAIN = (

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -22,21 +23,23 @@ from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.export import (
     begun_file,
     item_of,
+    key_of,
     layout_of,
     lines_of,
-    parsed_lines,
     reconstruct_by_rollout,
-    trajectory_or_error,
 )
 from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
 from otel_rollout.spans import SpanRecord
 from otel_rollout.terminal import note, number_of
 from otel_rollout.trajectory import UNREADABLE, Trajectory
+from otel_rollout.view.jobs import pieces_of, read_lines, read_pieces
 from otel_rollout.wire import dumps
 
 Keeps = Callable[[Trajectory], bool]
 OnError = Callable[[SpanFormatError], None]
 _Spans = Iterator[SpanRecord]
+_Files = Iterator[tuple[Iterator[bytes | None], str]]
+"""Lines of files of trajectories, and the source of each file."""
 _Found = TypeVar("_Found")
 
 ERRORS_SHOWN = 10
@@ -79,8 +82,6 @@ class Sources:
         self._check = check
         self._opened = set[tuple[int, int]]()
         """The files that were opened, by `inode_of`."""
-        self._place: tuple[Trajectory | None, str] = (None, "")
-        """The last trajectory that was read from a line, and the place of that."""
         has_no_bar = report is not None or (prints_lines and sys.stdout.isatty())
         self._bar = tqdm(
             total=_size_of(self._sources),
@@ -102,71 +103,64 @@ class Sources:
         self._bar.close()
 
     def trajectories(
-        self, *, infer_rollouts: bool, path: Path | None = None, in_order: bool = True
-    ) -> Iterator[Trajectory]:
-        """The trajectories of all sources: first those of files, then those rebuilt from spans.
+        self,
+        of: Callable[[Trajectory], _Found | None],
+        *,
+        infer_rollouts: bool,
+        jobs: int = 1,
+        path: Path | None = None,
+        in_order: bool = True,
+    ) -> Iterator[_Found]:
+        """What a function returns for each trajectory of all sources, but None.
 
+        First those of files, then those rebuilt from spans. One is reported instead if the function
+        finds it damaged: what was exchanged is read when somebody asks.
+        jobs: processes that read files of trajectories.
         path: of the file for spans meanwhile. None: in a temporary folder.
         in_order: those that are rebuilt come in order of their start. False: in any.
         """
         with ExitStack() as opened:
             spans: list[_Spans] = []
-            for lines, source in self._of_trajectories(opened, spans):
-                yield from (found for _, found in self._lines(lines, source))
+            files = self._of_trajectories(opened, spans)
+            yield from (found for _, found in self._read(of, files, jobs))
             if spans:
                 if path is None:
                     made = tempfile.TemporaryDirectory(prefix="otel-rollout-")
                     path = Path(opened.enter_context(made)) / "spans"
                 records = itertools.chain.from_iterable(spans)
                 found = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
-                yield from _in_order(found) if in_order else found
+                yield from self.each(of, _in_order(found) if in_order else found)
             self._bar.close()
 
     def items(
-        self, path: Path, *, infer_rollouts: bool, keeps: Keeps | None = None
+        self, keeps: Keeps, path: Path, *, infer_rollouts: bool, jobs: int = 1
     ) -> Iterator[tuple[str, bytes]]:
-        """The same as `item_of` has them; their spans are at the path meanwhile.
-
-        keeps: true for a trajectory that is wanted. None: all are.
-        """
+        """The same as keys and items, of those that are kept; spans are at the path meanwhile."""
         with ExitStack() as opened:
             spans: list[_Spans] = []
-            for lines, source in self._of_trajectories(opened, spans):
-                for line, each in self._lines(lines, source):
-                    yield from (item_of(kept, line) for kept in self._kept(keeps, (each,)))
+            files = self._of_trajectories(opened, spans)
+            for line, key in self._read(partial(_key_if, keeps), files, jobs):
+                yield key, line
             records = itertools.chain.from_iterable(spans)
             found = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
-            yield from map(item_of, self._kept(keeps, found))
+            yield from self.each(partial(_item_if, keeps), found)
             self._bar.close()
 
     def each(
         self, of: Callable[[Trajectory], _Found | None], trajectories: Iterable[Trajectory]
     ) -> Iterator[_Found]:
-        """What a function returns for each of these, but None; a damaged one is reported instead.
-
-        What was exchanged is read when somebody asks: a line may be damaged though it was read.
-        """
+        """What a function returns for each, but None; a damaged one is reported instead."""
         for trajectory in trajectories:
             try:
                 found = of(trajectory)
             except UNREADABLE as error:
-                read, place = self._place
-                where = place if read is trajectory else f"trajectory {trajectory.id!r}"
+                where = f"trajectory {trajectory.id!r}"
                 self.report(SpanFormatError(f"{where}: damaged ({error!r:.200})"))
                 continue
             if found is not None:
                 yield found
 
-    def _kept(
-        self, keeps: Keeps | None, trajectories: Iterable[Trajectory]
-    ) -> Iterable[Trajectory]:
-        if keeps is None:
-            return trajectories
-        return self.each(lambda each: each if keeps(each) else None, trajectories)
-
-    def _of_trajectories(
-        self, opened: ExitStack, spans: list[_Spans]
-    ) -> Iterator[tuple[Iterator[bytes | None], str]]:
+    def _of_trajectories(self, opened: ExitStack, spans: list[_Spans]) -> _Files:
         """The lines of sources that hold trajectories; those of the others are added to `spans`."""
         for source in self._sources:
             with self._failing(source):
@@ -196,17 +190,16 @@ class Sources:
             for name, file in parts_of(source, self._opened):
                 yield joined(b"", file, name, self._bar.update)
 
-    def _lines(
-        self, lines: Iterable[bytes | None], source: str
-    ) -> Iterator[tuple[bytes, Trajectory]]:
-        """Each line and its trajectory; a damaged line is reported instead."""
-        report, parse = self.report, trajectory_or_error
-        for line, found, where in parsed_lines(lines, source, report, report, parse):
-            if isinstance(found, SpanFormatError):
-                report(SpanFormatError(f"{where}: {found}"))
-            else:
-                self._place = found, where
-                yield line, found
+    def _read(
+        self, of: Callable[[Trajectory], _Found | None], files: _Files, jobs: int
+    ) -> Iterator[tuple[bytes, _Found]]:
+        """The line of each trajectory in files, and what the function returns for it, but None."""
+        if jobs > 1:
+            pieces = (piece for lines, source in files for piece in pieces_of(lines, source))
+            yield from read_pieces(of, pieces, self.report, jobs)
+            return
+        for lines, source in files:
+            yield from read_lines(of, lines, source, self.report)
 
     @contextmanager
     def _open(self, source: str) -> Iterator[BinaryIO]:
@@ -243,6 +236,14 @@ class Sources:
             self._on_error(error)
         elif self.errors <= ERRORS_SHOWN:
             note_above(str(error))
+
+
+def _key_if(keeps: Keeps, trajectory: Trajectory) -> str | None:
+    return key_of(trajectory) if keeps(trajectory) else None
+
+
+def _item_if(keeps: Keeps, trajectory: Trajectory) -> tuple[str, bytes] | None:
+    return item_of(trajectory) if keeps(trajectory) else None
 
 
 def _in_order(found: Iterator[Trajectory]) -> Iterator[Trajectory]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.terminal import escaped, note, number_of, sentence_about
-from otel_rollout.trajectory import Dropped, Trajectory
 from otel_rollout.view.findings import Finding
-from otel_rollout.view.overview import Overview
+from otel_rollout.view.overview import Examined, Overview
 from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON
@@ -32,9 +31,11 @@ def check(options: argparse.Namespace) -> int:
     try:
         sources = Sources(options.sources, prints_lines=True)
         report = _Report(required)
-        found = sources.trajectories(infer_rollouts=options.infer_rollouts)
-        for checked in sources.each(lambda each: report.check(each, choice), found):
-            _print(checked, report, options)
+        found = sources.trajectories(
+            choice.examined, infer_rollouts=options.infer_rollouts, jobs=options.jobs
+        )
+        for examined in found:
+            _print(report.check(examined), report, options)
     except (OSError, SpanFormatError) as error:
         note(sentence_about(error))
         return 2
@@ -113,23 +114,21 @@ class _Report:
         """True if there are trajectories and none fails."""
         return self.trajectories > 0 and not self.failed
 
-    def check(self, trajectory: Trajectory, choice: Choice) -> Checked | None:
-        """What is found in a trajectory; None for one that is not asked about."""
-        if (examined := choice.examined(trajectory)) is None:
-            return None
-        overview, findings, rows = examined
-        digest = blake2b(trajectory.id.encode(errors="replace"), digest_size=16).digest()
+    def check(self, examined: Examined) -> Checked:
+        """What is found in a trajectory."""
+        overview, findings, trainable, dropped = examined
+        digest = blake2b(overview.id.encode(errors="replace"), digest_size=16).digest()
         if digest in self._ids:
             findings.append(_CAME_BEFORE)
         self._ids.add(digest)
         fails = {
             REQUIREMENTS[name][0]: name
             for name in self.required
-            if trajectory.trainable or name not in TO_TRAIN_ON
+            if trainable or name not in TO_TRAIN_ON
         }
         found = [(one, fails.get(one.kind)) for one in findings]
         if not overview.trained_tokens:
-            found.append((_no_tokens(rows.dropped), fails.get(None)))
+            found.append((_no_tokens(dropped), fails.get(None)))
         checked = Checked(overview, found)
         self.trajectories += 1
         self.failed += bool(checked.fails)
@@ -179,9 +178,9 @@ _CAME_BEFORE = Finding(
 )
 
 
-def _no_tokens(dropped: Sequence[Dropped]) -> Finding:
+def _no_tokens(dropped: str | None) -> Finding:
     """That no token trains, with the first reason."""
-    because = f": {dropped[0].reason}" if dropped else ""
+    because = f": {dropped}" if dropped is not None else ""
     return Finding(
         "dropped",
         f"no token of it trains{because}",

@@ -53,10 +53,7 @@ class Choice:
         return (self.key(trajectory), trajectory) if self.keeps(trajectory) else None
 
     def in_order_of_keys(self, keyed: Iterable[tuple[Any, Trajectory]]) -> Iterator[Trajectory]:
-        """The trajectories, as they come unless they are to be sorted, in a temporary file."""
-        if self.sorts is None:
-            yield from (trajectory for _, trajectory in keyed)
-            return
+        """The trajectories in the order that is asked for, by a temporary file."""
         for line in lines_in_order(keyed, descending=self.descending):
             yield Trajectory.from_json(line)
 

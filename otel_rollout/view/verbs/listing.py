@@ -49,8 +49,10 @@ def _overviews(
     sources: Sources, choice: Choice, totals: Totals, options: argparse.Namespace
 ) -> Iterator[Overview]:
     """The overviews that are kept, one at a time; they are counted as they come."""
-    found = sources.trajectories(infer_rollouts=options.infer_rollouts)
-    for examined in sources.each(choice.examined, found):
+    found = sources.trajectories(
+        choice.examined, infer_rollouts=options.infer_rollouts, jobs=options.jobs
+    )
+    for examined in found:
         totals.add(examined.overview, examined.findings)
         yield examined.overview
 

@@ -7,10 +7,10 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 from otel_rollout.terminal import has_colours, note
-from otel_rollout.trajectory import Kind
+from otel_rollout.trajectory import Kind, Trajectory
 from otel_rollout.view.as_text import trajectory_lines
 from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.verbs.choice import Choice
@@ -24,17 +24,26 @@ def show(options: argparse.Namespace) -> int:
     coloured = _coloured() if has_colours() else str
     width = None if options.full else shutil.get_terminal_size((80, 24)).columns
     shown = 0
-    found = (
-        each
-        for each in sources.trajectories(infer_rollouts=options.infer_rollouts)
-        if each.id.startswith(wanted) or each.trace_id.startswith(wanted)
-    )
-    kept = choice.in_order_of_keys(sources.each(choice.keyed, found))
-    for tree in sources.each(lambda each: list(trajectory_lines(each, width=width)), kept):
+
+    def keyed(each: Trajectory) -> tuple[Any, Trajectory] | None:
+        is_wanted = each.id.startswith(wanted) or each.trace_id.startswith(wanted)
+        return choice.keyed(each) if is_wanted else None
+
+    def tree(each: Trajectory) -> list[str]:
+        return list(trajectory_lines(each, width=width))
+
+    if choice.sorts is None:
+        trees = sources.trajectories(
+            lambda each: tree(each) if keyed(each) else None, infer_rollouts=options.infer_rollouts
+        )
+    else:
+        found = sources.trajectories(keyed, infer_rollouts=options.infer_rollouts)
+        trees = sources.each(tree, choice.in_order_of_keys(found))
+    for lines_of_tree in trees:
         if shown:
             print()
         shown += 1
-        for lines in tree:
+        for lines in lines_of_tree:
             for line in lines.split("\n"):
                 print(coloured(line))
         sys.stdout.flush()

@@ -29,8 +29,10 @@ def stats(options: argparse.Namespace) -> int:
     sources = Sources(options.sources, prints_lines=not options.json)
     total = _Total()
     each: list[Json] = []
-    found = sources.trajectories(infer_rollouts=options.infer_rollouts)
-    for trajectory, drift, calls in sources.each(lambda t: (t, t.drift(), _calls(t)), found):
+    found = sources.trajectories(
+        lambda t: (t, t.drift(), _calls(t)), infer_rollouts=options.infer_rollouts
+    )
+    for trajectory, drift, calls in found:
         if options.json:
             named = {name: getattr(trajectory, name) for name in ("id", "name", "task_id")}
             each.append({**named, "calls": calls, **drift.to_dict()})

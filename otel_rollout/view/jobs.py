@@ -1,0 +1,221 @@
+"""Work of a verb, done by this process or by several (`--jobs`), with the same results.
+
+Worker processes get items in turn, and what they return comes in the order of the items. A file of
+trajectories is given to them in pieces of some lines; reports of damaged lines keep their place.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+from otel_rollout.errors import RolloutError, SpanFormatError
+from otel_rollout.export import parsed_lines, trajectory_or_error
+from otel_rollout.trajectory import UNREADABLE, Trajectory
+
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
+Report = Callable[[SpanFormatError], None]
+
+_PIECE = 1 << 20
+"""Bytes of lines that a process gets at once, or one longer line."""
+_FAILURES = (OSError, LookupError, RolloutError)
+"""Errors that end a verb with a sentence."""
+
+
+def in_order(
+    of: Callable[[_Item], _Found], items: Iterable[_Item], jobs: int
+) -> Iterator[tuple[_Item, _Found]]:
+    """Each item with what the function returns for it; memory holds `jobs` items.
+
+    jobs: worker processes; this process does the work of 1, and a single item. Else the function,
+    items and results are pickled. What the iterable raises comes after the results of the items
+    before it.
+    ChildProcessError if a worker is killed.
+    """
+    failures: list[Exception] = []
+    items = _until_failure(items, failures)
+    first = list(islice(items, jobs)) if jobs > 1 else []
+    if len(first) > 1:
+        yield from _by_workers(of, first, items)
+    else:
+        yield from ((item, of(item)) for item in chain(first, items))
+    if failures:
+        raise failures[0]
+
+
+def _by_workers(
+    of: Callable[[_Item], _Found], first: Iterable[_Item], others: Iterable[_Item]
+) -> Iterator[tuple[_Item, _Found]]:
+    """The same by a worker for each of the first items."""
+    with ExitStack() as started:
+        # All are started before one is waited for.
+        each = [(started.enter_context(_Worker(of)), item) for item in first]
+        for worker, item in each:
+            worker.send(item)
+        workers = deque(worker for worker, _ in each)
+        for item in others:
+            done = workers[0].receive()
+            workers[0].send(item)
+            workers.rotate(-1)
+            yield done
+        for worker in workers:
+            yield worker.receive()
+
+
+def _until_failure(items: Iterable[_Item], failures: list[Exception]) -> Iterator[_Item]:
+    """The items; the error that ends them is put into the list."""
+    try:
+        yield from items
+    except _FAILURES as error:
+        failures.append(error)
+
+
+class _Worker(ExitStack):
+    """A process that calls a function for one item at a time."""
+
+    def __init__(self, of: Callable[[Any], Any]) -> None:
+        super().__init__()
+        processes = import_module("multiprocessing").get_context("spawn")
+        self._ours, theirs = processes.Pipe()
+        self._process = processes.Process(target=_work, args=(of, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.callback(self._process.join)
+        self.callback(self._ours.close)  # then the process ends
+
+    def send(self, item: Any) -> None:
+        self._item = item
+        with suppress(BrokenPipeError):  # `receive` raises then
+            self._ours.send(item)
+
+    def receive(self) -> tuple[Any, Any]:
+        """The item that was sent, and what the function returned for it."""
+        try:
+            found, error = self._ours.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise ChildProcessError(
+                f"--jobs: a worker process ended with status {self._process.exitcode} before its "
+                f"work was done: was it killed for its memory? Try a smaller number"
+            ) from None
+        if error is not None:
+            raise error
+        return self._item, found
+
+
+def _work(of: Callable[[Any], Any], connection: Any) -> None:
+    """The program of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and so this process
+    with suppress(EOFError, ConnectionError):
+        while True:
+            item = connection.recv()
+            try:
+                connection.send((of(item), None))
+            except _FAILURES as error:
+                connection.send((None, error))
+
+
+# --- lines
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some lines of a source."""
+
+    lines: list[bytes | None]
+    """Each line; None for one that is too long."""
+    name: str
+    """The source, for errors."""
+    first: int
+    """The number of the first line, from 1."""
+    goes_on: bool = False
+    """True if another line follows that is not blank."""
+    damage: str | None = None
+    """Why nothing can be read after these lines; None: it can, or nothing is there."""
+
+    def each_line(self) -> Iterator[bytes | None]:
+        """The lines. SpanFormatError after them if the source is damaged there."""
+        yield from self.lines
+        if self.damage is not None:
+            raise SpanFormatError(self.damage)
+
+
+def pieces_of(lines: Iterable[bytes | None], name: str) -> Iterator[Piece]:
+    """The lines of a source in pieces, one at a time."""
+    held: list[bytes | None] = []
+    first, size, damage = 1, 0, None
+    try:
+        for line in lines:
+            if size >= _PIECE and (line is None or not line.isspace()):
+                yield Piece(held, name, first, goes_on=True)
+                first, size, held = first + len(held), 0, []
+            held.append(line)
+            size += len(line or b"")
+    except SpanFormatError as error:
+        damage = str(error)
+    yield Piece(held, name, first, damage=damage)
+
+
+def read_lines(
+    of: Callable[[Trajectory], _Found | None],
+    lines: Iterable[bytes | None],
+    name: str,
+    report: Report,
+    **place: Any,
+) -> Iterator[tuple[bytes, _Found]]:
+    """The line of each trajectory, and what the function returns for it, unless that is None.
+
+    A damaged line is reported instead. Its exchanges are read when somebody asks: the function may
+    be the first to find that they are damaged. place: `first` and `goes_on` of `parsed_lines`.
+    """
+    found = parsed_lines(lines, name, report, report, trajectory_or_error, **place)
+    for line, trajectory, where in found:
+        if isinstance(trajectory, SpanFormatError):
+            report(SpanFormatError(f"{where}: {trajectory}"))
+            continue
+        try:
+            result = of(trajectory)
+        except UNREADABLE as error:
+            report(SpanFormatError(f"{where}: damaged ({error!r:.200})"))
+            continue
+        if result is not None:
+            yield line, result
+
+
+_Event = SpanFormatError | tuple[int | bytes, _Found]
+"""A report; or the index of a line, or a part of one, and what was found in it."""
+
+
+def _events_of(of: Callable[[Trajectory], _Found | None], piece: Piece) -> list[_Event[_Found]]:
+    """All that `read_lines` reports and yields of a piece, in order."""
+    events: list[_Event[_Found]] = []
+    numbers = {id(line): number for number, line in enumerate(piece.lines)}
+    found = read_lines(
+        of, piece.each_line(), piece.name, events.append, first=piece.first, goes_on=piece.goes_on
+    )
+    for line, result in found:
+        events.append((numbers.get(id(line), line), result))
+    return events
+
+
+def read_pieces(
+    of: Callable[[Trajectory], _Found | None], pieces: Iterable[Piece], report: Report, jobs: int
+) -> Iterator[tuple[bytes, _Found]]:
+    """The same as `read_lines` of all pieces, by so many processes."""
+    for piece, events in in_order(partial(_events_of, of), pieces, jobs):
+        for event in events:
+            if isinstance(event, SpanFormatError):
+                report(event)
+                continue
+            place, result = event
+            line = piece.lines[place] if isinstance(place, int) else place
+            assert line is not None
+            yield line, result
