@@ -290,6 +290,7 @@ LATER_IMPORTS = {
     "record/transports/encoding.py": "decoders that are optional packages",
     "record/gathering/progress.py": "tqdm, for those who want a bar",
     "view/tokens.py": "an optional package",
+    "view/jobs.py": "processes, for --jobs alone",
     "providers.py": "the SDK's metrics, where they are asked for",
     "view/verbs/view.py": "the server's packages, which --html does not need",
     "otlp/encoding.py": "protobuf, where spans are sent over it",
