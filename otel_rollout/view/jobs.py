@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -33,7 +32,7 @@ _FAILURES = (OSError, LookupError, RolloutError)
 def in_order(
     of: Callable[[_Item], _Found], items: Iterable[_Item], jobs: int
 ) -> Iterator[tuple[_Item, _Found]]:
-    """Each item with what the function returns for it; memory holds `jobs` items.
+    """Each item with what the function returns for it; memory holds `jobs` items and one.
 
     jobs: worker processes; this process does the work of 1, and a single item. Else the function,
     items and results are pickled. What the iterable raises comes after the results of the items
@@ -42,32 +41,44 @@ def in_order(
     """
     failures: list[Exception] = []
     items = _until_failure(items, failures)
-    first = list(islice(items, jobs)) if jobs > 1 else []
-    if len(first) > 1:
-        yield from _by_workers(of, first, items)
+    first = list(islice(items, 2))
+    items = chain(first, items)
+    if jobs > 1 and len(first) > 1:
+        yield from _by_workers(of, items, jobs)
     else:
-        yield from ((item, of(item)) for item in chain(first, items))
+        yield from ((item, of(item)) for item in items)
     if failures:
         raise failures[0]
 
 
 def _by_workers(
-    of: Callable[[_Item], _Found], first: Iterable[_Item], others: Iterable[_Item]
+    of: Callable[[_Item], _Found], items: Iterable[_Item], jobs: int
 ) -> Iterator[tuple[_Item, _Found]]:
-    """The same by a worker for each of the first items."""
-    with ExitStack() as started:
-        # All are started before one is waited for.
-        each = [(started.enter_context(_Worker(of)), item) for item in first]
-        for worker, item in each:
-            worker.send(item)
-        workers = deque(worker for worker, _ in each)
-        for item in others:
-            done = workers[0].receive()
-            workers[0].send(item)
-            workers.rotate(-1)
-            yield done
-        for worker in workers:
-            yield worker.receive()
+    """The same by so many processes."""
+    futures, context = import_module("concurrent.futures"), import_module("multiprocessing")
+    pool = futures.ProcessPoolExecutor(
+        jobs,
+        mp_context=context.get_context("spawn"),
+        # Ctrl-C ends this process, and so its workers.
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    )
+    waiting = deque[tuple[_Item, Any]]()
+    try:
+        for item in items:
+            waiting.append((item, pool.submit(of, item)))
+            if len(waiting) > jobs:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        for done, future in waiting:
+            yield done, future.result()
+    except futures.BrokenExecutor as error:
+        raise ChildProcessError(
+            f"--jobs: a worker process ended before its work was done ({error}): was it killed "
+            f"for its memory? Try a smaller number"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _until_failure(items: Iterable[_Item], failures: list[Exception]) -> Iterator[_Item]:
@@ -76,51 +87,6 @@ def _until_failure(items: Iterable[_Item], failures: list[Exception]) -> Iterato
         yield from items
     except _FAILURES as error:
         failures.append(error)
-
-
-class _Worker(ExitStack):
-    """A process that calls a function for one item at a time."""
-
-    def __init__(self, of: Callable[[Any], Any]) -> None:
-        super().__init__()
-        processes = import_module("multiprocessing").get_context("spawn")
-        self._ours, theirs = processes.Pipe()
-        self._process = processes.Process(target=_work, args=(of, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.callback(self._process.join)
-        self.callback(self._ours.close)  # then the process ends
-
-    def send(self, item: Any) -> None:
-        self._item = item
-        with suppress(BrokenPipeError):  # `receive` raises then
-            self._ours.send(item)
-
-    def receive(self) -> tuple[Any, Any]:
-        """The item that was sent, and what the function returned for it."""
-        try:
-            found, error = self._ours.recv()
-        except (EOFError, ConnectionError):
-            self._process.join()
-            raise ChildProcessError(
-                f"--jobs: a worker process ended with status {self._process.exitcode} before its "
-                f"work was done: was it killed for its memory? Try a smaller number"
-            ) from None
-        if error is not None:
-            raise error
-        return self._item, found
-
-
-def _work(of: Callable[[Any], Any], connection: Any) -> None:
-    """The program of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and so this process
-    with suppress(EOFError, ConnectionError):
-        while True:
-            item = connection.recv()
-            try:
-                connection.send((of(item), None))
-            except _FAILURES as error:
-                connection.send((None, error))
 
 
 # --- lines

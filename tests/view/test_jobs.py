@@ -182,7 +182,7 @@ def test_an_error_comes_after_the_results_before_it() -> None:
 
 def test_a_worker_that_is_killed_ends_the_work() -> None:
     """The error says what to do."""
-    with pytest.raises(ChildProcessError, match=r"--jobs: .* status -9 .* smaller number"):
+    with pytest.raises(ChildProcessError, match=r"--jobs: .* terminated .* smaller number"):
         list(jobs.in_order(doubled, [1, 8, 2], 2))
 
 
