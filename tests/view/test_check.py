@@ -58,16 +58,49 @@ def test_what_lacks_nothing_passes(good: Trajectory, tmp_path: Path, capsys: Out
 def test_what_fails_is_said_with_what_to_do(
     good: Trajectory, bad: Trajectory, tmp_path: Path, capsys: Output
 ) -> None:
-    """Status 1; each trajectory that fails with its findings, and the advice once."""
+    """Status 1; each cause once, also if it fails two requirements, with what has it."""
     path = written(tmp_path / "t.jsonl", good, bad)
     assert main(["check", path]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{bad.id[:8]}  other"
-    assert lines[1].startswith("    exact: bad: the server sends token ids to those who ask")
-    assert lines[2] == "    reward: it has no reward"
-    assert lines[3].startswith("    tokens: no token of it trains: the server sends token ids")
-    assert lines[-1] == "2 trajectories, 1 fail: 1 exact, 1 reward, 1 tokens"
-    assert any("x exact: Ask the server for them" in line for line in lines)
+    assert lines[0].startswith("     1 x exact, tokens: the server sends token ids to those")
+    assert lines[1].strip().startswith("Ask the server for them")
+    assert lines[2].strip() == bad.id
+    assert lines[3] == "     1 x reward: it has no reward"
+    assert lines[-1] == "2 trajectories, 1 fail: 1 exact, 1 tokens, 1 reward"
+
+
+def test_a_cause_is_printed_once_for_all_that_have_it(
+    good: Trajectory, bad: Trajectory, tmp_path: Path, capsys: Output
+) -> None:
+    """Three are named; causes are in the order of the requirements, in the last line too."""
+    poor = []
+    for number in range(5):
+        data = json.dumps(bad.to_dict()).replace(bad.id, f"poor-{number}")
+        poor.append(Trajectory.from_dict(json.loads(data)))
+    path = written(tmp_path / "t.jsonl", good, *poor)
+    assert main(["check", path, "--require", "reward,exact,tokens"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    causes = [line.split(":")[0] for line in lines if " x " in line]
+    assert causes == ["     5 x reward", "     5 x exact, tokens"]
+    assert sum("poor-0, poor-1, poor-2 and 2 more" in line for line in lines) == 2
+    assert lines[-1] == "6 trajectories, 5 fail: 5 reward, 5 exact, 5 tokens"
+
+
+def test_a_call_that_is_missing_fails_two_requirements_by_one_cause(
+    recording: Recording, clients: Clients, tmp_path: Path, capsys: Output
+) -> None:
+    """All model calls were lost: `complete` and `tokens` fail, and the sentence is there once."""
+    client = clients.sync(clients.serve())
+    with rollout("agent") as trajectory:
+        client.chat.completions.create(model="m", messages=[user("hi")])
+        trajectory.reward = 1.0
+    path = tmp_path / "spans.jsonl"
+    kept = [each for each in recording.spans if sc.EXCHANGE_VERSION not in (each.attributes or {})]
+    path.write_text("".join(to_json_line([span]) for span in kept))
+    assert main(["check", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("     1 x complete, tokens: 1 ")
+    assert out.endswith("1 trajectory, 1 fail: 1 complete, 1 tokens\n")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +137,8 @@ def test_a_filter_leaves_out_what_is_known(
     path = written(tmp_path / "t.jsonl", good, bad)
     assert main(["check", path, "--where", "reward is not None"]) == 0
     assert main(["check", path, "--where", "turns > 5"]) == 1
-    assert "no trajectory to train on: there is none that --where keeps" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no trajectory to train on: there is none that --where keeps (0 of 2)" in error
 
 
 def test_an_id_that_comes_twice_is_a_duplicate(
@@ -176,18 +210,18 @@ def test_a_requirement_that_is_not_known_is_a_wrong_command_line(
     assert f"expected some of {', '.join(REQUIREMENTS)}" in capsys.readouterr().err
 
 
-def test_few_are_printed_of_many(bad: Trajectory, tmp_path: Path, capsys: Output) -> None:
+def test_few_causes_are_printed_of_many(good: Trajectory, tmp_path: Path, capsys: Output) -> None:
     """The others are counted; the JSON has all."""
     many = []
     for number in range(25):
-        data = bad.to_dict()
-        data["id"] = f"{number:032x}"
-        many.append(Trajectory.from_dict(data))
+        error = {"type": "E", "message": f"cause {number}", "traceback": ""}
+        data = {"id": f"{number:032x}", "status": "error", "error": error, "exchanges": []}
+        many.append(Trajectory.from_dict({**good.to_dict(), **data}))
     path = written(tmp_path / "t.jsonl", *many)
-    assert main(["check", path]) == 1
+    assert main(["check", path, "--require", "no-failures"]) == 1
     out = capsys.readouterr().out
-    assert out.count("tokens: no token") == 20
-    assert "and 5 more (--json has all)" in out
+    assert out.count(" x no-failures: ") == 20
+    assert "and 5 more causes (--json has all)" in out
     assert main(["check", "--json", path]) == 1
     assert len(capsys.readouterr().out.splitlines()) == 26
 

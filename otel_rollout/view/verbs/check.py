@@ -10,19 +10,19 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.terminal import escaped, note, number_of, sentence_about
+from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.findings import Finding
 from otel_rollout.view.overview import Examined, Overview
 from otel_rollout.view.sources import Sources, note_unreadable
+from otel_rollout.view.verbs.causes import NOTHING_TRAINS, Causes
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON
 from otel_rollout.wire import Json, dumps
-
-_SHOWN = 20
-"""Trajectories that are printed with what they lack; the others are counted."""
 
 
 def check(options: argparse.Namespace) -> int:
@@ -32,10 +32,14 @@ def check(options: argparse.Namespace) -> int:
         sources = Sources(options.sources, prints_lines=True)
         report = _Report(required)
         found = sources.trajectories(
-            choice.examined, infer_rollouts=options.infer_rollouts, jobs=options.jobs
+            partial(_examined, choice), infer_rollouts=options.infer_rollouts, jobs=options.jobs
         )
-        for examined in found:
-            _print(report.check(examined), report, options)
+        for (examined,) in found:
+            report.read += 1
+            if examined is not None:
+                checked = report.check(examined)
+                if options.json:
+                    print(dumps(checked.to_dict()), flush=True)
     except (OSError, SpanFormatError) as error:
         note(sentence_about(error))
         return 2
@@ -46,9 +50,16 @@ def check(options: argparse.Namespace) -> int:
         for line in report.lines():
             print(escaped(line))
     if not report.trajectories:
-        kept = "none that --where keeps" if choice.where else "none in the sources"
+        kept = "none in the sources"
+        if choice.where:
+            kept = f"none that --where keeps (0 of {report.read})"
         note(f"no trajectory to train on: there is {kept}")
     return unreadable or int(not report.is_fine)
+
+
+def _examined(choice: Choice, trajectory: Trajectory) -> tuple[Examined | None]:
+    """What is computed of a trajectory, None for one that the filter does not keep."""
+    return (choice.examined(trajectory),)
 
 
 def _required(options: argparse.Namespace) -> tuple[str, ...]:
@@ -85,15 +96,6 @@ class Checked:
             "findings": [{**one.to_dict(), "fails": name} for one, name in self.findings],
         }
 
-    def lines(self) -> Iterator[str]:
-        """For people: what fails. Advice is at the end, once for all."""
-        about = (self.overview.name, self.overview.task_id)
-        yield "  ".join([self.overview.id[:8], *(each for each in about if each)])
-        for one, name in self.findings:
-            if name is not None:
-                at = f"{one.completion_id}: " if one.completion_id else ""
-                yield f"    {name}: {at}{' '.join(one.text.split())}"
-
 
 @dataclass(slots=True)
 class _Report:
@@ -105,8 +107,9 @@ class _Report:
     """Trajectories by the requirement that they fail."""
     failed: int = 0
     """Trajectories that fail any."""
-    _advice: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Findings that fail, by requirement and advice."""
+    read: int = 0
+    """Trajectories in the sources, also those that --where does not keep."""
+    _causes: Causes = field(default_factory=Causes)
     _ids: set[bytes] = field(default_factory=set)
 
     @property
@@ -133,22 +136,20 @@ class _Report:
         self.trajectories += 1
         self.failed += bool(checked.fails)
         self.failing.update(checked.fails)
-        self._advice.update((name, one.advice) for one, name in found if name is not None)
+        self._causes.add(overview.id, [(one, name) for one, name in found if name is not None])
         return checked
 
     def lines(self) -> Iterator[str]:
         """The end of what is printed for people."""
-        if self.failed > _SHOWN:
-            yield f"and {self.failed - _SHOWN} more (--json has all)"
+        yield from self._causes.lines(self.required)
         if self.failed:
             yield ""
-        for (name, advice), often in self._advice.most_common():
-            yield f"{often:>6} x {name}: {advice}"
         count = number_of(self.trajectories, "trajectory")
         if self.is_fine:
             yield f"{count}: {', '.join(self.required)}"
         elif self.failed:
-            by = ", ".join(f"{many} {name}" for name, many in self.failing.most_common())
+            failing = [name for name in self.required if self.failing[name]]
+            by = ", ".join(f"{self.failing[name]} {name}" for name in failing)
             yield f"{count}, {self.failed} fail: {by}"
 
     def to_dict(self, *, unreadable: int) -> dict[str, Json]:
@@ -163,14 +164,6 @@ class _Report:
         }
 
 
-def _print(checked: Checked, report: _Report, options: argparse.Namespace) -> None:
-    if options.json:
-        print(dumps(checked.to_dict()), flush=True)
-    elif checked.fails and report.failed <= _SHOWN:
-        for line in checked.lines():
-            print(escaped(line), flush=True)
-
-
 _CAME_BEFORE = Finding(
     "duplicate",
     "its id came before in the sources",
@@ -183,6 +176,6 @@ def _no_tokens(dropped: str | None) -> Finding:
     because = f": {dropped}" if dropped is not None else ""
     return Finding(
         "dropped",
-        f"no token of it trains{because}",
+        f"{NOTHING_TRAINS}{because}",
         "See its other findings (--json): they say why no row trains its replies.",
     )
