@@ -134,6 +134,8 @@ _CHECK_ARGUMENTS = (
     _option(
         "--require", "LIST", "what is required; default: %(default)s", default=",".join(DEFAULT)
     ),
+    _option("--expect", "N", "fail unless there are N trajectories", type=_count),
+    _option("--expect-groups", "K", "fail unless each group has K samples", type=_count),
     _JOBS,
     _JSON,
 )

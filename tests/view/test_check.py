@@ -234,4 +234,4 @@ def test_the_page_names_every_requirement() -> None:
         for name, (kind, what) in REQUIREMENTS.items()
     ]
     assert "\n".join(rows) in page
-    assert tuple(REQUIREMENTS)[:6] == DEFAULT
+    assert tuple(REQUIREMENTS)[:7] == DEFAULT

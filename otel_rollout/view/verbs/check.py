@@ -1,7 +1,8 @@
 """The verb `check`: are these trajectories what a trainer needs? Its exit status says so.
 
-0: they are. 1: a trajectory lacks something that is required, or there is none. 2: a source could
-not be read, in whole or in part, or the command line is wrong. Memory: 16 bytes for each id.
+0: they are. 1: a trajectory lacks something that is required, is missing, or there is none. 2: a
+source could not be read, in whole or in part, or the command line is wrong. Memory: 16 bytes for
+each id, and the ids of groups.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from otel_rollout.view.overview import Examined, Overview
 from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.verbs.causes import NOTHING_TRAINS, Causes
 from otel_rollout.view.verbs.choice import Choice
-from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON
+from otel_rollout.view.verbs.groups import ADVICE, GROUPS_SHOWN, Groups, NotWhole, Sample
+from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON, WHOLE
 from otel_rollout.wire import Json, dumps
 
 
@@ -30,16 +32,14 @@ def check(options: argparse.Namespace) -> int:
     choice, required = Choice(options), _required(options)
     try:
         sources = Sources(options.sources, prints_lines=True)
-        report = _Report(required)
+        report = _Report(required, Groups(options.expect_groups), options.expect)
         found = sources.trajectories(
             partial(_examined, choice), infer_rollouts=options.infer_rollouts, jobs=options.jobs
         )
-        for (examined,) in found:
-            report.read += 1
-            if examined is not None:
-                checked = report.check(examined)
-                if options.json:
-                    print(dumps(checked.to_dict()), flush=True)
+        for sample, examined in found:
+            checked = report.check(sample, examined)
+            if checked is not None and options.json:
+                print(dumps(checked.to_dict()), flush=True)
     except (OSError, SpanFormatError) as error:
         note(sentence_about(error))
         return 2
@@ -57,9 +57,9 @@ def check(options: argparse.Namespace) -> int:
     return unreadable or int(not report.is_fine)
 
 
-def _examined(choice: Choice, trajectory: Trajectory) -> tuple[Examined | None]:
+def _examined(choice: Choice, trajectory: Trajectory) -> tuple[Sample, Examined | None]:
     """What is computed of a trajectory, None for one that the filter does not keep."""
-    return (choice.examined(trajectory),)
+    return Sample.of(trajectory), choice.examined(trajectory)
 
 
 def _required(options: argparse.Namespace) -> tuple[str, ...]:
@@ -102,6 +102,9 @@ class _Report:
     """The sums over trajectories, and the ids that came."""
 
     required: tuple[str, ...]
+    groups: Groups
+    expected: int | None
+    """Trajectories that there are to be. None: any number."""
     trajectories: int = 0
     failing: Counter[str] = field(default_factory=Counter)
     """Trajectories by the requirement that they fail."""
@@ -110,24 +113,48 @@ class _Report:
     read: int = 0
     """Trajectories in the sources, also those that --where does not keep."""
     _causes: Causes = field(default_factory=Causes)
-    _ids: set[bytes] = field(default_factory=set)
+    _ids: dict[bytes, bool] = field(default_factory=dict)
+    """True for one that --where keeps."""
 
     @property
     def is_fine(self) -> bool:
-        """True if there are trajectories and none fails."""
-        return self.trajectories > 0 and not self.failed
+        """True if there are trajectories, none fails and none is missing."""
+        return self.trajectories > 0 and not self.failed and not any(self._missing())
 
-    def check(self, examined: Examined) -> Checked:
-        """What is found in a trajectory."""
+    def not_whole(self) -> list[NotWhole]:
+        """The groups that fail."""
+        judges = WHOLE in self.required or self.groups.expected is not None
+        return [*self.groups.not_whole()] if judges else []
+
+    def _missing(self) -> Iterator[str]:
+        """What is missing from the sources as a whole, in sentences."""
+        kept = sum(self._ids.values())
+        if self.expected is not None and kept != self.expected:
+            yield f"{number_of(self.expected, 'trajectory')} expected, {kept} there"
+        if not_whole := len(self.not_whole()):
+            are = "is" if not_whole == 1 else "are"
+            yield f"{not_whole} of {number_of(len(self.groups), 'group')} {are} not whole"
+        if self.groups.expected is not None and not len(self.groups):
+            yield f"groups of {self.groups.expected} expected, no trajectory has a group"
+
+    def check(self, sample: Sample, examined: Examined | None) -> Checked | None:
+        """What is found in a trajectory; None for one that is not asked about."""
+        self.read += 1
+        digest = blake2b(sample.id.encode(errors="replace"), digest_size=16).digest()
+        if digest not in self._ids:
+            self._ids[digest] = False
+            self.groups.add(sample)
+        if examined is None:
+            return None
+        self.groups.ask_for(sample.group_id)
         overview, findings, trainable, dropped = examined
-        digest = blake2b(overview.id.encode(errors="replace"), digest_size=16).digest()
-        if digest in self._ids:
+        if self._ids[digest]:
             findings.append(_CAME_BEFORE)
-        self._ids.add(digest)
+        self._ids[digest] = True
         fails = {
             REQUIREMENTS[name][0]: name
             for name in self.required
-            if trainable or name not in TO_TRAIN_ON
+            if name != WHOLE and (trainable or name not in TO_TRAIN_ON)
         }
         found = [(one, fails.get(one.kind)) for one in findings]
         if not overview.trained_tokens:
@@ -142,18 +169,28 @@ class _Report:
     def lines(self) -> Iterator[str]:
         """The end of what is printed for people."""
         yield from self._causes.lines(self.required)
-        if self.failed:
+        not_whole = self.not_whole()
+        for each in not_whole[:GROUPS_SHOWN]:
+            yield f"         whole: {each}"
+        if len(not_whole) > GROUPS_SHOWN:
+            yield f"and {len(not_whole) - GROUPS_SHOWN} more groups (--json has all)"
+        if not_whole:
+            yield f"         {ADVICE}"
+        missing = [*self._missing()]
+        if self.failed or missing:
             yield ""
         count = number_of(self.trajectories, "trajectory")
         if self.is_fine:
             yield f"{count}: {', '.join(self.required)}"
-        elif self.failed:
+        elif self.failed or missing:
             failing = [name for name in self.required if self.failing[name]]
             by = ", ".join(f"{self.failing[name]} {name}" for name in failing)
-            yield f"{count}, {self.failed} fail: {by}"
+            fail = f", {self.failed} fail: {by}" if self.failed else ""
+            yield "; ".join([f"{count}{fail}", *missing])
 
     def to_dict(self, *, unreadable: int) -> dict[str, Json]:
         """The sums as JSON."""
+        not_whole: list[Json] = [each.to_dict() for each in self.not_whole()]
         return {
             "ok": self.is_fine and not unreadable,
             "required": list(self.required),
@@ -161,6 +198,8 @@ class _Report:
             "failed": self.failed,
             "fails": dict(self.failing.most_common()),
             "unreadable": unreadable,
+            **({"expected": self.expected} if self.expected is not None else {}),
+            **({"groups": not_whole} if not_whole else {}),
         }
 
 

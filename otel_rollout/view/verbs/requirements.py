@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+WHOLE = "whole"
 REQUIREMENTS: dict[str, tuple[str | None, str]] = {
     "complete": ("incomplete", "every model call of its rollout is in it"),
     "undamaged": ("damaged", "all that was recorded can be read, and is the rollout's"),
@@ -9,14 +10,16 @@ REQUIREMENTS: dict[str, tuple[str | None, str]] = {
     "tokens": (None, "at least one token of it trains"),
     "reward": ("unscored", "it has a reward"),
     "unique": ("duplicate", "its id, and those of its responses, are there once"),
+    WHOLE: (None, "no sample of its group is missing"),
     "no-drift": ("drift", "calls that continue a conversation continue its token ids"),
     "no-failures": ("failed", "neither the rollout nor a call failed or was cancelled"),
     "no-truncation": ("truncated", "the model ended every reply itself"),
     "no-side-calls": ("side_call", "no call was made beside the agent"),
     "certain": ("uncertain", "what continues what is certain, and replies are replayed as said"),
 }
-"""The kind of finding that fails each, and what it asks for; `tokens` is no kind of its own."""
-DEFAULT = ("complete", "undamaged", "exact", "tokens", "reward", "unique")
+"""The kind of finding that fails each, and what it asks for; `tokens` is no kind of its own, and
+`whole` is asked of groups."""
+DEFAULT = ("complete", "undamaged", "exact", "tokens", "reward", "unique", WHOLE)
 """What is required where nothing else is said: what a trainer needs."""
 TO_TRAIN_ON = ("exact", "tokens", "reward")
 """Required only of trajectories that are to be trained on (`trainable`)."""

@@ -1,0 +1,152 @@
+"""Groups of which samples are missing: by their numbers, and by the size that they were to have.
+
+Memory: a group's id and its size, and a bit for each of its samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from otel_rollout.terminal import number_of
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.wire import Json
+
+_NUMBERED = 1 << 16
+"""A `sample_index` from here on is the user's own name for a sample, not a count."""
+_NAMED = 10
+"""Missing samples that are named; the others are counted."""
+GROUPS_SHOWN = 20
+"""Groups that are printed; the others are counted."""
+ADVICE = "Find the missing samples, or leave these groups out: advantages need whole groups."
+"""What to do about a group that is not whole."""
+
+
+class Sample(NamedTuple):
+    """What a trajectory says of its place in a group."""
+
+    id: str
+    group_id: str | None
+    group_size: int | None
+    number: int | None
+    """None: it has no number that counts."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Sample:
+        """That of a trajectory."""
+        index = trajectory.sample_index
+        # A part of a workflow need not be in each of its samples.
+        if index is None or not 0 <= index < _NUMBERED or trajectory.parent_id is not None:
+            index = None
+        return cls(trajectory.id, trajectory.group_id, trajectory.group_size, index)
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is known of one group."""
+
+    id: str
+    members: int = 0
+    """Trajectories in it, by their ids."""
+    size: int = 0
+    """Samples that it was to have; 0: not known."""
+    numbers: int = 0
+    """Bit `n` is set if there is a sample `n`."""
+    unnumbered: int = 0
+    """Members without a number that counts."""
+    is_asked_for: bool = False
+    """True if a filter keeps one of them."""
+
+    def add(self, sample: Sample) -> None:
+        """Count a member."""
+        self.members += 1
+        self.size = max(self.size, sample.group_size or 0)
+        if sample.number is None:
+            self.unnumbered += 1
+        else:
+            self.numbers |= 1 << sample.number
+
+    def samples(self, size: int) -> int:
+        """Number of samples; where more than `size` were recorded, several are of one sample."""
+        if self.members > size and not self.unnumbered:
+            return self.numbers.bit_count()
+        return self.members
+
+    def gaps(self, size: int) -> list[int]:
+        """The numbers that are missing; [] if members without a number may be these samples."""
+        end = self.numbers.bit_length()
+        if self.numbers and end <= size and self.samples(size) < size:
+            end = size
+        gaps = [number for number in range(end) if not self.numbers >> number & 1]
+        return gaps if len(gaps) > self.unnumbered else []
+
+
+@dataclass(slots=True)
+class NotWhole:
+    """A group that has not the samples that it was to have."""
+
+    group_id: str
+    samples: int
+    size: int | None
+    """Samples that it was to have. None: not known."""
+    missing: list[int]
+    """Numbers of missing samples, as far as they are known."""
+
+    def __str__(self) -> str:
+        had = f"{number_of(self.samples, 'sample')}"
+        if self.size is not None and self.samples > self.size:
+            had += f", but {self.size} were expected"
+        elif self.size is not None:
+            had = f"{self.samples} of {number_of(self.size, 'sample')}"
+        named = ", ".join(map(str, self.missing[:_NAMED]))
+        if more := len(self.missing) - _NAMED:
+            named += f" and {more} more" if more > 0 else ""
+        named = f": sample {named} missing" if self.missing else ""
+        return f"group {self.group_id!r} has {had}{named}"
+
+    def to_dict(self) -> dict[str, Json]:
+        """The same as JSON."""
+        return {
+            "group_id": self.group_id,
+            "samples": self.samples,
+            "size": self.size,
+            "missing": [*self.missing],
+        }
+
+
+class Groups:
+    """The groups of the trajectories that came.
+
+    expected: the number of samples that each group is to have. None: the number that its
+    trajectories name (`group_size`), if they do.
+    """
+
+    def __init__(self, expected: int | None = None) -> None:
+        self.expected = expected
+        self._groups: dict[str, _Group] = {}
+
+    def __len__(self) -> int:
+        """Number of groups that are asked for."""
+        return sum(each.is_asked_for for each in self._groups.values())
+
+    def add(self, sample: Sample) -> None:
+        """Count a trajectory whose id did not come before, whether a filter keeps it or not."""
+        if (id_ := sample.group_id) is not None:
+            if id_ not in self._groups:
+                self._groups[id_] = _Group(id_)
+            self._groups[id_].add(sample)
+
+    def ask_for(self, group_id: str | None) -> None:
+        """A filter keeps a trajectory of this group: it is judged."""
+        if group_id is not None:
+            self._groups[group_id].is_asked_for = True
+
+    def not_whole(self) -> Iterator[NotWhole]:
+        """Those that are asked for and not whole, in the order in which they came."""
+        for each in self._groups.values():
+            size = each.size if self.expected is None else self.expected
+            samples, gaps = each.samples(size), each.gaps(size)
+            too_many = self.expected is not None and samples > size
+            if each.is_asked_for and (gaps or samples < size or too_many):
+                yield NotWhole(each.id, samples, size or None, gaps)
