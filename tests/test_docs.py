@@ -132,7 +132,7 @@ async def test_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     logged: list[Any] = []
 
-    @rollout
+    @rollout(group_id="sum")
     async def agent(client: openai.AsyncOpenAI, question: str) -> None:
         message: Any = {"role": "user", "content": question}
         await client.chat.completions.create(model="m", messages=[message])
