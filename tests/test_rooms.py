@@ -485,7 +485,7 @@ LINES = {
     "spans": 1_780,
     "testing": 1_189,
     "trajectory": 4_702,
-    "view": 6_201,
+    "view": 6_387,
     "wire": 4_953,
     "workflows": 854,
 }

@@ -141,7 +141,14 @@ class Answers:
             a, b = members[0]["id"], members[1]["id"]
             place = first_difference(self._open(a)[0], self._open(b)[0])
             first = {"a": a, "b": b, "place": place}
-        return {"id": id_, "members": members, "first": first}
+        task, question = table.task_of(id_)
+        return {
+            "id": id_,
+            "task": task,
+            "question": question,
+            "members": members,
+            "first": first,
+        }
 
     def diff(self, query: Query) -> Json:
         """Two trajectories side by side from the message, and the token, on that differs."""

@@ -12,6 +12,7 @@ from otel_rollout.terminal import escaped, number_of
 from otel_rollout.trajectory import Completion, History, HistoryItem, TokenSequences, Trajectory
 from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.view.messages import name_of_tool
+from otel_rollout.view.sums import short_id
 from otel_rollout.wire import Json, shown_message
 
 T = TypeVar("T")
@@ -19,6 +20,8 @@ _MESSAGES = (4, 6)
 """Messages of a history that are shown from its beginning and from its end."""
 _LOGS = (5, 15)
 """The same of lines that were logged."""
+_ERROR = 5
+"""Lines of an error."""
 _SHORTEST = 20
 _LONGEST_NOTE = 200
 """Characters of ids and notes at the end of a line that is truncated."""
@@ -39,15 +42,16 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     """The lines of `format_trajectory`, one at a time; without a width one may have line breaks."""
     yield _line("", f"{trajectory.name or 'rollout'}  {trajectory.id}", width)
     about = (
-        ("task", trajectory.task_id),
-        ("group", trajectory.group_id),
+        ("task", short_id(trajectory.task_id)),
+        ("group", short_id(trajectory.group_id)),
         ("inside", trajectory.parent_id),
         ("sample", trajectory.sample_index),
         ("of", trajectory.group_size),
         ("versions", ", ".join(map(str, trajectory.policy_versions)) or None),
     )
     ids = "".join(f"  {name} {value}" for name, value in about if value is not None)
-    yield _line("├─ ", _status(trajectory), width, ids)
+    yield _line("├─ ", trajectory.status, width, ids)
+    yield from _error_lines(trajectory, width)
     rows = trajectory.token_sequences()
     histories = _HistoryLines(width, rows)
     for history in trajectory.each_history():
@@ -61,6 +65,20 @@ def trajectory_lines(trajectory: Trajectory, *, width: int | None = 80) -> Itera
     yield from chain(map(logged, before), fold, map(logged, after))
     yield from _finding_lines(trajectory, rows, width)
     yield _last_line(trajectory, rows, histories.trained)
+
+
+def _error_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
+    """The error in as many lines as it needs, up to a few, each of the width."""
+    if not trajectory.error:
+        return
+    text = f"{trajectory.error.get('type')}: {trajectory.error.get('message')}"
+    if width is None:
+        yield _line("├─ error: ", text, None)
+        return
+    room = max(width - len("├─ error: "), 2 * _SHORTEST)
+    first, *more = textwrap.wrap(text, room, max_lines=_ERROR, placeholder="…") or [""]
+    yield _line("├─ error: ", first, None)
+    yield from (_line("│         ", each, None) for each in more)
 
 
 def _failed_call_lines(trajectory: Trajectory, width: int | None) -> Iterator[str]:
@@ -217,13 +235,6 @@ def _one_line(text: str) -> str:
 
 def _truncated(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _status(trajectory: Trajectory) -> str:
-    if trajectory.error:
-        error = trajectory.error
-        return f"{trajectory.status} ({error.get('type')}: {error.get('message')})"
-    return trajectory.status
 
 
 def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | None) -> str:

@@ -15,7 +15,11 @@ from otel_rollout.trajectory import (
     TrajectoryGroup,
 )
 from otel_rollout.view.findings import Finding, findings_of
-from otel_rollout.wire import Json, finite
+from otel_rollout.view.messages import message_row
+from otel_rollout.wire import Json, finite, shown_message
+
+MOST_TEXT = 2_000
+"""Characters of a text in an overview."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,14 @@ class Overview:
     trace_id: str
     status: str
     termination_reason: str | None
+    error_type: str | None
+    """Name of the exception that it ended with."""
+    error: str | None
+    """The message of that exception, at most `MOST_TEXT` characters, as of the next two."""
+    question: str | None
+    """Text of the task: the first message of the user. None: no call has one."""
+    answer: str | None
+    """What the last reply says or calls, its reasoning aside. None: there is no reply."""
     reward: float | None
     turns: int
     """Replies of the model, side calls aside; several choices of one call count once."""
@@ -97,6 +109,8 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
     completions = trajectory.completions
     overview = Overview(
         **_head(trajectory),
+        question=_question(completions),
+        answer=_answer(completions),
         turns=_turns(completions),
         calls=len({completion.span_id for completion in completions}),
         histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
@@ -117,7 +131,9 @@ _PLAIN = (
     *("id", "name", "task_id", "group_id", "sample_index", "group_size", "parent_id"),
     *("trace_id", "status", "termination_reason", "start_time_ns"),
 )
-HEAD = frozenset((*_PLAIN, "reward", "rewards", "seconds", "metrics", "metadata"))
+HEAD = frozenset(
+    (*_PLAIN, "error_type", "error", "reward", "rewards", "seconds", "metrics", "metadata")
+)
 """The fields for which no call is read."""
 _UNREAD = dict.fromkeys(each.name for each in fields(Overview))
 
@@ -127,12 +143,39 @@ def _head(trajectory: Trajectory) -> dict[str, Any]:
     reward = trajectory.reward
     return {
         **{name: getattr(trajectory, name) for name in _PLAIN},
+        "error_type": _cut(trajectory.error and trajectory.error.get("type")),
+        "error": _cut(trajectory.error and trajectory.error.get("message")),
         "reward": None if reward is None else float(reward),
         "rewards": {name: float(value) for name, value in trajectory.rewards.items()},
         "seconds": _seconds(trajectory),
         "metrics": dict(trajectory.metrics),
         "metadata": dict(trajectory.metadata),
     }
+
+
+def _question(completions: list[Completion]) -> str | None:
+    own = (completion for completion in completions if completion.side_call is None)
+    first = next(own, completions[0] if completions else None)
+    for message in first.request_messages if first else ():
+        row = message_row(message)
+        if row.role in ("user", "text"):
+            return _cut(row.text or shown_message(message))
+    return None
+
+
+def _answer(completions: list[Completion]) -> str | None:
+    for completion in reversed(completions):
+        if completion.items and completion.side_call is None:
+            return _cut(shown_message(completion.message, reasoning=False))
+    return None
+
+
+def _cut(text: Json) -> str | None:
+    """A text of at most `MOST_TEXT` characters; what is cut ends with an ellipsis."""
+    if text is None:
+        return None
+    whole = str(text)
+    return whole if len(whole) <= MOST_TEXT else whole[: MOST_TEXT - 1] + "…"
 
 
 def _turns(completions: list[Completion]) -> int:

@@ -62,8 +62,15 @@ class Scored(TypedDict):
     max: float | None
 
 
+class ErrorCount(Count):
+    text: str
+    """The most frequent message of this type of error, without ids."""
+
+
 class GroupCount(Scored):
     value: str
+    task: str | None
+    """Id of the task, else its text."""
 
 
 class VersionCount(Scored):
@@ -94,6 +101,7 @@ class Summary(TypedDict):
     rewards: RewardCount
     statuses: list[Count]
     terminationReasons: list[Count]
+    errors: list[ErrorCount]
     groups: list[GroupCount]
     groupsTotal: int
     versions: list[VersionCount]
@@ -116,6 +124,9 @@ class FirstDifference(TypedDict):
 
 class Group(TypedDict):
     id: str
+    task: str | None
+    question: str | None
+    """Text of the task."""
     members: list[Overview]
     first: FirstDifference | None
 

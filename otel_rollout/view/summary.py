@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 
-from otel_rollout.view.page_types import Bin, Count, GroupPage, Summary, VersionCount
+from otel_rollout.view.page_types import Bin, Count, GroupCount, GroupPage, Summary, VersionCount
 from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, differ_by_rounding
 from otel_rollout.view.table import Filter, Table
 from otel_rollout.wire import Json, loads
@@ -23,12 +23,14 @@ def summary_of(table: Table, which: Filter) -> Summary:
     endings, groups, by_version = Endings(), RewardsByValue(), RewardsByValue()
     versions: dict[str, list[Rewards]] = {}
     """The rewards of each version in a list of them, by its text: most lists are the same."""
-    for reward, group, status, reason, text in table.connection.execute(
-        'SELECT "reward", "group_id", "status", "termination_reason", "versions" '
+    for reward, group, status, reason, text, *error in table.connection.execute(
+        'SELECT "reward", "group_id", "status", "termination_reason", "versions", '
+        '"error_type", "error" '
         f"FROM trajectories WHERE {which.sql}",
         which.parameters,
     ):
         endings.add_ending(reward, status, reason)
+        endings.add_error(*error)
         if group is not None:
             groups.of(group).add(reward)
         if text not in versions:
@@ -50,7 +52,11 @@ def summary_of(table: Table, which: Filter) -> Summary:
         },
         "statuses": _counts(endings.statuses),
         "terminationReasons": _counts(endings.reasons),
-        "groups": groups.to_list(0, _MOST_GROUPS),
+        "errors": [
+            {"value": name, "text": text, "count": count}
+            for name, text, count in endings.errors()[:_MOST_VALUES]
+        ],
+        "groups": _named(table, groups.to_list(0, _MOST_GROUPS)),
         "groupsTotal": len(groups),
         "versions": sorted(by_version.to_list(0, _MOST_VALUES), key=_version),
         "findings": _findings(table, which),
@@ -69,7 +75,16 @@ def groups_of(table: Table, which: Filter, offset: int, limit: int) -> GroupPage
         which.parameters,
     ):
         groups.of(group).add(reward)
-    return {"total": len(groups), "rows": groups.to_list(offset, offset + limit)}
+    rows = _named(table, groups.to_list(offset, offset + limit))
+    return {"total": len(groups), "rows": rows}
+
+
+def _named(table: Table, groups: list[Json]) -> list[GroupCount]:
+    """The groups with the task of each: the id that its members share, else the text."""
+    for group in groups:
+        task, question = table.task_of(str(group["value"]))
+        group["task"] = task or question
+    return groups
 
 
 def _version(counted: VersionCount) -> tuple[bool, Json]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from otel_rollout.terminal import without_ids
 from otel_rollout.wire import Json, finite
 
 
@@ -60,14 +62,20 @@ class Rewards:
         }
 
 
+_DISTINCT = 1_000
+"""Messages of one type of error that are counted apart."""
+
+
 @dataclass(slots=True)
 class Endings:
-    """How trajectories ended: their rewards, statuses and termination reasons."""
+    """How trajectories ended: their rewards, statuses, termination reasons and errors."""
 
     rewards: Rewards = field(default_factory=Rewards)
     statuses: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     """Termination reasons of those that have one."""
+    _errors: dict[str, Counter[str]] = field(default_factory=dict)
+    """Messages without ids, by the type of the error."""
 
     def add_ending(self, reward: float | None, status: str, reason: str | None) -> None:
         """Count a trajectory."""
@@ -75,6 +83,22 @@ class Endings:
         self.statuses[status] += 1
         if reason is not None:
             self.reasons[reason] += 1
+
+    def add_error(self, type_: str | None, message: str | None) -> None:
+        """Count the error of a trajectory, if it has one."""
+        if type_ is None and message is None:
+            return
+        texts = self._errors.setdefault(type_ or "error", Counter())
+        text = without_ids(message or "")
+        texts[text if text in texts or len(texts) < _DISTINCT else "others"] += 1
+
+    def errors(self) -> list[tuple[str, str, int]]:
+        """Type of each error, its most frequent message and how many trajectories have the type."""
+        found = [
+            (name, *texts.most_common(1)[0][:1], texts.total())
+            for name, texts in self._errors.items()
+        ]
+        return sorted(found, key=lambda each: (-each[2], each[0]))
 
 
 @dataclass(slots=True)
@@ -95,14 +119,24 @@ class RewardsByValue:
         return self._of[name][1]
 
     def most_common(self) -> Iterator[tuple[Json, Rewards]]:
-        """Each value with its rewards, the most frequent first."""
-        named = sorted(self._of.items(), key=lambda each: (-each[1][1].count, each[0]))
+        """Each value with its rewards: the most frequent first, then what differs most."""
+        named = sorted(
+            self._of.items(), key=lambda each: (-each[1][1].count, -each[1][1].std, each[0])
+        )
         return (found for _, found in named)
 
     def to_list(self, start: int = 0, end: int | None = None) -> list[Json]:
         """The most frequent ones as JSON."""
         found = list(self.most_common())[start:end]
         return [{"value": value, **rewards.to_dict()} for value, rewards in found]
+
+
+def short_id(id_: str | None) -> str | None:
+    """An id as people read it: of one that was made at random its first eight digits."""
+    return id_[:8] if id_ is not None and _RANDOM.fullmatch(id_) else id_
+
+
+_RANDOM = re.compile("[0-9a-f]{32}")
 
 
 def label(value: Json) -> str:

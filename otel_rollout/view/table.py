@@ -23,8 +23,11 @@ from otel_rollout.view.overview import Overview
 from otel_rollout.wire import Json
 
 _COLUMNS = ", ".join(f'"{name}"' for name in COLUMNS)
+_TEXTS = ("error", "question", "answer")
+_SHOWN = 400
+"""Characters of these in a row; a filter and an order are over all that the index has."""
 _JSON = tuple(name for name, kind in COLUMNS.items() if kind in ("list", "object"))
-VERSION = zlib.crc32(f"1 {version('otel-rollout')}".encode()) & 0x7FFF_FFFF
+VERSION = zlib.crc32(f"2 {version('otel-rollout')}".encode()) & 0x7FFF_FFFF
 """Version of the tables and of the code that fills them; a file of another version is replaced."""
 APPLICATION = 0x6F74526C
 """Marks an SQLite file as an index of this library ("otRl")."""
@@ -52,6 +55,10 @@ _MEANS = (
     'GROUP BY 1 HAVING COUNT("reward") > 1) ON group_of_mean = "group_id"'
 )
 """The mean reward of each one's group, if several have one."""
+_TOGETHER = (
+    'MIN(number) OVER (PARTITION BY COALESCE("group_id", "task_id", "id")), '
+    '"sample_index" IS NULL, "sample_index", '
+)
 _BEGINS = '"id" >= ? AND "id" < ?'
 
 
@@ -134,7 +141,8 @@ class Table:
         """Overviews as JSON, each with its `advantage` within its group; unknown values last.
 
         sort: a field, or `advantage`; with `-` before it the largest come first. Without one: as
-        they were read. ConfigurationError for a field that is not there.
+        they were read, but those of a group, or of a task, together and by their sample index.
+        ConfigurationError for a field that is not there.
         """
         name, descending = sort.removeprefix("-"), sort.startswith("-")
         if name and name not in (*COLUMNS, "advantage"):
@@ -146,7 +154,7 @@ class Table:
         order = f"{key} IS NULL, {key} {'DESC' if descending else 'ASC'}, " if name else ""
         found = self.connection.execute(
             f"SELECT {_COLUMNS} FROM trajectories {joined} WHERE {which.sql} "
-            f"ORDER BY {order}number LIMIT ? OFFSET ?",
+            f"ORDER BY {order or _TOGETHER}number LIMIT ? OFFSET ?",
             (*which.parameters, limit, offset),
         )
         return self._with_advantages([_overview(row) for row in found])
@@ -188,6 +196,16 @@ class Table:
     def errors(self) -> list[str]:
         """What could not be read, at most `ERRORS_KEPT` sentences."""
         return [text for (text,) in self.connection.execute("SELECT text FROM errors")]
+
+    def task_of(self, group: str) -> tuple[str | None, str | None]:
+        """Id and text of a group's task, of its first member; None: it has none."""
+        found = self.connection.execute(
+            'SELECT "task_id", "question" FROM trajectories WHERE "group_id" = ? '
+            'ORDER BY "question" IS NULL, number LIMIT 1',
+            (group,),
+        ).fetchone()
+        task, question = found or (None, None)
+        return task, _shortened(question)
 
     def rewards_of(self, group: str) -> list[float]:
         """The rewards of the trajectories of a group that have one."""
@@ -317,7 +335,15 @@ def _overview(row: Sequence[Json]) -> dict[str, Json]:
     found: dict[str, Json] = dict(zip(COLUMNS, row, strict=True))
     for name in _JSON:
         found[name] = browser_value(found[name])
+    for name in _TEXTS:
+        found[name] = _shortened(found[name])
     return found
+
+
+def _shortened(text: Json) -> str | None:
+    if text is None or len(str(text)) <= _SHOWN:
+        return None if text is None else str(text)
+    return str(text)[: _SHOWN - 1] + "…"
 
 
 def _range(prefix: str) -> tuple[str, str]:

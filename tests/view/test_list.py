@@ -23,8 +23,10 @@ from otel_rollout.view import Overview, Where
 from otel_rollout.view.overview import HEAD
 from otel_rollout.view.sums import Rewards
 from otel_rollout.view.verbs.listing import Table
+from tests.kit.conversations import user
 from tests.kit.recording import Recording
 from tests.kit.transports import to_json_line
+from tests.view.made import Call, line, write
 
 Output = pytest.CaptureFixture[str]
 
@@ -67,22 +69,67 @@ def test_the_table(
     printed = capsys.readouterr().out
     table, _, footer = printed.partition("\n\n")
     head, *lines = table.splitlines()
-    heads = "id name task group # status reward turns sampled trained seconds versions findings"
+    heads = "id task # status reward error or answer turns sampled trained seconds findings"
     assert " ".join(head.split()) == heads
     assert len(lines) == 8
-    assert lines[0].split()[1:8] == ["agent", "-", "g0", "0", "complete", "0", "1"]
+    asked = Overview.of(next(iter(JsonlTrajectoryExporter.read(trajectories)))).question
+    assert asked
+    assert asked.split()[0] in lines[0]
+    assert "complete" in lines[0]
     assert all(len(line) <= 120 for line in table.splitlines())
     place = head.index("reward") + len("reward")
     assert {line[place - 1] for line in lines} <= set("01-")
     assert footer.splitlines()[:3] == [
         "8 trajectories, 3 groups: 7 complete, 1 error",
         "reward: mean 0.5, std 0.5, from 0 to 1; 6 of 8 have one",
-        f"{sum(int(line.split()[9]) for line in lines)} tokens train; 0 replies in no row",
+        f"{sum(int(line.split()[-3]) for line in lines)} tokens train; 0 replies in no row",
     ]
+    assert "errors, in 1 trajectory:\n     1 x " in footer
     assert "2 x unscored: it has no reward" in footer
     assert "Set trajectory.reward" in footer
     assert main(["list", trajectories]) == 0
     assert capsys.readouterr().out == printed
+
+
+def test_tasks_and_errors_are_in_the_list(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns, too; they filter, sort and group, and each type of error is counted."""
+    ways = ["docker: no space left", "docker: no space left", "it hung"]
+    lines = [
+        line(
+            f"{number:032x}",
+            Call(
+                [{"role": "system", "content": "Be brief."}, user(f"Where is Paris, {number}?")],
+                "Here.",
+            ),
+            status="error",
+            error={"type": "OSError" if "docker" in way else "TimeoutError", "message": way},
+            group_id=f"{9 + number // 2:032x}",
+        )
+        for number, way in enumerate(ways)
+    ]
+    path = str(write(tmp_path / "t.jsonl", *lines, line("d" * 32, Call([user("2 + 2?")], "4"))))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["list", path]) == 0
+    printed = capsys.readouterr().out
+    assert "Where is" in printed
+    assert "OSError: docke…" in printed
+    assert "     2 x OSError: docker: no space left\n     1 x TimeoutError: it hung" in printed
+    assert all(len(each) <= 80 for each in printed.splitlines())
+
+    def ids(*arguments: str) -> list[str]:
+        assert main(["list", path, "--json", *arguments]) == 0
+        return [json.loads(each)["id"][-1] for each in capsys.readouterr().out.splitlines()[:-1]]
+
+    assert ids("--where", '"docker" in error') == ["0", "1"]
+    assert ids("--where", 'error_type == "TimeoutError" and "Paris" in question') == ["2"]
+    assert ids("--where", 'answer == "4"') == ["d"]
+    assert ids("--sort=-question") == ["2", "1", "0", "d"]
+    assert main(["list", path, "--group-by", "group_id"]) == 0
+    assert "00000000 Where is Paris, 0?" in capsys.readouterr().out
+    assert main(["list", path, "--group-by", "error_type"]) == 0
+    assert re.search(r"^OSError +2 ", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("width", [10, 60, 80, 100, 200])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from otel_rollout import rollout
+from otel_rollout import Trajectory, rollout
 from otel_rollout.command.cli import main
 from otel_rollout.view import findings_of, format_trajectory
 from tests.kit.conversations import said, user
@@ -119,6 +119,22 @@ def test_nothing_of_a_failed_rollout_trains(recording: Recording, clients: Clien
     assert max(map(len, text.splitlines())) <= 60
     trajectory.reward = 0.0
     assert "● assistant" in format_trajectory(trajectory)
+
+
+def test_an_error_is_whole_on_lines_of_its_own() -> None:
+    """At any width; a very long one ends with an ellipsis."""
+    message = "Error code: 400: the context is 32768 tokens, you requested 40112 tokens."
+    trajectory = Trajectory(
+        id="a", status="error", error={"type": "BadRequestError", "message": message}
+    )
+    for width in (60, 80, 200, None):
+        lines = format_trajectory(trajectory, width=width).splitlines()
+        assert lines[1].split() == ["├─", "error"]
+        text = " ".join(" ".join(lines).replace("│", " ").split())
+        assert f"error: BadRequestError: {message}" in text
+    trajectory.error = {"type": "E", "message": "x " * 2000}
+    lines = format_trajectory(trajectory, width=80).splitlines()
+    assert [each[-1] for each in lines[2:7]] == ["x", "x", "x", "x", "…"]
 
 
 def test_filter_and_order(long: str, tmp_path: Path, capsys: Output) -> None:

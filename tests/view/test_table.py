@@ -18,7 +18,7 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.html import InMemory
 from otel_rollout.view.table import Filter, WritableTable
-from tests.kit.conversations import user
+from tests.kit.conversations import said, user
 from tests.view.made import Call, ask, made
 
 REWARDS = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0]))
@@ -180,6 +180,45 @@ def test_the_order_of_a_list():
         assert (page["total"], [row["reward"] for row in page["rows"]]) == (4, [0.5, 1.0])
         with pytest.raises(ConfigurationError, match=r"sort: expected one of id, .*, got 'x; DROP"):
             ask(asked, "trajectories", sort="x; DROP TABLE trajectories")
+
+
+def test_the_rows_of_a_group_stand_together():
+    """In order of their samples, whichever ended first; groups as they were read."""
+    ends = [("g", 1), ("h", 0), (None, None), ("g", 0), ("h", 1)]
+    many = [
+        made(Call([user("hi")]), id_=f"t{n}", group_id=group, sample_index=sample)
+        for n, (group, sample) in enumerate(ends)
+    ]
+    with answers(*many) as asked:
+        rows = ask(asked, "trajectories")["rows"]
+        assert [row["id"] for row in rows] == ["t3", "t0", "t1", "t4", "t2"]
+        page = ask(asked, "trajectories", offset=2, limit=2)["rows"]
+        assert [row["id"] for row in page] == ["t1", "t4"]
+
+
+def test_task_answer_and_error_of_a_row():
+    """Of the agent's own calls; what is long ends with an ellipsis."""
+    title = Call([user("Make a title"), user("x")], "T")
+    thought: Any = {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": TOOLS}
+    calls = Call([user("Where?")], "There."), Call([user("Where?"), said("There.")], thought)
+    long = {"type": "E", "message": "m" * 5000}
+    one = made(*calls, id_="t1", group_id="g" * 32, status="error", error=long)
+    with answers(one, made(title, id_="t2"), made(id_="t3")) as asked:
+        first, second, third = ask(asked, "trajectories", sort="id")["rows"]
+        assert (first["question"], first["error_type"]) == ("Where?", "E")
+        assert "look" in first["answer"]
+        assert "Hm." not in first["answer"]
+        assert first["error"][-1] == "…"
+        assert (second["question"], second["answer"]) == ("Make a title", "T")
+        assert (third["question"], third["answer"], third["error"]) == (None, None, None)
+        assert ask(asked, "trajectories", where='error_type == "E"')["total"] == 1
+        (error,) = ask(asked, "summary")["errors"]
+        assert (error["value"], error["count"]) == ("E", 1)
+        assert ask(asked, "group", id="g" * 32)["question"] == "Where?"
+        assert ask(asked, "groups")["rows"][0]["task"] == "Where?"
+
+
+TOOLS = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
 
 
 def test_a_filter_and_words():

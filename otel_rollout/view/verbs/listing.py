@@ -18,7 +18,7 @@ from otel_rollout.view.fields import Field
 from otel_rollout.view.findings import Finding, replies_by_sentence
 from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import Sources, note_unreadable
-from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, label
+from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, label, short_id
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.wire import Json, dumps
 
@@ -96,22 +96,38 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def task_of(overview: Overview) -> str | None:
+    """The task as people know it: its id, else its text."""
+    return short_id(overview.task_id) or overview.question
+
+
+def end_of(overview: Overview) -> str:
+    """The error, with its type, or else the answer."""
+    if overview.error_type is None and overview.error is None:
+        return overview.answer or "-"
+    return ": ".join(filter(None, (overview.error_type, overview.error)))
+
+
 COLUMNS = (
     Column("id", lambda o: o.id[:8], 8, is_text=True),
-    Column("name", lambda o: o.name, 8, 24, is_text=True, rank=1),
-    Column("task", lambda o: o.task_id, 6, 20, is_text=True, rank=3),
-    Column("group", lambda o: o.group_id, 6, 20, is_text=True, rank=6),
-    Column("#", lambda o: number(o.sample_index), 3, rank=4),
+    Column("task", lambda o: task_of(o) or o.name, 8, 24, is_text=True, rank=1),
+    Column("#", lambda o: number(o.sample_index), 3, rank=2),
     Column("status", lambda o: o.status, 9, is_text=True),
     Column("reward", lambda o: number(o.reward), 7),
+    Column("error or answer", end_of, 15, 60, is_text=True, rank=3),
     Column("turns", lambda o: o.turns, 5),
-    Column("sampled", lambda o: number(o.sampled_tokens), 7, rank=2),
+    Column("sampled", lambda o: number(o.sampled_tokens), 7, rank=5),
     Column("trained", lambda o: o.trained_tokens, 7),
-    Column("seconds", lambda o: "-" if o.seconds is None else f"{o.seconds:.1f}", 7, rank=5),
-    Column("versions", lambda o: ",".join(map(str, o.versions)), 8, 16, is_text=True, rank=7),
-    Column("findings", lambda o: ",".join(o.findings) or "-", 8, 24, is_text=True, rank=2),
+    Column("seconds", lambda o: "-" if o.seconds is None else f"{o.seconds:.1f}", 7, rank=6),
+    Column("findings", lambda o: ",".join(o.findings) or "-", 8, 24, is_text=True, rank=4),
+    Column("name", lambda o: o.name, 8, 24, is_text=True, rank=7),
+    Column("versions", lambda o: ",".join(map(str, o.versions)), 8, 16, is_text=True, rank=8),
+    Column("group", lambda o: short_id(o.group_id), 6, 20, is_text=True, rank=9),
 )
 _GAP = "  "
+_RARE = 7
+_TEXT = 40
+"""Columns of this rank or a higher one are shown if task and answer keep so much room to grow."""
 
 
 class Table:
@@ -119,8 +135,10 @@ class Table:
 
     def __init__(self, width: int) -> None:
         columns = list(COLUMNS)
-        while _width(columns) > width and any(column.rank for column in columns):
-            columns.remove(max(columns, key=lambda column: column.rank))
+        while (last := max(columns, key=lambda column: column.rank)).rank:
+            if _width(columns) + (_TEXT if last.rank >= _RARE else 0) <= width:
+                break
+            columns.remove(last)
         spare = width - _width(columns)
         self._columns: list[tuple[Column, int]] = []
         for column in columns:
@@ -170,6 +188,8 @@ class Totals(Endings):
     with_findings: int = 0
     """Trajectories that have findings."""
     _groups: RewardsByValue = field(default_factory=RewardsByValue)
+    _tasks: dict[str, str] = field(default_factory=dict)
+    """The task of each group, where groups are counted apart."""
     _group_ids: set[int] = field(default_factory=set)
     """Hashes of group ids."""
     _findings: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -179,6 +199,7 @@ class Totals(Endings):
     def add(self, overview: Overview, findings: Iterable[Finding]) -> None:
         """Count a trajectory."""
         self.add_ending(overview.reward, overview.status, overview.termination_reason)
+        self.add_error(overview.error_type, overview.error)
         self.trained_tokens += overview.trained_tokens
         self.dropped += overview.dropped
         if overview.group_id is not None:
@@ -187,6 +208,8 @@ class Totals(Endings):
             value = self.group_by.of(overview)
             value = list(value) if isinstance(value, tuple) else value
             self._groups.of(value).add(overview.reward)
+            if self.group_by.name == "group_id" and (task := task_of(overview)):
+                self._tasks.setdefault(label(value), task)
         found = replies_by_sentence(findings)
         self.with_findings += bool(found)
         for name, replies in found.items():
@@ -201,6 +224,10 @@ class Totals(Endings):
             "trajectories": self.rewards.count,
             "statuses": dict(self.statuses.most_common()),
             "termination_reasons": dict(self.reasons.most_common()),
+            "errors": [
+                {"error_type": name, "error": text, "count": count}
+                for name, text, count in self.errors()
+            ],
             "reward": self.rewards.to_dict(),
             "group_ids": len(self._group_ids),
             "group_by": self.group_by and self.group_by.text,
@@ -238,15 +265,27 @@ class Totals(Endings):
             f"{number_of(self.trained_tokens, 'token')} train; "
             f"{number_of(self.dropped, 'reply')} in no row"
         )
+        yield from self._error_lines(width)
         yield from self._group_lines()
         yield from self._finding_lines(width)
+
+    def _error_lines(self, width: int) -> Iterator[str]:
+        errors = self.errors()
+        if errors:
+            yield f"errors, in {number_of(sum(n for _, _, n in errors), 'trajectory')}:"
+        for name, text, n in errors[:_SHOWN]:
+            yield f"{n:>6} x " + padded(f"{name}: {text}", max(width - 9, 40)).rstrip()
+        if len(errors) > _SHOWN:
+            yield f"       and {len(errors) - _SHOWN} more (--json has all)"
 
     def _group_lines(self) -> Iterator[str]:
         groups = list(self._groups.most_common())
         if self.group_by is not None and groups:
-            yield f"{padded(f'by {self.group_by.text}', 24)}  {'count':>7}  {'scored':>7}  reward"
+            yield f"{padded(f'by {self.group_by.text}', 32)}  {'count':>7}  {'scored':>7}  reward"
         for value, rewards in groups[:_SHOWN]:
-            name = padded(label(value), 24)
+            task = self._tasks.get(label(value), "")
+            name = short_id(label(value)) or ""
+            name = padded(f"{name}  {task}" if task and task != name else name, 32)
             yield f"{name}  {rewards.count:>7}  {rewards.scored:>7}  {_spread(rewards)}"
         if len(groups) > _SHOWN:
             yield f"and {len(groups) - _SHOWN} more (--json has all)"

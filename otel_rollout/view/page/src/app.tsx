@@ -10,7 +10,7 @@ import { Help } from "./help";
 import { messageOf, useKeys, useTheme } from "./hooks";
 import { ListView } from "./list";
 import { source } from "./source";
-import { Name, count } from "./text";
+import { Name, count, shortId } from "./text";
 import { TrajectoryView } from "./trajectory";
 import type { State } from "./types";
 
@@ -114,7 +114,7 @@ async function openTheOnlyOne(): Promise<void> {
 
 function titleOf(address: Address): string {
   if (address.trajectory) return `${address.trajectory.slice(0, 8)} · trajectory`;
-  if (address.group) return `${address.group} · group`;
+  if (address.group) return `${shortId(address.group)} · group`;
   return address.diff ? "Difference" : "Trajectories";
 }
 
@@ -131,7 +131,7 @@ function Crumbs({ address }: { address: Address }): JSX.Element {
       <a href={formatAddress(lastList)}>Trajectories</a>
       {address.group && (
         <span>
-          Group <Name text={address.group} />
+          Group <Name text={shortId(address.group)} title={address.group} />
         </span>
       )}
       {address.diff && <span>Difference</span>}

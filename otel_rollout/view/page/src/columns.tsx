@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 
 import { Status } from "./overview";
-import { Name, seconds, short, signed } from "./text";
+import { Name, seconds, short, shortId, signed } from "./text";
 import type { Overview } from "./types";
 
 export interface Column {
@@ -29,7 +29,17 @@ export const COLUMNS: Column[] = [
     ),
   },
   { field: "task_id", head: "Task", title: "Task", cell: (row) => <Known text={row.task_id} /> },
-  { field: "group_id", head: "Group", title: "Group", cell: (row) => <Known text={row.group_id} /> },
+  {
+    field: "group_id",
+    head: "Group",
+    title: "Group",
+    cell: (row) =>
+      row.group_id === null ? (
+        <Known text={null} />
+      ) : (
+        <Name text={shortId(row.group_id)} title={row.group_id} />
+      ),
+  },
   {
     field: "sample_index",
     head: "#",

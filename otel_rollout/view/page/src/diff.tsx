@@ -7,7 +7,7 @@ import { Compact, sharedStart } from "./compact";
 import { useLoaded } from "./hooks";
 import { Status } from "./overview";
 import { source } from "./source";
-import { Name, TokenText, count, many, seconds, short, signed } from "./text";
+import { Name, TokenText, count, many, seconds, short, shortId, signed } from "./text";
 import type { Diff, Overview } from "./types";
 
 export function DiffView({ ids }: { ids: [string, string] }): JSX.Element {
@@ -120,7 +120,7 @@ function Head({ one }: { one: Overview }): JSX.Element {
             {" "}
             · group{" "}
             <a href={formatAddress({ group: one.group_id })}>
-              <Name text={one.group_id} />
+              <Name text={shortId(one.group_id)} title={one.group_id} />
             </a>
           </>
         )}

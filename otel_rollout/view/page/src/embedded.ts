@@ -46,6 +46,12 @@ function sameMessage(a: Node | undefined, b: Node | undefined): boolean {
   return a !== undefined && b !== undefined && key(a) === key(b);
 }
 
+/** Id and text of the task that they share. */
+function taskOf(members: Overview[]): Pick<Group, "task" | "question"> {
+  const first = members.find((one) => one.question !== null) ?? members[0];
+  return { task: first?.task_id ?? null, question: first?.question ?? null };
+}
+
 export function embeddedAnswers(page: Embedded): Source {
   const rows = page.trajectories.rows;
   const detail = (id: string): Detail => {
@@ -56,7 +62,10 @@ export function embeddedAnswers(page: Embedded): Source {
   const group = (id: string): Group => {
     const members = rows.filter((row) => row.group_id === id);
     const known = page.groups.find((one) => one.id === id);
-    return known ?? found(members.length ? { id, members, first: null } : undefined, `group ${id}`);
+    return (
+      known ??
+      found(members.length ? { id, ...taskOf(members), members, first: null } : undefined, `group ${id}`)
+    );
   };
   const window = (id: string, row: number) =>
     found(page.tokens[`${detail(id).overview.id} ${row}`], `the tokens of row ${row}`);

@@ -9,7 +9,7 @@ import { pathTo } from "./embedded";
 import { messageOf, useKeys, useLoaded } from "./hooks";
 import { Status } from "./overview";
 import { revision, source } from "./source";
-import { Name, count, many, seconds, short, signed } from "./text";
+import { Name, Prose, beginning, count, ending, many, plain, seconds, short, shortId, signed } from "./text";
 import type { Detail, Group, Node, Overview, State } from "./types";
 
 /** So many samples stand side by side at once, with so many messages. */
@@ -39,12 +39,19 @@ function Members({ group }: { group: Group }): JSX.Element {
   const turn = (by: number) => setFirst(Math.max(0, Math.min(group.members.length - 1, first + by)));
   useKeys({ ArrowRight: () => turn(1), ArrowLeft: () => turn(-1), l: () => turn(1), h: () => turn(-1) });
   const [a, b] = picked;
+  const isRandom = shortId(group.id) !== group.id;
   return (
     <div class="group-view">
       <header class="head">
         <h1>
-          <Name text={group.id} />
+          <Name text={isRandom ? (group.task ?? shortId(group.id)) : group.id} />
         </h1>
+        {group.task !== null && group.task !== group.id && (
+          <span class="id">
+            {isRandom ? "group " : "task "}
+            <Name text={isRandom ? shortId(group.id) : group.task} title={isRandom ? group.id : group.task} />
+          </span>
+        )}
         <span class="muted">
           {many(group.members.length, "sample")} · {scored.length} scored · mean reward {short(mean)}
         </span>
@@ -75,6 +82,11 @@ function Members({ group }: { group: Group }): JSX.Element {
         >
           Compare the two picked
         </button>
+        {group.question !== null && (
+          <p class="head-task" title={plain(group.question)}>
+            <Prose text={beginning(group.question, 400)} />
+          </p>
+        )}
       </header>
       <div
         class="columns"
@@ -161,6 +173,9 @@ function Head({
       <p>
         <Status value={one.status} /> · {many(one.turns, "turn")} · {short(one.sampled_tokens)} tok ·{" "}
         {seconds(one.seconds)}
+      </p>
+      <p class={one.error === null ? "column-end muted" : "column-end bad"} title={plain(ending(one))}>
+        <Prose text={beginning(ending(one), 160)} />
       </p>
       <p>
         {one.findings.map((kind) => (

@@ -9,7 +9,7 @@ import { Filters, type Moving } from "./filters";
 import { useKeys, useLoaded, usePages } from "./hooks";
 import { Overviews } from "./overview";
 import { revision, source } from "./source";
-import { count } from "./text";
+import { Prose, beginning, count, ending, plain } from "./text";
 import type { Overview, State } from "./types";
 import { type ListHandle, VirtualList } from "./virtual";
 
@@ -89,7 +89,7 @@ function Table({ address, state, move }: Moving): JSX.Element {
       )}
       <VirtualList
         count={total}
-        estimate={29}
+        estimate={68}
         label="Rows"
         rows
         handle={list}
@@ -141,6 +141,9 @@ function Heads({ sort, set }: { sort: string; set(sort: string): void }): JSX.El
   );
 }
 
+/** Characters of the task, and of the end, below a row. */
+const ROW_TEXT = 300;
+
 interface RowProps {
   row: Overview | undefined;
   chosen: boolean;
@@ -154,6 +157,7 @@ function Row({ row, chosen, choose }: RowProps): JSX.Element {
         …
       </div>
     );
+  const failed = row.error !== null || row.error_type !== null;
   return (
     <div class={`row ${chosen ? "chosen" : ""}`} role="presentation">
       {COLUMNS.map((column, place) => (
@@ -167,6 +171,12 @@ function Row({ row, chosen, choose }: RowProps): JSX.Element {
           )}
         </span>
       ))}
+      <span role="gridcell" class="row-text muted" title={plain(row.question ?? "")}>
+        <Prose text={beginning(row.question ?? "No message of a user", ROW_TEXT)} />
+      </span>
+      <span role="gridcell" class={`row-text ${failed ? "bad" : ""}`} title={plain(ending(row))}>
+        <Prose text={beginning(ending(row) || "No reply", ROW_TEXT)} />
+      </span>
     </div>
   );
 }

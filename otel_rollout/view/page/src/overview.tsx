@@ -8,7 +8,7 @@ import { formatAddress } from "./address";
 import { Bar, Histogram } from "./charts";
 import { messageOf } from "./hooks";
 import { source } from "./source";
-import { Name, count, many, seconds, short } from "./text";
+import { Name, count, many, seconds, short, shortId } from "./text";
 import type { FindingCount, GroupCount, Scored, Summary } from "./types";
 import { binClause, hasClause, quote, toggled } from "./where";
 
@@ -78,6 +78,21 @@ export function Overviews({ summary, address, filter }: Props): JSX.Element {
             />
           ))}
       </Panel>
+      {summary.errors.length > 0 && (
+        <Panel title="Errors" note="trajectories">
+          {summary.errors.map((one) => (
+            <Bar
+              key={one.value}
+              label={<Name text={`${one.value}: ${one.text}`} />}
+              value={one.count}
+              most={most(summary.errors)}
+              kind="bad"
+              chosen={hasClause(where, `error_type == ${quote(one.value)}`)}
+              choose={act(`error_type == ${quote(one.value)}`)}
+            />
+          ))}
+        </Panel>
+      )}
       <Panel title="Findings" note={summary.findings.length ? "trajectories" : "none"}>
         {summary.findings.map((one) => (
           <details class="finding-count" key={one.text}>
@@ -175,6 +190,12 @@ function Mean({ one }: { one: Scored }): JSX.Element {
   );
 }
 
+/** The task of a group, and the group where that says more. */
+function nameOf({ value, task }: GroupCount): string {
+  if (task === null || task === value) return shortId(value);
+  return shortId(value) === value ? value : `${task} · ${shortId(value)}`;
+}
+
 interface GroupsProps {
   first: Summary["groups"];
   total: number;
@@ -199,7 +220,7 @@ function Groups({ first, total, address }: GroupsProps): JSX.Element {
       {groups.map((one) => (
         <a class="count" key={one.value} href={formatAddress({ group: one.value ?? "" })}>
           <span class="bar-label">
-            <Name text={one.value ?? ""} />
+            <Name text={nameOf(one)} title={one.value} />
           </span>
           <span class="bar-note">
             <Mean one={one} />

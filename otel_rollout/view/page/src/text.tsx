@@ -81,7 +81,8 @@ export function count(value: number | null | undefined): string {
 
 /** "1 call", "2 calls". */
 export function many(value: number, noun: string): string {
-  return `${counts.format(value)} ${noun}${value === 1 ? "" : "s"}`;
+  const plural = noun.endsWith("y") ? `${noun.slice(0, -1)}ies` : `${noun}s`;
+  return `${counts.format(value)} ${value === 1 ? noun : plural}`;
 }
 
 /** A number in few digits; nothing known is a dash. */
@@ -117,7 +118,26 @@ export function signed(value: number | null): string {
   return value === null ? "–" : `${value > 0 ? "+" : ""}${short(Number(value.toPrecision(2)))}`;
 }
 
-/** The beginning of a text in one line. */
-export function beginning(text: string): string {
-  return text.slice(0, 400).replace(/\s+/g, " ").trim().slice(0, 90);
+/** The beginning of a text in one line; an ellipsis says that there is more. */
+export function beginning(text: string, most = 90): string {
+  const line = text
+    .slice(0, 4 * most + 40)
+    .replace(/\s+/g, " ")
+    .trim();
+  return line.length > most ? `${line.slice(0, most - 1)}…` : line;
+}
+
+/** An id as people read it: of one that was made at random its first eight digits. */
+export function shortId(id: string): string {
+  return /^[0-9a-f]{32}$/.test(id) ? id.slice(0, 8) : id;
+}
+
+/** What it ended with: its error, or else its last reply. */
+export function ending(one: {
+  error: string | null;
+  error_type: string | null;
+  answer: string | null;
+}): string {
+  if (one.error === null && one.error_type === null) return one.answer ?? "";
+  return [one.error_type, one.error].filter((each) => each !== null).join(": ");
 }

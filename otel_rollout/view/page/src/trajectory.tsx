@@ -10,7 +10,7 @@ import { MessagesView } from "./messages";
 import { Status } from "./overview";
 import { RawView } from "./raw";
 import { source } from "./source";
-import { Name, beginning, count, many, plain, seconds, short, signed } from "./text";
+import { Name, Prose, beginning, count, many, plain, seconds, short, shortId, signed } from "./text";
 import { TimeView } from "./time";
 import { TokensView } from "./tokens";
 import type { Detail, State } from "./types";
@@ -98,12 +98,17 @@ function Head({ detail }: { detail: Detail }): JSX.Element {
         </a>
       )}
       <Facts detail={detail} />
+      {overview.question !== null && (
+        <p class="head-task" title={plain(overview.question)}>
+          <Prose text={beginning(overview.question, 300)} />
+        </p>
+      )}
       {error && (
         <a class="head-error" href={formatAddress({ trajectory: overview.id, view: "raw" })}>
           <b>
             <Name text={error.type} />
           </b>{" "}
-          <Name text={beginning(error.message)} title={plain(error.message.slice(0, 2000))} />
+          <Prose text={error.message} />
         </a>
       )}
     </header>
@@ -128,7 +133,7 @@ function Facts({ detail }: { detail: Detail }): JSX.Element {
           name="group"
           value={
             <a href={formatAddress({ group: group_id })}>
-              <Name text={group_id} />
+              <Name text={shortId(group_id)} title={group_id} />
             </a>
           }
         />
@@ -139,9 +144,7 @@ function Facts({ detail }: { detail: Detail }): JSX.Element {
       <Fact name="histories" value={count(overview.histories)} />
       <Fact name="sampled" value={sampled ?? count(overview.sampled_tokens)} />
       <Fact name="trained" value={count(overview.trained_tokens)} />
-      {overview.dropped > 0 && (
-        <Fact name="dropped" value={many(overview.dropped, "reply").replace("replys", "replies")} />
-      )}
+      {overview.dropped > 0 && <Fact name="dropped" value={many(overview.dropped, "reply")} />}
       <Fact name="time" value={seconds(overview.seconds)} />
       {overview.versions.length > 0 && (
         <Fact name="version" value={<Name text={overview.versions.join(", ")} />} />

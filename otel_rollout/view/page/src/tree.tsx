@@ -70,7 +70,7 @@ export function Tree({ detail, address, move, history }: Shown & { history: numb
     formatAddress({ trajectory: address.trajectory ?? "", view: "messages", ...change });
   return (
     <nav class="tree" aria-label="Histories">
-      <h2>{many(detail.historiesTotal, "history").replace("historys", "histories")}</h2>
+      <h2>{many(detail.historiesTotal, "history")}</h2>
       <VirtualList
         count={lines.length}
         estimate={44}

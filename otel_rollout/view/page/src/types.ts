@@ -15,6 +15,14 @@ export interface Overview {
   trace_id: string;
   status: string;
   termination_reason: string | null;
+  /** Name of the exception that it ended with. */
+  error_type: string | null;
+  /** The message of that exception, at most `MOST_TEXT` characters, as of the next two. */
+  error: string | null;
+  /** Text of the task: the first message of the user. None: no call has one. */
+  question: string | null;
+  /** What the last reply says or calls, its reasoning aside. None: there is no reply. */
+  answer: string | null;
   reward: number | null;
   /** Replies of the model, side calls aside; several choices of one call count once. */
   turns: number;
@@ -114,6 +122,13 @@ export interface Scored {
   max: number | null;
 }
 
+export interface ErrorCount {
+  value: string;
+  count: number;
+  /** The most frequent message of this type of error, without ids. */
+  text: string;
+}
+
 export interface GroupCount {
   count: number;
   scored: number;
@@ -122,6 +137,8 @@ export interface GroupCount {
   min: number | null;
   max: number | null;
   value: string;
+  /** Id of the task, else its text. */
+  task: string | null;
 }
 
 export interface VersionCount {
@@ -159,6 +176,7 @@ export interface Summary {
   rewards: RewardCount;
   statuses: Count[];
   terminationReasons: Count[];
+  errors: ErrorCount[];
   groups: GroupCount[];
   groupsTotal: number;
   versions: VersionCount[];
@@ -181,6 +199,9 @@ export interface FirstDifference {
 
 export interface Group {
   id: string;
+  task: string | null;
+  /** Text of the task. */
+  question: string | null;
   members: Overview[];
   first: FirstDifference | null;
 }
