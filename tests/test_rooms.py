@@ -476,7 +476,7 @@ LINES = {
     "": 1_368,
     "command": 2_431,
     "export": 2_164,
-    "gateway": 2_305,
+    "gateway": 2_374,
     "look": 2_156,
     "otlp": 1_905,
     "rebuild": 1_109,

@@ -80,21 +80,16 @@ async def read_body(
     seconds: float,
     all_seconds: float,
 ) -> bytes:
-    """The body of a request. Refusal for one that smuggles another.
+    """The body of a request. Refusal for one that smuggles another, or has not come as announced.
 
     hold: called with the size of each piece before it is held.
     most: bytes; a longer body is refused with 413 and not held.
     seconds: time between two pieces; a slower client is refused with 408.
     all_seconds: time for the whole body, likewise.
     """
-    names = [name for name, _ in scope["headers"]]
-    if b"transfer-encoding" in names and b"content-length" in names:
-        raise Refusal(400, "a request has Transfer-Encoding or Content-Length, not both")
-    for name, value in scope["headers"]:
-        if name == b"content-length" and (not value.isdigit() or len(value) > 18):
-            raise Refusal(400, "Content-Length: expected a number of bytes")
-        if name == b"content-length" and int(value) > most:
-            raise _too_large(most)
+    length = _length_said(scope)
+    if length is not None and length > most:
+        raise _too_large(most)
     parts: list[bytes] = []
     size, is_whole, end = 0, False, time.monotonic() + all_seconds
     while not is_whole:
@@ -111,7 +106,28 @@ async def read_body(
         hold(len(message["body"]))
         parts.append(message["body"])
         is_whole = not message.get("more_body")
+    # Some servers take an offer of another protocol as accepted, and lose the body.
+    offers = {name for name, _ in scope["headers"]} >= {b"transfer-encoding", b"upgrade"}
+    if (offers and not size) if length is None else size != length:
+        said = "chunks" if length is None else f"{length} bytes"
+        raise Refusal(
+            400, f"the request's body has {size} bytes, expected {said}, as its head says"
+        )
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _length_said(scope: Scope) -> int | None:
+    """The length of the body as the head says it; None if it says none."""
+    names = [name for name, _ in scope["headers"]]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise Refusal(400, "a request has Transfer-Encoding or Content-Length, not both")
+    length = None
+    for name, value in scope["headers"]:
+        if name == b"content-length" and (not value.isdigit() or len(value) > 18):
+            raise Refusal(400, "Content-Length: expected a number of bytes")
+        if name == b"content-length":
+            length = int(value)
+    return length
 
 
 def _too_large(most: int) -> Refusal:

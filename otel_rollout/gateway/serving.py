@@ -1,7 +1,8 @@
 """A gateway while it serves: its address, the environment of an agent that uses it, its server.
 
 The server is uvicorn with httptools, in the event loop that it is started in. Beside what uvicorn
-does, a connection has to send the head of a request in time.
+does, a connection has to send the head of a request in time, an offer of another protocol is
+ignored, and HTTP/1.0 gets no chunks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextvars
 import functools
 import logging
 import socket
+import sys
 import threading
 from typing import Any
 
@@ -222,14 +224,18 @@ class GatewayServer:
         await self._server.shutdown(sockets=[self._socket])
 
 
-class _Timed:
-    """Closes a connection that does not send the head of a request in time."""
+class _Connection:
+    """One connection of uvicorn's, with what httptools and uvicorn leave out."""
 
     def __init__(self: Any, *args: Any, header_seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _quiet
         self._header_seconds = header_seconds
         self._header_timer: asyncio.TimerHandle | None = None
+        self._is_offer = False
+        """True from the head of a request that offers another protocol until it is read anew."""
+        self._data = b""
+        """What is read next."""
 
     def connection_made(self: Any, transport: Any) -> None:
         super().connection_made(transport)  # type: ignore[misc]
@@ -238,11 +244,42 @@ class _Timed:
     def data_received(self: Any, data: bytes) -> None:
         if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_head()
-        super().data_received(data)  # type: ignore[misc]
+        self._data = data
+        while data:
+            super().data_received(data)  # type: ignore[misc]
+            if not self._is_offer:
+                break
+            data, self._is_offer = self._data, False
+
+    def _unsupported_upgrade_warning(self: Any) -> None:
+        """Read the request anew without its offer; httptools takes its body for the protocol's.
+
+        uvicorn calls it while it handles the error that says where the head ends.
+        """
+        if not self._is_offer:
+            return
+        offer = sys.exc_info()[1]
+        assert offer is not None
+        lines = [b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self._data = b"\r\n".join([*lines, b"", self._data[offer.args[0] :]])
+        self.parser = type(self.parser)(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
 
     def on_headers_complete(self: Any) -> None:
         self._forget_head()
+        # A server may ignore an offer (RFC 9110, 7.8). Websockets are refused later.
+        offers = {value.lower() for name, value in self.headers if name == b"upgrade"}
+        if self.parser.should_upgrade() and offers and b"websocket" not in offers:
+            self._is_offer = True
+            return
         super().on_headers_complete()  # type: ignore[misc]
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = _until_closed(self.cycle)
+
+    def on_message_complete(self: Any) -> None:
+        if not self._is_offer:
+            super().on_message_complete()  # type: ignore[misc]
 
     def connection_lost(self: Any, exc: Exception | None) -> None:
         self._forget_head()
@@ -258,13 +295,29 @@ class _Timed:
             self._header_timer = None
 
 
+def _until_closed(cycle: Any) -> Any:
+    """The `send` for HTTP/1.0, which knows no chunks: a reply without a length ends by closing."""
+    send, has_length = cycle.send, False
+
+    async def send_on(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_on
+
+
 @functools.cache
 def _protocol_class() -> Any:
     base: Any = module_of(
         "gateway", "uvicorn.protocols.http.httptools_impl", "otel_rollout.gateway"
     ).HttpToolsProtocol
 
-    class Protocol(_Timed, base):  # type: ignore[misc]
+    class Protocol(_Connection, base):  # type: ignore[misc]
         pass
 
     return Protocol
