@@ -29,6 +29,7 @@ from otel_rollout.gateway.http import (
     Send,
     answer,
     is_foreign,
+    plain_body,
     read_body,
     refuse,
 )
@@ -164,6 +165,7 @@ class Application:
             *(self.held, self.tokens, self._secret),
             *(settings.rollout_seconds, settings.most_rollouts),
         )
+        self._most = settings.max_body_bytes
         self._bodies = HeldBodies(settings.max_held_bytes, settings.max_held_bytes_of_rollout)
         self._read_body = partial(
             read_body,
@@ -220,8 +222,10 @@ class Application:
             self._check_path(carried, asked, scope)
             with self._bodies.body(carried.rollout_id) as hold:
                 body = await self._read_body(scope, receive, hold)
+                plain = plain_body(scope, body, hold, self._most)
                 with self.held.call(carried) as active:
-                    await self._pass_on(active, asked, scope, body, receive, send)
+                    came = self._recorded(active, asked, scope, body, *plain)
+                    await self._pass_on(active, asked, scope, *came, receive, send)
         except Refusal as refusal:
             await refuse(send, refusal, asked.path)
         except (ClientGone, Cut):
@@ -276,11 +280,12 @@ class Application:
         active: ActiveRollout,
         asked: Asked,
         scope: Scope,
+        recorder: ExchangeRecorder | None,
         body: bytes,
+        hiding: Hiding | None,
         receive: Receive,
         send: Send,
     ) -> None:
-        recorder, body, hiding = self._recorded(active, asked, scope, body)
         headers = self._upstream.request_headers(
             scope["headers"],
             key_is_token=asked.key_is_token,
@@ -304,20 +309,33 @@ class Application:
         return SupplyingUpstream(self._upstream, self._supply, active, recorder, name)
 
     def _recorded(
-        self, active: ActiveRollout, asked: Asked, scope: Scope, body: bytes
+        self,
+        active: ActiveRollout,
+        asked: Asked,
+        scope: Scope,
+        body: bytes,
+        plain: bytes | None,
+        encoding: str,
     ) -> tuple[ExchangeRecorder | None, bytes, Hiding | None]:
-        """The recorder of a request, its body as the model server gets it, and what is hidden."""
+        """The recorder of a request, its body as the model server gets it, and what is hidden.
+
+        An encoded body is sent on as it came, so nothing is added to it.
+        """
         with guarded("a call that passes through the gateway is not recorded"):
             name = _name_of(scope["method"], asked.path)
             if name is None:
                 if not is_open(scope["method"], asked.path):
                     self._count_unknown(active, scope, asked.path, _PASSED)
                 return None, body, None
+            if plain is None or (encoding and not plain.lstrip().startswith(b"{")):
+                note_uncaptured(active, _ENCODED.format(encoding=encoding[:_LONGEST_NAME]), name)
+                return None, body, None
             headers = self._secrets(asked, scope)
-            sent, added = with_fields(name, body, headers, self.fields.get(active))
+            fields = False if encoding else self.fields.get(active)
+            sent, added = with_fields(name, plain, headers, fields)
             recorder = record_call(active, name)
             recorder.request(sent, headers)
-            return recorder, sent, hiding_of(added, body)
+            return recorder, body if encoding else sent, hiding_of(added, plain)
         return None, body, None
 
     def _secrets(self, asked: Asked, scope: Scope) -> Mapping[str, str]:
@@ -340,6 +358,9 @@ _NOT_OPEN = (
 )
 _REFUSED = "the gateway, which refuses what is no model API,"
 _PASSED = "the gateway, which knows no model API there,"
+_ENCODED = "the gateway, which cannot decode its Content-Encoding {encoding!r},"
+_LONGEST_NAME = 40
+"""Characters of an encoding in a warning."""
 _LONGEST_PATH = 200
 """Characters of a path in an error."""
 

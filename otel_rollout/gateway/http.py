@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from otel_rollout.record import decoded_whole
 from otel_rollout.wire import Json, dumps
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -114,6 +115,23 @@ async def read_body(
             400, f"the request's body has {size} bytes, expected {said}, as its head says"
         )
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def plain_body(
+    scope: Scope, body: bytes, hold: Callable[[int], None], most: int
+) -> tuple[bytes | None, str]:
+    """The body without its `Content-Encoding`, and that encoding; "" if it has none.
+
+    None: it cannot be decoded, or has more than `most` bytes. hold: as of `read_body`.
+    """
+    said = [value for name, value in scope["headers"] if name == b"content-encoding"]
+    encoding = b",".join(said).decode("latin-1").strip()
+    if not body or encoding.lower() in ("", "identity"):
+        return body, ""
+    plain = decoded_whole(body, encoding, most)
+    if plain is not None:
+        hold(len(plain))
+    return plain, encoding
 
 
 def _length_said(scope: Scope) -> int | None:

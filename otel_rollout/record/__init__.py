@@ -73,5 +73,6 @@ from otel_rollout.record.span_names import with_number as with_number
 from otel_rollout.record.state import process_state as process_state
 from otel_rollout.record.transports import capture as capture
 from otel_rollout.record.transports.encoding import decoded as decoded
+from otel_rollout.record.transports.encoding import decoded_whole as decoded_whole
 from otel_rollout.record.transports.to_gateway import KEY_PREFIX as KEY_PREFIX
 from otel_rollout.record.transports.uncaptured import note_uncaptured as note_uncaptured

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
+import re
 import zlib
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +22,7 @@ from tests.kit.outside import Answer, send, send_chunked
 from tests.kit.recording import Clients, Recording
 
 CHAT = {"model": "m", "messages": ASK}
+Anything = tuple[str, list[tuple[bytes, bytes]]]
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 
 
@@ -94,6 +100,113 @@ async def test_a_call_that_is_not_known_is_counted(
     (warning,) = trajectory.warnings
     assert "/models/m:rawPredict" in warning
     assert "/r/" not in warning
+
+
+# --- requests that are compressed
+
+
+def deflated(body: bytes, window: int) -> bytes:
+    """The body in zlib's format, or without its header."""
+    packer = zlib.compressobj(wbits=window)
+    return packer.compress(body) + packer.flush()
+
+
+ENCODED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "X-GZIP": gzip.compress,
+    "deflate": partial(deflated, window=15),
+    "Deflate": partial(deflated, window=-15),
+    "identity, gzip": gzip.compress,
+    "deflate, gzip": lambda body: gzip.compress(deflated(body, 15)),
+    "br": lambda body: pytest.importorskip("brotli").compress(body),
+    "zstd": lambda body: pytest.importorskip("zstandard").compress(body),
+}
+
+
+@pytest.fixture
+async def anything() -> AsyncIterator[Anything]:
+    """A server that reads each encoding: its address, and the heads and bodies that it gets."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "!"}}
+    reply = json.dumps({"id": "c", "model": "m", "choices": [choice]}).encode()
+    got: list[tuple[bytes, bytes]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        (length,) = re.findall(rb"content-length: (\d+)", head)
+        got.append((head, await reader.readexactly(int(length))))
+        said = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        writer.write(b"%bcontent-length: %d\r\n\r\n%b" % (said, len(reply), reply))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", got
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+async def test_a_compressed_request_is_recorded_decoded(
+    captured: Recording, anything: Anything, gateway_to: Serve, encoding: str
+):
+    """The model server gets it as it came."""
+    gateway = await gateway_to(anything[0])
+    asked = {"model": "m", "messages": [{"role": "user", "content": "Hi " * 9_999}]}
+    sent = ENCODED[encoding](json.dumps(asked).encode())
+    with rollout("agent") as trajectory, request_token_ids():
+        url = gateway.base_url() + "/chat/completions"
+        answer = await send(url, sent, content_encoding=encoding)
+    assert answer.status == 200
+    ((head, got),) = anything[1]
+    assert got == sent
+    assert f"content-encoding: {encoding.lower()}\r\n".encode() in head
+    (completion,) = trajectory.completions
+    assert completion.request == asked
+    assert trajectory.warnings == []
+
+
+GZIPPED = gzip.compress(json.dumps(CHAT).encode())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "sent"),
+    [
+        ("snappy", GZIPPED),
+        ("deflate", GZIPPED),
+        ("gzip", GZIPPED[:-9]),
+        ("gzip", GZIPPED + GZIPPED),
+        ("gzip", gzip.compress(b"no JSON")),
+        ("gzip", gzip.compress(b" " * (4 << 20) + json.dumps(CHAT).encode())),
+        ("gzip, gzip", gzip.compress(gzip.compress(b" " * (1 << 28)))),
+    ],
+    ids=["unknown", "other", "cut", "more after it", "no JSON", "large", "bomb"],
+)
+async def test_a_request_that_cannot_be_decoded_is_counted(
+    captured: Recording, anything: Anything, gateway_to: Serve, encoding: str, sent: bytes
+):
+    """It passes, and is no completion without a prompt: the warning names the encoding."""
+    gateway = await gateway_to(anything[0], max_body_bytes=4 << 20)
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        answer = await send(url, sent, content_encoding=encoding)
+    assert answer.status == 200
+    assert [got for _, got in anything[1]] == [sent]
+    assert trajectory.completions == []
+    assert trajectory.warnings[0] == (
+        "1 request to /chat/completions went through the gateway, which cannot decode its "
+        f"Content-Encoding {encoding!r}, and was not captured"
+    )
+
+
+async def test_what_is_decoded_is_held(captured: Recording, clients: Clients, gateway_to: Serve):
+    """A small body that is decoded to a large one counts as the large one."""
+    server = clients.serve("Hello")
+    gateway = await gateway_to(server.base_url, max_held_bytes_of_rollout=1 << 20)
+    large = {"model": "m", "messages": [{"role": "user", "content": "a" * (1 << 20)}]}
+    with rollout("agent"):
+        url = gateway.base_url() + "/chat/completions"
+        packed = gzip.compress(json.dumps(large).encode())
+        assert (await send(url, packed, content_encoding="gzip")).status == 503
+        assert (await send(url, CHAT)).status == 200
 
 
 # --- token ids that the client did not ask for
