@@ -26,6 +26,8 @@ HALF_A_LINE = (
     "are read"
 )
 """The error of a line that is not whole, after its place."""
+STARTED = ".started"
+"""Suffix of the file beside one of trajectories, which has a line for each rollout that began."""
 LONGEST = 1 << 28
 """Bytes of one line at most: 256 MiB."""
 _PIECE = 1 << 20

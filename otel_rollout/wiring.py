@@ -117,6 +117,7 @@ def configure(
     reward_in_name: bool = False,
     policy_model: str | None = None,
     side_calls: Iterable[Rule] | None = None,
+    announce: bool = True,
     max_bytes: int = MAX_BYTES,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
@@ -176,6 +177,8 @@ def configure(
         (`otel_rollout.side_calls.SideCalls`), and return why it is a side call, or None. They are
         asked when a rollout ends, and hold instead of the default one; () finds none. None
         (default): `known_side_call` of the same module, see `docs/side-calls.md`.
+    announce: True (default): exporters note when a rollout begins, so that one whose process is
+        killed is known: `JsonlTrajectoryExporter` does, in `FILE.started`. False: they do not.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
 
@@ -196,6 +199,7 @@ def configure(
         reward_in_name=reward_in_name,
         policy_model=policy_model,
         side_calls=as_rules(side_calls),
+        announce=announce,
         max_bytes=max_bytes,
     )
     with process_state.configuring:

@@ -129,10 +129,19 @@ _LIST_ARGUMENTS = (
     _JSON,
 )
 _CHECK_ARGUMENTS = (
-    *_READ,
+    _argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
+    _INFER,
     _ONLY,
     _option(
         "--require", "LIST", "what is required; default: %(default)s", default=",".join(DEFAULT)
+    ),
+    _option(
+        "--started",
+        "FILE",
+        "name what began and never ended, by the files FILE.started beside those of trajectories; "
+        "without a SOURCE check these",
+        nargs="+",
+        default=[],
     ),
     _option("--expect", "N", "fail unless there are N trajectories", type=_count),
     _option("--expect-groups", "K", "fail unless each group has K samples", type=_count),

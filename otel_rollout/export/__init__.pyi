@@ -30,6 +30,9 @@ from otel_rollout.export.rows import NoAdvantageWarning as NoAdvantageWarning
 from otel_rollout.export.rows import Rows as Rows
 from otel_rollout.export.rows import TokenRows as TokenRows
 from otel_rollout.export.rows import to_token_rows as to_token_rows
+from otel_rollout.export.started import Started as Started
+from otel_rollout.export.started import StartedRecords as StartedRecords
+from otel_rollout.export.started import is_of_started as is_of_started
 from otel_rollout.export.store import reconstruct_by_rollout as reconstruct_by_rollout
 from otel_rollout.export.tables import TabularList as TabularList
 from otel_rollout.export.tables import columns_of as columns_of

@@ -19,6 +19,10 @@ class TrajectoryExporter(Protocol):
     trajectories of a failed `export` are counted and not offered again. `force_flush` and
     `shutdown` are called on a thread of their own, which is left behind if they do not end in time;
     `shutdown` also while an `export` hangs. After `shutdown` nothing is called any more.
+
+    It may also have `on_start(trajectory)`, which is called on the user's thread when a rollout
+    begins (and again if its options change then), and `on_left_out(trajectory_id)`, when no
+    trajectory of one that began is to be exported. Neither may block.
     """
 
     blocking: bool

@@ -6,13 +6,16 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
 from otel_rollout.compressed import UNPACKING_ERRORS, begun, content_of
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.export.started import started_beside
 from otel_rollout.lines import (
     HALF_A_LINE,
+    STARTED,
     append_line,
     bounded_lines,
     check_appendable,
@@ -36,6 +39,9 @@ class JsonlTrajectoryExporter:
     and `export` raises. Several processes may write to one file. A process that is killed in the
     middle of a write costs that line only; what comes after it begins on a new one. `fsync=True`
     also survives the loss of power, at the cost of a disk flush for each line.
+
+    Beside it, in `FILE.started`, is a line for each rollout that began, and one for each process
+    that ended as it should: `otel-rollout check --started` finds what never ended.
     """
 
     blocking = True
@@ -48,19 +54,44 @@ class JsonlTrajectoryExporter:
         self._appended = Path(os.path.abspath(path))
         """The file, also after the process has gone to another folder."""
         check_appendable(path, type(self).__name__)
+        self._started = started_beside(str(self._appended))
+        self._has_failed = False
+        """True if the log has said that `FILE.started` cannot be written."""
 
     def export(self, trajectories: Sequence[Trajectory]) -> None:
         """Append the trajectories, one after the other. OSError if one cannot be written."""
         for trajectory in trajectories:
             line = trajectory.to_json().encode() + b"\n"
             append_line(self._appended, line, fsync=self._fsync)
+            if self._started is not None:
+                self._started.end(trajectory)
+
+    def on_start(self, trajectory: Trajectory) -> None:
+        """Note that a rollout begins, in a file that survives the process."""
+        if self._started is not None:
+            self._note(partial(self._started.begin, trajectory))
+
+    def on_left_out(self, trajectory_id: str) -> None:
+        """Note that no trajectory comes of a rollout that began."""
+        if self._started is not None:
+            self._note(partial(self._started.leave_out, trajectory_id))
+
+    def _note(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._has_failed:
+                logger.warning("%s%s: not all that begins is noted: %s", self.path, STARTED, error)
+            self._has_failed = True
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is buffered."""
         return True
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Write the receipt of this process; nothing else is held."""
+        if self._started is not None:
+            self._note(self._started.close)
 
     @staticmethod
     def read(

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from typing import BinaryIO
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.lines import STARTED
 
 Inode = tuple[int, int]
 _is_time = re.compile(r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}(-[a-z]+)?").fullmatch
@@ -76,7 +77,7 @@ def files_of(path: str | os.PathLike[str]) -> list[str]:
     if not os.path.isdir(name):
         return [name]
     paths = [os.path.join(name, each) for each in sorted(os.listdir(name)) if each[0] != "."]
-    files = [each for each in paths if os.path.isfile(each)]
+    files = [each for each in paths if os.path.isfile(each) and not each.endswith(STARTED)]
     if not files:
         raise SpanFormatError(f"{name}: there is no file in this folder")
     rotated = {part for each in files for part in rotated_beside(each)}

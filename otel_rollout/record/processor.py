@@ -132,6 +132,10 @@ class TrajectorySpanProcessor(SpanProcessor):
             with self._lock:
                 self._buffers[active.key] = _Buffer(active, span, assembly)
                 self._rollouts[f"{span.context.span_id:016x}"] = active.key
+            for exporter in self.exporters:
+                if hasattr(exporter, "on_start"):
+                    self.announce(active)
+                    break
         elif sc.EXCHANGE_VERSION in (span.attributes or {}):
             buffer = self._buffers.get(active.key)
             if buffer is not None:
@@ -204,6 +208,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             for key, buffer in self._buffers.items():
                 if rollout_id in key:
                     buffer.cut_off = True
+        self._tell("on_left_out", rollout_id)
 
     def conversations(self, key: Key) -> Conversations:
         """The completions of a running rollout, linked; none for one that is not known."""
@@ -252,6 +257,8 @@ class TrajectorySpanProcessor(SpanProcessor):
             is_workflow = buffer.active.operation == sc.OPERATION_INVOKE_WORKFLOW
             if not (is_workflow and buffer.assembly.is_empty_workflow):
                 handed.append(trajectory)
+            else:
+                self._tell("on_left_out", trajectory.id)
             size = buffer.size + _size(whole)
             for each in handed:
                 self._sizes[each.id] = size // len(handed)
@@ -303,13 +310,22 @@ class TrajectorySpanProcessor(SpanProcessor):
     def _hand_over(self, trajectory: Trajectory) -> None:
         _hand_over(self._deliveries(), trajectory, self._sizes.pop(trajectory.id, 0))
 
+    def announce(self, active: ActiveRollout) -> None:
+        """Have exporters note that a rollout has begun, or has other options than it began with."""
+        if process_state.settings.announce and not active.is_part:
+            self._tell("on_start", active.trajectory)
+
     def export_episode(self, episode: object) -> None:
         """Hand an episode that has ended to the exporters that take episodes."""
+        self._tell("export_episode", episode)
+
+    def _tell(self, method: str, what: object) -> None:
+        """Call a method of the exporters that have it."""
         for exporter in self.exporters:
-            export = getattr(exporter, "export_episode", None)
-            if export is not None:
+            call = getattr(exporter, method, None)
+            if call is not None:
                 with contained("%s failed", exporter):
-                    export(episode)
+                    call(what)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Wait until every finished trajectory is exported; False if that takes longer."""

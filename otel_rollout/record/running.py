@@ -45,6 +45,9 @@ class Recorder(Protocol):
     def conversations(self, key: Key) -> Conversations:
         """The completions of the rollout so far, linked."""
 
+    def announce(self, active: ActiveRollout) -> None:
+        """Have exporters note that a rollout has begun, or was given other options."""
+
     def export_episode(self, episode: object) -> None:
         """Hand an episode to the exporters that take episodes."""
 
@@ -261,6 +264,8 @@ class ActiveRollout:
             self.span.update_name(self.span_name)
             self.written = self.start_attributes()
             self.span.set_attributes(self.written)
+        if self.recorder is not None:
+            self.recorder.announce(self)
 
     def _facts(self) -> dict[str, Any]:
         """Fields of the trajectory, as the options have them."""

@@ -89,6 +89,7 @@ class Settings:
         None, "functions of a completion and the calls beside it", _is_functions, later=True
     )
     """The user's own rules for side calls. None: the default ones."""
+    announce: bool = _option(True, "True or False", _is_switch, later=True, unasked=True)
     max_bytes: int = _option(MAX_BYTES, "a number from 1 on", _is_count)
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from otel_rollout.compressed import joined
 from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.export import (
     begun_file,
+    is_of_started,
     item_of,
     key_of,
     layout_of,
@@ -169,6 +170,8 @@ class Sources:
                     continue
                 file = opened.enter_context(self._open(source))
                 head, _, file = begun_file(file, source)
+                if is_of_started(head):
+                    raise SpanFormatError(f"{source}: {_STARTED}")
                 if layout_of(head) is None:
                     spans.append(self._counted(source, self._spans(file, source)))
                 else:
@@ -244,6 +247,12 @@ def _key_if(keeps: Keeps, trajectory: Trajectory) -> str | None:
 
 def _item_if(keeps: Keeps, trajectory: Trajectory) -> tuple[str, bytes] | None:
     return item_of(trajectory) if keeps(trajectory) else None
+
+
+_STARTED = (
+    "this file has the rollouts that began, and no trajectory: give it to "
+    "`otel-rollout check --started`"
+)
 
 
 def _in_order(found: Iterator[Trajectory]) -> Iterator[Trajectory]:

@@ -8,8 +8,9 @@ each id, and the ids of groups.
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -23,6 +24,7 @@ from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.verbs.causes import NOTHING_TRAINS, Causes
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.view.verbs.groups import ADVICE, GROUPS_SHOWN, Groups, NotWhole, Sample
+from otel_rollout.view.verbs.never_ended import NeverEnded, sources_of
 from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON, WHOLE
 from otel_rollout.wire import Json, dumps
 
@@ -30,9 +32,15 @@ from otel_rollout.wire import Json, dumps
 def check(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     choice, required = Choice(options), _required(options)
+    if not options.sources and not options.started:
+        options.wrong("expected a SOURCE, or files of --started")
     try:
-        sources = Sources(options.sources, prints_lines=True)
+        given = options.sources
+        if options.started:
+            given = _with_content(given) or sources_of(options.started)
+        sources = Sources(given, prints_lines=True)
         report = _Report(required, Groups(options.expect_groups), options.expect)
+        report.started = NeverEnded(options.started, sources.report)
         found = sources.trajectories(
             partial(_examined, choice), infer_rollouts=options.infer_rollouts, jobs=options.jobs
         )
@@ -40,6 +48,7 @@ def check(options: argparse.Namespace) -> int:
             checked = report.check(sample, examined)
             if checked is not None and options.json:
                 print(dumps(checked.to_dict()), flush=True)
+        report.started.settle(report.has_ended)
     except (OSError, SpanFormatError) as error:
         note(sentence_about(error))
         return 2
@@ -60,6 +69,11 @@ def check(options: argparse.Namespace) -> int:
 def _examined(choice: Choice, trajectory: Trajectory) -> tuple[Sample, Examined | None]:
     """What is computed of a trajectory, None for one that the filter does not keep."""
     return Sample.of(trajectory), choice.examined(trajectory)
+
+
+def _with_content(sources: Sequence[str]) -> list[str]:
+    """The sources without empty files: a rollout that never ended left nothing there."""
+    return [each for each in sources if not os.path.isfile(each) or os.path.getsize(each)]
 
 
 def _required(options: argparse.Namespace) -> tuple[str, ...]:
@@ -112,6 +126,9 @@ class _Report:
     """Trajectories that fail any."""
     read: int = 0
     """Trajectories in the sources, also those that --where does not keep."""
+    started: NeverEnded = field(default_factory=lambda: NeverEnded((), lambda _: None))
+    _unknown: set[bytes] = field(default_factory=set)
+    """Those of which nobody knows how they ended."""
     _causes: Causes = field(default_factory=Causes)
     _ids: dict[bytes, bool] = field(default_factory=dict)
     """True for one that --where keeps."""
@@ -134,13 +151,24 @@ class _Report:
         if not_whole := len(self.not_whole()):
             are = "is" if not_whole == 1 else "are"
             yield f"{not_whole} of {number_of(len(self.groups), 'group')} {are} not whole"
+        if self.started.rollouts:
+            yield f"{len(self.started.rollouts)} of {len(self.started.records.started)} never ended"
         if self.groups.expected is not None and not len(self.groups):
             yield f"groups of {self.groups.expected} expected, no trajectory has a group"
+
+    def has_ended(self, trajectory_id: str) -> bool:
+        """True if the end of this rollout is in the sources."""
+        digest = _digest(trajectory_id)
+        return digest in self._ids and digest not in self._unknown
 
     def check(self, sample: Sample, examined: Examined | None) -> Checked | None:
         """What is found in a trajectory; None for one that is not asked about."""
         self.read += 1
-        digest = blake2b(sample.id.encode(errors="replace"), digest_size=16).digest()
+        digest = _digest(sample.id)
+        if sample.has_ended:
+            self._unknown.discard(digest)
+        elif digest not in self._ids:
+            self._unknown.add(digest)
         if digest not in self._ids:
             self._ids[digest] = False
             self.groups.add(sample)
@@ -176,6 +204,7 @@ class _Report:
             yield f"and {len(not_whole) - GROUPS_SHOWN} more groups (--json has all)"
         if not_whole:
             yield f"         {ADVICE}"
+        yield from self.started.lines()
         missing = [*self._missing()]
         if self.failed or missing:
             yield ""
@@ -199,8 +228,13 @@ class _Report:
             "fails": dict(self.failing.most_common()),
             "unreadable": unreadable,
             **({"expected": self.expected} if self.expected is not None else {}),
+            **({"started": self.started.to_dict()} if self.started.records.started else {}),
             **({"groups": not_whole} if not_whole else {}),
         }
+
+
+def _digest(trajectory_id: str) -> bytes:
+    return blake2b(trajectory_id.encode(errors="replace"), digest_size=16).digest()
 
 
 _CAME_BEFORE = Finding(

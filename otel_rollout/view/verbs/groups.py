@@ -29,6 +29,8 @@ class Sample(NamedTuple):
     id: str
     group_id: str | None
     group_size: int | None
+    has_ended: bool
+    """False: its end is not known."""
     number: int | None
     """None: it has no number that counts."""
 
@@ -39,7 +41,13 @@ class Sample(NamedTuple):
         # A part of a workflow need not be in each of its samples.
         if index is None or not 0 <= index < _NUMBERED or trajectory.parent_id is not None:
             index = None
-        return cls(trajectory.id, trajectory.group_id, trajectory.group_size, index)
+        return cls(
+            trajectory.id,
+            trajectory.group_id,
+            trajectory.group_size,
+            trajectory.status != "unknown",
+            index,
+        )
 
 
 @dataclass(slots=True)
