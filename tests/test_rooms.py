@@ -476,7 +476,7 @@ LINES = {
     "": 1_374,
     "command": 2_440,
     "export": 2_417,
-    "gateway": 2_413,
+    "gateway": 2_416,
     "look": 2_156,
     "otlp": 1_906,
     "rebuild": 1_109,

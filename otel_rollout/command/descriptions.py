@@ -75,10 +75,10 @@ RUN = """\
 Run a command, of any language, as a rollout: its model calls go through a
 gateway of this process to the model server, and become a trajectory. The
 command finds the gateway in OPENAI_BASE_URL, OPENAI_API_KEY,
-ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, and its rollout in OTEL_ROLLOUT_ID,
-OTEL_ROLLOUT_TASK and OTEL_ROLLOUT_SAMPLE. Signals go to the command. The exit
-status is the command's own, of several samples the highest; without any model
-call it is never 0.
+ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and those of other clients, and its
+rollout in OTEL_ROLLOUT_ID, OTEL_ROLLOUT_TASK and OTEL_ROLLOUT_SAMPLE. Signals
+go to the command. The exit status is the command's own, of several samples the
+highest; without any model call it is never 0.
 
   otel-rollout run --upstream http://localhost:8000/v1 --request-token-ids \\
       --task t1 --samples 8 --out trajectories.jsonl -- claude -p "Mend the tests" """

@@ -20,6 +20,7 @@ from otel_rollout import ConfigurationError, NoActiveRolloutError, propagate, ro
 from otel_rollout.gateway import application, serve
 from otel_rollout.gateway.serving import GatewayServer
 from otel_rollout.gateway.upstream import listening_socket
+from otel_rollout.testing import Raw
 from tests.gateway.programs import HARNESS, SECRET, Serve
 from tests.kit.conversations import ASK
 from tests.kit.outside import open_to, request_bytes, send
@@ -205,6 +206,34 @@ async def test_anthropics_client_is_recorded_once(
             await client.messages.create(model="m", max_tokens=9, messages=ASK)
     assert len(trajectory.completions) == 1
     assert trajectory.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("address", "key", "path"),
+    [
+        ("OPENAI_BASE_URL", "OPENAI_API_KEY", "/responses"),
+        ("OPENAI_API_BASE", "OPENAI_API_KEY", "/chat/completions"),
+        ("LLM_BASE_URL", "LLM_API_KEY", "/chat/completions"),
+        ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "/v1/messages"),
+        ("ANTHROPIC_API_BASE", "ANTHROPIC_API_KEY", "/v1/messages"),
+        ("GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY", "/v1beta/models/m:generateContent"),
+    ],
+)
+async def test_each_address_has_a_key(
+    captured: Recording, clients: Clients, gateway_to: Serve, address: str, key: str, path: str
+):
+    """A client appends its path to its variable, and sends the key in a header of its own."""
+    gemini = Raw(body=b'{"candidates": [{"content": {"parts": [{"text": "Hi"}]}}]}')
+    server = clients.serve("Hello", routes={"/v1beta/models/m:generateContent": gemini})
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent") as trajectory:
+        variables = gateway.environment()
+        headers = {"x_goog_api_key": variables[key]}
+        body = {**CHAT, "input": "Hi", "max_tokens": 9, "contents": [{"parts": [{"text": "Hi"}]}]}
+        assert (await send(variables[address] + path, body, **headers)).status == 200
+    (completion,) = trajectory.completions
+    assert completion.status == "complete"
+    assert not any(variables[key] in wire.request_headers.values() for wire in server.exchanges)
 
 
 @pytest.mark.parametrize("missing", ["aiohttp", "uvicorn"])
