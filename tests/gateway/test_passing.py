@@ -229,7 +229,9 @@ async def test_each_address_has_a_key(
     with rollout("agent") as trajectory:
         variables = gateway.environment()
         headers = {"x_goog_api_key": variables[key]}
-        body = {**CHAT, "input": "Hi", "max_tokens": 9, "contents": [{"parts": [{"text": "Hi"}]}]}
+        body = {**CHAT, "max_tokens": 9, "contents": [{"parts": [{"text": "Hi"}]}]}
+        if path == "/responses":
+            body = {"model": "m", "input": "Hi"}
         assert (await send(variables[address] + path, body, **headers)).status == 200
     (completion,) = trajectory.completions
     assert completion.status == "complete"
