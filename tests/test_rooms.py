@@ -485,7 +485,7 @@ LINES = {
     "spans": 1_780,
     "testing": 1_189,
     "trajectory": 4_702,
-    "view": 6_516,
+    "view": 6_534,
     "wire": 4_953,
     "workflows": 854,
 }

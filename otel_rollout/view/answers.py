@@ -164,6 +164,8 @@ class Answers:
         overview = self._overview(id_)
         parent_id, trace_id = overview["parent_id"], overview["trace_id"]
         detail["overview"] = overview
+        if self._vocabulary is None:
+            detail["tokenizer"] = next(iter(overview["models"]), "NAME")
         detail["changed"] = table.changes(id_)
         for row in detail["rows"]:
             row["advantage"] = overview["advantage"]

@@ -11,7 +11,7 @@ from typing import TypeVar
 from otel_rollout.terminal import escaped, number_of
 from otel_rollout.trajectory import Completion, History, HistoryItem, TokenSequences, Trajectory
 from otel_rollout.view.findings import Finding, findings_of
-from otel_rollout.view.messages import name_of_tool
+from otel_rollout.view.messages import message_row, name_of_tool
 from otel_rollout.view.sums import short_id
 from otel_rollout.wire import Json, shown_message
 
@@ -255,5 +255,15 @@ def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | N
         note += ", replayed without its reasoning, or renamed]" if item.is_break else "]"
     mark = " " if item.completion is None else "●" if trains else "○"
     return _line(
-        f"│    {mark} {_truncated(str(role), 40):<10} ", shown_message(message), width, note
+        f"│    {mark} {_truncated(str(role), 40):<10} ", _said(message, width), width, note
     )
+
+
+def _said(message: Json, width: int | None) -> str:
+    """What a message says and calls; of its reasoning only the length where lines are truncated."""
+    if width is None:
+        return shown_message(message)
+    done = shown_message(message, reasoning=False)
+    thought = message_row(message).reasoning
+    is_all = thought is None or done == shown_message(message)
+    return done if is_all else f"(think {len(thought or '')}) {done}"

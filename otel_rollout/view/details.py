@@ -83,6 +83,7 @@ class Opened:
             "rows": [self._row(number, row) for number, row in enumerate(self.shown_rows)],
             "parent": None,
             "children": [],
+            "tokenizer": None,
             "trace": None,
         }
 
@@ -275,6 +276,7 @@ def _completion(completion: Completion) -> dict[str, Json]:
         "sampling": bounded(completion.sampling),
         "usage": bounded(usage),
         "path": completion.exchange.path,
+        "statusCode": completion.exchange.status_code,
     }
 
 

@@ -217,6 +217,8 @@ class CompletionView(TypedDict):
     row: int | None
     rowStart: int | None
     path: str
+    statusCode: int | None
+    """HTTP status of the answer."""
 
 
 class Span(TypedDict):
@@ -265,6 +267,8 @@ class Detail(TypedDict):
     rows: list[RowView]
     parent: Overview | None
     children: list[Overview]
+    tokenizer: str | None
+    """A name to try as `--tokenizer`, for the texts of prompts; null: one was given."""
     trace: str | None
     """Address of the trace in Jaeger, if one was given."""
 

@@ -210,6 +210,45 @@ def test_numbers_open_views_and_escape_goes_back(reader: Reader, served: Served)
     reader.see(".table-foot")
 
 
+def test_a_rollout_whose_first_call_failed_opens_on_that_call(browser: Browser, tmp_path: Path):
+    """Its request, the whole error and the status; also where another call failed elsewhere."""
+    message = "the context is too long: " + "you requested 40112 tokens, " * 20 + "the end"
+    failed = line("t1", Call([user("Where is Paris?")], None), status="error")
+    failed["exchanges"][0] |= {
+        "error": {"type": "BadRequestError", "message": message},
+        "status_code": 400,
+    }
+    later = line("t2", Call([user("one")], "yes"), Call([user("two")], None))
+    path = write(tmp_path / "t.jsonl", failed, later)
+    with serving(path) as served, reading(browser, served.url) as reader:
+        reader.open("trajectory=t1")
+        reader.see(".message", "Where is Paris?")
+        note = reader.see(".failed-call", "BadRequestError").inner_text()
+        assert message in note
+        assert "HTTP status 400" in note
+        reader.open("trajectory=t2")
+        reader.see(".message", "one")
+        reader.see(".branch.call", "call 1").click()
+        reader.see(".message", "two")
+        reader.see(".failed-call", "Timeout")
+
+
+def test_tokens_begin_with_the_main_conversation_and_name_the_tokenizer(
+    browser: Browser, tmp_path: Path
+):
+    """Of several rows that of the first history; the page says where texts of prompts are from."""
+    path = write(
+        tmp_path / "t.jsonl",
+        line("t1", Call([user("one")], "yes", [1, 2], [3]), Call([user("two")], "no", [5], [6])),
+    )
+    with serving(path) as served, reading(browser, served.url) as reader:
+        reader.open("trajectory=t1&view=tokens")
+        reader.see(".hint-line", "--tokenizer m")
+        shown = reader.tab.locator("select[name=row] option").first.text_content()
+        assert shown
+        assert shown.startswith("history 1 main")
+
+
 def test_a_link_leads_another_reader_to_the_same_token(
     browser: Browser, reader: Reader, served: Served
 ):

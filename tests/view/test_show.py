@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from otel_rollout.view import findings_of, format_trajectory
 from tests.kit.conversations import said, user
 from tests.kit.recording import Clients, Recording
 from tests.kit.transports import to_json_line
+from tests.view.made import Call, made
 
 Output = pytest.CaptureFixture[str]
 
@@ -119,6 +121,17 @@ def test_nothing_of_a_failed_rollout_trains(recording: Recording, clients: Clien
     assert max(map(len, text.splitlines())) <= 60
     trajectory.reward = 0.0
     assert "● assistant" in format_trajectory(trajectory)
+
+
+def test_what_was_done_comes_before_what_was_thought() -> None:
+    """A line has the length of the reasoning alone; without a width it is whole."""
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    thought: Any = {"role": "assistant", "reasoning_content": "hm " * 100, "tool_calls": [call]}
+    trajectory = made(Call([user("Where?")], thought))
+    (shown,) = [each for each in format_trajectory(trajectory).splitlines() if "assistant" in each]
+    assert re.search(r"assistant +\(think 300\) .*look\(", shown)
+    assert "hm hm hm" not in shown
+    assert "hm hm hm" in format_trajectory(trajectory, width=None)
 
 
 def test_an_error_is_whole_on_lines_of_its_own() -> None:

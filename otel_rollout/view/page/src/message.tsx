@@ -8,7 +8,7 @@ import { Code, Link, Markdown, Plain } from "./markdown";
 import { Status } from "./overview";
 import { pretty } from "./pretty";
 import type { Said } from "./said";
-import { Name, between, count, seconds, short } from "./text";
+import { Name, Prose, between, count, seconds, short } from "./text";
 import type { Shown } from "./trajectory";
 import type { CompletionView, HistoryView, Node, ToolCall } from "./types";
 
@@ -159,16 +159,35 @@ function Arguments({ text }: { text: string }): JSX.Element {
 
 function Failed({ call }: { call: CompletionView }): JSX.Element {
   return (
-    <p class="note bad">
-      A call after this message ended as <Status value={call.status} />
+    <div class="note bad failed-call" role="alert">
+      <p>
+        The call after this message ended as <Status value={call.status} />
+        {call.statusCode !== null && ` with HTTP status ${call.statusCode}`} after{" "}
+        {seconds(between(call.start, call.end))}
+        {call.requestModel !== null && (
+          <>
+            {" "}
+            · model <Name text={call.requestModel} />
+          </>
+        )}
+      </p>
       {call.error && (
-        <>
-          {" "}
-          <Name text={`${call.error.type}: ${call.error.message}`} />
-        </>
-      )}{" "}
-      after {seconds(between(call.start, call.end))}
-    </p>
+        <p class="failed-error">
+          <b>
+            <Name text={call.error.type} />
+          </b>{" "}
+          <Prose text={call.error.message} />
+        </p>
+      )}
+      {Object.keys(call.sampling).length > 0 && (
+        <p>
+          asked with{" "}
+          <code>
+            <Name text={JSON.stringify(call.sampling)} />
+          </code>
+        </p>
+      )}
+    </div>
   );
 }
 

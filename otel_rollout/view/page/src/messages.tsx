@@ -6,7 +6,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { pathTo } from "./embedded";
 import { messageOf, useKeys } from "./hooks";
 import { Message } from "./message";
-import { chosenHistory, spoken } from "./said";
+import { chosenHistory, shownLeaf, spoken } from "./said";
 import { source } from "./source";
 import { Name, count } from "./text";
 import type { Shown } from "./trajectory";
@@ -19,8 +19,8 @@ export function MessagesView(shown: Shown): JSX.Element {
   const { detail, address, move } = shown;
   const history = useMemo(() => chosenHistory(detail, address), [detail, address.history, address.node]);
   const said = useMemo(
-    () => spoken(pathTo(detail.nodes, history?.leaf ?? null), detail.completions),
-    [detail, history],
+    () => spoken(pathTo(detail.nodes, shownLeaf(detail, address, history)), detail.completions),
+    [detail, history, history ? null : address.node],
   );
   const [markdown, setMarkdown] = useState(true);
   const list = useRef<ListHandle>(null);
@@ -38,6 +38,8 @@ export function MessagesView(shown: Shown): JSX.Element {
   };
   useEffect(() => {
     if (at >= 0) list.current?.show(at, "start");
+    // The call that failed is below its prompt.
+    else if (!history && said.length > 0) list.current?.show(said.length - 1, "start");
   }, [at, history]);
   useKeys({
     j: () => choose(at + 1),
@@ -59,7 +61,7 @@ export function MessagesView(shown: Shown): JSX.Element {
   }
   return (
     <div class="messages-view">
-      <Tree {...shown} history={history?.number ?? 0} />
+      <Tree {...shown} history={history?.number ?? null} />
       <section class="messages" aria-label="Messages">
         <div class="toolbar">
           <Finder {...shown} placeOf={placeOf} choose={choose} at={at} />

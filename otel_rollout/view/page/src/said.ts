@@ -36,7 +36,19 @@ export function spoken(path: Node[], completions: CompletionView[]): Said[] {
   return said;
 }
 
-/** The history that an address means: the one it names, else one with its message or row. */
+/** The last message that is shown: of a history, or the prompt of a call that failed in none. */
+export function shownLeaf(
+  detail: Detail,
+  address: Shown["address"],
+  history: HistoryView | undefined,
+): number | null {
+  if (history) return history.leaf;
+  const failed = detail.completions.find((call) => call.node === null && call.promptNode !== null);
+  return detail.nodes[address.node ?? -1]?.id ?? failed?.promptNode ?? null;
+}
+
+/** The history that an address means: the one it names, else one with its message or row.
+ * Undefined for a message that is in none: the prompt of a call that failed. */
 export function chosenHistory(detail: Detail, address: Shown["address"]): HistoryView | undefined {
   const named = detail.histories.find((one) => one.number === address.history);
   if (named) return named;
@@ -44,5 +56,6 @@ export function chosenHistory(detail: Detail, address: Shown["address"]): Histor
   const holds = (one: HistoryView) => pathTo(detail.nodes, one.leaf).some((step) => step.id === node);
   const byNode = node === undefined ? undefined : detail.histories.find(holds);
   const number = row === undefined ? null : (detail.rows[row]?.history ?? null);
+  if (node !== undefined && detail.nodes[node] && !byNode) return undefined;
   return byNode ?? detail.histories.find((one) => one.number === number) ?? detail.histories[0];
 }

@@ -5,7 +5,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { useKeys } from "./hooks";
 import { SIGNALS, signalNamed } from "./signals";
-import { count } from "./text";
+import { Name, count } from "./text";
 import { TokenFacts } from "./token_facts";
 import { LINE, Line } from "./token_line";
 import { Legend, MiniMap } from "./token_map";
@@ -16,7 +16,8 @@ import { useTokens } from "./windows";
 
 export function TokensView(shown: Shown): JSX.Element {
   const { detail, address } = shown;
-  const row = detail.rows[address.row ?? 0] ?? detail.rows[0];
+  const [first] = mainFirst(detail.rows);
+  const row = address.row === undefined ? first : (detail.rows[address.row] ?? first);
   if (!row) {
     return (
       <div class="hint">
@@ -165,6 +166,15 @@ function Row(shown: Shown & { row: RowView }): JSX.Element {
           {tokens.error}
         </p>
       )}
+      {detail.tokenizer !== null && tokens.block(chosen)?.texts.includes(null) && (
+        <p class="hint-line">
+          Servers send no texts of prompt tokens. Restart with{" "}
+          <code>
+            otel-rollout view … --tokenizer <Name text={detail.tokenizer} />
+          </code>{" "}
+          to see them.
+        </p>
+      )}
       <div class="tokens-body">
         <div
           class="tokens"
@@ -190,6 +200,12 @@ function Row(shown: Shown & { row: RowView }): JSX.Element {
   );
 }
 
+/** The rows in order of their histories: those of the main conversation come first. */
+function mainFirst(rows: RowView[]): RowView[] {
+  const place = (row: RowView) => row.history ?? Number.MAX_SAFE_INTEGER;
+  return [...rows].sort((a, b) => place(a) - place(b) || a.row - b.row);
+}
+
 function firstSampled(row: RowView): number {
   return row.spans[0]?.start ?? 0;
 }
@@ -210,10 +226,12 @@ function RowMenu({ detail, row, move }: Shown & { row: RowView }): JSX.Element {
         value={row.row}
         onChange={(event) => move({ row: Number(event.currentTarget.value), token: undefined })}
       >
-        {detail.rows.map((one) => (
+        {mainFirst(detail.rows).map((one) => (
           <option value={one.row}>
-            {one.row} · {count(one.length)} tokens
-            {one.history === null ? "" : ` · history ${one.history + 1}`}
+            {one.history === null
+              ? "no history"
+              : `history ${one.history + 1} ${detail.histories[one.history]?.relation ?? ""}`}
+            {` · row ${one.row} · ${count(one.length)} tokens`}
             {one.trained === 0 && " · does not train"}
           </option>
         ))}

@@ -8,7 +8,7 @@ import { Status } from "./overview";
 import { Sign } from "./signs";
 import { Name, beginning, between, count, many, plain, seconds, short } from "./text";
 import type { Shown } from "./trajectory";
-import type { CompletionView, Detail, HistoryView, Overview } from "./types";
+import type { CompletionView, Detail, HistoryView, Node, Overview } from "./types";
 import { type ListHandle, VirtualList } from "./virtual";
 
 type Line =
@@ -59,7 +59,7 @@ function linesOf(detail: Detail): Line[] {
   return lines;
 }
 
-export function Tree({ detail, address, move, history }: Shown & { history: number }): JSX.Element {
+export function Tree({ detail, address, move, history }: Shown & { history: number | null }): JSX.Element {
   const lines = useMemo(() => linesOf(detail), [detail]);
   const list = useRef<ListHandle>(null);
   const place = lines.findIndex((line) => line.kind === "history" && line.history.number === history);
@@ -94,6 +94,13 @@ export function Tree({ detail, address, move, history }: Shown & { history: numb
       />
     </nav>
   );
+}
+
+/** What a message says or calls, before what was thought. */
+function doneIn(node: Node): string {
+  const calls = node.toolCalls.map((call) => `${call.name}(${call.arguments})`);
+  const done = beginning([node.text, ...calls].filter((text) => text !== "").join(" "));
+  return done || (node.reasoning === null ? node.role : `(think) ${beginning(node.reasoning)}`);
 }
 
 interface HistoryProps {
@@ -138,7 +145,7 @@ function History({ history, depth, detail, chosen, href }: HistoryProps): JSX.El
         </span>
         <span title="Messages">{count(history.length)} msg</span>
       </span>
-      <span class="branch-text">{last && <Name text={beginning(last.text) || last.role} />}</span>
+      <span class="branch-text">{last && <Name text={doneIn(last)} />}</span>
     </a>
   );
 }

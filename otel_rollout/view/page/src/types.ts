@@ -290,6 +290,8 @@ export interface CompletionView {
   row: number | null;
   rowStart: number | null;
   path: string;
+  /** HTTP status of the answer. */
+  statusCode: number | null;
 }
 
 export interface Span {
@@ -338,6 +340,8 @@ export interface Detail {
   rows: RowView[];
   parent: Overview | null;
   children: Overview[];
+  /** A name to try as `--tokenizer`, for the texts of prompts; null: one was given. */
+  tokenizer: string | null;
   /** Address of the trace in Jaeger, if one was given. */
   trace: string | null;
 }
