@@ -7,6 +7,7 @@ objects on the same line.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -123,6 +124,27 @@ def lock(file: BinaryIO | int) -> bool:
     except OSError:
         return True
     return True
+
+
+def private_file(path: str | os.PathLike[str], *, empty: bool = False) -> BinaryIO:
+    """A file for reading and writing that is this user's alone, created if it is not there.
+
+    empty: True removes what it contains.
+    OSError for a link, and for a file that another user owns or may read or write.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    opened = os.fdopen(file, "r+b")
+    try:
+        found = os.fstat(file)
+        if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o077):
+            problem = "others own it, or may read or write it: remove it, or chmod 600"
+            raise PermissionError(errno.EPERM, problem, str(path))
+        if empty:
+            opened.truncate()
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[bytes | None, int]]:

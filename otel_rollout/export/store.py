@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import marshal
-import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_rollout import semconv as sc
+from otel_rollout.lines import private_file
 from otel_rollout.rebuild import reconstruct
 from otel_rollout.spans import SpanEvent, SpanRecord, as_records
 from otel_rollout.trajectory import UNREADABLE, Trajectory
@@ -40,9 +40,9 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or create it for this user alone. OSError for a link."""
+        """Open the file, or create it for this user alone. OSError for a link, or others' file."""
         self._path = path
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+        private_file(path).close()
         with self._disk():
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection.executescript(_OPEN)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from otel_rollout.errors import ConfigurationError, RolloutError
-from otel_rollout.lines import lock
+from otel_rollout.lines import lock, private_file
 from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.view.details import Opened
 from otel_rollout.view.fields import sql_text
@@ -195,14 +195,18 @@ def cached_file(key: str) -> Path:
 
 def _lock_file(path: Path, held: ExitStack) -> bool:
     """Keep the index from other writers until `held` is closed; False if another has it."""
+    return lock(held.enter_context(_private(path.with_name(path.name + ".lock"))))
+
+
+def _private(path: Path) -> BinaryIO:
+    """A file of an index, this user's alone. ConfigurationError for one that cannot be."""
     try:
-        file = held.enter_context(_private(path.with_name(path.name + ".lock")))
+        return private_file(path)
     except OSError as error:
         raise ConfigurationError(
             f"the index {str(path)!r} cannot be written ({error.strerror}): name another file "
             f"(--index), or keep none (--no-cache)"
         ) from None
-    return lock(file)
 
 
 def connect(path: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
@@ -218,13 +222,15 @@ def open_table(path: Path) -> WritableTable:
 
     ConfigurationError for a file that is something else.
     """
-    _private(path).close()
-    with path.open("rb") as file:
-        head = file.read(72)
+    head = b""
+    if path.exists():
+        with path.open("rb") as file:
+            head = file.read(72)
     if head and int.from_bytes(head[68:72], "big") != APPLICATION:
         raise ConfigurationError(
             f"{str(path)!r} is no index of otel-rollout: name a file that does not exist yet"
         )
+    _private(path).close()
     if head and not _is_current(path):
         for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
             name.unlink(missing_ok=True)
@@ -251,8 +257,3 @@ def _is_current(path: Path) -> bool:
             return bool(version == VERSION and found == "ok")
     except (sqlite3.Error, ValueError):  # text that is no UTF-8
         return False
-
-
-def _private(path: Path) -> BinaryIO:
-    """A file that only the user may read, created if it is not there."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")

@@ -26,7 +26,7 @@ from otel_rollout.export import (
     parsed_lines,
     trajectory_or_error,
 )
-from otel_rollout.lines import bounded_lines
+from otel_rollout.lines import bounded_lines, private_file
 from otel_rollout.otlp import files_of, rotated_beside
 from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.view.messages import words_of
@@ -99,6 +99,7 @@ class Reader:
             with suppress(_StoppedError):
                 self._rebuild(others)
             if self._rebuilt.exists():
+                private_file(self._rebuilt).close()  # OSError for what somebody else wrote
                 self._read_lines(str(self._rebuilt), "what was rebuilt")
         self._table.connection.commit()
 
@@ -203,7 +204,7 @@ class Reader:
         lines = reader.trajectories(
             Trajectory.to_json, infer_rollouts=self._infer_rollouts, path=spans, in_order=False
         )
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with private_file(part, empty=True) as file:
             for line in lines:
                 file.write(line.encode() + b"\n")
                 self._check_stopped()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -324,6 +325,31 @@ def test_the_cache_is_the_users_alone(tmp_path: Path, cache: Path):
         index.wait()
         assert ids(index) == ["t1"]
         assert stat.S_IMODE(named.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["", ".lock", ".rebuilt.jsonl", ".rebuilt.jsonl.part"])
+@pytest.mark.parametrize("planted", ["link", "open to others"])
+def test_what_others_planted_is_not_used(tmp_path: Path, name: str, planted: str):
+    """In a shared folder: a link is not followed, and a file that others may write is no index."""
+    victim = tmp_path / "victim"
+    victim.write_text("")
+    source = tmp_path / "a.jsonl.gz"
+    source.write_bytes(gzip.compress(write(tmp_path / "a.jsonl", scored("t1", 1)).read_bytes()))
+    place = tmp_path / f"index.sqlite{name}"
+    if planted == "link":
+        place.symlink_to(victim)
+    else:
+        place.write_text("")
+        place.chmod(0o666)
+    if "rebuilt" not in name:
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            read(source, path=tmp_path / "index.sqlite").__enter__()
+    else:
+        with read(source, path=tmp_path / "index.sqlite") as index:
+            index.wait()
+            replaced = name == ".rebuilt.jsonl" and ids(index) == ["t1"]
+            assert replaced or place.name in " ".join(index.errors)
+    assert victim.read_text() == ""
 
 
 def test_an_index_that_is_not_kept_leaves_nothing(tmp_path: Path, cache: Path):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,32 @@ def test_it_serves_until_it_is_told_to_stop(path: Path, number: int, tmp_path: P
         output, errors = process.communicate(timeout=60)
         assert (process.returncode, output, errors) == (0, "", "")
     assert not (tmp_path / "cache").exists()
+
+
+def test_the_address_is_on_no_command_line(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The browser gets a file of the user's that leads to the page."""
+    told, browser = tmp_path / "told", tmp_path / "browser"
+    look = 'file="${1#file://}"; { echo "$1"; stat -c %a "$file"; cat "$file"; }'
+    browser.write_text(f"#!/bin/sh\n{look} > {told}.part\nmv {told}.part {told}\n")
+    browser.chmod(0o700)
+    monkeypatch.setenv("BROWSER", str(browser))
+    with running(str(path), "--no-cache") as process:
+        assert process.stdout
+        url = process.stdout.readline().strip()
+        for _ in range(600):
+            if told.exists():
+                break
+            time.sleep(0.1)
+        asked, mode, page = told.read_text().splitlines()
+        assert url.rpartition(":")[2] not in asked
+        assert mode == "600"
+        assert url in page
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert not Path(asked.removeprefix("file://")).exists()
 
 
 def test_it_writes_one_file(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

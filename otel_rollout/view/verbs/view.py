@@ -9,8 +9,10 @@ import argparse
 import os
 import signal
 import sqlite3
+import tempfile
 import threading
 import webbrowser
+from html import escape
 from pathlib import Path
 
 from otel_rollout.errors import RolloutError, SpanFormatError
@@ -60,19 +62,28 @@ def _serve(answers: Answers, page: Page, options: argparse.Namespace) -> None:
         answers, page, host=options.host, port=options.port, reachable=options.reachable
     )
     print(server.url, flush=True)
-    if not options.no_browser:
-        # Beside the server: a browser of the terminal stays until it is closed.
-        threading.Thread(target=_open, args=(server.url,), daemon=True).start()
     # It ends as by Ctrl-C: the index is closed, and one that is not kept is removed.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        server.run()
+        # Its file is the user's alone (0600), and is kept while a browser may read it.
+        with tempfile.NamedTemporaryFile(suffix=".html") as redirect:
+            if not options.no_browser:
+                # Beside the server: a browser of the terminal stays until it is closed.
+                arguments = (server.url, redirect.name)
+                threading.Thread(target=_open, args=arguments, daemon=True).start()
+            server.run()
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _open(url: str) -> None:
-    if not webbrowser.open(url):
+def _open(url: str, redirect: str) -> None:
+    """Open the address by a file of the user's that leads there.
+
+    A browser's command line can be read by all users of the machine, and the address is a secret.
+    """
+    target = escape(url)
+    Path(redirect).write_text(f'<meta http-equiv="refresh" content="0; url={target}">\n')
+    if not webbrowser.open(Path(redirect).as_uri()):
         note("no browser could be opened: open the address above")
 
 
