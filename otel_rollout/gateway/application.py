@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context as otel_context
@@ -42,8 +43,10 @@ from otel_rollout.gateway.tokens import TokenError, Tokens
 from otel_rollout.gateway.upstream import Upstream
 from otel_rollout.hosts import is_named
 from otel_rollout.record import (
+    NOTHING,
     OUTSIDE,
     ActiveRollout,
+    Added,
     Carried,
     ExchangeRecorder,
     came_back,
@@ -54,7 +57,7 @@ from otel_rollout.record import (
     running_rollout,
     with_fields,
 )
-from otel_rollout.wire import Hiding, Json, asks_a_model, endpoint_of, hiding_of, retrieval_of
+from otel_rollout.wire import Json, asks_a_model, endpoint_of, hiding_of, retrieval_of
 
 logger = logging.getLogger("otel_rollout")
 _CARRIER = (b"traceparent", b"tracestate", b"baggage")
@@ -128,6 +131,9 @@ class Settings:
                 raise ConfigurationError(
                     f"gateway allow_paths: expected paths such as /v1/files, got {path!r}"
                 )
+
+
+_Recorded: TypeAlias = tuple[ExchangeRecorder | None, bytes, Added]
 
 
 class Application:
@@ -224,8 +230,8 @@ class Application:
                 body = await self._read_body(scope, receive, hold)
                 plain = plain_body(scope, body, hold, self._most)
                 with self.held.call(carried) as active:
-                    came = self._recorded(active, asked, scope, body, *plain)
-                    await self._pass_on(active, asked, scope, *came, receive, send)
+                    recorded = self._recorded(active, asked, scope, body, *plain)
+                    await self._pass_on(active, asked, scope, body, recorded, receive, send)
         except Refusal as refusal:
             await refuse(send, refusal, asked.path)
         except (ClientGone, Cut):
@@ -280,12 +286,13 @@ class Application:
         active: ActiveRollout,
         asked: Asked,
         scope: Scope,
-        recorder: ExchangeRecorder | None,
         body: bytes,
-        hiding: Hiding | None,
+        recorded: _Recorded,
         receive: Receive,
         send: Send,
     ) -> None:
+        recorder, sent, added = recorded
+        hiding = hiding_of(added.fields, body)
         headers = self._upstream.request_headers(
             scope["headers"],
             key_is_token=asked.key_is_token,
@@ -294,7 +301,7 @@ class Application:
         )
         query = scope["query_string"].decode("latin-1")
         target = f"{asked.path}?{query}" if query else asked.path
-        request = Request(scope["method"], target, headers, body or None)
+        request = Request(scope["method"], target, headers, sent or None, added, body)
         upstream = self._upstream_of(active, recorder, asked.path)
         exchange = Exchange(upstream, recorder, hiding, self._remover, send)
         await exchange.pass_on(request, receive)
@@ -316,8 +323,8 @@ class Application:
         body: bytes,
         plain: bytes | None,
         encoding: str,
-    ) -> tuple[ExchangeRecorder | None, bytes, Hiding | None]:
-        """The recorder of a request, its body as the model server gets it, and what is hidden.
+    ) -> _Recorded:
+        """The recorder of a request, its body as the model server gets it, and what was added.
 
         An encoded body is sent on as it came, so nothing is added to it.
         """
@@ -326,17 +333,19 @@ class Application:
             if name is None:
                 if not is_open(scope["method"], asked.path):
                     self._count_unknown(active, scope, asked.path, _PASSED)
-                return None, body, None
+                return None, body, NOTHING
             if plain is None or (encoding and not plain.lstrip().startswith(b"{")):
                 note_uncaptured(active, _ENCODED.format(encoding=encoding[:_LONGEST_NAME]), name)
-                return None, body, None
+                return None, body, NOTHING
             headers = self._secrets(asked, scope)
             fields = False if encoding else self.fields.get(active)
-            sent, added = with_fields(name, plain, headers, fields)
+            sent, added = with_fields(name, plain, headers, fields, self._upstream.root)
             recorder = record_call(active, name)
+            if added.refused is not None:
+                recorder.asks_without(added.refused)
             recorder.request(sent, headers)
-            return recorder, body if encoding else sent, hiding_of(added, plain)
-        return None, body, None
+            return recorder, body if encoding else sent, added
+        return None, body, NOTHING
 
     def _secrets(self, asked: Asked, scope: Scope) -> Mapping[str, str]:
         """The headers of a request, and the secrets that an error might repeat."""

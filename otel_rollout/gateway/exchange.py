@@ -25,7 +25,7 @@ from otel_rollout.gateway.replies import (
 )
 from otel_rollout.gateway.supply import SupplyingUpstream
 from otel_rollout.gateway.upstream import Upstream
-from otel_rollout.record import ExchangeRecorder, guarded
+from otel_rollout.record import Added, ExchangeRecorder, guarded, refusal_in
 from otel_rollout.wire import Hiding
 
 _UNWATCHED = 0.05
@@ -47,6 +47,10 @@ class Request:
     headers: list[tuple[str, str]]
     body: bytes | None
     """None: it has none."""
+    added: Added
+    """The fields in the body that ask for token ids."""
+    plain: bytes
+    """The body as the client sent it."""
 
 
 class Exchange:
@@ -87,9 +91,7 @@ class Exchange:
         assert asking is not None
         watch = _Watch(receive, lambda: self._leave(asking))
         try:
-            self._response = await self._upstream.ask(
-                request.method, request.target, request.headers, request.body
-            )
+            self._response = await self._ask(request)
             await self._reply()
         except asyncio.CancelledError:
             self._end(asyncio.CancelledError("the client went away"))
@@ -101,6 +103,24 @@ class Exchange:
             watch.cancel()
             if self._response is not None:
                 self._response.close()  # a reply that came whole has given its connection back
+
+    async def _ask(self, request: Request) -> Any:
+        """The response; where the server may refuse what was added, that to the request without."""
+
+        async def ask(body: bytes | None) -> Any:
+            return await self._upstream.ask(request.method, request.target, request.headers, body)
+
+        response, recorder, added = await ask(request.body), self._recorder, request.added
+        if recorder is None or not added.fields or refusal_in(response) is None:
+            return response
+        await response.read()  # its connection is given back
+        recorder.asks_without(added.take_back(), response.status)
+        recorder.request(request.plain, dict(request.headers))
+        self._hiding = None
+        response = await ask(request.plain)
+        if refusal_in(response) is None:
+            added.accepted()
+        return response
 
     async def _broken(self, error: Exception) -> None:
         """There is no reply, or the model server ended it in its middle: so does the gateway."""

@@ -1,5 +1,8 @@
 """The train lane: a running rollout, its model calls as exchange spans, its trajectory."""
 
+from otel_rollout.record.added_fields import NOTHING as NOTHING
+from otel_rollout.record.added_fields import Added as Added
+from otel_rollout.record.added_fields import refusal_in as refusal_in
 from otel_rollout.record.attributes import end_attributes as end_attributes
 from otel_rollout.record.attributes import identity as identity
 from otel_rollout.record.attributes import message_of as message_of

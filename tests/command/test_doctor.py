@@ -589,6 +589,20 @@ def test_a_model_server_that_loses_something(setup: Any, name: str):
     assert text in finding.text
 
 
+def test_a_model_server_that_refuses_fields(setup: Any):
+    """The finding names the fields that the server refuses."""
+
+    def picky(body: dict[str, Any]) -> Any:
+        refusal = Raw(422, b'{"error": {"message": "Unexpected fields in the request"}}')
+        return refusal if "return_token_ids" in body else Reply("a", tool_calls=[])
+
+    finding, requests = asked(picky)
+    assert finding.level == "problem"
+    assert "refuses the fields that ask for token ids" in finding.text
+    assert "return_token_ids" in finding.text
+    assert "return_token_ids" not in requests[-1]
+
+
 def test_a_model_server_that_is_not_there(setup: Any, capsys: pytest.CaptureFixture[str]):
     """It is a problem of the command too."""
     assert main(["doctor", "--server", "http://127.0.0.1:9/v1", "--model", "m"]) == 1

@@ -332,6 +332,72 @@ async def test_it_asks_as_the_code_that_gives_the_address_would(
     assert [c.token_ids for c in trajectory.completions] == [[3, 4], None]
 
 
+class Picky:
+    """A server that refuses fields that it does not know.
+
+    refuses_all: True if it refuses all others, too.
+    """
+
+    def __init__(self, status: int, *, refuses_all: bool = False) -> None:
+        self.status = status
+        self.refuses_all = refuses_all
+
+    def __call__(self, body: dict[str, Any]) -> Raw:
+        unknown = sorted(body.keys() - {"model", "messages", "stream"})
+        if unknown or self.refuses_all:
+            said = {"error": {"message": f"Unexpected fields in the request: {unknown}"}}
+            return Raw(self.status, json.dumps(said).encode())
+        message = {"role": "assistant", "content": "Hi"}
+        if body.get("stream"):
+            choice = {"index": 0, "finish_reason": "stop", "delta": message}
+            chunk = json.dumps({"id": "c", "model": "m", "choices": [choice]})
+            events = f"data: {chunk}\n\ndata: [DONE]\n\n".encode()
+            return Raw(body=events, content_type="text/event-stream")
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        return Raw(body=json.dumps({"id": "c", "model": "m", "choices": [choice]}).encode())
+
+
+@STREAMED
+@pytest.mark.parametrize("status", [400, 422])
+async def test_fields_that_the_server_refuses_are_left_out(
+    with_token_ids: InMemoryTrajectoryExporter,
+    clients: Clients,
+    gateway_to: Serve,
+    status: int,
+    stream: bool,
+):
+    """The call is made once more as the client wrote it, and the next one at once."""
+    server = clients.serve(routes={"/v1/chat/completions": Picky(status)})
+    gateway = await gateway_to(server.base_url)
+    asked = {**CHAT, "stream": stream}
+    with rollout("agent") as trajectory:
+        answers = [await send(gateway.base_url() + "/chat/completions", asked) for _ in range(2)]
+    assert [answer.status for answer in answers] == [200, 200]
+    sent = [json.loads(wire.request) for wire in server.exchanges]
+    assert sent[0] != asked
+    assert sent[1:] == [asked, asked]
+    assert [each.request for each in trajectory.completions] == [asked, asked]
+    assert [each.exchange.attempts for each in trajectory.completions] == [2, 1]
+    for completion in trajectory.completions:
+        assert completion.status == "complete"
+        assert "return_token_ids" in str(completion.exchange.refused)
+
+
+async def test_a_request_that_is_refused_all_the_same(
+    with_token_ids: InMemoryTrajectoryExporter, clients: Clients, gateway_to: Serve
+):
+    """The client gets the refusal of what it sent, and the fields are tried with the next one."""
+    server = clients.serve(routes={"/v1/chat/completions": Picky(400, refuses_all=True)})
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        answers = [await send(url, CHAT) for _ in range(2)]
+    assert [answer.status for answer in answers] == [400, 400]
+    assert answers[0].json()["error"]["message"] == "Unexpected fields in the request: []"
+    assert len(server.exchanges) == 4
+    assert [each.status for each in trajectory.completions] == ["error", "error"]
+
+
 async def test_a_body_that_is_signed_stays(
     with_token_ids: InMemoryTrajectoryExporter, clients: Clients, gateway_to: Serve
 ):

@@ -144,6 +144,11 @@ def _lost_tokens(streamed: Completion) -> str | None:
     if streamed.status != "complete":
         error = streamed.error or {}
         return f"a streamed call with tools ended as {streamed.status!r}: {error.get('message')}"
+    if came is None and (refused := streamed.exchange.refused) is not None:
+        return (
+            f"it refuses the fields that ask for token ids of a streamed call with tools "
+            f"({refused}): the call is made without them, and nothing of such calls trains"
+        )
     if came is None:
         return "a streamed call with tools has no token ids: nothing of such calls trains"
     if counted is None:

@@ -18,7 +18,7 @@ from opentelemetry import trace
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.record.added_fields import added_fields
+from otel_rollout.record.added_fields import NOTHING, Added, added_fields
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, TOKEN_FIELDS, detach
 from otel_rollout.record.current import (
@@ -246,30 +246,33 @@ def fields_here() -> Json:
 
 
 def with_fields(
-    path: str, body: bytes, headers: Mapping[str, str], fields: Json
-) -> tuple[bytes, dict[str, Json]]:
+    path: str, body: bytes, headers: Mapping[str, str], fields: Json, url: str = ""
+) -> tuple[bytes, Added]:
     """A request's body with the fields that ask for token ids, and the fields that were added.
 
     What the client wrote stays as it wrote it. A body that is signed, or is no JSON object, stays
-    as it is, and so does every other one where nobody asks for token ids.
+    as it is, and so does every other one where nobody asks for token ids, and one of a kind for
+    which this server is known to refuse the fields.
 
     fields: as `fields_here` gave them. None: as `configure` said.
+    url: address of the model server.
     """
     asks = process_state.settings.request_token_ids if fields is None else fields is not False
     if not asks:
-        return body, {}
+        return body, NOTHING
     try:
         params = None if is_signed(headers) else loads(body)
     except (ValueError, RecursionError):
-        return body, {}
+        return body, NOTHING
     token = otel_context.attach(otel_context.set_value(TOKEN_FIELDS, fields, OUTSIDE))
     try:
-        added = added_fields(path, params, "").fields
+        found = added_fields(path, params, url)
     finally:
         detach(token)
+    added = found.fields
     if not added or not isinstance(params, dict):
-        return body, {}
+        return body, found
     if added.keys() & params.keys():
-        return dumps({**params, **added}).encode(), added
+        return dumps({**params, **added}).encode(), found
     start = body.rstrip()[:-1]
-    return start + (b"," if params else b"") + dumps(added)[1:].encode(), added
+    return start + (b"," if params else b"") + dumps(added)[1:].encode(), found
