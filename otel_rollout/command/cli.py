@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -24,7 +25,8 @@ _LOOKING = ("check", "list", "show", "stats", "view")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status. SystemExit for a wrong command line."""
-    options = command_parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = command_parser().parse_args(_with_descending_sort(given))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # text of any language, whatever the locale
             stream.reconfigure(errors="backslashreplace")
@@ -41,6 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _flush_or_drop()
         return 1
     return status
+
+
+def _with_descending_sort(arguments: list[str]) -> list[str]:
+    """`--sort -FIELD` as `--sort=-FIELD`: argparse takes what begins with - for an option."""
+    place = arguments.index("--sort") if "--sort" in arguments else len(arguments)
+    fields = arguments[place + 1 : place + 2]
+    if arguments[:1] == ["run"] or not any(re.match(r"-[a-z_]{2}", field) for field in fields):
+        return arguments
+    return [*arguments[:place], f"--sort={fields[0]}", *arguments[place + 2 :]]
 
 
 def _flush_or_drop() -> None:

@@ -2,6 +2,7 @@ from otel_rollout.export.contract import TrajectoryExporter as TrajectoryExporte
 from otel_rollout.export.jsonl import LINE_PREFIX as LINE_PREFIX
 from otel_rollout.export.jsonl import JsonlTrajectoryExporter as JsonlTrajectoryExporter
 from otel_rollout.export.jsonl import Layout as Layout
+from otel_rollout.export.jsonl import UnfinishedLineError as UnfinishedLineError
 from otel_rollout.export.jsonl import begun_file as begun_file
 from otel_rollout.export.jsonl import layout_of as layout_of
 from otel_rollout.export.jsonl import lines_of as lines_of

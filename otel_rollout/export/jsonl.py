@@ -191,6 +191,10 @@ def trajectory_or_error(line: bytes) -> Trajectory | SpanFormatError:
         return error
 
 
+class UnfinishedLineError(SpanFormatError):
+    """The last line of a file, which may be whole soon."""
+
+
 def parsed_lines(
     lines: Iterable[bytes | None],
     name: str,
@@ -200,6 +204,7 @@ def parsed_lines(
     first: int = 1,
     *,
     goes_on: bool = False,
+    last: OnError = lambda _error: None,
 ) -> Iterator[tuple[bytes, _Parsed, str]]:
     """Each line of JSON, what it holds, and its place; of an unfinished line what is whole on it.
 
@@ -207,6 +212,7 @@ def parsed_lines(
     warn: called for each unfinished line but the last one, which may still be written.
     fail: called for any other line that is not JSON, and for one that is too long.
     first: the number of the first line. goes_on: True if others, not all blank, follow these.
+    last: called with an `UnfinishedLineError` for the last line where it is unfinished.
     """
     half: str | None = None
     for number, line in enumerate(_up_to_damage(lines, name, fail), first):
@@ -231,7 +237,10 @@ def parsed_lines(
             half = where
         elif not objects:
             fail(SpanFormatError(f"{where}: {_NO_TRAJECTORY}"))
-    _warn_of(half if goes_on else None, warn)
+    if goes_on:
+        _warn_of(half, warn)
+    elif half is not None:
+        last(UnfinishedLineError(f"{half}, the last one, is not whole and was left out"))
 
 
 def _warn_of(half: str | None, warn: OnError) -> None:

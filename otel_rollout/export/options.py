@@ -105,12 +105,17 @@ def read_options(
     return values
 
 
-def check_names(name: str, exporter: Callable[..., Any], given: Iterable[str]) -> None:
-    """ConfigurationError, with a list of what there is, for an option that is not declared."""
+def check_names(
+    name: str, exporter: Callable[..., Any], given: Iterable[str], also: Iterable[str] = ()
+) -> None:
+    """ConfigurationError, with a list of what there is, for an option that is not declared.
+
+    also: options that it has beside those that it declares.
+    """
     parameters = inspect.signature(exporter).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    declared = options_of(exporter)
+    declared = [*options_of(exporter), *also]
     for option in given:
         if option not in declared:
             raise ConfigurationError(

@@ -107,7 +107,7 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
     """
     made = _loaded(name)
     common = _take_common(name, made, options)
-    check_names(name, made, options)
+    check_names(name, made, options, [each.name for each in _common_options(made)])
     try:
         exporter = made(**options)
     except ConfigurationError:
@@ -124,7 +124,9 @@ def row_exporter(name: str, **options: Any) -> RowExporter:
 def row_exporter_from_texts(name: str, texts: Mapping[str, str]) -> RowExporter:
     """`row_exporter` with options from a command line: texts, which become the declared types."""
     made, own = _loaded(name), dict(texts)
-    common = {each.name: own.pop(each.name) for each in _common_options(made) if each.name in own}
+    names = [each.name for each in _common_options(made)]
+    common = {each: own.pop(each) for each in names if each in own}
+    check_names(name, made, own, names)
     read = read_options(name, made, own) | read_options(name, _Prepared, common)
     return row_exporter(name, **read)
 

@@ -293,6 +293,11 @@ def _uncut(value: Json) -> Cut:
 
 
 def _check_version(version: Json) -> None:
+    if type(version) is int and version > SCHEMA_VERSION:
+        raise SpanFormatError(
+            f"Trajectory.from_dict: expected schema_version {SCHEMA_VERSION}, got {version}: "
+            f"a newer otel-rollout wrote it; update otel-rollout to read it"
+        )
     if version != SCHEMA_VERSION or isinstance(version, bool):
         raise SpanFormatError(
             f"Trajectory.from_dict: expected an object with schema_version {SCHEMA_VERSION}, "

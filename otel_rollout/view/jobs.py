@@ -142,7 +142,7 @@ def read_lines(
     A damaged line is reported instead. Its exchanges are read when somebody asks: the function may
     be the first to find that they are damaged. place: `first` and `goes_on` of `parsed_lines`.
     """
-    found = parsed_lines(lines, name, report, report, trajectory_or_error, **place)
+    found = parsed_lines(lines, name, report, report, trajectory_or_error, last=report, **place)
     for line, trajectory, where in found:
         if isinstance(trajectory, SpanFormatError):
             report(SpanFormatError(f"{where}: {trajectory}"))

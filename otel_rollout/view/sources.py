@@ -21,6 +21,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.compressed import joined
 from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.export import (
+    UnfinishedLineError,
     begun_file,
     is_of_started,
     item_of,
@@ -234,6 +235,10 @@ class Sources:
 
     def report(self, error: SpanFormatError) -> None:
         """Report a place that cannot be read; reading goes on."""
+        if isinstance(error, UnfinishedLineError):  # it may be whole soon
+            if self._on_error is None:
+                note_above(f"{error}: its writer is still writing it, or was stopped")
+            return
         self.errors += 1
         if self._on_error is not None:
             self._on_error(error)

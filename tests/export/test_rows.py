@@ -414,6 +414,7 @@ async def test_trajectories_of_a_file_are_compared_by_their_group(
     await gather_group([agent(0.0), agent(0.5)], group_id="h")
     await agent(7.0)
     read = [Trajectory.from_json(each.to_json()) for each in recording.trajectories]
+    read.sort(key=lambda each: (each.group_id or "z", each.sample_index or 0))
     mixed = [read[place] for place in (3, 0, 5, 1, 4, 2)]
     expected = {
         read[place].id: value for place, value in enumerate([1.0, -1.0, None, -0.25, 0.25, None])

@@ -329,10 +329,35 @@ def test_values_of_different_kinds_are_sorted(tmp_path: Path, capsys: Output) ->
     assert [first["metadata"]["n"], second["metadata"]["n"]] == [3, "x"]
 
 
+def test_where_none_matches_that_is_said(trajectories: str, capsys: Output) -> None:
+    """With how many there are; `--sort -FIELD` is what it looks like."""
+    capsys.readouterr()
+    for verb in ("list", "show"):
+        assert main([verb, trajectories, "--where", "reward > 9"]) == 0
+        assert "--where: 0 of 8 trajectories match" in capsys.readouterr().err
+    assert main(["list", trajectories, "--sort", "-reward"]) == 0
+    apart = capsys.readouterr().out
+    assert main(["list", trajectories, "--sort=-reward"]) == 0
+    assert capsys.readouterr().out == apart
+
+
+def test_a_last_line_that_is_not_whole_is_named(tmp_path: Path, capsys: Output) -> None:
+    """Its writer may still be writing, so the status is 0."""
+    path = write(tmp_path / "t.jsonl", line("a" * 32, Call([user("hi")])))
+    whole = path.read_bytes()
+    for content, count in ((whole + whole[:300], 1), (whole[:300], 0)):
+        path.write_bytes(content)
+        for verb in ("list", "show"):
+            assert main([verb, str(path)]) == 0
+            said = capsys.readouterr()
+            assert f"{path}, line {count + 1}, the last one, is not whole" in said.err
+            assert ("aaaaaaaa" in said.out) == bool(count)
+
+
 def test_no_trajectory_is_said(tmp_path: Path, spans: str, capsys: Output) -> None:
     """An empty list has no head; as JSON the sums are there."""
     assert main(["list", "--where", "turns > 99", spans]) == 0
-    assert capsys.readouterr() == ("", "no trajectories\n")
+    assert capsys.readouterr() == ("", "--where: 0 of 8 trajectories match\n")
 
 
 @given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=30))

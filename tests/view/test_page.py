@@ -140,7 +140,7 @@ def test_an_empty_list_and_what_cannot_be_read_are_said(browser: Browser, tmp_pa
         file.write('{"schema_version": 1, "id": 7}\n{}\n')
     with serving(path) as damaged, reading(browser, damaged.url) as reader:
         reader.open("where=reward+%3E+7")
-        reader.see(".hint", "No trajectory is like this.")
+        reader.see(".hint", "No trajectory matches.")
         reader.see(".problems summary", "problem").click()
         reader.see(".problems li", "line 3")
 
@@ -200,7 +200,7 @@ def test_rows_are_reached_with_tab_and_the_focus_is_seen(reader: Reader):
 def test_numbers_open_views_and_escape_goes_back(reader: Reader, served: Served):
     """1 to 5 are the views of a trajectory, 6 is its group."""
     reader.open(hard(served))
-    for key, view in zip("2345", ("Tokens", "Why not train", "Time", "Raw"), strict=True):
+    for key, view in zip("2345", ("Tokens", "Not trained", "Time", "Details"), strict=True):
         reader.see(".tabs")
         reader.press(key)
         reader.see(".tabs [aria-selected=true]", view)
@@ -457,7 +457,7 @@ def test_tokens_of_what_does_not_train_say_why(browser: Browser, tmp_path: Path)
         facts.get_by_text("its message").click()
         reader.see(".verdict", "○ its rollout failed")
         assert reader.tab.locator(".message.trains").count() == 0
-        reader.see(".tabs a", "Why not train").click()
+        reader.see(".tabs a", "Not trained").click()
         reader.see(".lead", "Nothing of this trajectory trains.")
 
 

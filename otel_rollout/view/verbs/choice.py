@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.terminal import number_of
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.fields import Field
 from otel_rollout.view.filter_expression import Where
@@ -20,6 +21,8 @@ class Choice:
     def __init__(self, options: argparse.Namespace) -> None:
         self.where: Where | None = None
         """None: every trajectory."""
+        self._asked = 0
+        """Trajectories that the filter was asked about."""
         self.sorts: str | None = getattr(options, "sort", None)
         """A field, `-` before it for descending; None: as they come."""
         self._by: Field | None = None
@@ -35,9 +38,16 @@ class Choice:
         except ConfigurationError as error:
             options.wrong(str(error))
 
+    def nothing(self) -> str:
+        """The sentence for people where no trajectory is left."""
+        if self.where is None or not self._asked:
+            return "no trajectories"
+        return f"--where: 0 of {number_of(self._asked, 'trajectory')} match"
+
     def keeps(self, trajectory: Trajectory) -> bool:
         """True for a trajectory that the filter keeps; its calls are read if that needs them."""
         where = self.where
+        self._asked += 1
         return where is None or where.matches(Overview.of(trajectory, where.names))
 
     def examined(self, trajectory: Trajectory) -> Examined | None:
@@ -45,6 +55,7 @@ class Choice:
         where = self.where
         if where is not None and where.names <= HEAD:
             return examine(trajectory) if self.keeps(trajectory) else None
+        self._asked += 1
         examined = examine(trajectory)
         return examined if where is None or where.matches(examined.overview) else None
 

@@ -42,6 +42,8 @@ def list_trajectories(options: argparse.Namespace) -> int:
         print(dumps({"summary": totals.to_dict()}))
     else:
         _print_table(overviews, totals)
+        if not totals.rewards.count:
+            note(choice.nothing())
     return note_unreadable(sources.errors)
 
 
@@ -64,12 +66,10 @@ def _print_table(overviews: Iterable[Overview], totals: Totals) -> None:
         if not number:
             print(table.head())
         print(table.line(overview), flush=True)
-    if not totals.rewards.count:
-        note("no trajectories")
-        return
-    print()
-    for line in totals.lines(width):
-        print(line)
+    if totals.rewards.count:
+        print()
+        for line in totals.lines(width):
+            print(line)
 
 
 # --- the table

@@ -48,7 +48,7 @@ def show(options: argparse.Namespace) -> int:
                 print(coloured(line))
         sys.stdout.flush()
     if not shown:
-        note(f"no trajectory whose id begins with {wanted!r}" if wanted else "no trajectories")
+        note(f"no trajectory whose id begins with {wanted!r}" if wanted else choice.nothing())
     return max(note_unreadable(sources.errors), int(bool(wanted) and not shown))
 
 

@@ -27,13 +27,18 @@ export function ListView({ address, state }: { address: Address; state: State })
       <section class="table-side">
         <h1 class="unseen">Trajectories</h1>
         <Filters address={address} state={state} move={move} error={summary.error} />
-        <Table address={address} state={state} move={move} />
+        <Table address={address} state={state} move={move} summaryError={summary.error} />
       </section>
     </div>
   );
 }
 
-function Table({ address, state, move }: Moving): JSX.Element {
+function Table({
+  address,
+  state,
+  move,
+  summaryError,
+}: Moving & { summaryError: string | null }): JSX.Element {
   const filter = { where: address.where ?? "", search: address.search ?? "" };
   const sort = address.sort ?? "";
   const size = Math.min(200, state.rowsLimit || 200);
@@ -84,7 +89,12 @@ function Table({ address, state, move }: Moving): JSX.Element {
       <Heads sort={sort} set={(next) => move({ sort: next })} />
       {pages.total === 0 && (
         <p class="hint">
-          {state.complete ? "No trajectory is like this." : "None so far: the sources are still being read."}
+          {state.complete ? "No trajectory matches. " : "None so far: the sources are still being read. "}
+          {(filter.where || filter.search) && (
+            <button type="button" class="link" onClick={() => move({ where: "", search: "" })}>
+              Clear the filter
+            </button>
+          )}
         </p>
       )}
       <VirtualList
@@ -98,7 +108,7 @@ function Table({ address, state, move }: Moving): JSX.Element {
       />
       <footer class="table-foot">
         {pages.total === null ? "reading…" : `${count(total)} of ${count(state.indexed)}`}
-        {pages.error !== null && (
+        {pages.error !== null && pages.error !== summaryError && (
           <span class="error" role="alert">
             {pages.error}
           </span>

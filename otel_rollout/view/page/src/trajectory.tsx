@@ -168,6 +168,8 @@ export function Fact({ name, value }: { name: string; value: JSX.Element | strin
   );
 }
 
+const TITLES: Partial<Record<View, string>> = { findings: "Not trained", raw: "Details" };
+
 function Tabs({ detail, address, view }: { detail: Detail; address: Address; view: View }): JSX.Element {
   const notes: Partial<Record<View, number>> = {
     messages: detail.nodes.length,
@@ -184,7 +186,7 @@ function Tabs({ detail, address, view }: { detail: Detail; address: Address; vie
           title={`${name} (${place + 1})`}
           href={formatAddress({ trajectory: address.trajectory ?? "", view: name, ...only(address) })}
         >
-          {name === "findings" ? "Why not train" : name[0]?.toUpperCase() + name.slice(1)}
+          {TITLES[name] ?? name[0]?.toUpperCase() + name.slice(1)}
           {notes[name] !== undefined && <span class="muted">{count(notes[name])}</span>}
         </a>
       ))}
