@@ -485,7 +485,7 @@ LINES = {
     "spans": 1_780,
     "testing": 1_189,
     "trajectory": 4_707,
-    "view": 6_563,
+    "view": 6_566,
     "wire": 4_953,
     "workflows": 854,
 }

@@ -108,6 +108,7 @@ class Answers:
             "complete": complete,
             "errors": errors,
             "jaeger": self._jaeger,
+            "where": self._only,
             "fields": list(COLUMNS),
             "rowsLimit": MOST_ROWS,
         }

@@ -28,6 +28,8 @@ class State(TypedDict):
     """False while the sources are still being read."""
     errors: list[str]
     jaeger: str | None
+    where: str
+    """The expression that the page was opened with, which holds for all that is listed."""
     fields: list[str]
     """Names that a filter may use."""
     rowsLimit: int

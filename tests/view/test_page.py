@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser
@@ -97,6 +99,18 @@ def test_a_wrong_expression_is_answered_beside_its_box(reader: Reader):
     assert reader.see('input[name="where"]').get_attribute("aria-invalid") == "true"
     reader.see('input[name="where"]').fill("reward >= 0.5")
     reader.tab.locator(".filters .error").wait_for(state="detached")
+
+
+def test_a_filter_is_there_as_a_command(reader: Reader, served: Served):
+    """Quoted for a shell, and about the same trajectories."""
+    reader.open("where=" + quote("name == \"swe_agent\" and name != 'x'"))
+    reader.see(".table-foot", "1 of 16")
+    reader.see(".as-commands summary").click()
+    first, second = reader.see(".as-commands pre").inner_text().splitlines()
+    assert shlex.split(second)[:2] == ["otel-rollout", "export"]
+    words = shlex.split(first)
+    assert words[:3] == ["otel-rollout", "list", str(served.path)]
+    assert words[3:] == ["--where", "name == \"swe_agent\" and name != 'x'"]
 
 
 def test_words_are_searched_for_in_messages(reader: Reader):

@@ -11,6 +11,7 @@ import { Overviews } from "./overview";
 import { revision, source } from "./source";
 import { Prose, beginning, count, ending, plain } from "./text";
 import type { Overview, State } from "./types";
+import { asCommands } from "./where";
 import { type ListHandle, VirtualList } from "./virtual";
 
 export function ListView({ address, state }: { address: Address; state: State }): JSX.Element {
@@ -108,6 +109,13 @@ function Table({
       />
       <footer class="table-foot">
         {pages.total === null ? "reading…" : `${count(total)} of ${count(state.indexed)}`}
+        {!source.embedded && filter.where !== "" && pages.error === null && (
+          <details class="as-commands">
+            <summary>the filter as commands</summary>
+            <pre>{plainLines(asCommands(state.sources, [state.where, filter.where]))}</pre>
+            {filter.search !== "" && <p>The words of the search are not part of them.</p>}
+          </details>
+        )}
         {pages.error !== null && pages.error !== summaryError && (
           <span class="error" role="alert">
             {pages.error}
@@ -153,6 +161,8 @@ function Heads({ sort, set }: { sort: string; set(sort: string): void }): JSX.El
 
 /** Characters of the task, and of the end, below a row. */
 const ROW_TEXT = 300;
+
+const plainLines = (text: string) => text.split("\n").map(plain).join("\n");
 
 interface RowProps {
   row: Overview | undefined;

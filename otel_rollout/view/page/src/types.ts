@@ -91,6 +91,8 @@ export interface State {
   complete: boolean;
   errors: string[];
   jaeger: string | null;
+  /** The expression that the page was opened with, which holds for all that is listed. */
+  where: string;
   /** Names that a filter may use. */
   fields: string[];
   /** The most rows that one request may ask for. */

@@ -10,6 +10,19 @@ export function binClause(field: string, from: number, to: number, last: boolean
   return `${field} >= ${from} and ${field} ${last ? "<=" : "<"} ${to}`;
 }
 
+/** A word of a shell command. */
+function shellWord(text: string): string {
+  return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replace(/'/g, "'\\''")}'`;
+}
+
+/** Commands for the terminal that are about the same trajectories, one a line. */
+export function asCommands(sources: string[], clauses: string[]): string {
+  const given = clauses.map((clause) => clause.trim()).filter((clause) => clause !== "");
+  const where = given.length > 1 ? given.map((clause) => `(${clause})`).join(" and ") : (given[0] ?? "");
+  const rest = [...sources.map(shellWord), ...(where ? ["--where", shellWord(where)] : [])].join(" ");
+  return `otel-rollout list ${rest}\notel-rollout export ${rest} --to tokens -o rows.jsonl`;
+}
+
 export function hasClause(where: string, clause: string): boolean {
   return ` and ${where} and `.includes(` and ${clause} and `);
 }
