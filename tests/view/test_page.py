@@ -263,6 +263,21 @@ def test_tokens_begin_with_the_main_conversation_and_name_the_tokenizer(
         assert shown.startswith("history 1 main")
 
 
+def test_what_all_samples_share_stands_there_once(browser: Browser, tmp_path: Path):
+    """Up to the first message that differs, be it in its reasoning alone."""
+    thoughts = [{"role": "assistant", "content": "4", "reasoning_content": t} for t in ("a", "b")]
+    samples = [
+        line(f"t{n}", Call([user("2 + 2?")], thought), group_id="g", sample_index=n)
+        for n, thought in enumerate(thoughts)
+    ]
+    path = write(tmp_path / "t.jsonl", *samples)
+    with serving(path) as served, reading(browser, served.url) as reader:
+        reader.open("group=g")
+        reader.see(".column-cell.shared", "2 + 2?")
+        reader.see(".columns-row.differs .reasoning", "reasoning")
+        assert reader.count(".column-cell") == 1 + 2
+
+
 def test_a_link_leads_another_reader_to_the_same_token(
     browser: Browser, reader: Reader, served: Served
 ):

@@ -21,6 +21,14 @@ export function Compact({ node, same = 0 }: Props): JSX.Element {
       <h2>
         <Prose text={node.role} />
       </h2>
+      {node.reasoning !== null && (
+        <details class="reasoning">
+          <summary>reasoning · {count(node.reasoning.length)} characters</summary>
+          <p class="compact-text" dir="auto">
+            <Prose text={node.reasoning} />
+          </p>
+        </details>
+      )}
       <p class="compact-text" dir="auto">
         <Prose text={text.slice(0, from)} />
         {from > 0 && from < text.length ? (

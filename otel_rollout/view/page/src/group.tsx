@@ -210,7 +210,13 @@ function Messages({
           class={`columns-row ${place === differs ? "differs" : ""} ${differs !== null && place < differs ? "same" : ""}`}
           role="row"
         >
+          {sharedBy(differs !== null && place < differs ? paths : [], place).map((node) => (
+            <div class={`column-cell shared role-${node.role}`} role="cell" aria-colspan={paths.length}>
+              <Compact node={node} />
+            </div>
+          ))}
           {paths.map((path, column) => {
+            if (differs !== null && place < differs && sharedBy(paths, place).length > 0) return null;
             const node = typeof path === "string" ? undefined : path[place];
             return (
               <div class={`column-cell role-${node?.role ?? "none"}`} role="cell" key={shown[column]?.id}>
@@ -227,11 +233,18 @@ function Messages({
   );
 }
 
+/** The message that all columns have at a place, as they are the same up to there; empty: not all. */
+function sharedBy(paths: (Node[] | string)[], place: number): Node[] {
+  const nodes = paths.map((path) => (typeof path === "string" ? undefined : path[place]));
+  return nodes[0] && nodes.every((node) => node !== undefined) ? [nodes[0]] : [];
+}
+
 /** The first message that is not the same in all columns. */
 function firstDifferent(paths: (Node[] | string)[], group: Group): number | null {
   const known = paths.filter((path): path is Node[] => typeof path !== "string");
   const key = (node: Node | undefined) =>
-    node && JSON.stringify([node.role, node.text, node.toolCalls.map((c) => [c.name, c.arguments])]);
+    node &&
+    JSON.stringify([node.role, node.text, node.reasoning, node.toolCalls.map((c) => [c.name, c.arguments])]);
   for (let place = 0; known.length > 1 && place < (known[0]?.length ?? 0); place++) {
     if (new Set(known.map((path) => key(path[place]))).size > 1) return place;
   }
