@@ -476,7 +476,7 @@ LINES = {
     "": 1_396,
     "command": 2_456,
     "export": 2_433,
-    "gateway": 2_445,
+    "gateway": 2_451,
     "look": 2_156,
     "otlp": 1_906,
     "rebuild": 1_109,

@@ -22,6 +22,8 @@ KEYS = frozenset((b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _MARK = b"/r/"
 _is_plain = re.compile(r"(?:/(?!\.+(?:/|$))[\w.~:@!$&'()*+,=-]+)*/?", re.ASCII).fullmatch
 _hides_a_path = re.compile(rb"%2[ef]", re.IGNORECASE).search
+_names_a_model = re.compile(rb"(?:(?:/v1|/v1beta)?/models|/model)/[^/]+").fullmatch
+_has_dots = re.compile(rb"%2e", re.IGNORECASE).search
 _is_question = re.compile(
     r"(?:/v1|/v1beta)?/models(?:/[^/]+){0,2}|(?:/v1)?/(?:health|version|ping)"
 ).fullmatch
@@ -69,9 +71,13 @@ def asked_of(raw_path: bytes, headers: RawHeaders) -> Asked:
 def plain_path(raw: bytes) -> str | None:
     """A path with ordinary characters that were percent-encoded as they are.
 
+    One with encoded slashes in the name of a model stays as it came.
     None: it has others, or dots, empty segments or slashes that lead elsewhere.
     """
     path = unquote_to_bytes(raw).decode("latin-1")
+    before = re.split(rb"%2f", raw, maxsplit=1, flags=re.IGNORECASE)[0]
+    if before != raw and _names_a_model(before) and _is_plain(path) and not _has_dots(raw):
+        return raw.decode("latin-1")  # `org/name`, or an ARN: it stays below the same path
     return path if _is_plain(path) and not _hides_a_path(raw) else None
 
 

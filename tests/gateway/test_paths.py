@@ -299,3 +299,36 @@ async def test_a_websocket_is_not_found(captured: Recording, clients: Clients, g
         )
     assert answer.status == 404
     assert server.exchanges == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/models/org%2Fname", 200),
+        ("GET", "/v1/models/org%2fname", 200),
+        ("POST", "/model/arn%3Aaws%3Abedrock%3Ax%2Fname/converse", 200),
+        ("DELETE", "/v1/models/org%2Fname", 403),
+        ("POST", "/model/x%2Fconverse", 403),
+        ("POST", "/v1/models/org%2Fname", 403),
+        ("GET", "/v1/models/org%2F..%2F..%2Ffiles", 400),
+        ("GET", "/v1/models/org%2F%2e%2e%2Ffiles", 400),
+        ("GET", "/v1/models/org%252Fname", 400),
+        ("GET", "/v1/models/%2Fname", 400),
+        ("GET", "/v1/models%2Fname", 400),
+        ("GET", "/v1/models/org%2F%2Fname", 400),
+    ],
+)
+async def test_a_slash_in_the_name_of_a_model(
+    captured: Recording, clients: Clients, gateway_to: Serve, method: str, path: str, status: int
+):
+    """It is sent on as it came where the path stays below that of models, and nowhere else."""
+    server = clients.serve("Hello", routes={path: Raw(body=b"{}")})
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent"):
+        url = f"{gateway.url}/r/{gateway.token()}{path}"
+        answer = await send(url, {} if method == "POST" else None, method)
+    if status == 200:
+        assert answer.status not in (400, 403)
+    else:
+        assert answer.status == status
+    assert [wire.path for wire in server.exchanges] == ([path] if status == 200 else [])
