@@ -401,3 +401,12 @@ def test_rules_for_side_calls() -> None:
         [c.side_call is None for c in names[n].completions] for n in ("judged", "nothing_left_out")
     ]
     assert found == [[True, False, False], [True, True, True]]
+
+
+def test_each_promise_of_the_threat_model_has_its_test():
+    """The page names tests that exist."""
+    page = (ROOT / "docs" / "threat-model.md").read_text()
+    named = re.findall(r"`(tests/\S+\.py)::(\w+)`", page)
+    assert len(named) == page.count("\n| ") - 1
+    for path, name in named:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), name
