@@ -174,6 +174,7 @@ def _note_tally(tally: Tally, output: str) -> int:
         note(f"  {tally.repeated} came again; the last of each counts")
     _note_reasons("trajectory", "dropped", tally.empty)
     _note_reasons("completion", "in no row", tally.dropped)
+    _note_reasons("group", "not whole", tally.partial)
     _note_reasons("trajectory", "refused", tally.refused)
     return max(note_unreadable(tally.unreadable), int(not tally.rows))
 

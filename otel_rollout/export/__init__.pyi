@@ -28,6 +28,7 @@ from otel_rollout.export.rowfile import key_of as key_of
 from otel_rollout.export.rowfile import rows_of as rows_of
 from otel_rollout.export.rows import EmptyRowsWarning as EmptyRowsWarning
 from otel_rollout.export.rows import NoAdvantageWarning as NoAdvantageWarning
+from otel_rollout.export.rows import PartialGroupWarning as PartialGroupWarning
 from otel_rollout.export.rows import Rows as Rows
 from otel_rollout.export.rows import TokenRows as TokenRows
 from otel_rollout.export.rows import to_token_rows as to_token_rows

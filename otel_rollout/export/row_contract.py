@@ -22,7 +22,7 @@ from otel_rollout.export.options import (
     read_options,
 )
 from otel_rollout.extras import to_install
-from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
+from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup, check_whole
 from otel_rollout.wire import Json
 
 ENTRY_POINTS = "otel_rollout_exporter"
@@ -168,19 +168,32 @@ class _Prepared:
         *,
         require_all_calls: bool = False,
         include_side_calls: bool = False,
+        require_whole_groups: bool = False,
     ) -> None:
         self._exporter = exporter
         self._all_calls, self._side_calls = require_all_calls, include_side_calls
+        self._whole_groups = require_whole_groups
         self.finish = exporter.finish
         if callable(dropped := getattr(exporter, "dropped", None)):
             self.dropped = lambda group: dropped(self._prepared(group))
 
     def rows(self, group: TrajectoryGroup) -> Iterable[dict[str, Json]]:
-        """The rows of the exporter. ExportError for a trajectory that lacks calls."""
+        """The rows of the exporter. ExportError for what lacks calls, or samples."""
+        if self._whole_groups:
+            check_whole("require_whole_groups=True", (*group, *group.failures))
         if self._all_calls:
             for trajectory in group:
                 trajectory.check_calls()
         return self._exporter.rows(self._prepared(group))
+
+    @property
+    def of_one(self) -> _Prepared:
+        """The same for a trajectory alone, without the others of its group."""
+        return _Prepared(
+            self._exporter,
+            require_all_calls=self._all_calls,
+            include_side_calls=self._side_calls,
+        )
 
     def _prepared(self, group: TrajectoryGroup) -> TrajectoryGroup:
         return without_side_calls(group) if self._side_calls else group

@@ -28,7 +28,13 @@ from otel_rollout.export.rows import Rows
 from otel_rollout.export.store import Store
 from otel_rollout.lines import lock, write_whole
 from otel_rollout.terminal import without_ids_and_numbers
-from otel_rollout.trajectory import UNREADABLE, Dropped, Trajectory, TrajectoryGroup
+from otel_rollout.trajectory import (
+    UNREADABLE,
+    Dropped,
+    Trajectory,
+    TrajectoryGroup,
+    groups_not_whole,
+)
 from otel_rollout.wire import Json, dumps, finite, loads
 
 _OURS = ("trajectories", "spans")
@@ -223,6 +229,8 @@ class Tally:
     """Trajectories without a completion, though their rollouts should have one, by reason."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Completions that the exporter trains in no row, by reason."""
+    partial: Counter[str] = field(default_factory=Counter)
+    """Groups that are not whole, each with what it lacks."""
 
     def add(self, other: Tally) -> None:
         """Add the counts of the other."""
@@ -266,6 +274,7 @@ def rows_of(
     tally.groups += 1
     tally.trajectories += len(members)
     tally.failures += len(group.failures)
+    tally.partial.update(map(str, groups_not_whole(members.values())))
     try:
         return _lines(group, exporter, tally)
     except UNREADABLE as error:
@@ -278,7 +287,7 @@ def rows_of(
         if kept:
             rows = _lines(TrajectoryGroup.of(kept, id=group.id), exporter, tally)
     except ExportError as error:
-        refused = dict.fromkeys(members, error)
+        refused = {**dict.fromkeys(members, error), **refused}
     for text in dict.fromkeys(map(str, refused.values())):
         report(text)
     for each in refused.values():
@@ -324,6 +333,7 @@ def _refused(
     All, if each alone can be carried; raises what is no ExportError then.
     """
     refused: dict[str, Exception] = {}
+    exporter = getattr(exporter, "of_one", exporter)
     for member in members.values():
         try:
             for _ in exporter.rows(TrajectoryGroup.of([member])):

@@ -18,6 +18,7 @@ from otel_rollout.export.tables import RowTable, checked_items
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.terminal import without_ids_and_numbers
 from otel_rollout.trajectory import (
+    PARTIAL_GROUPS,
     Completion,
     Drift,
     Dropped,
@@ -26,7 +27,9 @@ from otel_rollout.trajectory import (
     Trajectory,
     TrajectoryGroup,
     advice_about,
+    check_whole,
     group_in_workflow,
+    groups_not_whole,
 )
 
 Credit = Literal["broadcast", "split", "last"]
@@ -38,6 +41,10 @@ class EmptyRowsWarning(UserWarning):
 
 class NoAdvantageWarning(UserWarning):
     """Several trajectories have rewards, and none has an advantage."""
+
+
+class PartialGroupWarning(UserWarning):
+    """Samples of a group are missing, so its advantages are relative to the others alone."""
 
 
 class Rows(RowTable, ShownInNotebooks):
@@ -79,6 +86,7 @@ def to_token_rows(
     ddof: Literal[0, 1] = 0,
     include_children: bool = False,
     mask_reasons: Collection[TerminationReason | str] = (),
+    require_whole_groups: bool = False,
     **options: Any,
 ) -> Rows:
     """One plain row for each token sequence, in order.
@@ -100,6 +108,9 @@ def to_token_rows(
     shares; "last" leaves theirs at zero. ValueError where there is no group.
     mask_reasons: trajectories that ended so, or whose episode did, give no rows. Their rewards
     count in the mean of their group all the same. They are in `masked` of what is returned.
+    require_whole_groups: ExportError if samples of a group are missing: its `sample_index` has
+    gaps, or it has fewer members than its `group_size`. Else such a group gives a
+    `PartialGroupWarning`.
     trajectory_id, name, task_id, group_id, sample_index; row and rows: which of how many of its
     trajectory. parent_id: the trajectory that it ran inside, or None. history: the place in
     `trajectory.histories` of the conversation that the row ends with; None where it is in none.
@@ -118,12 +129,23 @@ def to_token_rows(
         mask_reasons=mask_reasons,
         options=options,
     )
+    _check(rows, require_whole_groups)
+    return rows
+
+
+def _check(rows: Rows, require_whole_groups: bool) -> None:
+    """Warn the caller of the function that calls this of what trains less than it may seem."""
+    there = [*rows.trajectories, *rows.masked]
+    if require_whole_groups:
+        check_whole("to_token_rows(require_whole_groups=True)", there)
+    elif partial := [each for each in groups_not_whole(there) if each.samples > 1]:
+        said = "; ".join(map(str, partial))
+        warnings.warn(f"{said}. {PARTIAL_GROUPS}", PartialGroupWarning, stacklevel=3)
     if not rows and any(trajectory.trainable for trajectory in rows.trajectories):
-        warnings.warn(_why_empty(rows), EmptyRowsWarning, stacklevel=2)
+        warnings.warn(_why_empty(rows), EmptyRowsWarning, stacklevel=3)
     scored = [trajectory for trajectory in rows.trajectories if trajectory.reward is not None]
     if rows and len(scored) > 1 and all(row["advantage"] is None for row in rows):
-        warnings.warn(_why_no_advantage(scored), NoAdvantageWarning, stacklevel=2)
-    return rows
+        warnings.warn(_why_no_advantage(scored), NoAdvantageWarning, stacklevel=3)
 
 
 def _token_rows(

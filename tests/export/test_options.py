@@ -155,4 +155,5 @@ def test_an_option_without_a_default_is_required() -> None:
     path, names, *common = all_options(made)
     assert path.described() == "path=... (required): a path"
     assert names.described().startswith("names=a,b: ")
-    assert [option.name for option in common] == ["require_all_calls", "include_side_calls"]
+    of_all = ["require_all_calls", "include_side_calls", "require_whole_groups"]
+    assert [option.name for option in common] == of_all

@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from otel_rollout import Trajectory, gather_group, rollout
+from otel_rollout import (
+    ExportError,
+    PartialGroupWarning,
+    Trajectory,
+    TrajectoryGroup,
+    gather_group,
+    rollout,
+    to_token_rows,
+)
 from otel_rollout.command.cli import main
-from otel_rollout.view.verbs.groups import Groups, Sample
+from otel_rollout.trajectory import Groups, Sample
 from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording
 
@@ -154,3 +162,29 @@ def test_numbers_that_are_expected(lines: list[str], tmp_path: Path, capsys: Out
     status, out = check(path, alone, capsys, "--expect-groups", "4")
     assert status == 1
     assert "groups of 4 expected, no trajectory has a group" in out
+
+
+def test_rows_of_a_group_that_is_not_whole(
+    lines: list[str], tmp_path: Path, capsys: Output
+) -> None:
+    """A warning names it; with `require_whole_groups` it has no rows, and the others have."""
+    members = [Trajectory.from_dict(json.loads(line)) for line in lines]
+    of_g, of_h = members[:4], members[4:7]
+    whole, partial = TrajectoryGroup.of(of_g), TrajectoryGroup.of(of_h)
+    assert len(to_token_rows(whole, require_whole_groups=True)) == 4
+    with pytest.warns(PartialGroupWarning, match="group 'h' has 3 of 4 samples"):
+        assert len(to_token_rows(partial)) == 3
+    with pytest.raises(ExportError, match="expected whole groups, but group 'h' has 3 of 4"):
+        to_token_rows([*of_g, *of_h], require_whole_groups=True)
+    path, output = tmp_path / "t.jsonl", tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines[:7]))
+    export = ["export", str(path), "--to", "tokens", "-o", str(output)]
+    assert main(export) == 0
+    assert "1 group not whole:" in capsys.readouterr().err
+    assert len(output.read_text().splitlines()) == 7
+    output.unlink()
+    main([*export, "--option", "require_whole_groups=true"])
+    error = capsys.readouterr().err
+    assert "3 trajectories refused:" in error
+    assert error.count("expected whole groups, but group 'h' has 3 of 4 samples") == 1
+    assert {json.loads(line)["group_id"] for line in output.read_text().splitlines()} == {"g"}

@@ -17,16 +17,18 @@ from hashlib import blake2b
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.terminal import escaped, note, number_of, sentence_about
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.trajectory import PARTIAL_GROUPS, Groups, NotWhole, Sample, Trajectory
 from otel_rollout.view.findings import Finding
 from otel_rollout.view.overview import Examined, Overview
 from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.verbs.causes import NOTHING_TRAINS, Causes
 from otel_rollout.view.verbs.choice import Choice
-from otel_rollout.view.verbs.groups import ADVICE, GROUPS_SHOWN, Groups, NotWhole, Sample
 from otel_rollout.view.verbs.never_ended import NeverEnded, sources_of
 from otel_rollout.view.verbs.requirements import REQUIREMENTS, TO_TRAIN_ON, WHOLE
 from otel_rollout.wire import Json, dumps
+
+_GROUPS_SHOWN = 20
+"""Groups that are printed; the others are counted."""
 
 
 def check(options: argparse.Namespace) -> int:
@@ -198,12 +200,12 @@ class _Report:
         """The end of what is printed for people."""
         yield from self._causes.lines(self.required)
         not_whole = self.not_whole()
-        for each in not_whole[:GROUPS_SHOWN]:
+        for each in not_whole[:_GROUPS_SHOWN]:
             yield f"         whole: {each}"
-        if len(not_whole) > GROUPS_SHOWN:
-            yield f"and {len(not_whole) - GROUPS_SHOWN} more groups (--json has all)"
+        if len(not_whole) > _GROUPS_SHOWN:
+            yield f"and {len(not_whole) - _GROUPS_SHOWN} more groups (--json has all)"
         if not_whole:
-            yield f"         {ADVICE}"
+            yield f"         {PARTIAL_GROUPS}"
         yield from self.started.lines()
         missing = [*self._missing()]
         if self.failed or missing:

@@ -5,21 +5,23 @@ Memory: a group's id and its size, and a bit for each of its samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from otel_rollout.errors import ExportError
 from otel_rollout.terminal import number_of
-from otel_rollout.trajectory import Trajectory
+from otel_rollout.trajectory.trajectory import Trajectory
 from otel_rollout.wire import Json
 
 _NUMBERED = 1 << 16
 """A `sample_index` from here on is the user's own name for a sample, not a count."""
 _NAMED = 10
 """Missing samples that are named; the others are counted."""
-GROUPS_SHOWN = 20
-"""Groups that are printed; the others are counted."""
-ADVICE = "Find the missing samples, or leave these groups out: advantages need whole groups."
+PARTIAL_GROUPS = (
+    "Find the missing samples, or leave these groups out: advantages are relative to all samples "
+    "of a group."
+)
 """What to do about a group that is not whole."""
 
 
@@ -158,3 +160,20 @@ class Groups:
             too_many = self.expected is not None and samples > size
             if each.is_asked_for and (gaps or samples < size or too_many):
                 yield NotWhole(each.id, samples, size or None, gaps)
+
+
+def groups_not_whole(trajectories: Iterable[Trajectory]) -> list[NotWhole]:
+    """The groups among these trajectories of which samples are missing."""
+    groups = Groups()
+    for trajectory in {each.id: each for each in trajectories}.values():
+        groups.add(Sample.of(trajectory))
+        groups.ask_for(trajectory.group_id)
+    return [*groups.not_whole()]
+
+
+def check_whole(caller: str, trajectories: Iterable[Trajectory]) -> None:
+    """ExportError if samples of a group are missing."""
+    if partial := groups_not_whole(trajectories):
+        raise ExportError(
+            f"{caller}: expected whole groups, but {'; '.join(map(str, partial))}. {PARTIAL_GROUPS}"
+        )
