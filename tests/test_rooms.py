@@ -485,9 +485,9 @@ LINES = {
     "record": 7_474,
     "spans": 1_780,
     "testing": 1_189,
-    "trajectory": 4_892,
+    "trajectory": 4_894,
     "view": 6_408,
-    "wire": 4_953,
+    "wire": 4_963,
     "workflows": 854,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

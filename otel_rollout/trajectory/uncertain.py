@@ -5,6 +5,7 @@ All of it follows from the exchanges: a file of trajectories does not have it, i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from otel_rollout.spans import EXACT_SOURCE, Exchange
@@ -39,7 +40,8 @@ def _unknown_in(completion: Completion) -> list[str]:
     if completion.items and lacks_id and completion.choice_index == 0:
         found.append(sentences.NO_ID(id=repr(completion.id)))
     text = exchange.body or exchange.events or ""
-    if "prob" in text and (unknown := (completion.logprobs or []).count(None)):
+    logprobs = completion.logprob_array if "prob" in text else None
+    if logprobs and math.isnan(sum(logprobs)) and (unknown := sum(map(math.isnan, logprobs))):
         found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))
     return found
 

@@ -137,7 +137,7 @@ _WEIGHT = "Give the named rewards a weight (record_reward(..., weight=1)), or se
 
 def _of_logprobs(rows: TokenSequences) -> Iterator[Finding]:
     completions = _trained(rows)
-    unknown = sum(completion.logprobs is None for completion in completions)
+    unknown = sum(completion.logprob_array is None for completion in completions)
     if unknown:
         yield Finding(
             "inexact",

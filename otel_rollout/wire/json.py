@@ -188,7 +188,7 @@ class PartlyRead(Mapping[str, Json]):
     def __init__(self, members: dict[str, Json]) -> None:
         self._members = members
         self.known: dict[str, Any] = {}
-        """What was found in a cut member, by its name, for whoever asks often."""
+        """What was found in a cut member, by its name, or in several, for whoever asks often."""
 
     def cut(self, name: str) -> Cut | None:
         """A member that was cut out; None for any other."""

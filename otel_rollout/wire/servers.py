@@ -22,13 +22,14 @@ from otel_rollout.wire.columns import (
     is_known_logprob,
     listings,
 )
-from otel_rollout.wire.json import Json, dumps, member_of
+from otel_rollout.wire.json import Json, PartlyRead, dumps, member_of
 from otel_rollout.wire.params import is_constrained
 
 _IDS = ("token_ids", "response_token_ids", "tokens")
 ID_PREFIX = "token_id:"
 """How a token is written by vLLM's `return_tokens_as_token_ids`."""
 
+_SAMPLED = "sampled_ids()"
 _Fields = Mapping[str, Json]
 
 
@@ -40,6 +41,15 @@ def sampled_ids(choice: _Fields, reply: _Fields) -> Sequence[Json] | None:
     log-probability, id and text. llama.cpp: `tokens` of its own `/completion`. Entries of
     log-probabilities: llama.cpp's `id`, and tokens that are written as `token_id:1`.
     """
+    if not isinstance(choice, PartlyRead):
+        return _sampled_ids(choice, reply)
+    if _SAMPLED not in choice.known:
+        choice.known[_SAMPLED] = _sampled_ids(choice, reply)
+    found: Sequence[Json] | None = choice.known[_SAMPLED]
+    return found
+
+
+def _sampled_ids(choice: _Fields, reply: _Fields) -> Sequence[Json] | None:
     given = [ids_at(choice, place) for place in _IDS]
     of_choices, index = member_of(reply, "sglext", "output_ids"), choice.get("index", 0)
     if isinstance(of_choices, list) and index in range(len(of_choices)):
