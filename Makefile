@@ -120,6 +120,7 @@ format: $(READY)
 
 docs: .venv-docs/.ready  ## the documentation as a site, into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	! grep -rlE '<(script|link rel="stylesheet"|img)[^>]* (src|href)="https?:' build/site  # it works without a network
 
 bench: $(READY)  ## what it costs; see docs/performance.md
 	$(BIN)/python benchmarks/imports.py
