@@ -475,7 +475,7 @@ def test_every_public_method_says_what_it_does(name: str):
 
 LINES = {
     "": 1_396,
-    "command": 2_457,
+    "command": 2_458,
     "export": 2_478,
     "gateway": 2_451,
     "look": 2_156,
@@ -486,7 +486,7 @@ LINES = {
     "spans": 1_780,
     "testing": 1_189,
     "trajectory": 4_894,
-    "view": 6_408,
+    "view": 6_409,
     "wire": 4_963,
     "workflows": 854,
 }

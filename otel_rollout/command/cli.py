@@ -19,7 +19,7 @@ from otel_rollout.command.parser import command_parser
 from otel_rollout.errors import RolloutError
 from otel_rollout.terminal import note, sentence_about
 
-_LOOKING = ("check", "list", "show", "stats", "view")
+_LOOKING = ("check", "drift", "list", "show", "view")
 """The verbs of the room `view`; each other one is a module of this room."""
 
 

@@ -57,12 +57,13 @@ are brought together wherever they stand; memory holds one group at a time.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too.
 Beside FILE stand FILE.part and FILE.groups until it is finished:
 the same command, given again after it was interrupted, goes on from there."""
-STATS = """\
+DRIFT = """\
 Show which calls continue the messages of an earlier call and not its token
 ids, and why: reasoning dropped, arguments reformatted, tokens merged, template
 changed, truncated, other. Each of them begins a training row of its own, and
 the server reads again what it had in its cache. The ratio is that of merged
-calls to all of which it is known. docs/drift.md says what to do about them.
+calls to all of which it is known. Trajectories without such a call are only
+counted. docs/drift.md says what to do about them.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
 DOCTOR = """\
 Check a set-up and say what would be lost: versions, provider, span limits,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from otel_rollout.command.descriptions import (
     CHECK,
     DOCTOR,
+    DRIFT,
     EXPORT,
     GATEWAY,
     LIST,
@@ -19,7 +20,6 @@ from otel_rollout.command.descriptions import (
     RUN,
     SHOW,
     SOURCES,
-    STATS,
     VIEW,
     WHERE,
 )
@@ -171,7 +171,7 @@ _VIEW_ARGUMENTS = (
     _option("--index", "FILE", "keep the index in this file"),
     _flag("--no-cache", "keep no index"),
 )
-_STATS_ARGUMENTS = (
+_DRIFT_ARGUMENTS = (
     *_READ,
     _flag("--json", "print one JSON object with all forks"),
     _flag("--full", "list all forks of each trajectory"),
@@ -384,11 +384,11 @@ _VERBS = (
         _VIEW_ARGUMENTS,
     ),
     _Verb(
-        "stats",
+        "drift",
         "which conversations forked by tokens, and why",
-        STATS,
+        DRIFT,
         _SEE,
-        _STATS_ARGUMENTS,
+        _DRIFT_ARGUMENTS,
     ),
     _Verb("export", "rows that a trainer reads", EXPORT, _SEE, _EXPORT_ARGUMENTS),
     _Verb("run", "run a command as a rollout", RUN, None, _RUN_ARGUMENTS),

@@ -1,9 +1,9 @@
 from otel_rollout.view.as_text import format_trajectory as format_trajectory
 from otel_rollout.view.as_text import trajectory_lines as trajectory_lines
-from otel_rollout.view.drift import drift_of as drift_of
 from otel_rollout.view.filter_expression import Where as Where
 from otel_rollout.view.findings import Finding as Finding
 from otel_rollout.view.findings import findings_of as findings_of
+from otel_rollout.view.forks import drift_of as drift_of
 from otel_rollout.view.html import notebook_cell as notebook_cell
 from otel_rollout.view.jobs import in_order as in_order
 from otel_rollout.view.overview import Overview as Overview
@@ -16,9 +16,9 @@ from otel_rollout.view.sources import note_above as note_above
 from otel_rollout.view.sources import note_unreadable as note_unreadable
 from otel_rollout.view.verbs.check import check as check
 from otel_rollout.view.verbs.choice import Choice as Choice
+from otel_rollout.view.verbs.drift import drift as drift
 from otel_rollout.view.verbs.listing import list_trajectories as list  # noqa: A004, F401 - a verb
 from otel_rollout.view.verbs.requirements import DEFAULT as DEFAULT
 from otel_rollout.view.verbs.requirements import REQUIREMENTS as REQUIREMENTS
 from otel_rollout.view.verbs.show import show as show
-from otel_rollout.view.verbs.stats import stats as stats
 from otel_rollout.view.verbs.view import view as view

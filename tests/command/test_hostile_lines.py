@@ -49,8 +49,8 @@ def verbs(source: str, folder: Path) -> dict[str, list[str]]:
         "show --full": ["show", source, "--full", "--sort=seconds", "--where", "seconds != 0.5"],
         "check": ["check", source],
         "check --json": ["check", source, "--json"],
-        "stats": ["stats", source],
-        "stats --json": ["stats", source, "--json"],
+        "drift": ["drift", source],
+        "drift --json": ["drift", source, "--json"],
         "export": ["export", source, "--to", "tokens", "-o", rows, "--restart"],
         "view --html": ["view", source, "--html", page, "--no-cache"],
     }
@@ -76,7 +76,7 @@ def look(source: Path, name: str, ids: set[str], capsys: pytest.CaptureFixture[s
     if name in ("list --json", "check --json"):
         found = {json.loads(line).get("id") for line in out.strip().split("\n")}
         assert ids <= found
-    elif name == "stats --json":
+    elif name == "drift --json":
         assert ids <= {each["id"] for each in json.loads(out)["trajectories"]}
     elif name in ("show", "view --html"):
         text = page.read_text() if name == "view --html" else out
@@ -215,7 +215,7 @@ def test_a_line_that_is_read_and_damaged_all_the_same(
         status = look(source, name, good, capsys)
         main(verbs(str(source), tmp_path)[name])
         said = "line 2: damaged (OverflowError" in capsys.readouterr().err
-        uses_times = name not in ("stats", "stats --json", "export")
+        uses_times = name not in ("drift", "drift --json", "export")
         assert said == uses_times
         assert status == (0 if not uses_times else 2 if name.startswith("check") else 1)
 

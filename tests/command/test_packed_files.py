@@ -66,7 +66,7 @@ def other(request: pytest.FixtureRequest, plain: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["list"], ["list", "--json"], ["show"], ["stats", "--json"], ["check", "--json"]],
+    [["list"], ["list", "--json"], ["show"], ["drift", "--json"], ["check", "--json"]],
     ids=" ".join,
 )
 def test_every_verb_reads_them(
@@ -172,7 +172,7 @@ def test_what_does_not_stand_on_lines_is_said_once(
     other = folder / "a"
     other.write_bytes(change(plain.read_bytes()))
     said = f"{other}: its trajectories must stand on one line each, as `{way}` writes them"
-    for verb in ("list", "show", "check", "stats"):
+    for verb in ("list", "show", "check", "drift"):
         assert main([verb, str(other)]) != 0
         output = capsys.readouterr().err.splitlines()
         assert output[0] == said

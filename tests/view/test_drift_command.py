@@ -1,4 +1,4 @@
-"""The verb `stats`: drift of recorded spans, as a table and as JSON."""
+"""The verb `drift`: drift of recorded spans, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ def spans(recording: Recording, clients: Clients, tmp_path: Path) -> Path:
 
 
 def test_the_table(spans: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each trajectory, its forks below it, and the sums by class."""
-    assert main(["stats", str(spans)]) == 0
-    head, appends, drops, fork, total, cause = capsys.readouterr().out.splitlines()
+    """A line for each trajectory with forks, these below it, and the sums of all by class."""
+    assert main(["drift", str(spans)]) == 0
+    head, drops, fork, total, cause = capsys.readouterr().out.splitlines()
     numbers = "calls continued merged forked unknown ratio read again"
     assert head.split() == ["trajectory", *numbers.split()]
-    assert appends.split()[1:] == ["appends", "2", "1", "1", "0", "0", "1.00", "0"]
     assert drops.split()[1:-1] == ["drops\\x1b[31m", "2", "1", "0", "1", "0", "0.00"]
     assert "chatcmpl-000003 -> chatcmpl-000004: reasoning dropped; token 5 of " in fork
     assert total.split()[:-1] == ["2", "trajectories", "4", "2", "1", "1", "0", "0.50"]
@@ -48,7 +47,7 @@ def test_as_json(
     spans: Path, recording: Recording, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The JSON has what `Trajectory.drift` gives, and a file of trajectories gives the same."""
-    assert main(["stats", "--json", str(spans)]) == 0
+    assert main(["drift", "--json", str(spans)]) == 0
     printed = capsys.readouterr().out
     found = json.loads(printed)
     live = sorted(recording.trajectories, key=lambda t: t.start_time_ns)
@@ -64,7 +63,7 @@ def test_as_json(
     assert found["total"]["causes"] == {"reasoning_dropped": 1}
     rebuilt = str(tmp_path / "trajectories.jsonl")
     assert main(["rebuild", str(spans), "-o", rebuilt]) == 0
-    assert main(["stats", "--json", rebuilt]) == 0
+    assert main(["drift", "--json", rebuilt]) == 0
     assert capsys.readouterr().out == printed
 
 
@@ -80,9 +79,9 @@ def test_few_forks_are_shown_unless_all_are_asked_for(
             messages += [said("a"), user("so?")]
     path = tmp_path / "spans.jsonl"
     path.write_text("".join(to_json_line([span]) for span in recording.spans))
-    assert main(["stats", str(path)]) == 0
+    assert main(["drift", str(path)]) == 0
     short = capsys.readouterr().out
-    assert main(["stats", "--full", str(path)]) == 0
+    assert main(["drift", "--full", str(path)]) == 0
     full = capsys.readouterr().out
     assert (short.count("->"), full.count("->")) == (5, 7)
     assert "and 2 more (--full)" in short
@@ -92,5 +91,5 @@ def test_nothing_to_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     """A source without spans is reported, and the exit status is 1."""
     path = tmp_path / "empty.jsonl"
     path.write_text("{}\n")
-    assert main(["stats", str(path)]) == 1
+    assert main(["drift", str(path)]) == 1
     assert "no trajectories" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""The verb `stats`: how the token ids of conversations went on, and where they did not.
+"""The verb `drift`: how the token ids of conversations went on, and where they did not.
 
-A trajectory is printed as it is read, and forgotten: memory holds one, as in `show`, and for
-`--json` the numbers of all.
+A trajectory with forks is printed as it is read, and forgotten: memory holds one, as in `show`, and
+for `--json` the numbers of all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMES = 26
 """Characters of the column that names a trajectory."""
 
 
-def stats(options: argparse.Namespace) -> int:
+def drift(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     sources = Sources(options.sources, prints_lines=not options.json)
     total = _Total()
@@ -32,16 +32,17 @@ def stats(options: argparse.Namespace) -> int:
     found = sources.trajectories(
         lambda t: (t, t.drift(), _calls(t)), infer_rollouts=options.infer_rollouts
     )
-    for trajectory, drift, calls in found:
+    for trajectory, forked, calls in found:
         if options.json:
             named = {name: getattr(trajectory, name) for name in ("id", "name", "task_id")}
-            each.append({**named, "calls": calls, **drift.to_dict()})
+            each.append({**named, "calls": calls, **forked.to_dict()})
         else:
             if not total.trajectories:
                 print(_line("trajectory", _HEAD))
-            for line in _lines(trajectory, calls, drift, None if options.full else _FORKS_SHOWN):
+            most = None if options.full else _FORKS_SHOWN
+            for line in _lines(trajectory, calls, forked, most) if forked.forks else ():
                 print(escaped(line))
-        total.add(calls, drift)
+        total.add(calls, forked)
     if options.json:
         print(dumps({"trajectories": each, "total": total.to_dict()}))
     elif total.trajectories:
