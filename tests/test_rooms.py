@@ -485,7 +485,7 @@ LINES = {
     "record": 7_474,
     "spans": 1_780,
     "testing": 1_189,
-    "trajectory": 4_894,
+    "trajectory": 4_895,
     "view": 6_409,
     "wire": 4_963,
     "workflows": 854,

@@ -149,7 +149,8 @@ class Groups:
 
     def ask_for(self, group_id: str | None) -> None:
         """A filter keeps a trajectory of this group: it is judged."""
-        if group_id is not None:
+        # One whose id came before, in another group, was not added.
+        if group_id in self._groups:
             self._groups[group_id].is_asked_for = True
 
     def not_whole(self) -> Iterator[NotWhole]:

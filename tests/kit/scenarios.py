@@ -210,6 +210,6 @@ SCENARIOS: dict[str, Run] = {
 
 def play(*names: str) -> None:
     """Run these scenarios, all without names."""
-    with ModelServer(reply_to) as server:
+    with ModelServer(reply_to, token_ids=True, logprobs=True) as server:
         for name in names or SCENARIOS:
             SCENARIOS[name](server.base_url)

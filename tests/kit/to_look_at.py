@@ -247,7 +247,11 @@ def record_hard(path: Path, *, turns: int = 12, padding: int = 0) -> WordModel:
     more = "".join(f"tests/test_shop.py::test_order_{line} PASSED\n" for line in range(padding))
     with (
         recording_to(path, model) as client,
-        ModelServer(Reply("I was about to say that the total", chunk_delay=0.01)) as other,
+        ModelServer(
+            Reply("I was about to say that the total", chunk_delay=0.01),
+            token_ids=True,
+            logprobs=True,
+        ) as other,
         openai.OpenAI(base_url=other.base_url, api_key="none", max_retries=0) as cut,
         rollout("swe_agent", task_id="orders-17", group_id="hard", policy_version=4) as trajectory,
     ):

@@ -150,6 +150,10 @@ def test_an_id_that_comes_twice_is_a_duplicate(
     assert main(["check", one, two]) == 1
     assert "unique: its id came before in the sources" in capsys.readouterr().out
     assert main(["check", one, two, "--require", "reward"]) == 0
+    data = {**good.to_dict(), "group_id": "another", "sample_index": 3}
+    three = written(tmp_path / "c.jsonl", Trajectory.from_dict(data), good)
+    assert main(["check", one, three, "--require", "whole,unique"]) == 1
+    assert "unique: its id came before in the sources" in capsys.readouterr().out
 
 
 def test_calls_that_are_missing_fail(

@@ -149,7 +149,7 @@ if "thread" in sys.argv:
     worker = threading.Thread(target=imports)
     worker.start()
     worker.join()
-with ModelServer("hi") as server, otel_rollout.rollout("agent"):
+with ModelServer("hi", token_ids=True, logprobs=True) as server, otel_rollout.rollout("agent"):
     use()
 trajectory = exporter.get_finished_trajectories()[-1]
 print([c.status for c in trajectory.completions], trajectory.warnings)
@@ -177,7 +177,7 @@ from otel_rollout.testing import ModelServer
 body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
 exporter = otel_rollout.InMemoryTrajectoryExporter()
 otel_rollout.configure(exporters=[exporter], instrumentor=None)
-server = ModelServer("hi").start()
+server = ModelServer("hi", token_ids=True, logprobs=True).start()
 url = server.base_url + "/chat/completions"
 pid = os.fork()
 with otel_rollout.rollout("agent"):
