@@ -122,7 +122,7 @@ def test_an_agent_mends_a_file(agent: Agent, name: str):
     kind = KINDS[name]
     folder = Path.cwd()
     (folder / "opencode.json").write_text(json.dumps(OPENCODE))
-    with ModelServer(scripted(kind.steps(folder))) as server:
+    with ModelServer(scripted(kind.steps(folder)), token_ids=True, logprobs=True) as server:
         ran = agent(server, kind.command)
     assert (folder / FILE).read_text() == RIGHT
     assert "It prints 4 now: 2 + 2 = 4 ✓" in ran.out
@@ -145,7 +145,7 @@ def test_claude_rewrites_what_was_sampled(agent: Agent):
     file = str(Path.cwd() / FILE)
     sampled = {"file_path": file, "old_string": WRONG, "new_string": RIGHT}
     steps = [("Read", {"file_path": file}), ("Edit", sampled)]
-    with ModelServer(scripted(steps)) as server:
+    with ModelServer(scripted(steps), token_ids=True, logprobs=True) as server:
         ran = agent(server, CLAUDE_COMMAND)
     check_every_byte(ran)
     first, second = ran.trajectory.histories
@@ -169,7 +169,7 @@ def test_claude_has_a_sub_agent(agent: Agent):
         call = ToolCall("Agent", json.dumps({**ask, "run_in_background": False}))
         return Reply("It is 1." if done else "I ask.", tool_calls=[] if done else [call])
 
-    with ModelServer(reply) as server:
+    with ModelServer(reply, token_ids=True, logprobs=True) as server:
         ran = agent(server, CLAUDE_COMMAND)
     check_every_byte(ran)
     assert sorted(len(history.completions) for history in ran.trajectory.histories) == [2, 2]
@@ -187,7 +187,7 @@ def test_the_npm_client(agent: Agent):
             return Reply(f"said: {last['content'].strip()} ✓")
         return Reply(tool_calls=[ToolCall("shell", '{"command": "python3 sum.py"}')])
 
-    with ModelServer(reply) as server:
+    with ModelServer(reply, token_ids=True, logprobs=True) as server:
         ran = agent(server, ("node", script, json.dumps(["what does it print?", "and now?"])))
     assert ran.out == "said: 0 ✓\nsaid: and now? ✓\n"
     check_every_byte(ran)

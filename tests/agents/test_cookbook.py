@@ -41,7 +41,7 @@ def test_train_claude_code(folder: Path):
     """Its commands run one after the other: a group of two, with rewards, and rows of them."""
     (folder / "sample.sh").write_text(SCRIPT)
     printed: list[str] = []
-    with ModelServer(model) as server:
+    with ModelServer(model, token_ids=True, logprobs=True) as server:
         for command in COMMANDS:
             ran = subprocess.run(
                 ["sh", "-ec", command.replace("http://localhost:8000/v1", server.base_url)],

@@ -114,7 +114,7 @@ def test_spans_are_nested_and_named_as_jaeger_wants_them(
         otel_rollout.record_reward(0.5)
 
     with (
-        ModelServer() as server,
+        ModelServer(token_ids=True, logprobs=True) as server,
         openai.OpenAI(base_url=server.base_url, api_key="k") as client,
         rollout("outer") as outer,
     ):
@@ -167,7 +167,7 @@ async def test_a_long_rollout_arrives_whole(
             messages.append(reply.choices[0].message.model_dump())
 
     replies = [Reply(f"{turn} " + "a" * 4096) for turn in range(100)]
-    with ModelServer(replies) as server:
+    with ModelServer(replies, token_ids=True, logprobs=True) as server:
         async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k") as client:
             trajectory = await gather_trajectory(agent(client))
     assert otel_rollout.shutdown()

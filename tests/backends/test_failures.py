@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def a_client() -> Iterator[openai.OpenAI]:
     with (
-        ModelServer([Reply("a" * 2000)] * 10_000) as server,
+        ModelServer([Reply("a" * 2000)] * 10_000, token_ids=True, logprobs=True) as server,
         openai.OpenAI(base_url=server.base_url, api_key="k") as client,
     ):
         yield client

@@ -137,7 +137,7 @@ def find(jaeger: Jaeger) -> Find:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", jaeger.otlp_http)
         otel_rollout.configure(service_name=SERVICE)
         with (
-            ModelServer(reply) as server,
+            ModelServer(reply, token_ids=True, logprobs=True) as server,
             openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
         ):
             played = play(client)

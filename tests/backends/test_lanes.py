@@ -50,7 +50,9 @@ def sent_to(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     memory = InMemoryTrajectoryExporter()
     otel_rollout.configure(service_name="lanes", exporters=[memory], content="full")
     with (
-        ModelServer([f"reply {turn}" for turn in range(TURNS)]) as server,
+        ModelServer(
+            [f"reply {turn}" for turn in range(TURNS)], token_ids=True, logprobs=True
+        ) as server,
         openai.OpenAI(base_url=server.base_url, api_key="k") as client,
         rollout("long"),
     ):
@@ -111,7 +113,7 @@ def test_a_trace_that_is_not_ours_is_whole(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.otlp_http)
         otel_rollout.configure(service_name="foreign")
         with (
-            ModelServer("hello") as server,
+            ModelServer("hello", token_ids=True, logprobs=True) as server,
             openai.OpenAI(base_url=server.base_url, api_key="k") as client,
         ):
             hi: Any = [{"role": "user", "content": "hi"}]

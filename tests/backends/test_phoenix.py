@@ -84,7 +84,9 @@ def test_a_long_rollout_comes_back_from_phoenix(
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "openinference.project.name=long")
     otel_rollout.configure(service_name="long")
     with (
-        ModelServer([Reply(f"{turn} ok") for turn in range(50)]) as server,
+        ModelServer(
+            [Reply(f"{turn} ok") for turn in range(50)], token_ids=True, logprobs=True
+        ) as server,
         openai.OpenAI(base_url=server.base_url, api_key="k") as client,
         rollout("long") as trajectory,
     ):

@@ -42,7 +42,7 @@ def test_the_link_leads_to_the_trace(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", jaeger.otlp_http)
     otel_rollout.configure(service_name="seen")
     with (
-        ModelServer("It is 4.") as server,
+        ModelServer("It is 4.", token_ids=True, logprobs=True) as server,
         openai.OpenAI(base_url=server.base_url, api_key="none-needed") as client,
         rollout("solve") as trajectory,
     ):

@@ -446,7 +446,7 @@ def test_the_readme_runs(recording: Recording, capsys: pytest.CaptureFixture[str
     """Its code, as it stands."""
     text = (Path(__file__).parents[1] / "README.md").read_text()
     (code,) = (block.split("```")[0] for block in text.split("```python\n")[1:])
-    with ModelServer() as server:
+    with ModelServer(token_ids=True, logprobs=True) as server:
         scope = {"client": openai.AsyncOpenAI(base_url=server.base_url, api_key="k")}
         exec(code, scope)
         asyncio.run(scope["main"]())  # type: ignore[operator]

@@ -104,7 +104,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
     """The example's trainer, watched, for three steps."""
     torch.set_num_threads(1)
     policy, curve = train_trl.Policy(), list[float]()
-    with ModelServer(policy.answer) as server:
+    with ModelServer(policy.answer, token_ids=True, logprobs=True) as server:
         trainer = train_trl.make_trainer(policy, server.base_url, curve, 3, str(tmp_path))
         made = Training(trainer, server, policy, curve)
         made.watch()
