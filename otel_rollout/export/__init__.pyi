@@ -39,6 +39,12 @@ from otel_rollout.export.store import reconstruct_by_rollout as reconstruct_by_r
 from otel_rollout.export.tables import TabularList as TabularList
 from otel_rollout.export.tables import columns_of as columns_of
 from otel_rollout.export.tables import members as members
+from otel_rollout.export.whole_groups import PARTIAL_GROUPS as PARTIAL_GROUPS
+from otel_rollout.export.whole_groups import Groups as Groups
+from otel_rollout.export.whole_groups import NotWhole as NotWhole
+from otel_rollout.export.whole_groups import Sample as Sample
+from otel_rollout.export.whole_groups import check_whole as check_whole
+from otel_rollout.export.whole_groups import groups_not_whole as groups_not_whole
 from otel_rollout.trajectory import Dropped as Dropped
 from otel_rollout.trajectory import json_of as json_of
 from otel_rollout.wire import Json as Json

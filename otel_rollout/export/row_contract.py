@@ -21,8 +21,9 @@ from otel_rollout.export.options import (
     options_of,
     read_options,
 )
+from otel_rollout.export.whole_groups import check_whole
 from otel_rollout.extras import to_install
-from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup, check_whole
+from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
 from otel_rollout.wire import Json
 
 ENTRY_POINTS = "otel_rollout_exporter"

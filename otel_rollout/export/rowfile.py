@@ -26,6 +26,7 @@ from otel_rollout.errors import ConfigurationError, ExportError, RolloutError, S
 from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.export.rows import Rows
 from otel_rollout.export.store import Store
+from otel_rollout.export.whole_groups import groups_not_whole
 from otel_rollout.lines import lock, write_whole
 from otel_rollout.terminal import without_ids_and_numbers
 from otel_rollout.trajectory import (
@@ -33,7 +34,6 @@ from otel_rollout.trajectory import (
     Dropped,
     Trajectory,
     TrajectoryGroup,
-    groups_not_whole,
 )
 from otel_rollout.wire import Json, dumps, finite, loads
 

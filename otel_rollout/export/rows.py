@@ -15,10 +15,10 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.options import Positive, check_choice
 from otel_rollout.export.row_contract import JsonRows, dropped_completions
 from otel_rollout.export.tables import RowTable, checked_items
+from otel_rollout.export.whole_groups import PARTIAL_GROUPS, check_whole, groups_not_whole
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.terminal import without_ids_and_numbers
 from otel_rollout.trajectory import (
-    PARTIAL_GROUPS,
     Completion,
     Drift,
     Dropped,
@@ -27,9 +27,7 @@ from otel_rollout.trajectory import (
     Trajectory,
     TrajectoryGroup,
     advice_about,
-    check_whole,
     group_in_workflow,
-    groups_not_whole,
 )
 
 Credit = Literal["broadcast", "split", "last"]

@@ -49,9 +49,3 @@ from otel_rollout.trajectory.tokens import exact_ids as exact_ids
 from otel_rollout.trajectory.tokens import model_of as model_of
 from otel_rollout.trajectory.tokens import untrained_sequences as untrained_sequences
 from otel_rollout.trajectory.trajectory import Trajectory as Trajectory
-from otel_rollout.trajectory.whole_groups import PARTIAL_GROUPS as PARTIAL_GROUPS
-from otel_rollout.trajectory.whole_groups import Groups as Groups
-from otel_rollout.trajectory.whole_groups import NotWhole as NotWhole
-from otel_rollout.trajectory.whole_groups import Sample as Sample
-from otel_rollout.trajectory.whole_groups import check_whole as check_whole
-from otel_rollout.trajectory.whole_groups import groups_not_whole as groups_not_whole

@@ -19,7 +19,7 @@ from otel_rollout import (
     to_token_rows,
 )
 from otel_rollout.command.cli import main
-from otel_rollout.trajectory import Groups, Sample
+from otel_rollout.export import Groups, Sample
 from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording
 

@@ -16,8 +16,9 @@ from functools import partial
 from hashlib import blake2b
 
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.export import PARTIAL_GROUPS, Groups, NotWhole, Sample
 from otel_rollout.terminal import escaped, note, number_of, sentence_about
-from otel_rollout.trajectory import PARTIAL_GROUPS, Groups, NotWhole, Sample, Trajectory
+from otel_rollout.trajectory import Trajectory
 from otel_rollout.view.findings import Finding
 from otel_rollout.view.overview import Examined, Overview
 from otel_rollout.view.sources import Sources, note_unreadable

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from otel_rollout.errors import ExportError
 from otel_rollout.terminal import number_of
-from otel_rollout.trajectory.trajectory import Trajectory
+from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json
 
 _NUMBERED = 1 << 16
