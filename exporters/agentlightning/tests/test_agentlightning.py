@@ -191,7 +191,7 @@ async def test_what_cannot_train_is_said(recording: Recording, clients: Clients)
         await ask(client, [user("hi")])
 
     trajectory = await gather_trajectory(agent())
-    with pytest.raises(ExportError, match=f"{trajectory.id}.*sent no token ids"):
+    with pytest.raises(ExportError, match=f"{trajectory.id}.*sends token ids to those who ask"):
         to_triplets(trajectory)
     judge = await gather_trajectory(agent(), trainable=False)
     assert to_triplets(judge) == []

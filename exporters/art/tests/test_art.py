@@ -338,7 +338,7 @@ async def test_what_cannot_train_is_said(recording: Recording, clients: Clients)
         await client.completions.create(model="m", prompt="hi", logprobs=0)
 
     for agent, reason in (
-        (without_ids, "sent no token ids"),
+        (without_ids, "sends token ids to those who ask|sent no token ids"),
         (without_logprobs, "log-probability is known.*request_token_ids"),
         (text, "/completions'.*only"),
     ):
