@@ -482,7 +482,7 @@ LINES = {
     "otlp": 1_906,
     "rebuild": 1_109,
     "rebuild/dialects": 2_076,
-    "record": 7_474,
+    "record": 7_446,
     "spans": 1_780,
     "testing": 1_189,
     "trajectory": 4_709,

@@ -20,10 +20,16 @@ def decoded(body: bytes, encoding: str | None) -> bytes:
     An exception of the decoder for a body that is not what its encoding says; ImportError if
     Brotli or Zstandard is not installed.
     """
-    for name in reversed((encoding or "").split(",")):
-        decoder = _DECODERS.get(name.strip().lower())
-        if decoder is not None and body:
-            body = decoder(body)
+    for name in reversed((encoding or "").lower().split(",")):
+        begin = _DECODERS.get(name.strip())
+        if begin is not None and body:
+            feed, decoder = begin(body)
+            found: bytes = feed(body)
+            # Zstandard's frames may follow each other.
+            while name.strip() == "zstd" and (body := decoder.unused_data):
+                feed, decoder = begin(body)
+                found += feed(body)
+            body = found
     return body
 
 
@@ -36,7 +42,7 @@ def decoded_whole(body: bytes, encoding: str, most: int) -> bytes | None:
     with guarded("a request could not be decoded", level=logging.DEBUG):
         for name in reversed(encoding.lower().split(",")):
             if name.strip() not in ("", "identity"):
-                body = _whole(*_BOUNDED[name.strip()](body), body, most)
+                body = _whole(*_DECODERS[name.strip()](body), body, most)
         return body
     return None
 
@@ -62,11 +68,11 @@ def _inflater(_: bytes, window: int = zlib.MAX_WBITS | 16) -> tuple[Any, Any]:
 
 
 def _deflate_inflater(body: bytes) -> tuple[Any, Any]:
-    has_header = body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+    has_header = len(body) < 2 or (body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0)
     return _inflater(body, zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
 
 
-def _brotli_decoder(_: bytes = b"") -> tuple[Any, Any]:
+def _brotli_decoder(_: bytes) -> tuple[Any, Any]:
     try:
         decoder = importlib.import_module("brotli").Decompressor()
     except ImportError:
@@ -80,45 +86,11 @@ def _zstandard_decoder(_: bytes) -> tuple[Any, Any]:
     return decoder.decompress, decoder
 
 
-_BOUNDED: dict[str, Callable[[bytes], tuple[Any, Any]]] = {
+_DECODERS: dict[str, Callable[[bytes], tuple[Any, Any]]] = {
     "gzip": _inflater,
     "x-gzip": _inflater,
     "deflate": _deflate_inflater,
     "br": _brotli_decoder,
     "zstd": _zstandard_decoder,
 }
-"""What decodes a piece, and the decoder that knows whether its end has come."""
-
-
-def _gzip(body: bytes) -> bytes:
-    return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(body)
-
-
-def _deflate(body: bytes) -> bytes:
-    try:
-        return zlib.decompressobj().decompress(body)
-    except zlib.error:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(body)  # without zlib's header
-
-
-def _brotli(body: bytes) -> bytes:
-    found: bytes = _brotli_decoder()[0](body)
-    return found
-
-
-def _zstandard(body: bytes) -> bytes:
-    decoder = importlib.import_module("zstandard").ZstdDecompressor()
-    found = b""
-    while body:  # one frame after the other
-        frame = decoder.decompressobj()
-        found += frame.decompress(body)
-        body = frame.unused_data
-    return found
-
-
-_DECODERS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": _gzip,
-    "deflate": _deflate,
-    "br": _brotli,
-    "zstd": _zstandard,
-}
+"""What decodes a piece of a body that begins so, and the decoder that knows its end."""
