@@ -477,7 +477,7 @@ LINES = {
     "": 1_396,
     "command": 2_458,
     "export": 2_657,
-    "gateway": 2_451,
+    "gateway": 2_450,
     "look": 2_156,
     "otlp": 1_906,
     "rebuild": 1_109,

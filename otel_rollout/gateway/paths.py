@@ -23,7 +23,6 @@ _MARK = b"/r/"
 _is_plain = re.compile(r"(?:/(?!\.+(?:/|$))[\w.~:@!$&'()*+,=-]+)*/?", re.ASCII).fullmatch
 _hides_a_path = re.compile(rb"%2[ef]", re.IGNORECASE).search
 _names_a_model = re.compile(rb"(?:(?:/v1|/v1beta)?/models|/model)/[^/]+").fullmatch
-_has_dots = re.compile(rb"%2e", re.IGNORECASE).search
 _is_question = re.compile(
     r"(?:/v1|/v1beta)?/models(?:/[^/]+){0,2}|(?:/v1)?/(?:health|version|ping)"
 ).fullmatch
@@ -76,7 +75,7 @@ def plain_path(raw: bytes) -> str | None:
     """
     path = unquote_to_bytes(raw).decode("latin-1")
     before = re.split(rb"%2f", raw, maxsplit=1, flags=re.IGNORECASE)[0]
-    if before != raw and _names_a_model(before) and _is_plain(path) and not _has_dots(raw):
+    if before != raw and _names_a_model(before) and _is_plain(path):
         return raw.decode("latin-1")  # `org/name`, or an ARN: it stays below the same path
     return path if _is_plain(path) and not _hides_a_path(raw) else None
 

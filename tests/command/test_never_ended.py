@@ -20,6 +20,7 @@ import pytest
 
 import otel_rollout
 from otel_rollout import JsonlTrajectoryExporter, rollout
+from otel_rollout.command import checks
 from otel_rollout.command.cli import main
 from otel_rollout.testing import ModelServer, Reply
 from otel_rollout.workflows import Workflow
@@ -195,6 +196,17 @@ def test_what_is_not_exported_is_left_out(tmp_path: Path, capsys: Output) -> Non
     otel_rollout.shutdown()
     assert main(["check", str(out), "--require", "unique", "--started", f"{out}.started"]) == 0
     assert records(out)[-1]["left_out"] == 1
+
+
+def test_a_trial_of_doctor_is_left_out(tmp_path: Path) -> None:
+    """The rollout that it runs in the set-up never ends in the file, and none is missing."""
+    out = tmp_path / "t.jsonl"
+    otel_rollout.configure(exporters=[JsonlTrajectoryExporter(out)], instrumentor=None)
+    checks.check()
+    otel_rollout.shutdown()
+    began, left_out, receipt = records(out)
+    assert left_out == {"left_out": began["started"]}
+    assert (receipt["started"], receipt["left_out"], receipt["dropped"]) == (1, 1, 0)
 
 
 def test_a_started_file_is_no_source(server: ModelServer, tmp_path: Path, capsys: Output) -> None:

@@ -17,6 +17,7 @@ from otel_rollout import TrajectoryGroup
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.html import InMemory
+from otel_rollout.view.overview import Overview
 from otel_rollout.view.table import Filter, WritableTable
 from tests.kit.conversations import said, user
 from tests.view.made import Call, ask, made
@@ -216,6 +217,17 @@ def test_task_answer_and_error_of_a_row():
         assert (error["value"], error["count"]) == ("E", 1)
         assert ask(asked, "group", id="g" * 32)["question"] == "Where?"
         assert ask(asked, "groups")["rows"][0]["task"] == "Where?"
+
+
+def test_the_task_is_the_agents_and_not_that_of_a_side_call():
+    """Of a trajectory that has both."""
+    title, own = Call([user("Make a title")], "T"), Call([user("Where?")], "There.")
+    both = made(title, own, id_="t1")
+    first = both.completions[0].span_id
+    side = both.with_side_calls([lambda c, _: "a title" if c.span_id == first else None])
+    assert (side.completions[0].side_call, side.completions[1].side_call) == ("a title", None)
+    found = Overview.of(side)
+    assert (found.question, found.answer) == ("Where?", "There.")
 
 
 TOOLS = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
