@@ -10,6 +10,7 @@ from otel_rollout.errors import UnknownCompletionError as UnknownCompletionError
 from otel_rollout.export import EmptyRowsWarning as EmptyRowsWarning
 from otel_rollout.export import InMemoryTrajectoryExporter as InMemoryTrajectoryExporter
 from otel_rollout.export import JsonlTrajectoryExporter as JsonlTrajectoryExporter
+from otel_rollout.export import NoAdvantageWarning as NoAdvantageWarning
 from otel_rollout.export import PartialGroupWarning as PartialGroupWarning
 from otel_rollout.export import RowExporter as RowExporter
 from otel_rollout.export import TrajectoryExporter as TrajectoryExporter

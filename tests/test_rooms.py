@@ -405,6 +405,7 @@ PUBLIC = [
     "InMemoryTrajectoryExporter",
     "JsonlTrajectoryExporter",
     "NoActiveRolloutError",
+    "NoAdvantageWarning",
     "NotARolloutError",
     "NotRecordedError",
     "PartialGroupWarning",
