@@ -77,7 +77,7 @@ test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real 
 		OTEL_ROLLOUT_SERVED=build/served $(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
 	done
 
-test-agents: $(READY) .agents/.ready  ## claude-code, codex, opencode and OpenAI's npm client, through the gateway (needs Node 20)
+test-agents: $(READY) .agents/.ready .venv-agents/.ready  ## agents and clients of other languages, through the gateway (needs Node 20, Go, Java 17 and Maven)
 	$(BIN)/python -m pytest -m agent $(or $(TESTS),tests/agents)
 
 test-view: $(READY)  ## the page of `otel-rollout view` in a real browser (needs Debian's chromium)
@@ -154,15 +154,22 @@ $(READY): requirements/newest.txt pyproject.toml
 .venv-servers/.ready: requirements/servers.txt pyproject.toml
 	$(call environment,.venv-servers,servers,--no-deps)
 
-.agents/.ready: tests/agents/package.json
+.agents/.ready: tests/agents/package.json $(wildcard tests/agents/clients/*/*)
 	mkdir -p .agents
 	cp $< .agents/
 	cd .agents && npm install --no-audit --no-fund
+	cd tests/agents/clients/go && go build -mod=readonly -o $(CURDIR)/.agents/go_agent .
+	mvn -q -f tests/agents/clients/java/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.agents/java
 	@touch $@
 
 .venv-phoenix/.ready: requirements/phoenix.txt  # programs only: nothing of ours is imported there
 	$(PYTHON) -m venv .venv-phoenix
 	.venv-phoenix/bin/python $(PIP) --no-deps --require-hashes -r requirements/phoenix.txt
+	@touch $@
+
+.venv-agents/.ready: requirements/agents.txt  # programs only: nothing of ours is imported there
+	$(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/python $(PIP) --no-deps --require-hashes -r requirements/agents.txt
 	@touch $@
 
 .venv-docs/.ready: requirements/docs.txt  # reads our source, runs nothing of it
@@ -198,6 +205,8 @@ pins:  ## write requirements/*.txt anew
 		--override requirements/overrides/servers.in requirements/servers.in -o requirements/servers.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		requirements/trackers.in -o requirements/trackers.txt
+	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--override requirements/overrides/agents.in requirements/agents.in -o requirements/agents.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \

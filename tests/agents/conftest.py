@@ -1,4 +1,4 @@
-"""Command-line agents from npm, each in a home of its own, run as a user runs them."""
+"""Command-line agents, each in a home of its own, run as a user runs them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from otel_rollout.testing import ModelServer
 from tests.agents.ran import FILE, WRONG, Agent, Ran
 
 ROOT = Path(__file__).parents[2]
-MODULES = ROOT / ".agents" / "node_modules"
+AGENTS = ROOT / ".agents"
+MODULES = AGENTS / "node_modules"
+PROGRAMS = (MODULES / ".bin", AGENTS, ROOT / ".venv-agents" / "bin", Path(sys.executable).parent)
 VARIABLES = {
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_COST_TRACKING": "ignore_errors",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -43,8 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    ours = Path(sys.executable).parent
-    monkeypatch.setenv("PATH", f"{MODULES / '.bin'}:{ours}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", ":".join([*map(str, PROGRAMS), os.environ["PATH"]]))
     monkeypatch.setenv("NODE_PATH", str(MODULES))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PWD", str(folder))

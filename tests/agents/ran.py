@@ -34,6 +34,8 @@ def results(body: dict[str, Any]) -> list[str]:
     for message in body.get("messages", ()):
         if message["role"] == "tool":
             found.append(message)
-        elif isinstance(message["content"], list):
+        elif isinstance(message.get("content"), list):
             found += [part for part in message["content"] if part["type"] == "tool_result"]
+    for content in body.get("contents", ()):
+        found += [part for part in content["parts"] if "functionResponse" in part]
     return [json.dumps(each) for each in found]

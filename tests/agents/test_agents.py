@@ -6,20 +6,23 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from otel_rollout import to_token_rows
-from otel_rollout.testing import ModelServer, Reply, ToolCall
+from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall
+from otel_rollout.testing.bodies import dump
 from otel_rollout.wire import dumps
 from tests.agents.ran import FILE, RIGHT, TASK, WRONG, Agent, Ran, results
 
 pytestmark = pytest.mark.agent
 
 RUN = f"{shlex.quote(sys.executable)} {FILE}"
+CLIENTS = Path(__file__).with_name("clients")
+JARS = Path(__file__).parents[2] / ".agents" / "java"
 PROVIDER = (
     '{name="gateway",base_url="$OPENAI_BASE_URL",env_key="OPENAI_API_KEY",wire_api="responses"}'
 )
@@ -41,6 +44,15 @@ OPENCODE = {
 }
 
 
+GEMINI = "/v1beta/models/m:streamGenerateContent"
+GEMINI_SETTINGS = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
+AIDER = (
+    *("aider", "--model", "openai/m", "--edit-format", "whole", "--yes-always", "--no-git"),
+    *("--no-check-update", "--no-show-model-warnings", "--analytics-disable"),
+    *("--message", TASK, FILE),
+)
+
+
 @dataclass(frozen=True)
 class Kind:
     """One of the agents: how it is run, and the tools that it has."""
@@ -50,6 +62,9 @@ class Kind:
     """The tools that read, mend and run the file, in this folder."""
     path: str
     """The end of the path of its calls."""
+    stream: bool = True
+    end: Sequence[tuple[str, dict[str, Any]]] = ()
+    """The tools that its last reply calls."""
 
 
 CLAUDE_COMMAND = ("claude", "-p", TASK, "--model", "m", "--allowedTools", "Read,Edit,Bash,Agent")
@@ -80,6 +95,64 @@ KINDS = {
         ],
         "/v1/responses",
     ),
+    "gemini": Kind(
+        ("gemini", "-m", "m", "--yolo", "--skip-trust", "-p", TASK),
+        lambda folder: [
+            ("read_file", {"file_path": str(folder / FILE)}),
+            (
+                "replace",
+                {
+                    "file_path": str(folder / FILE),
+                    "instruction": "Add instead of subtracting.",
+                    "old_string": WRONG,
+                    "new_string": RIGHT,
+                },
+            ),
+            ("run_shell_command", {"command": RUN, "description": "Run it"}),
+        ],
+        f"{GEMINI}?alt=sse",
+    ),
+    "qwen": Kind(
+        # It sends every call through a proxy where one is set.
+        (
+            "env",
+            "-u",
+            "HTTP_PROXY",
+            "-u",
+            "HTTPS_PROXY",
+            "qwen",
+            "--auth-type",
+            "openai",
+            "-m",
+            "m",
+            "--yolo",
+            "-p",
+            TASK,
+        ),
+        lambda folder: [
+            ("read_file", {"file_path": str(folder / FILE)}),
+            (
+                "edit",
+                {"file_path": str(folder / FILE), "old_string": WRONG, "new_string": RIGHT},
+            ),
+            (
+                "run_shell_command",
+                {"command": RUN, "description": "Run it", "is_background": False},
+            ),
+        ],
+        "/v1/chat/completions",
+    ),
+    "mini": Kind(
+        ("mini", "-m", "openai/m", "-t", TASK, "--yolo", "--exit-immediately", "-o", "said.json"),
+        lambda _: [
+            ("bash", {"command": f"cat {FILE}"}),
+            ("bash", {"command": f"sed -i 's/2 - 2/2 + 2/' {FILE}"}),
+            ("bash", {"command": RUN}),
+        ],
+        "/v1/chat/completions",
+        stream=False,
+        end=[("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})],
+    ),
     "opencode": Kind(
         ("opencode", "run", "-m", "gateway/m", TASK),
         lambda folder: [
@@ -92,41 +165,67 @@ KINDS = {
 }
 
 
-def scripted(steps: Sequence[tuple[str, dict[str, Any]]]) -> Callable[[dict[str, Any]], Reply]:
+def scripted(kind: Kind) -> Callable[[dict[str, Any]], Reply]:
     """A model that takes one step after each result, then answers; titles are none of the steps."""
+    steps = kind.steps(Path.cwd())
 
     def reply(body: dict[str, Any]) -> Reply:
         if not body.get("tools"):
             return Reply("A sum that is mended")
         done = len(results(body))
-        if done == len(steps):
-            return Reply("It prints 4 now: 2 + 2 = 4 ✓")
-        name, arguments = steps[done]
-        return Reply(f"Step {done + 1}.", tool_calls=[ToolCall(name, json.dumps(arguments))])
+        calls = steps[done : done + 1] or kind.end
+        said = f"Step {done + 1}." if done < len(steps) else "It prints 4 now: 2 + 2 = 4 ✓"
+        return Reply(said, tool_calls=[ToolCall(name, json.dumps(each)) for name, each in calls])
 
     return reply
 
 
-def check_every_byte(ran: Ran) -> None:
+def in_gemini(reply: Callable[[dict[str, Any]], Reply]) -> Callable[[dict[str, Any]], Raw]:
+    """The same model in Gemini's API, each reply as a stream of one event."""
+
+    def raw(body: dict[str, Any]) -> Raw:
+        said = reply(body)
+        calls = [
+            {"functionCall": {"name": call.name, "args": json.loads(call.arguments)}}
+            for call in said.tool_calls
+        ]
+        content = {"role": "model", "parts": [{"text": said.content}, *calls]}
+        event = {
+            "candidates": [{"content": content, "finishReason": "STOP", "index": 0}],
+            "modelVersion": "m",
+            "responseId": f"response-{len(body['contents'])}",
+            "usageMetadata": {"promptTokenCount": 7, "candidatesTokenCount": 5},
+        }
+        return Raw(body=b"data: %b\r\n\r\n" % dump(event), content_type="text/event-stream")
+
+    return raw
+
+
+def check_every_byte(ran: Ran, *, stream: bool = True) -> None:
     """What the server was asked and has answered is in the completions, in the order of the end."""
     recorded = [dumps(completion.request).encode() for completion in ran.trajectory.completions]
-    assert sorted(recorded) == sorted(exchange.request for exchange in ran.exchanges)
+    asked = [dumps(json.loads(exchange.request)).encode() for exchange in ran.exchanges]
+    assert sorted(recorded) == sorted(asked)
     assert {exchange.status for exchange in ran.exchanges} == {200}
     for completion in ran.trajectory.completions:
-        assert (completion.status, completion.stream) == ("complete", True)
+        assert (completion.status, completion.stream) == ("complete", stream)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_an_agent_mends_a_file(agent: Agent, name: str):
     """Four turns with three tools that really run; each turn continues the one before."""
     kind = KINDS[name]
-    folder = Path.cwd()
+    folder, home = Path.cwd(), Path.home()
     (folder / "opencode.json").write_text(json.dumps(OPENCODE))
-    with ModelServer(scripted(kind.steps(folder)), token_ids=True, logprobs=True) as server:
+    (home / ".gemini").mkdir()
+    (home / ".gemini" / "settings.json").write_text(json.dumps(GEMINI_SETTINGS))
+    model = scripted(kind)
+    routes = {GEMINI: in_gemini(model)}
+    with ModelServer(model, token_ids=True, logprobs=True, routes=routes) as server:
         ran = agent(server, kind.command)
     assert (folder / FILE).read_text() == RIGHT
     assert "It prints 4 now: 2 + 2 = 4 ✓" in ran.out
-    check_every_byte(ran)
+    check_every_byte(ran, stream=kind.stream)
     turns = [exchange for exchange in ran.exchanges if json.loads(exchange.request).get("tools")]
     assert len(turns) == 4
     assert len(ran.exchanges) == (5 if name == "opencode" else 4)  # it asks for a title, too
@@ -140,12 +239,26 @@ def test_an_agent_mends_a_file(agent: Agent, name: str):
     assert all(item.trainable for item in history.items if item.completion is not None)
 
 
+def test_aider_mends_a_file(agent: Agent):
+    """It has no tools: the reply is the file."""
+    said = f"I mend it ✓\n\n{FILE}\n```python\n{RIGHT}```\n"
+    with ModelServer(said, token_ids=True, logprobs=True) as server:
+        ran = agent(server, AIDER)
+    assert Path(FILE).read_text() == RIGHT
+    check_every_byte(ran)
+    (history,) = ran.trajectory.histories
+    assert history.messages()[-1]["content"] == said
+    (row,) = to_token_rows([ran.trajectory])
+    assert sum(row["loss_mask"]) == len(history.completions[-1].token_ids or ())
+
+
 def test_claude_rewrites_what_was_sampled(agent: Agent):
     """It fills in arguments that the model left out: the call trains as it was sampled, once."""
     file = str(Path.cwd() / FILE)
     sampled = {"file_path": file, "old_string": WRONG, "new_string": RIGHT}
     steps = [("Read", {"file_path": file}), ("Edit", sampled)]
-    with ModelServer(scripted(steps), token_ids=True, logprobs=True) as server:
+    kind = replace(KINDS["claude"], steps=lambda _: steps)
+    with ModelServer(scripted(kind), token_ids=True, logprobs=True) as server:
         ran = agent(server, CLAUDE_COMMAND)
     check_every_byte(ran)
     first, second = ran.trajectory.histories
@@ -177,24 +290,40 @@ def test_claude_has_a_sub_agent(agent: Agent):
     assert sum(item.trainable for item in items) == len(ran.exchanges) == 4
 
 
-def test_the_npm_client(agent: Agent):
-    """An agent in Node on OpenAI's client: two questions, a tool, one row for a trainer."""
-    script = str(Path(__file__).with_name("node_agent.cjs"))
+def java(name: str) -> Sequence[str]:
+    return ("java", "-cp", f"{JARS}/*", str(CLIENTS / "java" / f"{name}.java"))
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "stream"),
+    [
+        (("node", str(CLIENTS / "openai.cjs")), "/v1/chat/completions", True),
+        (("node", str(CLIENTS / "ai_sdk.cjs"), "openai"), "/v1/responses", True),
+        (("node", str(CLIENTS / "ai_sdk.cjs"), "anthropic"), "/v1/messages", True),
+        (("go_agent",), "/v1/chat/completions", True),
+        (java("OpenAIAgent"), "/v1/chat/completions", True),
+        (java("LangChain4jAgent"), "/v1/chat/completions", False),
+    ],
+    ids=["npm", "ai-sdk-openai", "ai-sdk-anthropic", "go", "java", "langchain4j"],
+)
+def test_a_client(agent: Agent, command: Sequence[str], path: str, stream: bool):
+    """An agent on a client of another language: two questions, a tool, one row for a trainer."""
 
     def reply(body: dict[str, Any]) -> Reply:
-        last = body["messages"][-1]
-        if last["role"] == "tool" or last["content"] == "and now?":
-            return Reply(f"said: {last['content'].strip()} ✓")
+        last = json.dumps((body.get("messages") or body["input"])[-1])
+        if "and now?" in last or results(body):
+            return Reply(f"said: {'and now?' if 'and now?' in last else 0} ✓")
         return Reply(tool_calls=[ToolCall("shell", '{"command": "python3 sum.py"}')])
 
     with ModelServer(reply, token_ids=True, logprobs=True) as server:
-        ran = agent(server, ("node", script, json.dumps(["what does it print?", "and now?"])))
-    assert ran.out == "said: 0 ✓\nsaid: and now? ✓\n"
-    check_every_byte(ran)
+        ran = agent(server, (*command, json.dumps(["what does it print?", "and now?"])))
+    assert "said: 0 ✓\nsaid: and now? ✓\n" in ran.out
+    check_every_byte(ran, stream=stream)
+    assert {exchange.path for exchange in ran.exchanges} == {path}
     (history,) = ran.trajectory.histories
-    assert [item.message["role"] for item in history.items] == (
-        ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]
-    )
-    (row,) = to_token_rows([ran.trajectory])
-    ids = [token for each in history.completions for token in each.token_ids or ()]
-    assert [t for t, m in zip(row["input_ids"], row["loss_mask"], strict=True) if m] == ids
+    assert len(history.completions) == 3
+    assert all(item.trainable for item in history.items if item.completion is not None)
+    if path == "/v1/chat/completions":  # the others give no token ids
+        (row,) = to_token_rows([ran.trajectory])
+        ids = [token for each in history.completions for token in each.token_ids or ()]
+        assert [t for t, m in zip(row["input_ids"], row["loss_mask"], strict=True) if m] == ids
