@@ -123,7 +123,15 @@ _LIST_ARGUMENTS = (
     _option(
         "--group-by",
         "FIELD",
-        "count and reward for each value of a field, such as group_id, task_id, versions",
+        "count, reward, pass rate and pass@k for each policy_version, minute, hour, day (UTC) or "
+        "value of a field, such as task_id",
+    ),
+    _option(
+        "--pass-threshold",
+        "REWARD",
+        "a reward from this one on is a pass; default: %(default)s",
+        type=_number,
+        default=0.5,
     ),
     _JOBS,
     _JSON,

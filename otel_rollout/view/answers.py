@@ -13,10 +13,11 @@ from importlib.metadata import version
 from typing import Protocol
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.view.curves import PASS_THRESHOLD, check_threshold
 from otel_rollout.view.details import Opened
 from otel_rollout.view.differences import difference_of, first_difference
 from otel_rollout.view.fields import COLUMNS
-from otel_rollout.view.summary import groups_of, summary_of
+from otel_rollout.view.summary import curve_of, groups_of, summary_of
 from otel_rollout.view.table import Filter, Table
 from otel_rollout.view.tokens import MOST_TOKENS, Tokens, Vocabulary
 from otel_rollout.wire import Json
@@ -27,6 +28,8 @@ _KEPT = 4
 """Trajectories that are kept for the next question about them."""
 _MOST_CHILDREN = 200
 _MOST_ERRORS = 100
+CURVES = ("policy_version", "time", "task_id")
+"""What the page shows rewards by."""
 Query = Mapping[str, str]
 
 
@@ -58,6 +61,7 @@ class Answers:
     jaeger: address of a Jaeger that has their traces.
     vocabulary: gives the texts of tokens that did not come with the trajectories.
     where: an expression that holds for all that is listed.
+    pass_threshold: the least reward of a pass, where a question has none.
     """
 
     def __init__(
@@ -67,11 +71,13 @@ class Answers:
         jaeger: str | None = None,
         vocabulary: Vocabulary | None = None,
         where: str = "",
+        pass_threshold: float = PASS_THRESHOLD,
     ) -> None:
         self._all = trajectories
         self._jaeger = None if jaeger is None else jaeger.rstrip("/")
         self._vocabulary = vocabulary
         self._only = where.strip()
+        self._threshold = pass_threshold
         Filter.of(self._only)
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[object, Opened, Tokens]] = OrderedDict()
@@ -82,6 +88,7 @@ class Answers:
             "state": self.state,
             "trajectories": self.trajectories,
             "summary": self.summary,
+            "curve": self.curve,
             "groups": self.groups,
             "group": self.group,
             "diff": self.diff,
@@ -124,6 +131,19 @@ class Answers:
     def summary(self, query: Query) -> Json:
         """Histograms, endings, groups, versions and findings of the list."""
         return summary_of(self._all.table(), self._filter(query))
+
+    def curve(self, query: Query) -> Json:
+        """The rewards of the list by policy version, time or task, and what passes."""
+        by, text = query.get("by", CURVES[0]), query.get("pass", "")
+        if by not in CURVES:
+            raise ConfigurationError(f"by: expected one of {', '.join(CURVES)}, got {by[:100]!r}")
+        try:
+            threshold = check_threshold("pass", float(text)) if text else self._threshold
+        except ValueError:
+            raise ConfigurationError(
+                f"pass: expected a finite number, the least reward of a pass, got {text[:100]!r}"
+            ) from None
+        return curve_of(self._all.table(), self._filter(query), by, threshold)
 
     def groups(self, query: Query) -> Json:
         """A page of the groups in the list."""

@@ -70,8 +70,8 @@ class Field:
         )
         raise ConfigurationError(f"{option}: expected one of {names}, got {text!r}")
 
-    def of(self, overview: Overview) -> Json:
-        """The value; None where it is not known, or not there."""
+    def of(self, overview: object) -> Json:
+        """The value of an `Overview`; None where it is not known, or not there."""
         value = getattr(overview, self.name)
         return value if self._key is None else value.get(self._key)
 

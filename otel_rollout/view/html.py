@@ -22,7 +22,7 @@ from otel_rollout.trajectory import (
     Trajectory,
     TrajectoryGroup,
 )
-from otel_rollout.view.answers import MOST_ROWS, Answers
+from otel_rollout.view.answers import CURVES, MOST_ROWS, Answers
 from otel_rollout.view.built_page import Page, as_json
 from otel_rollout.view.details import Opened
 from otel_rollout.view.messages import words_of
@@ -85,10 +85,11 @@ def whole_page(
     title: str,
     most_bytes: int = MOST_BYTES,
     framed: bool = False,
+    start: str = "",
 ) -> tuple[str, list[str]]:
     """One HTML file with the trajectories, and sentences about what is not in it.
 
-    framed: see `Page.whole`.
+    framed: see `Page.whole`. start: see `page_types.Embedded`.
     """
     total, rows = _listed(answers)
     details, tokens, left_out = dict[str, Json](), dict[str, Json](), list[str]()
@@ -126,6 +127,8 @@ def whole_page(
         "details": details,
         "tokens": tokens,
         "groups": _groups(answers, details),
+        "curves": {by: answers.curve({"by": by}) for by in CURVES},
+        "start": start,
     }
     return page.whole(held, title=title, framed=framed), left_out
 

@@ -113,6 +113,34 @@ class Summary(TypedDict):
     sampledTokens: Bins
 
 
+class CurvePoint(Scored):
+    value: str | int | float | None
+    """The policy version, the start of the time in UTC, the task; null: not known."""
+    place: float | None
+    """On an axis of numbers: the version, or seconds since 1970; null: a name."""
+    where: str | None
+    """The filter that keeps its trajectories."""
+    pass_rate: float | None
+    """Of its scored trajectories."""
+    pass_at: dict[str, float | None]
+    """Mean pass@k of its tasks that have k scored trajectories, by k."""
+    tasks: int
+
+
+class CurveView(TypedDict):
+    by: str
+    threshold: float
+    """The least reward of a pass."""
+    count: int
+    scored: int
+    several: int
+    """Trajectories that count at several points."""
+    ks: list[int]
+    total: int
+    points: list[CurvePoint]
+    """At most the first thousand."""
+
+
 class Difference(TypedDict):
     kind: Literal["message", "token", "none"]
     position: int
@@ -352,3 +380,7 @@ class Embedded(TypedDict):
     tokens: dict[str, TokenWindow]
     """By trajectory id and number of the row: "id row"."""
     groups: list[Group]
+    curves: dict[str, CurveView]
+    """By what the page asks for: policy_version, time, task_id."""
+    start: str
+    """The address that it begins with; empty: the list, or its only trajectory."""

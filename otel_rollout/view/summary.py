@@ -1,12 +1,22 @@
-"""The sums of a list of trajectories: histograms, endings, groups, versions, findings."""
+"""The sums of a list of trajectories: histograms, endings, groups, versions, findings, curves."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from collections import Counter
+from functools import cache
 
-from otel_rollout.view.page_types import Bin, Count, GroupCount, GroupPage, Summary, VersionCount
+from otel_rollout.view.curves import By, Curve, SampleRow, interval_of
+from otel_rollout.view.page_types import (
+    Bin,
+    Count,
+    CurveView,
+    GroupCount,
+    GroupPage,
+    Summary,
+    VersionCount,
+)
 from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, differ_by_rounding
 from otel_rollout.view.table import Filter, Table
 from otel_rollout.wire import Json, loads
@@ -20,7 +30,8 @@ _MOST_VALUES = 100
 
 def summary_of(table: Table, which: Filter) -> Summary:
     """The sums over the trajectories that a filter keeps."""
-    endings, groups, by_version = Endings(), RewardsByValue(), RewardsByValue()
+    endings = Endings()
+    groups, by_version = RewardsByValue(Rewards), RewardsByValue(Rewards)
     versions: dict[str, list[Rewards]] = {}
     """The rewards of each version in a list of them, by its text: most lists are the same."""
     for reward, group, status, reason, text, *error in table.connection.execute(
@@ -68,7 +79,7 @@ def summary_of(table: Table, which: Filter) -> Summary:
 
 def groups_of(table: Table, which: Filter, offset: int, limit: int) -> GroupPage:
     """The groups, the largest first, with the rewards of those of their trajectories."""
-    groups = RewardsByValue()
+    groups = RewardsByValue(Rewards)
     for group, reward in table.connection.execute(
         'SELECT "group_id", "reward" FROM trajectories '
         f'WHERE "group_id" IS NOT NULL AND {which.sql}',
@@ -77,6 +88,25 @@ def groups_of(table: Table, which: Filter, offset: int, limit: int) -> GroupPage
         groups.of(group).add(reward)
     rows = _named(table, groups.to_list(offset, offset + limit))
     return {"total": len(groups), "rows": rows}
+
+
+def curve_of(table: Table, which: Filter, by: str, threshold: float) -> CurveView:
+    """The rewards by `policy_version`, `task_id`, or `time` in intervals that fit."""
+    where = f"FROM trajectories WHERE {which.sql}"
+    if by == "time":
+        first, last = table.connection.execute(
+            f'SELECT MIN("start_time_ns"), MAX("start_time_ns") {where} AND "start_time_ns" > 0',
+            which.parameters,
+        ).fetchone()
+        by = interval_of(first or 0, last or 0)
+    curve = Curve(By.parse("by", by), threshold)
+    versions = cache(loads)
+    for reward, task, group, text, started in table.connection.execute(
+        f'SELECT "reward", "task_id", "group_id", "versions", "start_time_ns" {where}',
+        which.parameters,
+    ):
+        curve.add(SampleRow(reward, task, group, versions(text), started))
+    return curve.answer()
 
 
 def _named(table: Table, groups: list[Json]) -> list[GroupCount]:

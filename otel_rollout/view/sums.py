@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from otel_rollout.terminal import without_ids
 from otel_rollout.wire import Json, finite
@@ -101,24 +102,33 @@ class Endings:
         return sorted(found, key=lambda each: (-each[2], each[0]))
 
 
+AnyRewards = TypeVar("AnyRewards", bound=Rewards)
+
+
 @dataclass(slots=True)
-class RewardsByValue:
+class RewardsByValue(Generic[AnyRewards]):
     """The rewards of the trajectories that have the same value of a field."""
 
-    _of: dict[str, tuple[Json, Rewards]] = field(default_factory=dict)
+    new: Callable[[], AnyRewards]
+    """Makes the rewards of a value that is new."""
+    _of: dict[str, tuple[Json, AnyRewards]] = field(default_factory=dict)
     """Value and rewards, by the value as a text."""
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def of(self, value: Json) -> Rewards:
+    def of(self, value: Json) -> AnyRewards:
         """The rewards of a value, to add to."""
         name = label(value)
         if name not in self._of:
-            self._of[name] = value, Rewards()
+            self._of[name] = value, self.new()
         return self._of[name][1]
 
-    def most_common(self) -> Iterator[tuple[Json, Rewards]]:
+    def as_they_came(self) -> Iterable[tuple[Json, AnyRewards]]:
+        """Each value with its rewards, in the order of the first trajectory of each."""
+        return self._of.values()
+
+    def most_common(self) -> Iterator[tuple[Json, AnyRewards]]:
         """Each value with its rewards: the most frequent first, then what differs most."""
         named = sorted(
             self._of.items(), key=lambda each: (-each[1][1].count, -each[1][1].std, each[0])

@@ -113,6 +113,55 @@ def test_a_filter_is_there_as_a_command(reader: Reader, served: Served):
     assert words[3:] == ["--where", "name == \"swe_agent\" and name != 'x'"]
 
 
+def test_rewards_are_curves_by_version_time_and_task(reader: Reader):
+    """By a key, with an address of its own; a point is named, and leads to its trajectories."""
+    reader.open()
+    reader.see(".table-foot", "16 of 16")
+    reader.press("c")
+    reader.until("location.hash === '#curve=policy_version'")
+    reader.see(".chart h2", "Reward")
+    reader.see(".chart .key", "mean ± std")
+    reader.see(".chart .key", "passed")
+    for title, by in (("Time", "time"), ("Task", "task_id")):
+        reader.tab.get_by_role("link", name=title, exact=True).click()
+        reader.until(f"location.hash === '#curve={by}'")
+        reader.see(".points th", title if title == "Task" else "from (UTC)")
+    first = reader.see(".points tbody tr").inner_text()
+    reader.press("Home")
+    reader.see(".points tr.chosen", first.split()[0])
+    reader.tab.locator(".pass input").fill("0.9")
+    reader.press("Enter")
+    reader.until("location.hash.includes('pass=0.9')")
+    reader.see(".points")
+    reader.tab.locator(".points tbody a").first.click()
+    reader.until("location.hash.startsWith('#where=task_id')")
+    count = first.split()[1]
+    reader.see(".table-foot", f"{count} of 16")
+
+
+def test_a_wrong_threshold_is_answered_beside_the_curves(reader: Reader):
+    """As a wrong filter is."""
+    reader.open("curve=policy_version&pass=x")
+    reader.see(".error", "expected a finite number")
+
+
+@pytest.mark.parametrize("width", [1300, 1000, 480])
+def test_nothing_scrolls_sideways(browser: Browser, served: Served, width: int):
+    """Columns that have no room are left out; on a narrow page the charts are behind a button."""
+    with reading(browser, served.url) as reader:
+        reader.tab.set_viewport_size({"width": width, "height": 800})
+        reader.open()
+        reader.see(".row .open")
+        for selector in (".row.heads", ".table > .virtual", ".table", "html"):
+            reader.until(
+                f"(e => e.scrollWidth <= e.clientWidth)(document.querySelector('{selector}'))"
+            )
+        if width == 480:
+            assert not reader.tab.locator(".facets").is_visible()
+            reader.tab.get_by_role("button", name="Charts", exact=True).click()
+            reader.see(".panel h3", "Endings")
+
+
 def test_words_are_searched_for_in_messages(reader: Reader):
     """Only trajectories that contain them stay."""
     reader.open("search=queryset")

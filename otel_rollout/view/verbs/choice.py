@@ -9,6 +9,7 @@ from typing import Any
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.terminal import number_of
 from otel_rollout.trajectory import Trajectory
+from otel_rollout.view.curves import By, Curve, check_threshold
 from otel_rollout.view.fields import Field
 from otel_rollout.view.filter_expression import Where
 from otel_rollout.view.overview import HEAD, Examined, Overview, examine
@@ -26,15 +27,16 @@ class Choice:
         self.sorts: str | None = getattr(options, "sort", None)
         """A field, `-` before it for descending; None: as they come."""
         self._by: Field | None = None
-        self.group_by: Field | None = None
-        """None: groups are only counted."""
+        self.curve: Curve | None = None
+        """The sums by the values of a field, empty. None: groups are only counted."""
         try:
             if options.where is not None:
                 self.where = Where.parse(options.where)
             if self.sorts is not None:
                 self._by = Field.parse("--sort", self.sorts.removeprefix("-"), not_of=("list",))
             if getattr(options, "group_by", None) is not None:
-                self.group_by = Field.parse("--group-by", options.group_by)
+                threshold = check_threshold("--pass-threshold", options.pass_threshold)
+                self.curve = Curve(By.parse("--group-by", options.group_by), threshold)
         except ConfigurationError as error:
             options.wrong(str(error))
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from otel_rollout.terminal import escaped, note, number_of
-from otel_rollout.view.fields import Field
+from otel_rollout.view.curves import Curve, Scores
 from otel_rollout.view.findings import Finding, replies_by_sentence
 from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import Sources, note_unreadable
-from otel_rollout.view.sums import Endings, Rewards, RewardsByValue, label, short_id
+from otel_rollout.view.sums import Endings, Rewards, label, short_id
 from otel_rollout.view.verbs.choice import Choice
 from otel_rollout.wire import Json, dumps
 
@@ -27,13 +27,15 @@ _WIDTH = 160
 _DISTINCT = 10_000
 """Distinct findings that are counted apart; those after them are counted together."""
 _SHOWN = 20
-"""Findings, and groups, that are printed."""
+"""Findings, and errors, that are printed."""
+_NAME, _LEAST_NAME = 32, 12
+"""Characters of the name of a group, at most and at least."""
 
 
 def list_trajectories(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     choice = Choice(options)
-    totals = Totals(group_by=choice.group_by)
+    totals = Totals(curve=choice.curve)
     sources = Sources(options.sources, prints_lines=True)
     overviews = choice.in_order(_overviews(sources, choice, totals, options))
     if options.json:
@@ -180,14 +182,13 @@ def padded(text: str, size: int) -> str:
 class Totals(Endings):
     """The sums over trajectories, which are not kept."""
 
-    group_by: Field | None = None
-    """None: groups are only counted."""
+    curve: Curve | None = None
+    """The sums by the values of a field. None: groups are only counted."""
     trained_tokens: int = 0
     dropped: int = 0
     """Completions that no row trains."""
     with_findings: int = 0
     """Trajectories that have findings."""
-    _groups: RewardsByValue = field(default_factory=RewardsByValue)
     _tasks: dict[str, str] = field(default_factory=dict)
     """The task of each group, where groups are counted apart."""
     _group_ids: set[int] = field(default_factory=set)
@@ -204,12 +205,10 @@ class Totals(Endings):
         self.dropped += overview.dropped
         if overview.group_id is not None:
             self._group_ids.add(hash(overview.group_id))
-        if self.group_by is not None:
-            value = self.group_by.of(overview)
-            value = list(value) if isinstance(value, tuple) else value
-            self._groups.of(value).add(overview.reward)
-            if self.group_by.name == "group_id" and (task := task_of(overview)):
-                self._tasks.setdefault(label(value), task)
+        if self.curve is not None:
+            self.curve.add(overview)
+            if self.curve.by.text == "group_id" and (task := task_of(overview)):
+                self._tasks.setdefault(label(overview.group_id), task)
         found = replies_by_sentence(findings)
         self.with_findings += bool(found)
         for name, replies in found.items():
@@ -230,8 +229,9 @@ class Totals(Endings):
             ],
             "reward": self.rewards.to_dict(),
             "group_ids": len(self._group_ids),
-            "group_by": self.group_by and self.group_by.text,
-            "groups": self._groups.to_list(),
+            "group_by": None if self.curve is None else self.curve.by.text,
+            "pass_threshold": None if self.curve is None else self.curve.threshold,
+            "groups": [] if self.curve is None else self.curve.to_list(),
             "trained_tokens": self.trained_tokens,
             "dropped": self.dropped,
             "with_findings": self.with_findings,
@@ -266,7 +266,8 @@ class Totals(Endings):
             f"{number_of(self.dropped, 'reply')} in no row"
         )
         yield from self._error_lines(width)
-        yield from self._group_lines()
+        if self.curve is not None:
+            yield from self._group_lines(self.curve, width)
         yield from self._finding_lines(width)
 
     def _error_lines(self, width: int) -> Iterator[str]:
@@ -278,17 +279,20 @@ class Totals(Endings):
         if len(errors) > _SHOWN:
             yield f"       and {len(errors) - _SHOWN} more (--json has all)"
 
-    def _group_lines(self) -> Iterator[str]:
-        groups = list(self._groups.most_common())
-        if self.group_by is not None and groups:
-            yield f"{padded(f'by {self.group_by.text}', 32)}  {'count':>7}  {'scored':>7}  reward"
-        for value, rewards in groups[:_SHOWN]:
-            task = self._tasks.get(label(value), "")
-            name = short_id(label(value)) or ""
-            name = padded(f"{name}  {task}" if task and task != name else name, 32)
-            yield f"{name}  {rewards.count:>7}  {rewards.scored:>7}  {_spread(rewards)}"
-        if len(groups) > _SHOWN:
-            yield f"and {len(groups) - _SHOWN} more (--json has all)"
+    def _group_lines(self, curve: Curve, width: int) -> Iterator[str]:
+        ks = curve.ks() if len(curve) else []
+        heads = ["count", "scored", "mean", "std", "min", "max", "passed"]
+        rows = [_cells(scores, ks) for _, scores in curve.points()]
+        heads += [f"pass@{k}" for k in ks]
+        sizes = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        room = max(_LEAST_NAME, min(_NAME, width - sum(sizes) - len(_GAP) * len(sizes)))
+        yield _aligned(padded(f"by {curve.by.text}", room), heads, sizes)
+        for (value, _), cells in zip(curve.points(), rows, strict=True):
+            text = label(curve.by.name(value))
+            task, name = self._tasks.get(text, ""), short_id(text) or ""
+            name = padded(f"{name}  {task}" if task and task != name else name, room)
+            yield _aligned(name, cells, sizes)
+        yield from textwrap.wrap(_about(curve, ks), max(width, 40))
 
     def _finding_lines(self, width: int) -> Iterator[str]:
         if not self._findings:
@@ -304,6 +308,34 @@ class Totals(Endings):
             )
         if len(self._findings) > _SHOWN:
             yield f"       and {len(self._findings) - _SHOWN} more (--json has all)"
+
+
+def _cells(scores: Scores, ks: Sequence[int]) -> list[str]:
+    """The numbers of a line of a group; those without a reward have none."""
+    known = scores.scored > 0
+    values = (scores.mean, scores.std, scores.least, scores.most)
+    rates = (scores.pass_rate, *map(scores.pass_at, ks))
+    return [
+        *map(str, (scores.count, scores.scored)),
+        *(number(value if known else None) for value in values),
+        *("-" if rate is None else f"{100 * rate:.1f}%" for rate in rates),
+    ]
+
+
+def _aligned(name: str, cells: Sequence[str], sizes: Sequence[int]) -> str:
+    return _GAP.join([name, *(f"{c:>{size}}" for c, size in zip(cells, sizes, strict=True))])
+
+
+def _about(curve: Curve, ks: Sequence[int]) -> str:
+    """What the columns are, and which trajectories are not in them."""
+    found = [f"passed: reward >= {number(curve.threshold)} (--pass-threshold)"]
+    if ks:
+        found.append("pass@k: mean over the tasks with at least k scored trajectories")
+    if unscored := curve.all.count - curve.all.scored:
+        found.append(f"{number_of(unscored, 'trajectory')} without a reward, in no mean or rate")
+    if curve.several:
+        found.append(f"{number_of(curve.several, 'trajectory')} of several versions, in each")
+    return "; ".join(found)
 
 
 def _spread(rewards: Rewards) -> str:

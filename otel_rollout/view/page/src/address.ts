@@ -9,6 +9,10 @@ export interface Address {
   where?: string;
   search?: string;
   sort?: string;
+  /** The curves, and what they are by. */
+  curve?: string;
+  /** The least reward of a pass. */
+  pass?: string;
   group?: string;
   /** Two ids. */
   diff?: [string, string];
@@ -31,7 +35,7 @@ export function changedBy(address: Address, change: Change): Address {
 }
 
 const NUMBERS = ["history", "node", "row", "token"] as const;
-const TEXTS = ["where", "search", "sort", "group", "trajectory", "signal"] as const;
+const TEXTS = ["where", "search", "sort", "curve", "pass", "group", "trajectory", "signal"] as const;
 
 /** The address that this text names; what it does not know is left out. */
 export function parseAddress(hash: string): Address {
@@ -65,7 +69,7 @@ export function formatAddress(address: Address): string {
   const words: string[] = [];
   const add = (name: string, value: string) =>
     words.push(`${name}=${encodeURIComponent(value).replaceAll("%20", "+")}`);
-  for (const name of ["where", "search", "sort", "group"] as const) {
+  for (const name of ["where", "search", "sort", "curve", "pass", "group"] as const) {
     if (address[name]) add(name, address[name]);
   }
   if (address.diff) {

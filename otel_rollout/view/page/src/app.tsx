@@ -3,7 +3,16 @@
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { type Address, currentAddress, formatAddress, go, useAddress } from "./address";
+import {
+  type Address,
+  changedBy,
+  currentAddress,
+  formatAddress,
+  go,
+  parseAddress,
+  useAddress,
+} from "./address";
+import { CurvesView } from "./curves";
 import { DiffView } from "./diff";
 import { GroupView } from "./group";
 import { Help } from "./help";
@@ -52,7 +61,11 @@ function useServerState(id: string): [State | null, string | null] {
 let lastList: Address = {};
 
 function isList(address: Address): boolean {
-  return !address.trajectory && !address.group && !address.diff;
+  return !address.trajectory && !address.group && !address.diff && !address.curve;
+}
+
+function isCurve(address: Address): boolean {
+  return address.curve !== undefined && !address.trajectory && !address.group && !address.diff;
 }
 
 export function App(): JSX.Element {
@@ -61,6 +74,7 @@ export function App(): JSX.Element {
   const [theme, toggleTheme] = useTheme();
   const [help, setHelp] = useState(false);
   if (isList(address)) lastList = address;
+  else if (isCurve(address)) lastList = changedBy(address, { curve: undefined, pass: undefined });
   useKeys(
     {
       g: () => go(lastList),
@@ -69,7 +83,7 @@ export function App(): JSX.Element {
     },
     0,
   );
-  useEffect(() => void openTheOnlyOne(), []);
+  useEffect(() => void openTheStart(), []);
   useEffect(() => {
     document.title = titleOf(address);
   }, [address]);
@@ -105,9 +119,10 @@ export function App(): JSX.Element {
   );
 }
 
-/** A page that holds one trajectory begins with it. */
-async function openTheOnlyOne(): Promise<void> {
+/** A page that holds its answers begins where it says, or with its only trajectory. */
+async function openTheStart(): Promise<void> {
   if (!source.embedded || formatAddress(currentAddress()) !== "#") return;
+  if (source.start) return go(parseAddress(source.start), "replace");
   const { total, rows } = await source.trajectories({ where: "", search: "" }, "", 0, 2);
   if (total === 1 && rows[0]) go({ trajectory: rows[0].id }, "replace");
 }
@@ -115,6 +130,7 @@ async function openTheOnlyOne(): Promise<void> {
 function titleOf(address: Address): string {
   if (address.trajectory) return `${address.trajectory.slice(0, 8)} · trajectory`;
   if (address.group) return `${shortId(address.group)} · group`;
+  if (address.curve) return "Curves";
   return address.diff ? "Difference" : "Trajectories";
 }
 
@@ -122,6 +138,7 @@ function Content({ address, state }: { address: Address; state: State }): JSX.El
   if (address.trajectory) return <TrajectoryView address={address} state={state} key={address.trajectory} />;
   if (address.group) return <GroupView id={address.group} state={state} key={address.group} />;
   if (address.diff) return <DiffView ids={address.diff} key={address.diff.join()} />;
+  if (address.curve) return <CurvesView address={address} by={address.curve} state={state} />;
   return <ListView address={address} state={state} />;
 }
 
@@ -135,6 +152,7 @@ function Crumbs({ address }: { address: Address }): JSX.Element {
         </span>
       )}
       {address.diff && <span>Difference</span>}
+      {isCurve(address) && <span>Curves</span>}
       {address.trajectory && (
         <span>
           <Name text={address.trajectory.slice(0, 12)} title={address.trajectory} />

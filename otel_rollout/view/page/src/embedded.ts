@@ -83,6 +83,7 @@ export function embeddedAnswers(page: Embedded): Source {
 
   return {
     embedded: true,
+    start: page.start,
     state: async () => page.state,
     summary: async () => page.summary,
     trajectories: async (filter, sort, offset, limit) => {
@@ -91,6 +92,7 @@ export function embeddedAnswers(page: Embedded): Source {
       return { total: kept.length, rows: sorted(kept, sort).slice(offset, offset + limit) };
     },
     groups: async () => ({ total: page.summary.groups.length, rows: [] }),
+    curve: async (_, by) => found(page.curves[by], `a curve by ${by}`),
     group: async (id) => group(id),
     diff: async (idA, idB) => {
       const [a, b] = [detail(idA), detail(idB)];

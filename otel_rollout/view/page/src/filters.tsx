@@ -1,9 +1,9 @@
 // The boxes above the list: an expression, and words.
 
-import type { JSX } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import type { Address, Change } from "./address";
+import { type Address, type Change, changedBy, formatAddress, go } from "./address";
 import { useKeys } from "./hooks";
 import { source } from "./source";
 import type { State } from "./types";
@@ -14,9 +14,18 @@ export interface Moving {
   move(change: Change): void;
 }
 
-export function Filters({ address, state, move, error }: Moving & { error: string | null }): JSX.Element {
+interface Props extends Moving {
+  error: string | null;
+  /** Further controls. */
+  children?: ComponentChildren;
+}
+
+export function Filters({ address, state, move, error, children }: Props): JSX.Element {
   const search = useRef<HTMLInputElement>(null);
-  useKeys({ "/": () => search.current?.focus() });
+  useKeys({
+    "/": () => search.current?.focus(),
+    c: () => go(changedBy(address, { curve: address.curve ?? "policy_version" })),
+  });
   return (
     <div class="filters">
       {!source.embedded && (
@@ -42,6 +51,14 @@ export function Filters({ address, state, move, error }: Moving & { error: strin
         invalid={false}
         title="Words of its messages (/)"
       />
+      <a
+        class="switch"
+        href={formatAddress(changedBy(address, address.curve ? NO_CURVE : { curve: "policy_version" }))}
+        title="Rewards by policy version, over time, by task (c)"
+      >
+        {address.curve ? "List" : "Curves"}
+      </a>
+      {children}
       {error !== null && (
         <p class="error" role="alert">
           {error}
@@ -50,6 +67,8 @@ export function Filters({ address, state, move, error }: Moving & { error: strin
     </div>
   );
 }
+
+const NO_CURVE = { curve: undefined, pass: undefined };
 
 interface BoxProps {
   name: string;

@@ -10,6 +10,8 @@ const KEYS: [string, string][] = [
   ["Enter", "open"],
   ["/", "search"],
   ["g", "list of trajectories"],
+  ["c", "curves of rewards"],
+  ["← →", "point before, after on a curve"],
   ["1 … 5", "messages, tokens, findings, time, raw"],
   ["6", "group of the trajectory"],
   ["[ ]", "previous, next history"],

@@ -165,3 +165,15 @@ export function useTheme(): [Theme, () => void] {
   }, []);
   return [theme, toggle];
 }
+
+/** The width of an element in pixels, as it is now. */
+export function useWidth(): [{ current: HTMLDivElement | null }, number] {
+  const box = useRef<HTMLDivElement>(null);
+  const [width, set] = useState(0);
+  useEffect(() => {
+    const observer = new ResizeObserver(([entry]) => set(Math.round(entry?.contentRect.width ?? 0)));
+    if (box.current) observer.observe(box.current);
+    return () => observer.disconnect();
+  }, []);
+  return [box, width];
+}

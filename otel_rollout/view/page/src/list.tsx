@@ -20,14 +20,24 @@ export function ListView({ address, state }: { address: Address; state: State })
   const summary = useLoaded(() => source.summary(filter), `${about} ${revision(state)}`, about);
   const move = (change: Change) => go(changedBy(address, change));
   const changeWhere = source.embedded ? undefined : (where: string) => move({ where });
+  const [charts, showCharts] = useState(false);
   return (
-    <div class="list-view">
+    <div class={`list-view ${charts ? "with-charts" : ""}`}>
       <aside class="facets" aria-label="Overview">
         {summary.value && <Overviews summary={summary.value} address={address} filter={changeWhere} />}
       </aside>
       <section class="table-side">
         <h1 class="unseen">Trajectories</h1>
-        <Filters address={address} state={state} move={move} error={summary.error} />
+        <Filters address={address} state={state} move={move} error={summary.error}>
+          <button
+            type="button"
+            class="to-charts"
+            aria-pressed={charts}
+            onClick={() => showCharts((was) => !was)}
+          >
+            Charts
+          </button>
+        </Filters>
         <Table address={address} state={state} move={move} summaryError={summary.error} />
       </section>
     </div>

@@ -2,6 +2,7 @@
 
 import { embeddedAnswers } from "./embedded";
 import type {
+  CurveView,
   Detail,
   Diff,
   Embedded,
@@ -28,11 +29,15 @@ export interface Filter {
 export interface Source {
   /** Nothing stands behind the page: no filter expressions, no changes. */
   embedded: boolean;
+  /** The address to begin with; empty: the list. */
+  start: string;
   /** `id`: a trajectory that is open, if one is. */
   state(id: string): Promise<State>;
   summary(filter: Filter): Promise<Summary>;
   trajectories(filter: Filter, sort: string, offset: number, limit: number): Promise<OverviewPage>;
   groups(filter: Filter, offset: number, limit: number): Promise<GroupPage>;
+  /** `by`: policy_version, time or task_id; `pass`: the least reward of a pass, if one is given. */
+  curve(filter: Filter, by: string, pass: string): Promise<CurveView>;
   group(id: string): Promise<Group>;
   diff(a: string, b: string): Promise<Diff>;
   trajectory(id: string): Promise<Detail>;
@@ -61,10 +66,12 @@ async function get<T>(path: string, query: Query = {}): Promise<T> {
 
 const overHttp: Source = {
   embedded: false,
+  start: "",
   state: (id) => get("state", { id }),
   summary: (filter) => get("summary", { ...filter }),
   trajectories: (filter, sort, offset, limit) => get("trajectories", { ...filter, sort, offset, limit }),
   groups: (filter, offset, limit) => get("groups", { ...filter, offset, limit }),
+  curve: (filter, by, pass) => get("curve", { ...filter, by, pass }),
   group: (id) => get("group", { id }),
   diff: (a, b) => get("diff", { a, b }),
   trajectory: (id) => get("trajectory", { id }),

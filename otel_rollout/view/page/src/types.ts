@@ -188,6 +188,40 @@ export interface Summary {
   sampledTokens: Bins;
 }
 
+export interface CurvePoint {
+  count: number;
+  scored: number;
+  mean: number | null;
+  std: number | null;
+  min: number | null;
+  max: number | null;
+  /** The policy version, the start of the time in UTC, the task; null: not known. */
+  value: string | number | null;
+  /** On an axis of numbers: the version, or seconds since 1970; null: a name. */
+  place: number | null;
+  /** The filter that keeps its trajectories. */
+  where: string | null;
+  /** Of its scored trajectories. */
+  pass_rate: number | null;
+  /** Mean pass@k of its tasks that have k scored trajectories, by k. */
+  pass_at: Record<string, number | null>;
+  tasks: number;
+}
+
+export interface CurveView {
+  by: string;
+  /** The least reward of a pass. */
+  threshold: number;
+  count: number;
+  scored: number;
+  /** Trajectories that count at several points. */
+  several: number;
+  ks: number[];
+  total: number;
+  /** At most the first thousand. */
+  points: CurvePoint[];
+}
+
 export interface Difference {
   kind: "message" | "token" | "none";
   position: number;
@@ -422,4 +456,8 @@ export interface Embedded {
   /** By trajectory id and number of the row: "id row". */
   tokens: Record<string, TokenWindow>;
   groups: Group[];
+  /** By what the page asks for: policy_version, time, task_id. */
+  curves: Record<string, CurveView>;
+  /** The address that it begins with; empty: the list, or its only trajectory. */
+  start: string;
 }
