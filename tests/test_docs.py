@@ -37,6 +37,9 @@ from tests.kit.programs import ROOT, python
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
 
+READMES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("exporters/*/README.md"))]
+
+
 def blocks(page: str) -> list[str]:
     """The Python blocks of a page, in their order."""
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -190,7 +193,7 @@ async def test_the_tour(
 ) -> None:
     """The blocks of the tour are one program, and print what stands beside them."""
     monkeypatch.chdir(tmp_path)
-    await run_page("docs/index.md", {})
+    await run_page("docs/tour.md", {})
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["[1.0, 0.0, 1.0, 0.0]", "[0.5, -0.5, 0.5, -0.5]"]
     assert lines[2].startswith("[{'role': 'user', 'content': '2 + 2?'}")
@@ -310,7 +313,7 @@ def test_training_has_every_reason() -> None:
     assert len(reasons) > 6
 
 
-@pytest.mark.parametrize("name", ["README.md", *DOCS])
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", *DOCS, *READMES])
 def test_links(name: str) -> None:
     """What the documents link to is there, and so is the heading."""
     page = ROOT / name
@@ -320,7 +323,8 @@ def test_links(name: str) -> None:
             target = page.parent / path if path else page
             assert target.exists(), link
             anchors = re.findall(r"^#+ (.+)$", target.read_text(), re.M) if heading else []
-            assert not heading or heading in [text.lower().replace(" ", "-") for text in anchors]
+            names = [re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in anchors]
+            assert not heading or heading in names, link
 
 
 def test_the_paths_of_model_apis() -> None:
@@ -339,11 +343,35 @@ def test_the_paths_of_model_apis() -> None:
     assert modules == {type(api).__module__.rpartition(".")[2] for api in APIS}
 
 
-def test_every_exporter_is_in_training() -> None:
-    """docs/training.md leads to each exporter that there is."""
-    document = (ROOT / "docs" / "training.md").read_text()
+def test_every_exporter_is_a_trainer() -> None:
+    """docs/trainers.md leads to each exporter that there is."""
+    document = (ROOT / "docs" / "trainers.md").read_text()
     for project in (ROOT / "exporters").glob("*/pyproject.toml"):
         assert f"(../exporters/{project.parent.name}/README.md)" in document
+
+
+def test_the_advice_of_the_page_about_errors() -> None:
+    """Each message of docs/errors.md is a warning's, with its advice; each class is there."""
+    page = (ROOT / "docs" / "errors.md").read_text()
+    plain = re.sub(r"\[[^]]*\]\(([\w-]+\.md)\)", r"docs/\1", page)
+    known = [value for value in vars(sentences).values() if isinstance(value, sentences.Sentence)]
+    rows = re.findall(r"^\| `(.+?)` \| (.+) \|$", plain.partition("## Exceptions")[0], re.M)
+    assert len(rows) > 8
+    for message, advice in rows:
+        words = re.compile(".*".join(map(re.escape, re.split(r" ?… ?", message))))
+        assert {each.advice for each in known if words.search(each.words)} == {advice}
+    for name in vars(otel_rollout)["__all__"]:
+        assert not name.endswith(("Error", "Warning")) or f"`{name}`" in page, name
+
+
+def test_every_page_that_is_named_in_code_exists() -> None:
+    """What docstrings, errors and READMEs call `docs/...` is there."""
+    folders = ("otel_rollout", "exporters", "examples", "tools", "benchmarks", "tests")
+    texts = [path for each in folders for path in (ROOT / each).rglob("*.*")]
+    for path in [*texts, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]:
+        if path.suffix in (".py", ".md", ".pyi", ""):
+            for page in re.findall(r"(?<![\w/.])docs/[\w/-]+\.\w+", path.read_text()):
+                assert (ROOT / page).exists(), f"{path}: {page}"
 
 
 def test_every_public_name_is_in_the_reference() -> None:

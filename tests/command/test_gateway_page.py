@@ -26,8 +26,8 @@ from tests.kit.programs import ROOT, python
 from tests.kit.recording import Recording
 
 PAGES = (
-    *("gateway.md", "command-line.md", "index.md", "../README.md"),
-    *("cookbook/empty-batch.md", "cookbook/existing-traces.md"),
+    *("gateway.md", "command-line.md", "tour.md", "servers.md", "trainers.md", "remote.md"),
+    *("cookbook/empty-batch.md", "cookbook/existing-traces.md", "../README.md"),
 )
 ASK = f"""#!{sys.executable}
 import json, os, sys, urllib.request
