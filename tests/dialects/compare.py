@@ -128,15 +128,17 @@ UNSEEN = {
 
 
 def table() -> str:
-    """The markdown table of what each dialect keeps, as the recordings show it."""
-    head = ["", *(f"`{name}`" for name in ALL)]
-    rows = [head, ["---"] + [":-:"] * len(ALL)]
+    """The markdown table of what each dialect keeps; what the same ones keep is in one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for what, scenario in UNSEEN.items():
-        rows.append([what, *(_seen(name, scenario) for name in ALL)])
+        rows.setdefault(tuple(_seen(name, scenario) for name in ALL), []).append(what)
     declared = {fact for d in DIALECTS for fact in d.loses | d.loses_in_streams}
     for fact in filter(declared.__contains__, Fact):
-        rows.append([fact.value, *(_kept(dialect, fact) for dialect in DIALECTS)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+        kept = tuple(_kept(dialect, fact) for dialect in DIALECTS)
+        rows.setdefault(kept, []).append(fact.value)
+    head = ["", *(f"`{name}`" for name in ALL)]
+    body = [["; ".join(whats), *cells] for cells, whats in rows.items()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---", *[":-:"] * len(ALL)], *body])
 
 
 def _seen(name: str, scenario: str) -> str:
