@@ -84,6 +84,19 @@ def append_line(path: str | os.PathLike[str], line: bytes, *, fsync: bool = Fals
             raise
 
 
+def append_at_once(path: str | os.PathLike[str], line: bytes) -> None:
+    """Append a line in one write, without a lock: it must not wait for another process.
+
+    OSError if it is not written whole.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        if (written := os.write(file, line)) < len(line):
+            raise OSError(f"{written} of {len(line)} bytes were written to {path}")
+    finally:
+        os.close(file)
+
+
 def write_whole(file: BinaryIO, content: bytes) -> None:
     """Write all bytes to a file without a buffer, whose `write` may take only some of them."""
     rest = memoryview(content)

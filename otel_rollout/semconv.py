@@ -197,6 +197,12 @@ ROLLOUT_PROOF: Final = "rollout.proof"
 ROLLOUT_PART: Final = "rollout.part"
 """True on the span of another process that continued the rollout."""
 
+# Span of the start (`rollout started`), sent while the rollout runs; no trajectory is read from it.
+ROLLOUT_STARTED: Final = "rollout.started"
+"""The id of the rollout that started. Not `ROLLOUT_ID`, which names the spans of a trajectory."""
+HOST_NAME: Final = "host.name"
+PROCESS_PID: Final = "process.pid"
+
 # LLM span.
 ELIDED_MESSAGES: Final = "rollout.elided_messages"
 """Number of messages of its call that earlier LLM spans show, and it does not."""

@@ -178,7 +178,8 @@ def configure(
         asked when a rollout ends, and hold instead of the default one; () finds none. None
         (default): `known_side_call` of the same module, see `docs/side-calls.md`.
     announce: True (default): exporters note when a rollout begins, so that one whose process is
-        killed is known: `JsonlTrajectoryExporter` does, in `FILE.started`. False: they do not.
+        killed is known: `JsonlTrajectoryExporter` in `FILE.started`, `span_exporters` and OTLP by
+        the span `rollout started`, which they export at once. False: they do not.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
 

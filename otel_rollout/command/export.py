@@ -31,6 +31,7 @@ from otel_rollout.view import (
     Sources,
     in_order,
     note_above,
+    note_never_ended,
     note_unreadable,
 )
 from otel_rollout.wire import Json
@@ -60,6 +61,7 @@ def export(options: argparse.Namespace) -> int:
     status = _note_tally(file.tally, options.output)
     if not file.tally.trajectories and sources.foreign and not options.infer_rollouts:
         note("  spans of other instrumentations alone: try --infer-rollouts")
+    note_never_ended(sources.started)
     return status
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from otel_rollout.export import reconstruct_by_rollout
 from otel_rollout.terminal import note, number_of, without_ids
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.view import Choice, Sources, lines_in_order, note_unreadable
+from otel_rollout.view import Choice, Sources, lines_in_order, note_never_ended, note_unreadable
 
 
 def rebuild(options: argparse.Namespace) -> int:
@@ -31,6 +31,7 @@ def rebuild(options: argparse.Namespace) -> int:
         kept = ((key, rebuilt.counted(one)) for key, one in sources.each(choice.keyed, found))
         file.writelines(lines_in_order(kept, descending=choice.descending, folder=folder))
     _note_rebuilt(rebuilt, sources, options)
+    note_never_ended(sources.started)
     return note_unreadable(sources.errors)
 
 

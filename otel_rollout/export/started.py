@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -18,9 +19,11 @@ from typing import Any
 from msgspec import Struct, convert
 from msgspec.structs import asdict
 
+from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export.memory import renew_after_fork
-from otel_rollout.lines import STARTED, bounded_lines
+from otel_rollout.lines import STARTED, append_at_once, bounded_lines
+from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import dumps, loads
 
@@ -138,14 +141,7 @@ class StartedFile:
         self._append(asdict(line))
 
     def _append(self, content: dict[str, Any]) -> None:
-        """Append a line in one write, without a lock: it must not wait for another process."""
-        line = dumps(content).encode() + b"\n"
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            if (written := os.write(file, line)) < len(line):
-                raise OSError(f"{written} of {len(line)} bytes were written to {self._path}")
-        finally:
-            os.close(file)
+        append_at_once(self._path, dumps(content).encode() + b"\n")
 
 
 class StartedRecords:
@@ -154,6 +150,8 @@ class StartedRecords:
     def __init__(self) -> None:
         self.started: dict[str, Started] = {}
         self.left_out = set[str]()
+        self.ended = set[str]()
+        """The rollouts whose own spans came."""
         self.receipts: dict[str, Receipt] = {}
         """By writer."""
 
@@ -186,10 +184,24 @@ class StartedRecords:
         """Add a rollout; the last record of one holds."""
         self.started[started.started] = started
 
+    def see(self, record: SpanRecord) -> None:
+        """Take from a span that a rollout started, or that it ended."""
+        if (started := record.text(sc.ROLLOUT_STARTED)) is not None:
+            self.add(_of_span(started, record))
+        elif sc.ROLLOUT_SCHEMA_VERSION in record.attributes and record.end_time_ns is not None:
+            self.ended.add(record.text(sc.ROLLOUT_ID) or "")
+
+    def join(self, other: StartedRecords) -> None:
+        """Add what others say."""
+        self.started |= other.started
+        self.left_out |= other.left_out
+        self.ended |= other.ended
+        self.receipts |= other.receipts
+
     def never_ended(self, ended: Callable[[str], bool]) -> Iterator[Started]:
         """The rollouts that began and did not end, by what is known of the ends."""
         for id_, started in self.started.items():
-            if id_ not in self.left_out and not ended(id_):
+            if id_ not in self.left_out and id_ not in self.ended and not ended(id_):
                 yield started
 
     def without_receipt(self) -> Iterator[Started]:
@@ -199,6 +211,21 @@ class StartedRecords:
             if each.writer and each.writer not in seen:
                 seen.add(each.writer)
                 yield each
+
+
+def _of_span(rollout_id: str, record: SpanRecord) -> Started:
+    """The rollout whose start this span records."""
+    return Started(
+        rollout_id,
+        record.text(sc.ROLLOUT_GROUP_ID),
+        record.integer(sc.ROLLOUT_SAMPLE_INDEX),
+        record.integer(sc.ROLLOUT_GROUP_SIZE),
+        record.text(sc.ROLLOUT_TASK_ID),
+        record.text(sc.GEN_AI_AGENT_NAME) or "",
+        record.text(sc.HOST_NAME),
+        record.integer(sc.PROCESS_PID),
+        _text_of(record.start_time_ns / 1e9),
+    )
 
 
 def is_of_started(head: bytes) -> bool:
@@ -212,7 +239,15 @@ def started_beside(path: str) -> StartedFile | None:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _text_of(time.time())
+
+
+def _text_of(seconds: float) -> str:
+    """A time since 1970 as UTC in ISO 8601; "" for one that has no date."""
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 _NO_RECORD = "no record of a started rollout: is this a file that JsonlTrajectoryExporter wrote?"

@@ -8,28 +8,35 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
+from opentelemetry.context import Context
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.sdk.environment_variables import (
     OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
     OTEL_BSP_MAX_QUEUE_SIZE,
     OTEL_BSP_SCHEDULE_DELAY,
 )
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.trace import SpanContext
 
+from otel_rollout import semconv as sc
 from otel_rollout.export import renew_after_fork
 from otel_rollout.look.metrics import rollout_metrics
 from otel_rollout.otlp import SplittingSpanExporter, size_of
-from otel_rollout.record import contained, in_time, start_thread
+from otel_rollout.record import contained, guarded, in_time, process_state, start_thread
+from otel_rollout.spans import label
 
 logger = logging.getLogger("otel_rollout")
 
+STARTED_NAME = "rollout started"
 QUEUE_SIZE = 1 << 16
 """Spans that may wait: those of some twenty rollouts of 1,000 calls, which may end at once."""
 _BATCH_SIZE = 512
@@ -106,6 +113,21 @@ class SpanQueue(SpanProcessor):
         """True if the exporter has exported no span at all."""
         return self._exported == 0
 
+    @guarded("the start of a rollout was not exported")
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Export at once that a rollout starts: its own span is sent when it ends, or never."""
+        written = span.attributes or {}
+        is_rollout = sc.ROLLOUT_SCHEMA_VERSION in written and sc.LENGTHS not in written
+        if not (is_rollout and process_state.settings.announce and not self._ended):
+            return
+        started = _started(span)
+        export_at_once = getattr(self.exporter, "export_at_once", None)
+        if export_at_once is None:
+            self.on_end(started)
+            self._hurry_up()
+        elif started.context and started.context.trace_flags.sampled:
+            export_at_once(started)
+
     def on_end(self, span: ReadableSpan) -> None:
         """Let the span wait for the exporter, if it is sampled and there is room."""
         if self._ended or not (span.context and span.context.trace_flags.sampled):
@@ -142,11 +164,16 @@ class SpanQueue(SpanProcessor):
         seconds = 30.0 if timeout_millis is None else timeout_millis / 1000
         with self._changed:
             until, failures = self.taken, self._failures
-            self._hurry = True
-            self._changed.notify_all()
+            self._hurry_up()
             return self._changed.wait_for(
                 lambda: self._done >= until or self._failures > failures, seconds
             )
+
+    def _hurry_up(self) -> None:
+        """Send what waits without waiting for more."""
+        with self._changed:
+            self._hurry = True
+            self._changed.notify_all()
 
     def shutdown(self, timeout_millis: int = 30_000) -> None:
         """Export what waits, and end; what has not arrived by then is counted and logged."""
@@ -247,6 +274,33 @@ class SpanQueue(SpanProcessor):
                 count,
             )
         self._count(count, count)
+
+
+def _started(span: Span) -> ReadableSpan:
+    """The span `rollout started` of a rollout whose own span has started; it has ended."""
+    own, written = span.context, span.attributes or {}
+    attributes: dict[str, Any] = {name: written[name] for name in _IDENTITY if name in written}
+    attributes[sc.ROLLOUT_STARTED] = written[sc.ROLLOUT_ID]
+    attributes |= {sc.HOST_NAME: _host(), sc.PROCESS_PID: os.getpid()}
+    span_id = int.from_bytes(os.urandom(8), "big") or 1
+    return ReadableSpan(
+        STARTED_NAME,
+        context=own and SpanContext(own.trace_id, span_id, False, own.trace_flags),
+        parent=own,
+        resource=span.resource,
+        attributes=attributes,
+        instrumentation_scope=span.instrumentation_scope,
+        start_time=span.start_time,
+        end_time=span.start_time,
+    )
+
+
+_IDENTITY = (
+    *(sc.GEN_AI_AGENT_NAME, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_GROUP_SIZE),
+    *(sc.ROLLOUT_SAMPLE_INDEX, *label(sc.ROLLOUT_POLICY_VERSION, 0)),
+)
+"""Attributes of a rollout's own span that are on the one of its start, too."""
+_host = cache(socket.gethostname)
 
 
 class _Paced(list[ReadableSpan]):

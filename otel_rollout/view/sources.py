@@ -21,6 +21,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.compressed import joined
 from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.export import (
+    StartedRecords,
     UnfinishedLineError,
     begun_file,
     is_of_started,
@@ -76,6 +77,8 @@ class Sources:
         """Spans among them that other libraries wrote."""
         self.errors = 0
         """Places that could not be read."""
+        self.started = StartedRecords()
+        """The rollouts that the spans say started, and those that ended."""
         self._sources = [each for source in sources for each in files_of(source)]
         for source in self._sources if report is None else ():
             if not is_address(source) and source != "-":
@@ -221,6 +224,8 @@ class Sources:
                 self.spans += 1
                 is_ours = record.scope == sc.SCOPE or sc.ROLLOUT_ID in record.attributes
                 self.foreign += not is_ours
+                if is_ours:
+                    self.started.see(record)
                 yield record
 
     @contextmanager

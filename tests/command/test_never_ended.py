@@ -10,21 +10,27 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 
 import otel_rollout
-from otel_rollout import JsonlTrajectoryExporter, rollout
+from otel_rollout import JsonlTrajectoryExporter, continue_rollout, reconstruct, rollout
 from otel_rollout.command import checks
 from otel_rollout.command.cli import main
+from otel_rollout.otlp import JsonLinesSpanExporter, read
 from otel_rollout.testing import ModelServer, Reply
 from otel_rollout.workflows import Workflow
 from tests.kit.conversations import user
+from tests.kit.receivers import GrpcReceiver, HttpReceiver
 from tests.kit.recording import Clients
 
 Output = pytest.CaptureFixture[str]
@@ -224,3 +230,150 @@ def test_a_started_file_is_no_source(server: ModelServer, tmp_path: Path, capsys
     error = capsys.readouterr().err
     assert f"{started}, line 10: no record of a started rollout" in error
     assert main(["check", str(out), "--started", str(tmp_path / "none")]) == 2
+
+
+# --- by the span `rollout started`
+
+TRACED = """
+import sys, openai, otel_rollout
+from otel_rollout import continue_rollout, gather_group, propagate, rollout
+from otel_rollout.otlp import JsonLinesSpanExporter
+import asyncio
+
+url, file = sys.argv[1:]
+otel_rollout.configure(span_exporters=[JsonLinesSpanExporter(file)] if file else [])
+client = openai.AsyncOpenAI(base_url=url, api_key="none")
+
+@rollout(policy_version=7)
+async def agent(number):
+    await client.chat.completions.create(
+        model="hanging" if number == 7 else "m", messages=[{"role": "user", "content": "hi"}]
+    )
+
+async def run():
+    await gather_group(
+        (lambda n=n: agent(n) for n in range(8)), group_id="g", group_size=8, task_id="t"
+    )
+
+asyncio.run(run())
+"""
+
+
+def traced(server: ModelServer, file: str, **environ: str) -> subprocess.Popen[bytes]:
+    """A process with a group of eight whose spans are exported; the last one hangs."""
+    command = [sys.executable, "-c", TRACED, server.base_url, file]
+    return subprocess.Popen(command, env={**os.environ, **environ})
+
+
+def wait_for(found: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_file_of_spans_names_what_never_ended(
+    server: ModelServer, tmp_path: Path, capsys: Output
+) -> None:
+    """`rebuild`, `list` and `check` name it with its place; it is no trajectory and no noise."""
+    spans, out = tmp_path / "spans.jsonl", tmp_path / "t.jsonl"
+    process = traced(server, str(spans), OTEL_BSP_SCHEDULE_DELAY="100")
+    wait_for(lambda: spans.exists() and spans.read_text().count('"rollout.status"') == 7)
+    process.kill()
+    process.wait()
+    (started,) = (
+        span
+        for span in read(spans)
+        if span.name == "rollout started" and span.attributes["rollout.sample_index"] == 7
+    )
+    assert started.label("rollout.policy_version") == 7
+    id_ = started.text("rollout.started")
+    sentence = f"never ended: group g, sample 7, rollout {id_}, host {socket.gethostname()}, "
+    sentence += f"pid {process.pid}; started 20"
+    assert main(["rebuild", str(spans), "-o", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert f"1 of 8 rollouts {sentence}" in said
+    assert "7 complete" in said
+    assert "7 rollouts from 29 spans (7 of other libraries)" in said
+    for each in reconstruct(read(spans)):
+        assert each.warnings == ["its token ids were not asked for"] or not each.warnings
+    assert main(["list", str(spans)]) == 0
+    assert f"1 of 8 rollouts {sentence}" in capsys.readouterr().err
+    asked = ["--require", "complete,undamaged"]
+    for command in (["check", str(spans)], ["check", str(out), "--started", str(spans)]):
+        assert main([*command, *asked]) == 1
+        assert f"1 of 8 {sentence}" in capsys.readouterr().out
+    assert main(["check", *asked, "--started", str(spans)]) == 1
+    assert main(["show", str(spans), "--where", "sample_index == 0"]) == 0
+    assert "rollout started" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [HttpReceiver, GrpcReceiver])
+def test_a_receiver_has_it_while_the_first_call_hangs(
+    server: ModelServer, kind: type[HttpReceiver | GrpcReceiver]
+) -> None:
+    """Long before the time of a batch is over."""
+    with kind() as receiver:
+        protocol = "grpc" if kind is GrpcReceiver else "http/protobuf"
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_BSP_SCHEDULE_DELAY": "60000"}
+        process = traced(server, "", OTEL_EXPORTER_OTLP_PROTOCOL=protocol, **environ)
+        wait_for(lambda: len({span.span_id for span in receiver.spans}) >= 8)
+        process.kill()
+        process.wait()
+        assert {span.name for span in receiver.spans} >= {"rollout started"}
+        assert len({span.attributes.get("rollout.started") for span in receiver.spans}) >= 8
+
+
+def test_what_is_not_announced(tmp_path: Path) -> None:
+    """Nothing with `announce=False`, of a part, or where the trace is not sampled."""
+    path = tmp_path / "spans.jsonl"
+    for announce, sampler in ((False, ALWAYS_ON), (True, ALWAYS_OFF)):
+        otel_rollout.configure(
+            span_exporters=[JsonLinesSpanExporter(path)],
+            tracer_provider=TracerProvider(sampler=sampler),
+            announce=announce,
+        )
+        with rollout("agent"):
+            pass
+        otel_rollout.shutdown()
+    otel_rollout.configure(span_exporters=[JsonLinesSpanExporter(path)])
+    with continue_rollout(
+        {"traceparent": f"00-{5:032x}-{6:016x}-01", "baggage": f"rollout.id={7:032x}"}
+    ):
+        pass
+    otel_rollout.shutdown()
+    assert [span.name for span in read(path) if span.name == "rollout started"] == []
+
+
+def test_it_changes_no_trajectory(clients: Clients, tmp_path: Path) -> None:
+    """Live and rebuilt are equal in any order, and a file that has only starts has none."""
+    path, memory = tmp_path / "spans.jsonl", otel_rollout.InMemoryTrajectoryExporter()
+    otel_rollout.configure(exporters=[memory], span_exporters=[JsonLinesSpanExporter(path)])
+    client = clients.sync(clients.serve())
+    with rollout("agent"):
+        client.chat.completions.create(model="m", messages=[user("hi")])
+        with rollout("inner"):
+            pass
+    otel_rollout.shutdown()
+    spans = [*read(path)]
+    assert [span.name for span in spans[:1]] == ["rollout started"]
+    live = sorted(memory.get_finished_trajectories(), key=lambda each: each.start_time_ns)
+    assert reconstruct(spans) == reconstruct(spans[::-1]) == live
+    starts = [span for span in spans if span.name == "rollout started"]
+    assert len(starts) == 2
+    assert reconstruct(starts) == reconstruct(starts, infer_rollouts=True) == []
+
+
+def test_a_file_that_cannot_be_written_costs_the_agent_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The start is logged once as not exported, and the rollout runs."""
+    path = tmp_path / "spans.jsonl"
+    path.mkdir()
+    memory = otel_rollout.InMemoryTrajectoryExporter()
+    otel_rollout.configure(exporters=[memory], span_exporters=[JsonLinesSpanExporter(path)])
+    with rollout("agent"):
+        pass
+    assert not otel_rollout.shutdown()
+    assert len(memory.get_finished_trajectories()) == 1
+    assert "the start of a rollout was not exported" in caplog.text

@@ -44,7 +44,7 @@ class Lane:
     def llm(self) -> list[ReadableSpan]:
         self.provider.force_flush()
         spans = self.exported.get_finished_spans()
-        ours = ("recording", "invoke_agent", "execute_tool")
+        ours = ("rollout started", "recording", "invoke_agent", "execute_tool")
         return [span for span in spans if not span.name.startswith(ours)]
 
     def rollout_span(self) -> ReadableSpan:

@@ -205,7 +205,7 @@ def test_a_trajectory_exporter_that_hangs_takes_no_time_of_the_spans():
     with rollout("x"):
         pass
     assert not otel_rollout.shutdown(2000)
-    assert spans.spans == ["invoke_agent x"]
+    assert spans.spans == ["rollout started", "invoke_agent x"]
     go.set()
 
 

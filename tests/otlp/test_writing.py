@@ -31,7 +31,7 @@ def test_spans_are_written_as_the_collector_does(clients: Clients, tmp_path: Pat
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "é"}])
     otel_rollout.shutdown()
     assert reconstruct(read(path)) == list(memory.get_finished_trajectories())
-    (resource,) = json.loads(path.read_text())["resourceSpans"]
+    (resource,) = json.loads(path.read_text().splitlines()[-1])["resourceSpans"]
     assert {"key": "service.name", "value": {"stringValue": "writer"}} in resource["resource"][
         "attributes"
     ]

@@ -51,7 +51,7 @@ def check(options: argparse.Namespace) -> int:
             checked = report.check(sample, examined)
             if checked is not None and options.json:
                 print(dumps(checked.to_dict()), flush=True)
-        report.started.settle(report.has_ended)
+        report.started.settle(sources.started, report.has_ended)
     except (OSError, SpanFormatError) as error:
         note(sentence_about(error))
         return 2

@@ -20,6 +20,7 @@ from otel_rollout.view.overview import Overview
 from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.view.sums import Endings, Rewards, label, short_id
 from otel_rollout.view.verbs.choice import Choice
+from otel_rollout.view.verbs.never_ended import note_never_ended
 from otel_rollout.wire import Json, dumps
 
 _WIDTH = 160
@@ -46,6 +47,7 @@ def list_trajectories(options: argparse.Namespace) -> int:
         _print_table(overviews, totals)
         if not totals.rewards.count:
             note(choice.nothing())
+    note_never_ended(sources.started)
     return note_unreadable(sources.errors)
 
 

@@ -1,4 +1,4 @@
-"""Rollouts that began and never ended: what `check --started` asks files about."""
+"""Rollouts that began and never ended, by files of them and by spans."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec.structs import asdict
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.export import Started, StartedRecords
+from otel_rollout.export import Started, StartedRecords, is_of_started
 from otel_rollout.lines import STARTED
+from otel_rollout.otlp import read
+from otel_rollout.terminal import note
 from otel_rollout.wire import Json
 
 _SHOWN = 20
@@ -19,25 +21,33 @@ _SHOWN = 20
 class NeverEnded:
     """The rollouts that began, and those of them that did not end.
 
-    files: those that `JsonlTrajectoryExporter` writes (`FILE.started`), or folders with them.
-    OSError for one that cannot be read.
+    files: those that `JsonlTrajectoryExporter` writes (`FILE.started`), or folders with them, or
+        files of spans. OSError for one that cannot be read.
     """
 
     def __init__(self, files: Sequence[str], on_error: Callable[[SpanFormatError], None]) -> None:
         self.records = StartedRecords()
         for name in (each for file in files for each in started_files(file)):
-            self.records.read(name, on_error)
+            if _is_of_spans(name):
+                for record in read(name, on_error=on_error):
+                    self.records.see(record)
+            else:
+                self.records.read(name, on_error)
         self.rollouts: list[Started] = []
         """Those that did not end, once `settle` was called."""
 
-    def settle(self, ended: Callable[[str], bool]) -> None:
-        """Find those that did not end, by what tells of an id whether its rollout did."""
+    def settle(self, records: StartedRecords, ended: Callable[[str], bool]) -> None:
+        """Find those that did not end, by what tells of an id whether its rollout did.
+
+        records: what the spans of the sources say.
+        """
+        self.records.join(records)
         self.rollouts = [*self.records.never_ended(ended)]
 
-    def lines(self) -> Iterator[str]:
-        """For people."""
+    def lines(self, noun: str = "") -> Iterator[str]:
+        """For people. noun: what the numbers count, after a blank."""
         count, began = len(self.rollouts), len(self.records.started)
-        head = f"{count} of {began} never ended:"
+        head = f"{count} of {began}{noun} never ended:"
         if count == 1:
             yield f"{head} {self.rollouts[0]}"
         elif count:
@@ -63,6 +73,21 @@ class NeverEnded:
             ],
             "receipts": [asdict(each) for each in self.records.receipts.values()],
         }
+
+
+def note_never_ended(records: StartedRecords) -> None:
+    """Print the rollouts that started and never ended, by spans alone."""
+    found = NeverEnded((), lambda _: None)
+    found.settle(records, lambda _: False)
+    for line in found.lines(" rollouts"):
+        note(line)
+
+
+def _is_of_spans(name: str) -> bool:
+    """True unless a file is empty, or has lines of started rollouts."""
+    with open(name, "rb") as file:
+        head = file.read(64)
+    return not name.endswith(STARTED) and bool(head.strip()) and not is_of_started(head)
 
 
 def started_files(path: str) -> list[str]:
