@@ -137,8 +137,9 @@ def table() -> str:
         kept = tuple(_kept(dialect, fact) for dialect in DIALECTS)
         rows.setdefault(kept, []).append(fact.value)
     head = ["", *(f"`{name}`" for name in ALL)]
+    line = ["---", *[":-:"] * len(ALL)]
     body = [["; ".join(whats), *cells] for cells, whats in rows.items()]
-    return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---", *[":-:"] * len(ALL)], *body])
+    return "".join(f"| {' | '.join(row)} |\n" for row in [head, line, *body])
 
 
 def _seen(name: str, scenario: str) -> str:
