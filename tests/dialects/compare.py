@@ -128,18 +128,30 @@ UNSEEN = {
 
 
 def table() -> str:
-    """The markdown table of what each dialect keeps; what the same ones keep is in one row."""
-    rows: dict[tuple[str, ...], list[str]] = {}
+    """The markdown table of what dialects do not keep; what the same ones lose is in one row."""
+    rows: dict[str, list[str]] = {}
     for what, scenario in UNSEEN.items():
-        rows.setdefault(tuple(_seen(name, scenario) for name in ALL), []).append(what)
+        rows.setdefault(_lost_by({name: _seen(name, scenario) for name in ALL}), []).append(what)
     declared = {fact for d in DIALECTS for fact in d.loses | d.loses_in_streams}
     for fact in filter(declared.__contains__, Fact):
-        kept = tuple(_kept(dialect, fact) for dialect in DIALECTS)
+        kept = _lost_by({dialect.name: _kept(dialect, fact) for dialect in DIALECTS})
         rows.setdefault(kept, []).append(fact.value)
-    head = ["", *(f"`{name}`" for name in ALL)]
-    line = ["---", *[":-:"] * len(ALL)]
-    body = [["; ".join(whats), *cells] for cells, whats in rows.items()]
-    return "".join(f"| {' | '.join(row)} |\n" for row in [head, line, *body])
+    cells = [("what", "not kept by"), ("---", "---")]
+    cells += [("; ".join(whats), losers) for losers, whats in rows.items() if losers]
+    return "".join(f"| {what} | {losers} |\n" for what, losers in cells)
+
+
+def _lost_by(cells: dict[str, str]) -> str:
+    """Which dialects lose something, and how; "" if none does."""
+    how: dict[str, list[str]] = {}
+    for name, cell in cells.items():
+        if cell not in ("yes", "–"):
+            how.setdefault(cell, []).append(f"`{name}`")
+    kept = [f"`{name}`" for name, cell in cells.items() if cell in ("yes", "–")]
+    if set(how) == {"lost"} and len(kept) < 3:
+        return f"all but {' and '.join(kept)}" if kept else "all"
+    parts = {cell.removeprefix("lost").strip(): ", ".join(names) for cell, names in how.items()}
+    return "; ".join(f"{cell}: {names}" if cell else names for cell, names in parts.items())
 
 
 def _seen(name: str, scenario: str) -> str:

@@ -82,7 +82,7 @@ def keep(folder: Path) -> Iterator[Callable[[Trajectory], None]]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The figures, for docs/limits.md."""
+    """The figures, for docs/servers.md."""
     if not INSTALLED:
         return
     from tests.servers.checks import FIGURES
