@@ -479,7 +479,7 @@ LINES = {
     "command": 2_469,
     "export": 2_692,
     "gateway": 2_450,
-    "look": 2_210,
+    "look": 2_222,
     "otlp": 1_910,
     "rebuild": 1_109,
     "rebuild/dialects": 2_076,

@@ -7,6 +7,7 @@ what an exporter does not take: spans are all that other processes rebuild rollo
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -43,6 +44,9 @@ _BATCH_SIZE = 512
 """The SDK's number of spans in a batch."""
 _DELAY_SECONDS = 5.0
 """The SDK's time after which a batch is sent that is not full."""
+_STARTS_SECONDS = 0.25
+"""Least time between two batches for the start of a rollout: a request for each would cost more
+than the rollout."""
 _LAST_SECONDS = 5.0
 """Time that an exporter has for its own shutdown, after its queue was worked off."""
 _PAUSE_SECONDS = 5.0
@@ -101,6 +105,10 @@ class SpanQueue(SpanProcessor):
         """True if spans were dropped since the exporter took the last."""
         self._hurry = False
         """True while nothing is to be waited for."""
+        self._due = math.inf
+        """When the starts of rollouts that wait are to be sent, by the monotonic clock."""
+        self._began_last = 0.0
+        """When the last batch was taken."""
         self._worker: threading.Thread | None = None
 
     @property
@@ -124,7 +132,9 @@ class SpanQueue(SpanProcessor):
         export_at_once = getattr(self.exporter, "export_at_once", None)
         if export_at_once is None:
             self.on_end(started)
-            self._hurry_up()
+            with self._changed:
+                self._due = min(self._due, self._began_last + _STARTS_SECONDS)
+                self._changed.notify_all()
         elif started.context and started.context.trace_flags.sampled:
             export_at_once(started)
 
@@ -164,16 +174,11 @@ class SpanQueue(SpanProcessor):
         seconds = 30.0 if timeout_millis is None else timeout_millis / 1000
         with self._changed:
             until, failures = self.taken, self._failures
-            self._hurry_up()
+            self._hurry = True
+            self._changed.notify_all()
             return self._changed.wait_for(
                 lambda: self._done >= until or self._failures > failures, seconds
             )
-
-    def _hurry_up(self) -> None:
-        """Send what waits without waiting for more."""
-        with self._changed:
-            self._hurry = True
-            self._changed.notify_all()
 
     def shutdown(self, timeout_millis: int = 30_000) -> None:
         """Export what waits, and end; what has not arrived by then is counted and logged."""
@@ -204,7 +209,7 @@ class SpanQueue(SpanProcessor):
         with suppress_instrumentation():
             while not self._ended or self._waiting:
                 with self._changed:
-                    self._changed.wait_for(self._is_time, self._delay)
+                    self._wait()
                     count = min(len(self._waiting), self._batch_size)
                     batch = [self._waiting.popleft() for _ in range(count)]
                     self._hurry = self._hurry and bool(batch)
@@ -212,6 +217,13 @@ class SpanQueue(SpanProcessor):
                     self._send([span for span, _ in batch])
                     with self._changed:
                         self._bytes -= sum(size for _, size in batch)
+
+    def _wait(self) -> None:
+        """Wait until it is time for a batch. Hold the condition."""
+        last = time.monotonic() + self._delay
+        while not self._is_time() and (left := min(last, self._due) - time.monotonic()) > 0:
+            self._changed.wait(left)
+        self._due, self._began_last = math.inf, time.monotonic()
 
     def _is_time(self) -> bool:
         return self._ended or self._hurry or len(self._waiting) >= self._batch_size

@@ -281,3 +281,26 @@ def test_a_rollout_that_is_not_sampled_is_no_loss(caplog: pytest.LogCaptureFixtu
     assert otel_rollout.shutdown()
     assert exporter.spans == []
     assert "did not reach" not in caplog.text
+
+
+def test_many_starts_share_requests():
+    """The first is sent at once, those that come soon after it together, long before a batch."""
+    requests = list[list[str]]()
+
+    class Requests(Exporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            requests.append([span.name for span in spans])
+            return SpanExportResult.SUCCESS
+
+    otel_rollout.configure("x", span_exporters=[Requests()], instrumentor=None)
+    runs = [rollout(f"{number}") for number in range(50)]
+    began = time.monotonic()
+    for run in runs:
+        run.__enter__()
+    while sum(map(len, requests)) < 50 and time.monotonic() < began + 4:
+        time.sleep(0.01)
+    assert sum(map(len, requests)) == 50
+    assert len(requests) <= 5 + 5 * (time.monotonic() - began)
+    for run in reversed(runs):
+        run.__exit__(None, None, None)
+    otel_rollout.shutdown()
