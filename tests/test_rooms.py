@@ -487,7 +487,7 @@ LINES = {
     "spans": 1_780,
     "testing": 1_189,
     "trajectory": 4_709,
-    "view": 6_855,
+    "view": 6_987,
     "wire": 4_963,
     "workflows": 854,
 }

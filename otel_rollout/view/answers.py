@@ -13,10 +13,10 @@ from importlib.metadata import version
 from typing import Protocol
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.view.curves import PASS_THRESHOLD, check_threshold
 from otel_rollout.view.details import Opened
 from otel_rollout.view.differences import difference_of, first_difference
 from otel_rollout.view.fields import COLUMNS
+from otel_rollout.view.overview import PASS_THRESHOLD, check_threshold
 from otel_rollout.view.summary import curve_of, groups_of, summary_of
 from otel_rollout.view.table import Filter, Table
 from otel_rollout.view.tokens import MOST_TOKENS, Tokens, Vocabulary

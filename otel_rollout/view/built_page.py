@@ -5,6 +5,7 @@ The page is built from TypeScript beside it (`page/`), and the build is part of 
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from base64 import b64encode
@@ -27,6 +28,19 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+_UNPACK = """\
+const add = (name, properties) =>
+  document.head.append(Object.assign(document.createElement(name), properties));
+if (!("DecompressionStream" in window))
+  document.body.textContent = "This page needs a browser of 2023 or later.";
+else {
+  const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const [style, script] = await new Response(stream).json();
+  add("style", { textContent: style });
+  add("script", { type: "module", textContent: script });
+}
+"""
 _script = re.compile(r"<script\b[^>]*\bsrc=[^>]*></script>")
 _style = re.compile(r'<link\b[^>]*\brel="stylesheet"[^>]*>')
 
@@ -57,24 +71,27 @@ class Page:
     def whole(self, answers: Json, *, title: str, framed: bool = False) -> str:
         """One HTML file that needs no server, no network and no other file.
 
-        framed: it will be the `srcdoc` of a frame, in which links would lead to the page around it.
+        framed: it will be the `srcdoc` of a frame, in which links would lead to the page around it;
+        of these a notebook keeps many, so its code is packed.
         """
         html = self.files[""][0].decode()
         script = _inside("script", "\n".join(self._texts(".js")))
         style = _inside("style", "\n".join(self._texts(".css")))
+        scripts = [script, *([_unpacking(style, script)] if framed else [])]
         policy = (
-            f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+            f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; "
+            f"style-src {_digest(style)}; "
             f"img-src data:; form-action 'none'" + ("" if framed else "; base-uri 'none'")
         )
         head = (
             ('<base href="about:srcdoc">\n' if framed else "")
             + f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            + f"<style>{style}</style>\n"
+            + ("" if framed else f"<style>{style}</style>\n")
         )
         data = as_json(answers).decode().replace("<", "\\u003c")
         tail = (
             f'<script type="application/json" id="{DATA}">{data}</script>\n'
-            f'<script type="module">{script}</script>\n'
+            f'<script type="module">{scripts[-1]}</script>\n'
         )
         html = _style.sub("", _script.sub("", html))
         html = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(title)}</title>", html)
@@ -92,7 +109,13 @@ def _inside(element: str, text: str) -> str:
 
 
 def _digest(text: str) -> str:
-    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _unpacking(style: str, script: str) -> str:
+    """A script that adds these two, which it holds compressed, to its page."""
+    packed = b64encode(gzip.compress(as_json([style, script]), mtime=0)).decode()
+    return f"const packed = '{packed}';\n{_UNPACK}"
 
 
 def as_json(value: Json) -> bytes:

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.fields import Field
+from otel_rollout.view.overview import PASS_THRESHOLD
 from otel_rollout.view.page_types import CurveView
 from otel_rollout.view.sums import Rewards, RewardsByValue
 from otel_rollout.wire import Json
 
-PASS_THRESHOLD = 0.5
-"""A reward from this one on is a pass, unless another one is given."""
 _INTERVALS = {
     "minute": (60, "%Y-%m-%d %H:%M"),
     "hour": (3600, "%Y-%m-%d %H:00"),
@@ -60,13 +59,6 @@ class SampleRow(NamedTuple):
     group_id: str | None
     versions: Sequence[str | int]
     start_time_ns: int
-
-
-def check_threshold(option: str, value: object) -> float:
-    """The least reward of a pass. ConfigurationError if it is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigurationError(f"{option}: expected a finite number, got {value!r:.100}")
-    return float(value)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from itertools import islice
+from typing import Any, cast
+from urllib.parse import quote
 
 from otel_rollout.export import Rows
 from otel_rollout.spans import SpanRecord
+from otel_rollout.terminal import escaped, number_of
 from otel_rollout.trajectory import (
     UNREADABLE,
     Completion,
     Contents,
     Conversations,
     Episode,
+    Kind,
     TokenSequences,
     Trajectory,
     TrajectoryGroup,
@@ -25,8 +29,9 @@ from otel_rollout.trajectory import (
 from otel_rollout.view.answers import CURVES, MOST_ROWS, Answers
 from otel_rollout.view.built_page import Page, as_json
 from otel_rollout.view.details import Opened
+from otel_rollout.view.findings import Finding
 from otel_rollout.view.messages import words_of
-from otel_rollout.view.overview import examine
+from otel_rollout.view.overview import Overview, Overviews, examine
 from otel_rollout.view.table import Table, WritableTable
 from otel_rollout.wire import Json
 
@@ -39,6 +44,8 @@ MOST_TOKENS = 20_000
 DAMAGED = "the damaged"
 """Prefix of the sentence about a trajectory that could be listed and not be read."""
 _MOST_GROUPS = 200
+_OF_OVERVIEW = ("an overview has no cause of it", "Make the trajectory itself the value of a cell.")
+"""Text and advice of a finding of which there is the kind alone."""
 _HEIGHT = 640
 """Pixels of a notebook's cell."""
 
@@ -47,10 +54,15 @@ class InMemory:
     """Trajectories in memory, for the thread that made the object.
 
     rows: the token sequences of the first one, where others than its own are meant.
+    overviews: of further trajectories, which are only listed.
     """
 
     def __init__(
-        self, trajectories: Iterable[Trajectory], rows: TokenSequences | None = None
+        self,
+        trajectories: Iterable[Trajectory],
+        rows: TokenSequences | None = None,
+        *,
+        overviews: Iterable[Overview] = (),
     ) -> None:
         self.sources = ["this process"]
         self.complete = True
@@ -62,6 +74,10 @@ class InMemory:
             self._held[trajectory.id] = opened
             overview, findings, *_ = examine(opened.trajectory, opened.rows)
             self._table.add(overview, findings, words_of(opened.trajectory))
+        for each in overviews:
+            self._table.add(
+                each, [Finding(cast("Kind", k), *_OF_OVERVIEW) for k in each.findings], ""
+            )
 
     def __enter__(self) -> InMemory:
         return self
@@ -74,7 +90,7 @@ class InMemory:
         return self._table
 
     def load(self, id_: str) -> Opened:
-        """One of them."""
+        """One of them. LookupError where there is only its overview."""
         return self._held[id_]
 
 
@@ -86,15 +102,18 @@ def whole_page(
     most_bytes: int = MOST_BYTES,
     framed: bool = False,
     start: str = "",
+    missing: str = "",
 ) -> tuple[str, list[str]]:
     """One HTML file with the trajectories, and sentences about what is not in it.
 
-    framed: see `Page.whole`. start: see `page_types.Embedded`.
+    most_bytes: of details and tokens; 0: the page is a list, without any.
+    framed: see `Page.whole`. start, missing: see `page_types.Embedded`.
     """
     total, rows = _listed(answers)
     details, tokens, left_out = dict[str, Json](), dict[str, Json](), list[str]()
     size = 0
-    for row in rows:
+    wanted = rows if most_bytes else []
+    for row in wanted:
         try:
             detail = answers.trajectory({"id": row["id"]})
             size += len(as_json(detail))
@@ -114,8 +133,8 @@ def whole_page(
                     )
         except UNREADABLE as error:
             left_out.append(f"{DAMAGED} trajectory {row['id']} ({error!r:.200})")
-    if len(details) < len(rows):
-        left_out.append(f"the details of {len(rows) - len(details)} of {total} trajectories")
+    if len(details) < len(wanted):
+        left_out.append(f"the details of {len(wanted) - len(details)} of {total} trajectories")
     if len(rows) < total:
         left_out.append(f"{total - len(rows)} of {total} trajectories")
     state = answers.state({})
@@ -129,40 +148,104 @@ def whole_page(
         "groups": _groups(answers, details),
         "curves": {by: answers.curve({"by": by}) for by in CURVES},
         "start": start,
+        "missing": missing,
     }
     return page.whole(held, title=title, framed=framed), left_out
 
 
 def notebook_cell(shown: object, page: Page | None = None) -> str:
-    """What a notebook shows for trajectories, groups, episodes and rows: the page in a frame.
+    """What a notebook shows: of rows a table, of all else the page in a frame.
 
-    The frame may run its script and nothing else: it has no access to the notebook.
+    A group begins with its samples side by side, token sequences with their tokens, overviews with
+    their curves. The frame may run its script and nothing else: it has no access to the notebook.
     """
-    trajectories, rows = _trajectories(shown)
-    with InMemory(trajectories, rows) as held:
+    if isinstance(shown, Rows):
+        return _table_of_rows(shown)
+    name = type(shown).__name__
+    given = shown if isinstance(shown, Overviews) else None
+    trajectories, rows, start = ((), None, "") if given is not None else _trajectories(shown)
+    with InMemory(trajectories, rows, overviews=given or ()) as held:
+        answers = Answers(held)
+        if given is not None:
+            answers = Answers(held, pass_threshold=given.pass_threshold)
+            several = (by for by in CURVES if len(answers.curve({"by": by})["points"]) > 1)
+            start = "".join(f"#curve={by}" for by in islice(several, 1))
         text, _ = whole_page(
-            Answers(held), page or Page.read(), title=type(shown).__name__, framed=True
+            answers,
+            page or Page.read(),
+            title=name,
+            most_bytes=0 if given is not None else MOST_BYTES,
+            framed=True,
+            start=start,
+            missing="Make the trajectory itself the value of a cell.",
         )
     return (
         f'<iframe sandbox="allow-scripts" srcdoc="{escape(text)}" width="100%" height="{_HEIGHT}" '
-        f'style="border: 0" title="{escape(type(shown).__name__)}"></iframe>'
+        f'style="border: 0" title="{escape(name)}"></iframe>'
     )
 
 
-def _trajectories(shown: object) -> tuple[Sequence[Trajectory], TokenSequences | None]:
+_ROWS_SHOWN = 20
+
+
+def _table_of_rows(rows: Rows) -> str:
+    """The first rows as a plain table, which the notebook styles, and what is in none."""
+    shown = [
+        {
+            "trajectory": row["trajectory_id"][:8],
+            "task": row["task_id"],
+            "sample": row["sample_index"],
+            "row": f"{row['row'] + 1} of {row['rows']}",
+            "tokens": len(row["input_ids"]),
+            "prompt": row["prompt_length"],
+            "trained": sum(row["loss_mask"]),
+            "reward": row["reward"],
+            "advantage": row["advantage"],
+            "versions": ", ".join(map(str, dict.fromkeys(row["policy_versions"]))) or None,
+            "truncated": "yes" if row["truncated"] else "",
+        }
+        for row in rows[:_ROWS_SHOWN]
+    ]
+    heads = "".join(f"<th>{name}</th>" for name in (shown[0] if shown else ()))
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{escape(_cell(value))}</td>' for value in row.values())}</tr>"
+        for row in shown
+    )
+    more = f"; the first {_ROWS_SHOWN} are shown, to_pandas() has all" * (len(rows) > _ROWS_SHOWN)
+    tokens = number_of(sum(sum(row["loss_mask"]) for row in rows), "token")
+    dropped = number_of(len(rows.dropped), "reply") + " in no row (.dropped)"
+    return (
+        f"<table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+        f"<p>{number_of(len(rows), 'row')}{more}; {tokens} train; {dropped}</p>"
+    )
+
+
+def _cell(value: Json) -> str:
+    if value is None:
+        return "–"
+    return escaped(f"{value:.4g}" if isinstance(value, float) else str(value))
+
+
+def _trajectories(shown: object) -> tuple[Sequence[Trajectory], TokenSequences | None, str]:
+    """The trajectories, the rows of the first one if others than its own, and where to begin."""
     if isinstance(shown, TrajectoryGroup):
-        return [*shown.trajectories, *shown.failures, *shown.children], None
-    if isinstance(shown, Episode | Rows):
-        return shown.trajectories, None
+        members = [*shown.trajectories, *shown.failures]
+        ids = {member.group_id for member in members}
+        start = f"#group={quote(members[0].group_id or '')}" if len(ids - {None}) == 1 else ""
+        return [*members, *shown.children], None, start
+    if isinstance(shown, Episode):
+        return shown.trajectories, None, ""
     if isinstance(shown, TokenSequences):
         dropped = [drop.completion for drop in shown.dropped if drop.completion is not None]
         found = dict.fromkeys([*(c for row in shown for c in row.completions), *dropped])
         rewards = next((completion.rewards for completion in found), None)
         named = Trajectory(name="rows", source=_Snapshot(found), rewards=rewards, sealed=True)
-        return [named], shown
+        return [named], shown, f"#trajectory={named.id}&view=tokens"
     if isinstance(shown, Trajectory):
-        return [shown], None
-    raise TypeError(f"expected a trajectory, a group, an episode or rows, got {shown!r:.100}")
+        return [shown], None, ""
+    raise TypeError(
+        f"expected a trajectory, a group, an episode, rows or overviews, got {shown!r:.100}"
+    )
 
 
 class _Snapshot:
@@ -209,7 +292,7 @@ def _listed(answers: Answers) -> tuple[int, list[Json]]:
 def _groups(answers: Answers, details: dict[str, Json]) -> list[Json]:
     """The groups whose members are all in the page."""
     found = []
-    for group in answers.summary({})["groups"][:_MOST_GROUPS]:
+    for group in answers.summary({})["groups"][:_MOST_GROUPS] if details else ():
         members = answers.group({"id": str(group["value"])})
         if all(member["id"] in details for member in members["members"]):
             found.append(members)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
+from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TabularList, columns_of, members
+from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.trajectory import (
     Completion,
     Episode,
@@ -18,6 +21,8 @@ from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.view.messages import message_row
 from otel_rollout.wire import Json, finite, shown_message
 
+PASS_THRESHOLD = 0.5
+"""A reward from this one on is a pass, unless another one is given."""
 MOST_TEXT = 2_000
 """Characters of a text in an overview."""
 
@@ -198,12 +203,21 @@ def _sampled(completions: list[Completion]) -> int | None:
     return total
 
 
-class Overviews(TabularList, list[Overview]):
+def check_threshold(option: str, value: object) -> float:
+    """The least reward of a pass. ConfigurationError if it is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigurationError(f"{option}: expected a finite number, got {value!r:.100}")
+    return float(value)
+
+
+class Overviews(TabularList, list[Overview], ShownInNotebooks):
     """Overviews of trajectories, in order, and a table of them.
 
     In Arrow `metrics` and `rewards` are maps, and `metadata` is JSON text.
     """
 
+    pass_threshold = PASS_THRESHOLD
+    """A reward from this one on is a pass, in the curves that a notebook shows."""
     _columns: ClassVar = columns_of(Overview)
 
     def _dicts(self) -> list[dict[str, Any]]:
@@ -212,6 +226,8 @@ class Overviews(TabularList, list[Overview]):
 
 def overviews(
     trajectories: Iterable[Trajectory | Episode] | TrajectoryGroup | Episode | Trajectory,
+    *,
+    pass_threshold: float = PASS_THRESHOLD,
 ) -> Overviews:
     """A line of names and numbers for each trajectory: a list that is a table, too.
 
@@ -220,5 +236,9 @@ def overviews(
 
     trajectories: as for `to_token_rows`; the failures and the children of a group are in it.
     Each line is an `Overview`: status, reward, turns, tokens, seconds, what does not train.
+    A notebook shows them as curves of reward, pass rate and pass@k, and as a list.
+    pass_threshold: a reward from this one on is a pass.
     """
-    return Overviews(map(Overview.of, members(trajectories, "overviews")))
+    found = Overviews(map(Overview.of, members(trajectories, "overviews")))
+    found.pass_threshold = check_threshold("overviews(pass_threshold=...)", pass_threshold)
+    return found

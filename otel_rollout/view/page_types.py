@@ -384,3 +384,5 @@ class Embedded(TypedDict):
     """By what the page asks for: policy_version, time, task_id."""
     start: str
     """The address that it begins with; empty: the list, or its only trajectory."""
+    missing: str
+    """What to do about a trajectory that is listed without its details."""

@@ -16,7 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_rollout import Episode, Trajectory, TrajectoryGroup, rollout, to_token_rows
+from otel_rollout import (
+    EmptyRowsWarning,
+    Episode,
+    NoAdvantageWarning,
+    Trajectory,
+    TrajectoryGroup,
+    overviews,
+    rollout,
+    to_token_rows,
+)
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view import notebook_cell
 from otel_rollout.view.answers import Answers
@@ -26,6 +35,7 @@ from tests.kit.conversations import said, user
 from tests.kit.recording import Clients, Recording
 from tests.view.made import PAGE, Call, made
 
+ONE: Any = {"rewards": [{"value": 1.0}]}
 HOSTILE = "</script><script>alert(1)</script><!-- \u2028 \U0001f600"
 needs_build = pytest.mark.skipif(not FOLDER.is_dir(), reason="the page is not built")
 
@@ -136,14 +146,13 @@ def shown(cell: str) -> Any:
 
 
 def test_what_users_hold_is_shown_in_notebooks():
-    """A trajectory, a group with its failures, an episode, rows and token sequences."""
+    """A trajectory, a group with its failures, an episode and token sequences."""
     one, other = trajectory("t1"), trajectory("t2")
     failed = trajectory("t3", status="error")
     for thing, ids in (
         (one, ["t1"]),
         (TrajectoryGroup([one, other], [failed]), ["t1", "t2", "t3"]),
         (Episode(trajectories=[one, other]), ["t1", "t2"]),
-        (to_token_rows([one, other]), ["t1", "t2"]),
     ):
         assert sorted(shown(notebook_cell(thing, PAGE))["details"]) == ids
     rows = one.token_sequences(max_length=2)
@@ -155,6 +164,55 @@ def test_what_users_hold_is_shown_in_notebooks():
     assert len(detail["completions"]) == 2
     with pytest.raises(TypeError, match="expected a trajectory"):
         notebook_cell(5, PAGE)
+
+
+def test_a_cell_begins_with_what_it_is_of():
+    """A group with its samples, rows of a trajectory with its tokens, overviews with a curve."""
+    members = [trajectory(f"t{n}", group_id="g & h", reward=float(n)) for n in range(2)]
+    assert shown(notebook_cell(TrajectoryGroup(members), PAGE))["start"] == "#group=g%20%26%20h"
+    assert shown(notebook_cell(TrajectoryGroup([trajectory()]), PAGE))["start"] == ""
+    cell = shown(notebook_cell(members[0].token_sequences(), PAGE))
+    assert cell["start"] == f"#trajectory={next(iter(cell['details']))}&view=tokens"
+    two = [trajectory("t1", task_id="a", **ONE), trajectory("t2", task_id="b", **ONE)]
+    cell = shown(notebook_cell(overviews(two, pass_threshold=2), PAGE))
+    assert cell["start"] == "#curve=task_id"
+    assert [p["pass_rate"] for p in cell["curves"]["task_id"]["points"]] == [0.0, 0.0]
+    assert [row["id"] for row in cell["trajectories"]["rows"]] == ["t1", "t2"]
+    assert cell["state"]["errors"] == []
+    assert cell["missing"]
+    with pytest.raises(ConfigurationError, match="pass_threshold"):
+        overviews(two, pass_threshold=float("nan"))
+
+
+def test_rows_are_a_table_of_rows():
+    """The first ones, what they train on, and how many replies are in none; texts are escaped."""
+    many = [
+        trajectory(f"{n:032x}", task_id="<b>\x1b", rewards=[{"value": n / 3}]) for n in range(25)
+    ]
+    with pytest.warns(NoAdvantageWarning):
+        rows = to_token_rows(many)
+    table = notebook_cell(rows)
+    assert table.count("<tr>") == 21
+    assert "<b>" not in table
+    assert "&lt;b&gt;\\x1b" in table
+    assert "25 rows; the first 20 are shown" in table
+    assert "75 tokens train; 0 replies in no row" in table
+    assert "<td>0.3333</td><td>–</td>" in table
+    with pytest.warns(EmptyRowsWarning):
+        assert "0 rows; 0 tokens train; 1 reply in no row" in notebook_cell(
+            to_token_rows([made(Call([user("x")]))])
+        )
+
+
+@needs_build
+def test_a_cell_is_small():
+    """The code of the page is packed; the answers can be read, and found, in the notebook."""
+    one = trajectory()
+    cell = one._repr_html_()
+    with InMemory([one]) as held:
+        alone, _ = whole_page(Answers(held), Page.read(), title="x")
+    assert len(cell) < 0.6 * len(alone)
+    assert shown(cell)["details"]["t1"]["nodes"][0]["text"] == "hi"
 
 
 def test_a_cell_is_a_frame_that_may_only_run_its_script():
@@ -187,8 +245,10 @@ def test_a_trajectory_without_calls_is_shown():
 def test_the_method_that_notebooks_call():
     """`_repr_html_` of each gives the real page."""
     one = trajectory()
-    for thing in (one, TrajectoryGroup([one]), Episode(trajectories=[one]), to_token_rows([one])):
+    for thing in (one, TrajectoryGroup([one]), Episode(trajectories=[one])):
         assert list(shown(thing._repr_html_())["details"]) == ["t1"]
+    assert shown(overviews([one])._repr_html_())["details"] == {}
+    assert "<table>" in to_token_rows([one])._repr_html_()
     assert shown(one.token_sequences()._repr_html_())["details"]
 
 

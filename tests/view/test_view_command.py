@@ -97,6 +97,7 @@ def test_it_writes_one_file(path: Path, tmp_path: Path, capsys: pytest.CaptureFi
     """With what it was asked for; what could not be read is said, with status 1."""
     out = tmp_path / "page.html"
     assert main(["view", str(path), "--html", str(out), "--where", "id == 't1'"]) == 1
+    assert f"`otel-rollout view {path}` shows all" in out.read_text()
     assert "line 3" in capsys.readouterr().err
     text = out.read_text()
     assert '"t1"' in text

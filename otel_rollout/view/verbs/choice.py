@@ -9,10 +9,10 @@ from typing import Any
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.terminal import number_of
 from otel_rollout.trajectory import Trajectory
-from otel_rollout.view.curves import By, Curve, check_threshold
+from otel_rollout.view.curves import By, Curve
 from otel_rollout.view.fields import Field
 from otel_rollout.view.filter_expression import Where
-from otel_rollout.view.overview import HEAD, Examined, Overview, examine
+from otel_rollout.view.overview import HEAD, Examined, Overview, check_threshold, examine
 from otel_rollout.view.sources import lines_in_order, ordered
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sqlite3
 import tempfile
 import threading
 import webbrowser
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from otel_rollout.terminal import note
 from otel_rollout.trajectory import UNREADABLE
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.built_page import Page
-from otel_rollout.view.html import DAMAGED, whole_page
+from otel_rollout.view.html import DAMAGED, MOST_BYTES, whole_page
 from otel_rollout.view.index import Index
 from otel_rollout.view.sources import ERRORS_SHOWN
 from otel_rollout.view.tokens import Tokenizer
@@ -87,11 +89,21 @@ def _open(url: str, redirect: str) -> None:
         note("no browser could be opened: open the address above")
 
 
+def _missing(sources: Sequence[str]) -> str:
+    """What a page without a server says of a trajectory whose details it does not hold."""
+    return (
+        f"It has room for {MOST_BYTES // 1_000_000} MB of them: `otel-rollout view "
+        f"{shlex.join(sources)}` shows all, and --html with a --where holds those that it keeps."
+    )
+
+
 def _write(index: Index, answers: Answers, page: Page, path: str) -> int:
     """Write one page; the exit status is 1 if something could not be read."""
     index.wait()
     title = ", ".join(os.path.basename(source) or source for source in index.sources)
-    text, left_out = whole_page(answers, page, title=f"Trajectories of {title}")
+    text, left_out = whole_page(
+        answers, page, title=f"Trajectories of {title}", missing=_missing(index.sources)
+    )
     Path(path).write_text(text, encoding="utf-8")
     for each in left_out[:ERRORS_SHOWN]:
         note(f"{path} does not hold {each}")

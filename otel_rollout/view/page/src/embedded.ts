@@ -5,8 +5,8 @@ import type { Detail, Embedded, Group, Node, Overview, TokenWindow } from "./typ
 
 const WINDOW = 200;
 
-function found<T>(value: T | undefined, what: string): T {
-  if (value === undefined) throw new Error(`This page does not hold ${what}.`);
+function found<T>(value: T | undefined, what: string, more = ""): T {
+  if (value === undefined) throw new Error(`This page does not hold ${what}. ${more}`.trim());
   return value;
 }
 
@@ -57,7 +57,11 @@ export function embeddedAnswers(page: Embedded): Source {
   const detail = (id: string): Detail => {
     const names = Object.keys(page.details);
     const name = id in page.details ? id : names.find((known) => known.startsWith(id));
-    return found(name === undefined ? undefined : page.details[name], `trajectory ${id}`);
+    return found(
+      name === undefined ? undefined : page.details[name],
+      `the details of trajectory ${id}`,
+      page.missing,
+    );
   };
   const group = (id: string): Group => {
     const members = rows.filter((row) => row.group_id === id);
@@ -68,7 +72,7 @@ export function embeddedAnswers(page: Embedded): Source {
     );
   };
   const window = (id: string, row: number) =>
-    found(page.tokens[`${detail(id).overview.id} ${row}`], `the tokens of row ${row}`);
+    found(page.tokens[`${detail(id).overview.id} ${row}`], `the tokens of row ${row}`, page.missing);
   const main = (one: Detail) => pathTo(one.nodes, one.histories[0]?.leaf ?? null);
   const firstToken = (a: Detail, b: Detail) => {
     const [x, y] = [a, b].map((one) => page.tokens[`${one.overview.id} 0`]) as (TokenWindow | undefined)[];

@@ -460,4 +460,6 @@ export interface Embedded {
   curves: Record<string, CurveView>;
   /** The address that it begins with; empty: the list, or its only trajectory. */
   start: string;
+  /** What to do about a trajectory that is listed without its details. */
+  missing: string;
 }
