@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 _unsafe = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
@@ -30,6 +32,11 @@ def sentence_about(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"otel-rollout: {error.filename}: {error.strerror}"
     return f"otel-rollout: {error}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is none of the known ones: the closest, if any."""
+    return "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, known, 1))
 
 
 def number_of(number: int, what: str) -> str:

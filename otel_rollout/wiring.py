@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import sys
 import time
@@ -10,8 +11,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, cast
 
 from opentelemetry import trace
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
@@ -48,11 +49,14 @@ from otel_rollout.record import (
     process_state,
     switch_off,
 )
+from otel_rollout.terminal import did_you_mean
 from otel_rollout.trajectory import Rule
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 logger = logging.getLogger("otel_rollout")
 
 
@@ -100,6 +104,24 @@ class _Setup:
                 self.provider.add_span_processor(queue)
 
 
+def _names_checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The function; a keyword that it does not have is a ConfigurationError with the closest."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        for name in options:
+            if name not in known:
+                raise ConfigurationError(
+                    f"configure(): expected the options {', '.join(known)}, "
+                    f"got {name}{did_you_mean(name, known)}"
+                )
+        return function(*arguments, **options)
+
+    return checked
+
+
+@_names_checked
 def configure(
     service_name: str | None = None,
     exporters: Iterable[TrajectoryExporter] = (),
@@ -226,7 +248,7 @@ def _set_up(
         look.check_installed(settings.instrumentor)
     to_look = [*span_exporters, *(otlp_exporters() if own else ())]
     for sentence in cutting_limits(provider):
-        warnings.warn(sentence, TruncationWarning, stacklevel=3)
+        warnings.warn(sentence, TruncationWarning, stacklevel=4)
     setup = _Setup(provider, own, TrajectorySpanProcessor(max_bytes=settings.max_bytes))
     capture.instrument(settings.content)
     setup.undo.callback(capture.uninstrument)

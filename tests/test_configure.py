@@ -415,6 +415,8 @@ class NotAnExporter:
         ({"llm_spans": "inner"}, r"llm_spans=...\): expected 'outer' or 'both', got 'inner'"),
         ({"content": "all"}, r"content=...\): expected 'new', 'full' or 'none', got 'all'"),
         ({"redact": "x"}, r"redact=...\): expected a function of bytes to bytes, got 'x'"),
+        ({"service": "x"}, r"configure\(\): .*, got service; did you mean 'service_name'\?"),
+        ({"zzz": 1}, r"configure\(\): expected the options service_name, .*, got zzz$"),
     ],
 )
 @pytest.mark.filterwarnings("error")

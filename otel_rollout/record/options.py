@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.terminal import did_you_mean
 from otel_rollout.wire import Json, checked_json
 
 _EXPECTED: dict[str, tuple[type, ...]] = {
@@ -63,14 +64,23 @@ class Options:
             checked_json(dict(self.metadata), "rollout(metadata=...)")
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Options:
-        """Options by their names. ConfigurationError, which lists the names, for another one."""
-        if unknown := options.keys() - cls.__dataclass_fields__.keys():
+    def of(
+        cls, options: Mapping[str, Any], caller: str = "rollout", own: Iterable[str] = ()
+    ) -> Options:
+        """Options by their names. ConfigurationError, which lists the names, for another one.
+
+        caller: the function that was given them. own: the options that it has beside these.
+        """
+        if unknown := sorted(options.keys() - cls.__dataclass_fields__.keys()):
+            known = list(dict.fromkeys((*own, *cls.__dataclass_fields__)))
             raise ConfigurationError(
-                f"rollout(): expected the options {', '.join(cls.__dataclass_fields__)}, "
-                f"got {', '.join(sorted(unknown))}"
+                f"{caller}(): expected the options {', '.join(known)}, "
+                f"got {', '.join(unknown)}{did_you_mean(unknown[0], known)}"
             )
-        return cls(**options)
+        try:
+            return cls(**options)
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error).replace("rollout(", f"{caller}(", 1)) from None
 
     def overridden(self, options: Mapping[str, Any]) -> Options:
         """A copy with the given options instead; metadata is merged."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
-from difflib import get_close_matches
 from typing import Any, TypeVar
+
+from otel_rollout.terminal import did_you_mean
 
 Class = TypeVar("Class", bound=type)
 
@@ -23,7 +24,8 @@ class Fixed:
         except AttributeError:
             if hasattr(type(self), name):  # a property that cannot be set
                 raise
-            raise AttributeError(_unknown(type(self), name), name=name, obj=self) from None
+            # Without `name` and `obj`: with them Python adds a suggestion of its own.
+            raise AttributeError(_unknown(type(self), name)) from None
 
 
 def frozen(hint: str) -> Any:
@@ -45,7 +47,7 @@ def frozen(hint: str) -> Any:
 
 def _unknown(cls: type, name: str) -> str:
     public = [known for known in dir(cls) if not known.startswith("_")]
-    hint = "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, public, 1))
+    hint = did_you_mean(name, public)
     if not hint and (own := [field for field in ("metadata", "info") if field in public]):
         hint = f"; values of your own go into `{own[0]}`"
     return f"{cls.__name__} has no attribute {name!r}{hint}"

@@ -14,6 +14,7 @@ from typing import Literal
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.looking import ShownInNotebooks
+from otel_rollout.terminal import number_of
 from otel_rollout.trajectory.fixed import Fixed
 from otel_rollout.trajectory.trajectory import Trajectory
 from otel_rollout.wire import Json
@@ -28,7 +29,7 @@ def group_in_workflow(group: str, name: str) -> str:
     return f"{group}:{name}"
 
 
-@dataclass(eq=True, slots=True)
+@dataclass(eq=True, repr=False, slots=True)
 class TrajectoryGroup(Fixed, ShownInNotebooks):
     """The trajectories of one task, in order of their sample index.
 
@@ -45,6 +46,18 @@ class TrajectoryGroup(Fixed, ShownInNotebooks):
     """Trajectories of rollouts that ran inside those of the group, at any depth, in order of their
     start. They are not compared. `gather_group` and `groups` of an exporter in memory collect
     them; see `adopt`."""
+
+    def __repr__(self) -> str:
+        rewards = [one.reward for one in self.trajectories if one.reward is not None]
+        counts = [number_of(len(self.trajectories), "trajectory")]
+        counts += [number_of(len(self.failures), "failure")] if self.failures else []
+        counts += [f"{len(self.children)} inside them"] if self.children else []
+        mean = (
+            f"mean reward {sum(rewards) / len(rewards):.4g} of {len(rewards)}"
+            if rewards
+            else "no reward"
+        )
+        return f"<TrajectoryGroup {self.id!r}: {', '.join(counts)}, {mean}>"
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory], id: str | None = None) -> TrajectoryGroup:  # noqa: A002

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 import weakref
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -28,6 +30,14 @@ def test_a_misspelt_attribute_is_an_error(owner: object, wrong: str, right: str)
     with pytest.raises(AttributeError, match=f"no attribute '{wrong}'; did you mean '{right}'"):
         setattr(owner, wrong, 1)
     assert not hasattr(owner, wrong)
+
+
+def test_a_traceback_has_one_suggestion() -> None:
+    """Python would add one of its own."""
+    code = "import otel_rollout; otel_rollout.Trajectory().rewrad = 1"
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert printed.lower().count("did you mean") == 1
 
 
 @pytest.mark.parametrize(

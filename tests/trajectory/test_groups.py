@@ -419,3 +419,15 @@ async def test_a_group_as_data(recording: Recording):
     assert TrajectoryGroup.from_dict(group.to_dict()) == group
     with pytest.raises(SpanFormatError, match="expected what to_dict gave"):
         TrajectoryGroup.from_dict({"id": "x"})
+
+
+def test_a_group_is_shown_in_one_short_line():
+    """Counts and the mean reward, whatever its members are."""
+    members = [Trajectory(name="a") for _ in range(200)]
+    for number, member in enumerate(members[:100]):
+        member.reward = number % 2
+    group = TrajectoryGroup(members, members[:1], "g", members[:2])
+    assert repr(group) == (
+        "<TrajectoryGroup 'g': 200 trajectories, 1 failure, 2 inside them, mean reward 0.5 of 100>"
+    )
+    assert repr(TrajectoryGroup([])) == "<TrajectoryGroup None: 0 trajectories, no reward>"

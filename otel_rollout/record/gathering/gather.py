@@ -73,6 +73,7 @@ async def gather_trajectory(
     """
     if arguments:
         coroutine = _with_arguments(coroutine, arguments)
+    _check_options(gather_trajectory, options, [coroutine])
     return await _gather_one(coroutine, options, raise_errors=raise_errors)
 
 
@@ -85,7 +86,6 @@ async def _gather_one(
 ) -> Trajectory:
     try:
         _require_rollout(runnable)
-        Options.of(options)
         if not hasattr(rollout_tracer(), "sampler"):
             raise NotRecordedError(
                 "gather_trajectory: no OpenTelemetry SDK records this rollout. Call "
@@ -223,6 +223,7 @@ async def gather_trajectories(
     Cancelling it cancels those that run; the exporters have those that had ended. NotARolloutError
     for a coroutine of another function, NotRecordedError if nothing records rollouts.
     """
+    _check_options(gather_trajectories, options, coroutines)
     return await _gather(
         coroutines,
         max_concurrency=max_concurrency,
@@ -262,6 +263,7 @@ def gather_group(
     size = {"group_size": len(coroutines)} if isinstance(coroutines, Sized) else {}
 
     async def gather() -> TrajectoryGroup:
+        _check_options(gather_group, options, coroutines)
         nested: list[Trajectory] = []
         trajectories = await _gather(
             coroutines,
@@ -396,6 +398,18 @@ def _check(coroutines: object, max_concurrency: int | None, max_exceptions: int 
             raise ConfigurationError(
                 f"gather({name}=...): expected a number from {least} on or None, got {value!r}"
             )
+
+
+def _check_options(
+    caller: Callable[..., object], options: dict[str, Any], coroutines: object
+) -> None:
+    parameters = inspect.signature(caller).parameters.values()
+    own = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    try:
+        Options.of(options, caller.__name__, own)
+    except ConfigurationError:
+        _close(coroutines)
+        raise
 
 
 def _close(coroutines: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import threading
 from typing import Any
 
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from otel_rollout import (
+    ConfigurationError,
     NotARolloutError,
     gather_group,
     gather_trajectories,
@@ -149,3 +151,29 @@ async def test_a_function_in_which_no_rollout_began_is_refused(recording: Record
 
     with pytest.raises(NotARolloutError, match=r"plain.* ran, and no rollout began in it"):
         await gather_trajectory(plain)
+
+
+@pytest.mark.parametrize(
+    ("gathering", "options", "text"),
+    [
+        (gather_group, {"max_concurency": 3}, "group_id, max_concurrency, .*'max_concurrency'"),
+        (gather_trajectories, {"on_trajctory": 3}, "max_concurrency, .*'on_trajectory'"),
+        (gather_trajectory, {"nme": "x"}, "raise_errors, name, .*'name'"),
+        (gather_group, {"zzz": 3}, "got zzz$"),
+        (gather_trajectories, {"task_id": [3]}, "expected str or int"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+async def test_a_misspelt_option_is_that_of_the_function_that_was_called(
+    gathering: Any, options: dict[str, Any], text: str
+):
+    """With the options that it has; no coroutine is left that was never awaited."""
+
+    @rollout
+    async def agent() -> None:
+        pass
+
+    runs = agent() if gathering is gather_trajectory else [agent(), agent()]
+    with pytest.raises(ConfigurationError, match=rf"^{gathering.__name__}\(.*{text}"):
+        await gathering(runs, **options)
+    gc.collect()
