@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-OURS := not install and not backend and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
+OURS := not install and not hooked and not backend and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= auto# tests at once: as many as there are cores; 0 is one after the other, to debug
 ROOM ?=# of quick: rooms, instead of those that the change touches
@@ -18,7 +18,7 @@ EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-view test-backends test-phoenix backends page check-page check format docs bench instructions check-instructions pins clean
+.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-hooked test-view test-backends test-phoenix backends page check-page check format docs bench instructions check-instructions pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -79,6 +79,9 @@ test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real 
 
 test-agents: $(READY) .agents/.ready .venv-agents/.ready  ## agents and clients of other languages, through the gateway (needs Node 20, Go, Java 17 and Maven)
 	$(BIN)/python -m pytest -m agent $(or $(TESTS),tests/agents)
+
+test-hooked: .venv-hooked/.ready build/suites/.ready  ## the own tests of requests, httpx and openai, each request recorded
+	.venv-hooked/bin/python -m pytest -q -s -p no:xdist -m hooked $(or $(TESTS),tests/hooked)
 
 test-view: $(READY)  ## the page of `otel-rollout view` in a real browser (needs Debian's chromium)
 	$(BIN)/python -m pytest -n $(JOBS) -m "browser and not fuzz" $(or $(TESTS),tests/view)
@@ -162,6 +165,17 @@ $(READY): requirements/newest.txt pyproject.toml
 	mvn -q -f tests/agents/clients/java/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.agents/java
 	@touch $@
 
+.venv-hooked/.ready: requirements/hooked.txt pyproject.toml
+	$(call environment,.venv-hooked,hooked)
+
+build/suites/.ready: .venv-hooked/.ready  # their source archives have their tests
+	mkdir -p build/suites
+	awk '/^[a-z]/ {wanted = /^(requests|httpx|openai)(\[.*)?==/} wanted' requirements/hooked.txt > build/suites/suites.txt
+	.venv-hooked/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-build-isolation \
+		--no-binary :all: --require-hashes -d build/suites -r build/suites/suites.txt
+	set -e; for archive in build/suites/*.tar.gz; do tar xzf $$archive -C build/suites; done
+	@touch $@
+
 .venv-phoenix/.ready: requirements/phoenix.txt  # programs only: nothing of ours is imported there
 	$(PYTHON) -m venv .venv-phoenix
 	.venv-phoenix/bin/python $(PIP) --no-deps --require-hashes -r requirements/phoenix.txt
@@ -207,6 +221,8 @@ pins:  ## write requirements/*.txt anew
 		requirements/trackers.in -o requirements/trackers.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--override requirements/overrides/agents.in requirements/agents.in -o requirements/agents.txt
+	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		requirements/hooked.in -o requirements/hooked.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
