@@ -1,4 +1,4 @@
-"""Whether a request is for this machine, by the name that its `Host` has.
+"""Addresses to listen at, and whether a request is for this machine, by the name that it has.
 
 A web page can let a name of its own lead to this machine (DNS rebinding): a browser here then sends
 its requests with that name.
@@ -28,6 +28,17 @@ def is_named(headers: Iterable[tuple[bytes, bytes]], names: frozenset[str] | Non
 def is_loopback(host: str) -> bool:
     """True for an address that only this machine reaches."""
     return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def why_not_listening(host: str, port: int, error: OSError | None = None) -> str:
+    """The sentence about an address that cannot be listened at. error: None: there is no such port.
+
+    It has the system's reason and not its number.
+    """
+    if error is None:
+        return f"port {port}: expected 0 (a free one) to 65535"
+    why = (error.strerror or str(error)).partition(" (while ")[0]  # asyncio and socket add where
+    return f"port {port} of {host} cannot be used ({why}): name another, or 0 for a free one"
 
 
 def is_ip(name: str) -> bool:

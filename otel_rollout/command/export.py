@@ -24,7 +24,7 @@ from otel_rollout.export import (
     row_exporters,
     rows_of,
 )
-from otel_rollout.terminal import note, number_of
+from otel_rollout.terminal import check_folder, note, number_of
 from otel_rollout.view import (
     ERRORS_SHOWN,
     Choice,
@@ -66,7 +66,10 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _checked_output(options: argparse.Namespace) -> Path:
-    """The file to write; SystemExit where an argument is missing, or it is no file."""
+    """The file to write; SystemExit where an argument is missing, or it is no file.
+
+    OSError where its folder is not there.
+    """
     required = {
         "--to": options.to,
         "-o/--output": options.output,
@@ -78,6 +81,7 @@ def _checked_output(options: argparse.Namespace) -> Path:
     output = Path(os.path.realpath(options.output))
     if options.output == "-" or (output.exists() and not output.is_file()):
         options.wrong(f"-o: expected a file, got {options.output!r}")
+    check_folder(options.output)
     return output
 
 

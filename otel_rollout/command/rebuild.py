@@ -7,14 +7,14 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from otel_rollout.export import reconstruct_by_rollout
-from otel_rollout.terminal import note, number_of, without_ids
+from otel_rollout.terminal import check_folder, note, number_of, without_ids
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import Choice, Sources, lines_in_order, note_never_ended, note_unreadable
 
@@ -24,7 +24,8 @@ def rebuild(options: argparse.Namespace) -> int:
     choice = Choice(options)
     sources = Sources(options.sources)
     rebuilt = _Rebuilt()
-    with _whole_file(options.output) as file, _folder_beside(options.output) as folder:
+    whole = _whole_file(options.output, lambda: sources.spans > 0)
+    with whole as file, _folder_beside(options.output) as folder:
         found = reconstruct_by_rollout(
             sources.records(), folder / "spans", infer_rollouts=options.infer_rollouts
         )
@@ -32,7 +33,9 @@ def rebuild(options: argparse.Namespace) -> int:
         file.writelines(lines_in_order(kept, descending=choice.descending, folder=folder))
     _note_rebuilt(rebuilt, sources, options)
     note_never_ended(sources.started)
-    return note_unreadable(sources.errors)
+    if choice.where is not None and not rebuilt.statuses:
+        note(choice.nothing())
+    return max(note_unreadable(sources.errors), int(not sources.spans))
 
 
 @dataclass
@@ -60,7 +63,7 @@ def _note_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespa
     note(
         f"{number_of(total, 'rollout')} from {number_of(sources.spans, 'span')}"
         + (f" ({sources.foreign} of other libraries)" if sources.foreign else "")
-        + ("" if options.output == "-" else f" -> {options.output}")
+        + ("" if options.output == "-" or not sources.spans else f" -> {options.output}")
     )
     if total:
         by_status = rebuilt.statuses.most_common()
@@ -74,10 +77,12 @@ def _note_rebuilt(rebuilt: _Rebuilt, sources: Sources, options: argparse.Namespa
 
 
 @contextmanager
-def _whole_file(name: str) -> Iterator[BinaryIO]:
+def _whole_file(name: str, may_be_empty: Callable[[], bool]) -> Iterator[BinaryIO]:
     """A file that is replaced when all of it is written.
 
     The former one stays after a failure, and if nothing was written.
+    may_be_empty: asked in the end. False: an empty file is not made where there was none, either.
+    OSError, with the name as it was given, where its folder is not there.
     """
     if name == "-":
         yield sys.stdout.buffer
@@ -87,6 +92,7 @@ def _whole_file(name: str) -> Iterator[BinaryIO]:
         with open(path, "wb") as file:
             yield file
         return
+    check_folder(name)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.unlink(missing_ok=True)
@@ -95,6 +101,8 @@ def _whole_file(name: str) -> Iterator[BinaryIO]:
             is_empty = file.tell() == 0
         if is_empty and path.exists() and path.stat().st_size > 0:
             note(f"nothing to write: {name} stays as it was")
+        elif is_empty and not may_be_empty():
+            note(f"nothing to write: no {name} was made")
         else:
             part.replace(path)
     finally:

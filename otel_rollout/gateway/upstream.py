@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.extras import module_of
 from otel_rollout.gateway.paths import KEYS, RawHeaders
+from otel_rollout.hosts import why_not_listening
 
 _KEEP_ALIVE = 3.0
 """Seconds that an idle connection is kept: less than the 5 after which uvicorn, and with it vLLM,
@@ -151,13 +152,21 @@ def _root(url: str) -> str:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that is bound, so that its port is known at once. OSError if it cannot be."""
+    """A socket that is bound, so that its port is known at once.
+
+    OSError if it cannot be, ConfigurationError for a port that there is not.
+    """
+    if not 0 <= port <= 65_535:
+        raise ConfigurationError(why_not_listening(host, port))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Without the protocol's number asyncio does not switch off the wait for larger packets.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise OSError(error.errno, why_not_listening(host, port, error)) from None
     except BaseException:
         listening.close()
         raise

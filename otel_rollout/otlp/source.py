@@ -294,7 +294,8 @@ class _Documents:
             )
         elif {"schema_version", "exchanges"} <= members:
             raise SpanFormatError(
-                "this is a file of trajectories, not spans; JsonlTrajectoryExporter.read reads it"
+                "this is a file of trajectories, not spans: `otel-rollout list`, `show` and "
+                "`export` read it, in Python JsonlTrajectoryExporter.read"
             )
         elif data != {}:
             yield from read_json(data, on_error=self._report)

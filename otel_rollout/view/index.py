@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from hashlib import blake2b
 from pathlib import Path
@@ -41,6 +41,8 @@ class Index:
     cached: False makes an index that is removed in the end.
     infer_rollouts: as for `reconstruct`.
     follow: False reads the sources once.
+    report: called once, in a thread, with what could not be read when all was read for the first
+    time.
 
     OSError for a source that is not there, ConfigurationError for one that cannot be followed.
     """
@@ -53,6 +55,7 @@ class Index:
         cached: bool = True,
         infer_rollouts: bool = False,
         follow: bool = True,
+        report: Callable[[list[str]], None] | None = None,
     ) -> None:
         for source in sources:
             check_source(source)
@@ -60,6 +63,7 @@ class Index:
         """The sources, as they were given."""
         self._infer_rollouts = infer_rollouts
         self._follow = follow
+        self._report = report
         self._wanted = path if path is not None or not cached else self._cached()
         self._path = Path()
         self._held = ExitStack()
@@ -160,6 +164,8 @@ class Index:
             )
             reader.read()
             self._read.set()
+            if self._report is not None:
+                self._report(table.errors())
             while self._follow and not self._stop.wait(_POLL):
                 reader.read()
         except (OSError, sqlite3.Error, *UNREADABLE, RolloutError) as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 from otel_rollout.errors import ConfigurationError, RolloutError
 from otel_rollout.extras import to_install
-from otel_rollout.hosts import LOOPBACK, is_ip, is_loopback, is_named
+from otel_rollout.hosts import LOOPBACK, is_ip, is_loopback, is_named, why_not_listening
 from otel_rollout.trajectory import UNREADABLE
 from otel_rollout.view.answers import Answers, Query
 from otel_rollout.view.built_page import Page, as_json
@@ -184,13 +184,11 @@ def _refused(_: Request, error: Exception) -> Response:
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not 0 <= port <= 65_535:
-        raise ConfigurationError(f"--port {port}: expected 0 (a free one) to 65535")
+        raise ConfigurationError(why_not_listening(host, port))
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigurationError(
-            f"port {port} of {host} cannot be used ({error}): name another, or none for a free one"
-        ) from None
+        raise ConfigurationError(why_not_listening(host, port, error)) from None
 
 
 def _names(host: str) -> frozenset[str] | None:

@@ -102,9 +102,13 @@ class Sources:
         for source in self._sources:
             if is_address(source):
                 yield from self._counted(source, read(source))
-            else:
-                with self._open(source) as file:
+                continue
+            with self._open(source) as opened:
+                head, _, file = begun_file(opened, source)
+                if layout_of(head) is None:
                     yield from self._counted(source, self._spans(file, source))
+                else:
+                    self.report(SpanFormatError(f"{source}: {_TRAJECTORIES.format(source)}"))
         self._bar.close()
 
     def trajectories(
@@ -259,6 +263,10 @@ def _item_if(keeps: Keeps, trajectory: Trajectory) -> tuple[str, bytes] | None:
     return item_of(trajectory) if keeps(trajectory) else None
 
 
+_TRAJECTORIES = (
+    "this is a file of trajectories, not spans, and there is nothing to rebuild: "
+    "`otel-rollout list {0}`, `show` and `export` read it as it is"
+)
 _STARTED = (
     "this file has the rollouts that began, and no trajectory: give it to "
     "`otel-rollout check --started`"

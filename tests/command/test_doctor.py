@@ -589,6 +589,26 @@ def test_a_model_server_that_loses_something(setup: Any, name: str):
     assert text in finding.text
 
 
+def test_a_model_server_that_does_not_stream(setup: Any):
+    """What was not streamed is not called so."""
+    choice = {"index": 0, "finish_reason": "stop", "token_ids": [3, 4]}
+    whole: dict[str, Any] = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{**choice, "message": {"role": "assistant", "content": "a"}}],
+        "prompt_token_ids": [1, 2],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
+    }
+    finding, _ = asked(Raw(body=json.dumps(whole).encode()))
+    assert (finding.level, "a streamed call" in finding.text) == ("warning", False)
+    assert "asked for a stream and got a whole reply" in finding.text
+    lossy = {**whole, "usage": {**whole["usage"], "completion_tokens": 3}}
+    finding, _ = asked(Raw(body=json.dumps(lossy).encode()))
+    assert (finding.level, "a streamed call" in finding.text) == ("problem", False)
+
+
 def test_a_model_server_that_refuses_fields(setup: Any):
     """The finding names the fields that the server refuses."""
 

@@ -220,6 +220,47 @@ def test_nothing_to_write_leaves_the_former_file(content: str, tmp_path: Path, c
     assert f"{source}: there is no span in it" in capsys.readouterr().err
 
 
+def test_no_file_is_made_of_no_spans(recorded: Recording, tmp_path: Path, capsys: Any):
+    """Of trajectories, of other text, of nothing; one sentence says what reads trajectories."""
+    spans = written(tmp_path / "spans.jsonl", lines(recorded.spans))
+    trajectories = str(tmp_path / "trajectories.jsonl")
+    assert main(["rebuild", spans, "-o", trajectories]) == 0
+    target = tmp_path / "out"
+    for source in (
+        trajectories,
+        written(tmp_path / "text", "hello\n"),
+        written(tmp_path / "empty", ""),
+    ):
+        capsys.readouterr()
+        assert main(["rebuild", source, "-o", str(target)]) == 1
+        said = capsys.readouterr().err
+        assert said.count(source) == (2 if source is trajectories else 1)
+        assert f"nothing to write: no {target} was made" in said
+        assert not target.exists()
+    capsys.readouterr()
+    assert main(["rebuild", trajectories, spans, "-o", str(target)]) == 1
+    assert f"`otel-rollout list {trajectories}`" in capsys.readouterr().err
+    assert list(JsonlTrajectoryExporter.read(target)) == list(recorded.trajectories)
+
+
+def test_a_filter_that_nothing_matches_is_said(recorded: Recording, tmp_path: Path, capsys: Any):
+    """The file is the empty one that was asked for."""
+    spans, target = written(tmp_path / "spans", lines(recorded.spans)), tmp_path / "out"
+    assert main(["rebuild", spans, "-o", str(target), "--where", "reward > 9"]) == 0
+    assert f"0 of {len(recorded.trajectories)} traject" in capsys.readouterr().err
+    assert target.read_bytes() == b""
+
+
+@pytest.mark.parametrize("verb", [["rebuild"], ["export", "--to", "tokens"]])
+def test_a_folder_that_is_not_there_is_named(verb: list[str], tmp_path: Path, capsys: Any):
+    """With the file as it was given, before anything is read."""
+    source = written(tmp_path / "s", "hello\n")
+    assert main([*verb, source, "-o", str(tmp_path / "no" / "x.jsonl")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"otel-rollout: {tmp_path}/no/x.jsonl: the folder '{tmp_path}/no'")
+    assert "hello" not in said
+
+
 def test_one_empty_source_among_others(recorded: Recording, tmp_path: Path, capsys: Any):
     """It is named, and the others are rebuilt."""
     empty = written(tmp_path / "empty.jsonl", "")

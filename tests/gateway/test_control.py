@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,19 @@ def test_others_need_the_secret_to_reach_it(capsys: pytest.CaptureFixture[str]):
     """Off this machine the command listens only where OTEL_ROLLOUT_SECRET, or another, is set."""
     assert main(["gateway", "--upstream", "http://h", "--host", "0.0.0.0"]) == 1
     assert "needs a secret" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [(None, "cannot be used (Address already in use)"), (65_536, "0 (a free one)")],
+)
+def test_a_port_that_cannot_be_used_is_named(port: int | None, said: str, capsys: Any):
+    """With the host, and what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1] if port is None else port
+        asked = ["gateway", "--upstream", "http://127.0.0.1:9/v1", "--port", str(port)]
+        assert main(asked) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"otel-rollout: port {port}")
+    assert said in printed
+    assert "Errno" not in printed

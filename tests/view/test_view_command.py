@@ -104,6 +104,19 @@ def test_it_writes_one_file(path: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert '"t2"' not in text
 
 
+def test_what_cannot_be_read_is_printed(tmp_path: Path):
+    """An address that does not answer, while the page is served."""
+    address = "http://127.0.0.1:9/trace/1"
+    with running(address, "--no-browser", "--index", str(tmp_path / "i")) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline().startswith("http://")
+        assert address in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
 def test_a_file_needs_no_extra(path: Path, tmp_path: Path):
     """Without Starlette and uvicorn `--html` works, and the server says what to install."""
     blocked = tmp_path / "blocked"

@@ -108,13 +108,26 @@ def model_server(provider: TracerProvider, address: str, model: str | None) -> I
         return
     completion = trajectory.completions[-1]
     problem = _lost_tokens(completion)
+    call = _named(completion)
     if problem is None and completion.prompt_token_ids is None:
-        problem = "a streamed call with tools has no token ids of its prompt: it does not train"
+        problem = f"{call} has no token ids of its prompt: it does not train"
     if problem is not None:
         yield Finding.problem("model server", f"{address}: {problem}")
+        return
+    text = f"{address} sent the ids of all {completion.sampled_count} tokens that it sampled"
+    if completion.stream:
+        yield Finding.ok("model server", f"{text}, in {call}")
     else:
-        text = f"{address} sent the ids of all {completion.sampled_count} tokens that it sampled"
-        yield Finding.ok("model server", f"{text}, in a streamed call with tools")
+        more = "a client that streams reads nothing of such a reply, and streams were not checked"
+        yield Finding("warning", "model server", f"{text}, in {call}: {more}")
+
+
+def _named(completion: Completion) -> str:
+    """The call that was made, as it was answered."""
+    if completion.stream:
+        return "a streamed call with tools"
+    answered = completion.status == "complete"
+    return "a call with tools that asked for a stream" + " and got a whole reply" * answered
 
 
 def _first_model(client: openai.OpenAI, address: str) -> str:
@@ -140,26 +153,27 @@ def _stream_with_tools(client: openai.OpenAI, model: str) -> None:
 
 def _lost_tokens(streamed: Completion) -> str | None:
     """The problem of a streamed call: tokens that it has no ids of. None: it has all."""
+    call = _named(streamed)
     counted, came = streamed.sampled_count, streamed.sampled_in_response
     if streamed.status != "complete":
         error = streamed.error or {}
-        return f"a streamed call with tools ended as {streamed.status!r}: {error.get('message')}"
+        return f"{call} ended as {streamed.status!r}: {error.get('message')}"
     if came is None and (refused := streamed.exchange.refused) is not None:
         return (
-            f"it refuses the fields that ask for token ids of a streamed call with tools "
+            f"it refuses the fields that ask for token ids of {call} "
             f"({refused}): the call is made without them, and nothing of such calls trains"
         )
     if came is None:
-        return "a streamed call with tools has no token ids: nothing of such calls trains"
+        return f"{call} has no token ids: nothing of such calls trains"
     if counted is None:
         return (
-            "a streamed call with tools has no count of its tokens, though "
+            f"{call} has no count of its tokens, though "
             "stream_options.include_usage asked for it: whether all came is not known, and such "
             "calls do not train"
         )
     if counted != came:
         return (
-            f"a streamed call with tools sampled {counted} tokens and sent the ids of {came}: a "
+            f"{call} sampled {counted} tokens and sent the ids of {came}: a "
             f"parser of the server loses some, as vLLM's do from 0.10.2 to 0.12. Such calls do "
             f"not train: use a newer server, or do not stream"
         )

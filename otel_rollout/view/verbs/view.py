@@ -24,7 +24,7 @@ from otel_rollout.view.answers import Answers
 from otel_rollout.view.built_page import Page
 from otel_rollout.view.html import DAMAGED, MOST_BYTES, whole_page
 from otel_rollout.view.index import Index
-from otel_rollout.view.sources import ERRORS_SHOWN
+from otel_rollout.view.sources import ERRORS_SHOWN, is_address
 from otel_rollout.view.tokens import Tokenizer
 
 
@@ -38,6 +38,7 @@ def view(options: argparse.Namespace) -> int:
         cached=not options.no_cache,
         infer_rollouts=options.infer_rollouts,
         follow=options.html is None,
+        report=_note_addresses if options.html is None else None,
     )
     with index:
         answers = Answers(
@@ -55,6 +56,12 @@ def view(options: argparse.Namespace) -> int:
                 ) from error
         _serve(answers, page, options)
     return 0
+
+
+def _note_addresses(errors: Sequence[str]) -> None:
+    """Print which addresses could not be read; what is wrong in a file, the page lists alone."""
+    for error in filter(is_address, errors):
+        note(error)
 
 
 def _serve(answers: Answers, page: Page, options: argparse.Namespace) -> None:
