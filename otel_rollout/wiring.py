@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from opentelemetry import trace
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
@@ -254,6 +255,8 @@ def _set_up(
     setup.undo.callback(capture.uninstrument)
     process_state.use(settings)
     process_state.observers = Observers([look.Measurements(), *_for_people(settings)])
+    process_state.gateway_here = _gateway_here
+    setup.undo.callback(_close_gateways)
     provider.add_span_processor(setup.processor)
     setup.add(exporters, to_look)
     _instrument(setup, settings)
@@ -268,6 +271,18 @@ def _set_up(
     process_state.setup = setup
     process_state.said_unrecorded = True  # whoever shuts it down knows that nothing records
     return setup
+
+
+def _gateway_here(upstream: str | None) -> Any:
+    """The gateway of this process; its room, with a server, is imported for those who ask."""
+    return import_module("otel_rollout.gateway").gateway_here(upstream)
+
+
+def _close_gateways() -> None:
+    """Stop the gateways that rollouts asked for; where none did, the room is not imported."""
+    process_state.gateway_here = None
+    if (gateway := sys.modules.get("otel_rollout.gateway")) is not None:
+        gateway.close_gateways()
 
 
 def _for_people(settings: Settings) -> list[Observer]:

@@ -46,7 +46,9 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        return self._application.tokens.own(self._active(rollout))
+        active = _active(rollout)
+        self._application.fields[active] = fields_here()
+        return self._application.tokens.own(active)
 
     def base_url(self, rollout: Trajectory | str | None = None) -> str:
         """The base URL for a client whose calls belong to this rollout.
@@ -63,13 +65,12 @@ class Gateway:
 
         rollout: its trajectory, or its id. None: the current one. NoActiveRolloutError without one.
         """
-        return self._application.tokens.environment(self._active(rollout), self.url)
+        return self.environment_of(_active(rollout))
 
-    def _active(self, rollout: Trajectory | str | None) -> ActiveRollout:
-        """The rollout that is meant; its calls ask for token ids if those made here would."""
-        active = _active(rollout)
+    def environment_of(self, active: ActiveRollout) -> dict[str, str]:
+        """The same of a rollout that runs; its calls ask for token ids if those made here would."""
         self._application.fields[active] = fields_here()
-        return active
+        return self._application.tokens.environment(active, self.url)
 
 
 class serve:  # noqa: N801 - used as `async with serve(...)`

@@ -34,10 +34,18 @@ _FIELDS = struct.Struct(">BQ16s16s8s4s")
 _MAC = 16
 """Bytes of the signature."""
 _NEAR = ("127.0.0.1", "localhost")
-_WITH_VERSION = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "LLM_BASE_URL")
-"""Variables of base URLs that end in `/v1`: OpenAI's clients, LiteLLM and aider, OpenHands."""
+BASE_URLS = {
+    "OPENAI_BASE_URL": "OPENAI_API_KEY",
+    "OPENAI_API_BASE": "OPENAI_API_KEY",
+    "LLM_BASE_URL": "LLM_API_KEY",
+    "ANTHROPIC_BASE_URL": "ANTHROPIC_API_KEY",
+    "ANTHROPIC_API_BASE": "ANTHROPIC_API_KEY",
+    "GOOGLE_GEMINI_BASE_URL": "GEMINI_API_KEY",
+}
+"""Variables of base URLs, of OpenAI's clients, LiteLLM and aider, OpenHands, Anthropic's and
+Google's clients, each with the variable of its key."""
 _WITHOUT_VERSION = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL")
-_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "LLM_API_KEY")
+"""Those that do not end in `/v1`."""
 _is_token = re.compile(TOKEN).fullmatch
 
 
@@ -96,9 +104,9 @@ class Tokens:
         token = self.own(active)
         root, key = f"{url}/r/{token}", KEY_PREFIX + token
         return {
-            **dict.fromkeys(_WITH_VERSION, f"{root}/v1"),
+            **dict.fromkeys(BASE_URLS, f"{root}/v1"),
             **dict.fromkeys(_WITHOUT_VERSION, root),
-            **dict.fromkeys(_KEYS, key),
+            **dict.fromkeys(BASE_URLS.values(), key),
             "OTEL_ROLLOUT_ID": active.id,
             **headers_of(active, environ=True),
             "OTEL_ROLLOUT_GATEWAY": url,

@@ -86,10 +86,19 @@ def begin(
     )
     if gathering is not None:
         gathering.take(active)
+    if options.gateway:
+        _serve(active, options.upstream)
     run = _enter(active, context)
     if active.recorder is None:
         _say_unrecorded(active)
     return run
+
+
+@guarded("no gateway could be started: calls of programs that a rollout starts are not captured")
+def _serve(active: ActiveRollout, upstream: str | None) -> None:
+    """Let the programs that a rollout starts ask the gateway of this process."""
+    if process_state.gateway_here is not None:
+        active.gateway = process_state.gateway_here(upstream)
 
 
 def _say_unrecorded(active: ActiveRollout) -> None:

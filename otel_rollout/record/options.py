@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.extras import module_of
 from otel_rollout.terminal import did_you_mean
 from otel_rollout.wire import Json, checked_json
 
@@ -18,6 +19,7 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "group_size": (int,),
     "policy_version": (str, int),
     "metadata": (Mapping,),
+    "upstream": (str,),
 }
 """The types that options of more than one type may have, beside None."""
 
@@ -43,6 +45,10 @@ class Options:
     """JSON values that the trajectory's `metadata` begins with. None: none."""
     trainable: bool = True
     """False: recorded, but not to be trained on."""
+    gateway: bool = False
+    """True: calls of the programs that it starts are its calls, through a gateway."""
+    upstream: str | None = None
+    """Address of the model server of the gateway. None: the one that this process would ask."""
 
     def __post_init__(self) -> None:
         for option, kinds in _EXPECTED.items():
@@ -56,9 +62,17 @@ class Options:
             raise ConfigurationError(
                 f"rollout(group_size=...): expected a number from 1 on, got {self.group_size!r}"
             )
-        if not isinstance(self.trainable, bool):
+        for option in ("trainable", "gateway"):
+            if not isinstance(value := getattr(self, option), bool):
+                raise ConfigurationError(
+                    f"rollout({option}=...): expected True or False, got {value!r}"
+                )
+        if self.gateway:
+            module_of("gateway", "uvicorn", "rollout(gateway=True)")
+        elif self.upstream is not None:
             raise ConfigurationError(
-                f"rollout(trainable=...): expected True or False, got {self.trainable!r}"
+                f"rollout(upstream={self.upstream!r}): it is the model server of a gateway: add "
+                f"gateway=True"
             )
         if self.metadata is not None:
             checked_json(dict(self.metadata), "rollout(metadata=...)")

@@ -54,6 +54,12 @@ class rollout:  # noqa: N801 - used as a decorator
         (default): {}.
     trainable: bool. True (default): a trainer may learn from it; False: recorded, but not to be
         trained on.
+    gateway: bool. True: model calls of the programs that it starts, in any language, are its calls:
+        they go through a gateway in this process, whose address the programs have from their
+        environment (`otel_rollout.gateway.around`). False (default): only calls in Python are
+        captured, in this process and in those that continue the rollout.
+    upstream: str, the address of the model server of that gateway. None (default): the one that
+        this process would ask, such as that of OPENAI_BASE_URL.
 
     The function keeps its name, signature, return value and exceptions. A rollout inside another
     one is a trajectory of its own, with `parent_id`. ConfigurationError for a wrong option,
@@ -76,6 +82,8 @@ class rollout:  # noqa: N801 - used as a decorator
         policy_version: str | int | Callable[[], str | int | None] | None = None,
         metadata: Mapping[str, Json] | None = None,
         trainable: bool = True,
+        gateway: bool = False,
+        upstream: str | None = None,
     ) -> rollout:
         """A decorator (`@rollout(...)`) or a context manager (`with rollout(...)`).
 
@@ -88,6 +96,8 @@ class rollout:  # noqa: N801 - used as a decorator
             called at the start and for each model call. None: not known.
         metadata: JSON values that the trajectory's `metadata` begins with. None: {}.
         trainable: False: recorded, but not to be trained on.
+        gateway: True: model calls of the programs that it starts are its calls, too.
+        upstream: the model server that these ask. None: the one that this process would ask.
         """
 
     def __new__(cls, name: Any = None, **options: Any) -> Any:

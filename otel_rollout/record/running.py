@@ -72,6 +72,13 @@ class OpenStream(Protocol):
         """Record the call as it stands."""
 
 
+class ForPrograms(Protocol):
+    """A gateway that records the calls of programs."""
+
+    def environment_of(self, active: ActiveRollout) -> dict[str, str]:
+        """Variables with which a program's calls belong to this rollout."""
+
+
 class ActiveRollout:
     """One run of an agent, while it runs.
 
@@ -165,6 +172,8 @@ class ActiveRollout:
     """Trajectories that calls of this rollout belong to, with the span ids of those calls."""
     handed_on = 0
     """How often it was handed on, less how often it was continued in this very process."""
+    gateway: ForPrograms | None = None
+    """Records the calls of the programs that it starts. None: they are not captured."""
     told: str | None = None
     """The file through which processes that began inside it report. None: none began."""
 
@@ -192,6 +201,7 @@ class ActiveRollout:
         self.others, self.inner = OtherSpans(), Numbering()
         self.side_call_rules = process_state.settings.side_calls
         self.nested = parent.nested if parent else None
+        self.gateway = parent.gateway if parent else None
         around = parent.encloses if parent else None
         # A workflow inside another one is an episode of its own.
         self.inside = around if enclosing is None else None
@@ -250,7 +260,7 @@ class ActiveRollout:
         """Release everything once it has ended: a pooled connection keeps its context for long."""
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
         self.claims, self.further = [], {}
-        self.parent = None
+        self.parent = self.gateway = None
         self._writer = self.ending = None
         self.streams.clear()
 

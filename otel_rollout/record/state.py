@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from opentelemetry import trace
 
@@ -75,6 +76,9 @@ class ProcessState:
         """True if `configure` was called, or the log has said that nothing records rollouts."""
         self.gateways: set[str] = set()
         """Addresses of the gateways that this process serves."""
+        self.gateway_here: Callable[[str | None], Any] | None = None
+        """Starts the gateway of this process in front of a model server, or returns it. None:
+        `configure` was not called."""
         self.refusing: set[tuple[object, ...]] = set()
         """What requests are like to which servers refuse the fields that ask for token ids."""
         self.waiting: deque[Callable[[], None]] = deque()

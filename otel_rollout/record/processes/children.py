@@ -15,15 +15,15 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
-from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.options import Options
+from otel_rollout.record.processes import programs
 from otel_rollout.record.processes.carrier import Carried, group_of
 from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, tell
+from otel_rollout.record.processes.programs import beginning, starting
 from otel_rollout.record.provider import rollout_provider, rollout_tracer
 from otel_rollout.record.rollout_span import close, start_span
 from otel_rollout.record.running import ActiveRollout
@@ -43,11 +43,8 @@ _POOLS = ("concurrent.futures.process", "multiprocessing.pool")
 
 def _beginning() -> ActiveRollout | None:
     """The rollout that a process begins in here, with its file."""
-    context = otel_context.get_current()
-    active = context.get(ROLLOUT, process_state.default)
-    if context.get(CAPTURE_OFF) or not isinstance(active, ActiveRollout):
-        return None
-    if not active.running or active.pid != os.getpid():
+    active = beginning()
+    if active is None or active.pid != os.getpid():
         return None
     with active.lock:
         if active.told is None:
@@ -56,16 +53,18 @@ def _beginning() -> ActiveRollout | None:
 
 
 def _start(wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) -> Any:
+    active = None
     with guarded("a process could not be told of its rollout; its calls are not recorded"):
         active = _beginning()
         if active is not None:
             # Plain values, so that a process that never records does not import this.
             setattr(process, _ORIGIN, (astuple(Carried.of(active)), active.told))
-    return wrapped(*args, **kwargs)
+    with starting(process, active):
+        return wrapped(*args, **kwargs)
 
 
-HOOKS = {"multiprocessing.process": (Hook("BaseProcess", "start", _start),)}
-"""The hook that puts the rollout on process objects, by its module."""
+HOOKS = {"multiprocessing.process": (Hook("BaseProcess", "start", _start),), **programs.HOOKS}
+"""The hooks on what starts processes, by the module that has it."""
 
 
 @guarded("a fork could not be prepared; its calls are not in the rollout")
@@ -90,7 +89,10 @@ def here(active: ActiveRollout) -> ActiveRollout | None:
         group_id=group_id, group_size=size, policy_version=version, trainable=trainable
     )
     context = trace.set_span_in_context(active.span)
-    return _part(active.id, active.told, context, options)
+    part = _part(active.id, active.told, context, options)
+    if part is not None and part.gateway is None:
+        part.gateway = active.gateway
+    return part
 
 
 def inherited() -> ActiveRollout | None:

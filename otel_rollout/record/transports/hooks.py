@@ -28,7 +28,8 @@ class Hook:
     """A wrapper, as `wrapt.FunctionWrapper` takes it, around one method of a library."""
 
     owner: str
-    """Name of the class that has the method, in the module that is hooked."""
+    """Name of the class that has the method, in the module that is hooked. "": the module has it
+    itself, as a function."""
     method: str
     wrapper: Callable[..., Any]
     required: bool = True
@@ -37,20 +38,24 @@ class Hook:
     @property
     def name(self) -> str:
         """The method as messages name it, `Class.method`."""
-        return f"{self.owner}.{self.method}"
+        return f"{self.owner}.{self.method}" if self.owner else self.method
+
+    def owner_in(self, module: ModuleType) -> Any:
+        """The class that has the method, or the module; `object` where it has no such class."""
+        return getattr(module, self.owner, object) if self.owner else module
 
     def is_missing(self, module: ModuleType) -> bool:
         """True if this version of the library lacks a method that is required.
 
         One that the class only inherits is not the one that is hooked.
         """
-        return self.required and self.method not in vars(getattr(module, self.owner, object))
+        return self.required and self.method not in vars(self.owner_in(module))
 
     def is_in_place(self, module: ModuleType) -> bool:
         """True if the wrapper is on the method, also under those of others."""
-        return self.layer(getattr(module, self.owner, object)) is not None
+        return self.layer(self.owner_in(module)) is not None
 
-    def layer(self, owner: type) -> Any:
+    def layer(self, owner: Any) -> Any:
         """The wrapped method, which may be under wrappers of others. None: it is not there."""
         method: Any = vars(owner).get(self.method)
         while method is not None and getattr(method, "_self_wrapper", None) is not self.wrapper:
@@ -62,8 +67,8 @@ class Hooks:
     """The hooks that are in place in this process."""
 
     def __init__(self) -> None:
-        self.installed: list[tuple[type, str, Any]] = []
-        """Class, name of the method, and the wrapped method."""
+        self.installed: list[tuple[Any, str, Any]] = []
+        """Class or module, name of the method, and the wrapped method."""
         self._wanted = False
         """True if libraries that are imported from now on are hooked."""
         self._awaited: set[str] = set()
@@ -101,7 +106,7 @@ class Hooks:
         if not missing:
             with self._lock:
                 for hook in hooks if self._wanted else ():
-                    self._put_in(hook, getattr(module, hook.owner))
+                    self._put_in(hook, hook.owner_in(module))
         elif module.__name__ not in self._reported:
             self._reported.add(module.__name__)
             logger.warning(
@@ -110,7 +115,7 @@ class Hooks:
                 ", ".join(missing),
             )
 
-    def _put_in(self, hook: Hook, owner: type) -> None:
+    def _put_in(self, hook: Hook, owner: Any) -> None:
         """Wrap the method, or find the wrapper that is there: others may have wrapped it."""
         method, layer = vars(owner).get(hook.method), hook.layer(owner)
         if layer is None and method is not None:

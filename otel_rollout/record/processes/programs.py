@@ -1,0 +1,143 @@
+"""The environment of programs that a rollout with a gateway starts: each is given its own.
+
+Nothing is set in this process, where other rollouts run at the same time. `subprocess` is given
+the environment; a process of `multiprocessing` that is spawned, or comes from a fork server, gets
+it with what it is prepared by, before it imports the main module. A forked one needs none: its
+calls are captured as they are here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import import_module
+from operator import methodcaller
+from typing import Any
+
+from opentelemetry import context as otel_context
+
+from otel_rollout.record.boundary import guarded
+from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
+from otel_rollout.record.running import ActiveRollout
+from otel_rollout.record.state import process_state
+from otel_rollout.record.transports.hooks import Hook
+
+_ENV = 10
+"""Place of `env` among the arguments of `Popen`."""
+_NOT_SET = "a program could not be given the address of the gateway; its calls are not captured"
+_variables: ContextVar[dict[str, str] | None] = ContextVar("otel_rollout_variables", default=None)
+"""The variables of the process of `multiprocessing` that is being started."""
+
+
+def beginning() -> ActiveRollout | None:
+    """The rollout that a process begins in here."""
+    context = otel_context.get_current()
+    active = context.get(ROLLOUT, process_state.default)
+    if context.get(CAPTURE_OFF) or not isinstance(active, ActiveRollout) or not active.running:
+        return None
+    return active
+
+
+def with_variables(env: Mapping[Any, Any] | None, variables: dict[str, str]) -> dict[str, Any]:
+    """The environment of a program with these variables.
+
+    env: as it was asked for. None: that of this process. A variable to which it gives a value of
+    its own, such as the address of another model server, stays.
+    """
+    if env is None:
+        return {**os.environ, **variables}
+    asked = {os.fsdecode(name): value for name, value in env.items()}
+    own = {name for name in asked if os.fsdecode(asked[name]) != os.environ.get(name)}
+    return asked | {name: value for name, value in variables.items() if name not in own}
+
+
+def _popen(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    with guarded(_NOT_SET):
+        active = beginning()
+        if active is not None and active.gateway is not None:
+            variables = active.gateway.environment_of(active)
+            if len(args) > _ENV:
+                args = (*args[:_ENV], with_variables(args[_ENV], variables), *args[_ENV + 1 :])
+            else:
+                kwargs = {**kwargs, "env": with_variables(kwargs.get("env"), variables)}
+    return wrapped(*args, **kwargs)
+
+
+# --- multiprocessing
+
+
+@contextmanager
+def starting(process: Any, active: ActiveRollout | None) -> Iterator[None]:
+    """A process of `multiprocessing` that starts in the block has the variables of its rollout."""
+    variables = None
+    if active is not None and active.gateway is not None and not _is_of_older_pool(process, active):
+        with guarded(_NOT_SET):
+            variables = active.gateway.environment_of(active)
+    token = _variables.set(variables)
+    try:
+        yield
+    finally:
+        _variables.reset(token)
+
+
+_POOL = "concurrent.futures.process"
+_MADE_IN = "_otel_rollout"
+"""Attribute of a pool's queue: the id of the rollout that the pool was made in."""
+
+
+def _is_of_older_pool(process: Any, active: ActiveRollout) -> bool:
+    """True for a worker of an executor that is older than the rollout, and may serve others."""
+    if getattr(getattr(process, "_target", None), "__module__", None) != _POOL:
+        return False
+    queue = next(iter(getattr(process, "_args", ())), None)
+    return getattr(queue, _MADE_IN, None) != active.id
+
+
+def _made(wrapped: Callable[..., Any], executor: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    with guarded(_NOT_SET):
+        active = beginning()
+        queue = getattr(executor, "_call_queue", None)
+        if active is not None and queue is not None:
+            setattr(queue, _MADE_IN, active.id)
+    return result
+
+
+def _prepare(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    data = wrapped(*args, **kwargs)
+    variables = _variables.get()
+    return data if variables is None else {**data, "otel_rollout": _Update(variables)}
+
+
+class _Update:
+    """Its copy in another process is made by an update of the environment there.
+
+    That needs nothing but the standard library: the process may not find this package yet.
+    """
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        environ = _Made(getattr, _Made(import_module, "os"), "environ")
+        return methodcaller("update", self._variables), (environ,)
+
+
+class _Made:
+    """Its copy in another process is what a function returns there."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._made = function, args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._made
+
+
+HOOKS = {
+    "subprocess": (Hook("Popen", "__init__", _popen),),
+    "multiprocessing.spawn": (Hook("", "get_preparation_data", _prepare),),
+    _POOL: (Hook("ProcessPoolExecutor", "__init__", _made),),
+}
+"""The hooks that give programs their environment, by the module that has the method."""
