@@ -184,7 +184,7 @@ def _refused(_: Request, error: Exception) -> Response:
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not 0 <= port <= 65_535:
-        raise ConfigurationError(why_not_listening(host, port))
+        raise ConfigurationError(f"--{why_not_listening(host, port)}")
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
