@@ -33,7 +33,8 @@ def pages() -> dict[str, str]:
     for path in sorted((ROOT / "docs").rglob("*")):
         name = path.relative_to(ROOT / "docs").as_posix()
         found[f"docs/{name}"] = name
-    for path in sorted((ROOT / "examples").glob("*.py")):
+    examples = ROOT / "examples"
+    for path in sorted([*examples.glob("*.py"), *examples.glob("*.md")]):
         found[f"examples/{path.name}"] = f"examples/{path.stem}.md"
     return found
 
