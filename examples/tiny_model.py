@@ -6,6 +6,7 @@ With `thinking=True` its chat template opens each reply with `<think>`, and leav
 earlier replies out, as those of Qwen3 and DeepSeek do.
 """
 
+import argparse
 import json
 import threading
 from collections.abc import Iterable
@@ -145,3 +146,11 @@ class Policy:
         end = words.index("</think>") if "</think>" in words else len(words)
         content = " ".join(words[end + 1 :]) or None
         return {"role": "assistant", "reasoning": " ".join(words[:end]), "content": content}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write the tiny model, for a vLLM on a CPU.")
+    parser.add_argument("folder")
+    parser.add_argument("--thinking", action="store_true")
+    options = parser.parse_args()
+    Policy(thinking=options.thinking).save(options.folder)
