@@ -488,7 +488,7 @@ LINES = {
     "spans": 1_780,
     "testing": 1_189,
     "trajectory": 4_724,
-    "view": 7_006,
+    "view": 7_028,
     "wire": 4_963,
     "workflows": 854,
 }

@@ -318,6 +318,18 @@ def test_lines_come_while_the_source_is_still_written() -> None:
     assert process.returncode == 0
 
 
+def test_samples_of_a_group_stand_together(tmp_path: Path, capsys: Output) -> None:
+    """By their index, each group once it is whole; what has no group comes at once."""
+    ended = [("b", 1, 2), ("a", 2, 3), (None, None, None), ("a", 0, 3), ("b", 0, 2), ("c", 1, 9)]
+    lines = [
+        line(f"{group}{n}", group_id=group, sample_index=n, group_size=size)
+        for group, n, size in [*ended, ("a", 1, 3), ("c", 0, 9)]
+    ]
+    assert main(["list", "--json", str(write(tmp_path / "t.jsonl", *lines))]) == 0
+    found = [json.loads(text).get("id") for text in capsys.readouterr().out.splitlines()]
+    assert found[:-1] == ["NoneNone", "b0", "b1", "a0", "a1", "a2", "c0", "c1"]
+
+
 def test_values_of_different_kinds_are_sorted(tmp_path: Path, capsys: Output) -> None:
     """A text may be where others have a number."""
     path = tmp_path / "t.jsonl"

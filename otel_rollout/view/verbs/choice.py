@@ -82,7 +82,29 @@ class Choice:
         return self._by.of(Overview.of(trajectory, {self._by.name}))
 
     def in_order(self, overviews: Iterable[Overview]) -> Iterable[Overview]:
-        """The overviews, as they come unless they are to be sorted."""
+        """The overviews in the order that is asked for; without one, as `together` has them."""
         if self._by is None:
-            return overviews
+            return together(overviews)
         return ordered(overviews, self._by.of, descending=self.descending)
+
+
+def together(overviews: Iterable[Overview]) -> Iterator[Overview]:
+    """Overviews as they come, but those of a group together, by their sample index.
+
+    A group comes once all are there that it is to have, or at the end. Memory: unfinished groups.
+    """
+    groups: dict[str, list[Overview]] = {}
+    for each in overviews:
+        if each.group_id is None or each.group_size is None:
+            yield each
+            continue
+        members = groups.setdefault(each.group_id, [])
+        members.append(each)
+        if len(members) >= each.group_size:
+            yield from _by_sample(groups.pop(each.group_id))
+    for members in groups.values():
+        yield from _by_sample(members)
+
+
+def _by_sample(members: list[Overview]) -> list[Overview]:
+    return ordered(members, lambda member: member.sample_index, descending=False)
