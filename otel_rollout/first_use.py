@@ -2,16 +2,20 @@
 
 The list of the names is the package's `__init__.pyi`, which type checkers and editors read too.
 Only packages whose modules are costly to import do this; the others import in their `__init__`.
+And functions that are called when another module is imported.
 """
 
 from __future__ import annotations
 
 import ast
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger("otel_rollout")
 
 
 def load_on_first_use(
@@ -47,3 +51,20 @@ def loaded_on_first_call(module: str, name: str) -> Callable[..., Any]:
         return getattr(import_module(module), name)(*arguments)
 
     return call
+
+
+def call_once_imported(awaited: Sequence[str], module: str, name: str) -> None:
+    """Call the function of this name in a module once one of the awaited modules is imported.
+
+    It runs inside that import, so what it raises is logged.
+    """
+
+    def call(_: object) -> None:
+        try:
+            getattr(import_module(module), name)()
+        except Exception:
+            logger.exception("%s.%s could not be called", module, name)
+
+    watch = import_module("wrapt").register_post_import_hook
+    for each in awaited:
+        watch(call, each)

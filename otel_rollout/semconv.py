@@ -187,6 +187,11 @@ ROLLOUT_UNCAPTURED: Final = "rollout.uncaptured"
 """Requests at model paths that were not captured: JSON rows of library, path and count."""
 ROLLOUT_OUTSIDE: Final = "rollout.outside"
 """Model calls made outside any rollout while it ran: JSON rows of a place and a count."""
+ROLLOUT_PROGRAMS: Final = "rollout.programs"
+"""Programs that it started and whose calls are not captured: JSON rows of a name, `GIVEN` or "",
+and a count."""
+GIVEN: Final = "given"
+"""Of a program that was started with the address or the key of a model server."""
 ROLLOUT_SIDE_CALLS: Final = "rollout.side_calls"
 """What rules of the user's own said of its calls: a JSON object of reasons by span id; a call that
 is not in it is no side call."""

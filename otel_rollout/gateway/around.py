@@ -13,8 +13,7 @@ from typing import Any
 
 from otel_rollout.errors import NoActiveRolloutError
 from otel_rollout.gateway.serving import Gateway, serve
-from otel_rollout.gateway.tokens import BASE_URLS
-from otel_rollout.record import ActiveRollout, current_rollout
+from otel_rollout.record import BASE_URLS, ActiveRollout, current_rollout
 
 _OPENAI = "https://api.openai.com/v1"
 """The server that OpenAI's client asks where nothing names another one."""

@@ -20,6 +20,7 @@ from hashlib import blake2s
 
 from otel_rollout.errors import RolloutError
 from otel_rollout.record import (
+    BASE_URLS,
     KEY_PREFIX,
     TOKEN,
     ActiveRollout,
@@ -34,16 +35,6 @@ _FIELDS = struct.Struct(">BQ16s16s8s4s")
 _MAC = 16
 """Bytes of the signature."""
 _NEAR = ("127.0.0.1", "localhost")
-BASE_URLS = {
-    "OPENAI_BASE_URL": "OPENAI_API_KEY",
-    "OPENAI_API_BASE": "OPENAI_API_KEY",
-    "LLM_BASE_URL": "LLM_API_KEY",
-    "ANTHROPIC_BASE_URL": "ANTHROPIC_API_KEY",
-    "ANTHROPIC_API_BASE": "ANTHROPIC_API_KEY",
-    "GOOGLE_GEMINI_BASE_URL": "GEMINI_API_KEY",
-}
-"""Variables of base URLs, of OpenAI's clients, LiteLLM and aider, OpenHands, Anthropic's and
-Google's clients, each with the variable of its key."""
 _WITHOUT_VERSION = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL")
 """Those that do not end in `/v1`."""
 _is_token = re.compile(TOKEN).fullmatch

@@ -145,6 +145,7 @@ class Assembly(Source):
                 *calls.incomplete(),
                 *calls.not_captured(),
                 *calls.none(),
+                *calls.programs(),
             ]
             warnings = [
                 *self.notes,
@@ -335,7 +336,9 @@ class Assembly(Source):
         """
         with self._lock:
             calls = self._calls()
-            return [*calls.not_captured(), *calls.none()] if calls.are_none else []
+            return (
+                [*calls.not_captured(), *calls.none(), *calls.programs()] if calls.are_none else []
+            )
 
     def lost_rewards(self) -> list[str]:
         """A warning where rewards that came after the rollout are missing or truncated."""

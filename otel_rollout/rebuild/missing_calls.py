@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.rollout_span import Fields, missed_calls
+from otel_rollout.rebuild.rollout_span import Fields, missed_calls, programs_of
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import sentences
 
@@ -78,6 +78,21 @@ class Calls:
         if status != "complete":
             return [sentences.NO_CALL_ENDED(status=repr(status))]
         return [sentences.NO_CALL()]
+
+    def programs(self) -> list[str]:
+        """A warning for programs that were given a model server, without any call for all others.
+
+        Whether they made calls is not known: most programs make none.
+        """
+        found = [
+            sentences.PROGRAMS_GIVEN(**about)
+            for record in self.tellers
+            if (about := programs_of(Fields(record, []), is_given=True))
+        ]
+        if not self.are_none or not self.rollout or self.rollout.integer(sc.ROLLOUT_GATEWAY_COUNT):
+            return found
+        about = programs_of(Fields(self.rollout, []), is_given=False)
+        return [*found, sentences.PROGRAMS(**about)] if about else found
 
     def not_captured(self, *, outside: bool = True) -> list[str]:
         """A warning for the calls that were seen and not captured.

@@ -174,6 +174,20 @@ def missed_calls(fields: Fields, *, outside: bool = True) -> list[str]:
     ]
 
 
+def programs_of(fields: Fields, *, is_given: bool) -> dict[str, Any]:
+    """What a warning says of programs that a rollout started; {} where there are none.
+
+    is_given: those that were given a model server. False: the others.
+    """
+    rows = fields.read(sc.ROLLOUT_PROGRAMS, _counted(2)) or ()
+    counts = {name: count for name, given, count in rows if (given == sc.GIVEN) is is_given}
+    if not counts:
+        return {}
+    count = sum(counts.values())
+    programs, were = ("programs", "were") if count > 1 else ("program", "was")
+    return {"count": count, "programs": programs, "were": were, "names": ", ".join(counts)}
+
+
 def _counted(names: int) -> Callable[[Json], list[Json]]:
     """Reads rows of so many texts and a count."""
 

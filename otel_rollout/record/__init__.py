@@ -62,6 +62,7 @@ from otel_rollout.record.processes.continued import propagate as propagate
 from otel_rollout.record.processes.continued import record_call as record_call
 from otel_rollout.record.processes.continued import rollout_or_part as rollout_or_part
 from otel_rollout.record.processes.continued import with_fields as with_fields
+from otel_rollout.record.processes.programs import BASE_URLS as BASE_URLS
 from otel_rollout.record.processor import TrajectorySpanProcessor as TrajectorySpanProcessor
 from otel_rollout.record.processor import check_exporter as check_exporter
 from otel_rollout.record.provider import rollout_provider as rollout_provider

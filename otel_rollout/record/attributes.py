@@ -124,12 +124,20 @@ def sentence(error: BaseException, message: str) -> str:
     return f"{kind}: {message}" if message else kind
 
 
-def missed(uncaptured: Mapping[tuple[str, str], int], outside: Mapping[str, int]) -> dict[str, str]:
-    """Attributes that count the model calls that are in no trajectory; {} if there are none."""
-    if not uncaptured and not outside:
+def missed(
+    uncaptured: Mapping[tuple[str, str], int],
+    outside: Mapping[str, int],
+    programs: Mapping[tuple[str, str], int] | None,
+) -> dict[str, str]:
+    """Attributes that count the model calls that are in no trajectory; {} if there are none.
+
+    programs: those that were started, which may have made some.
+    """
+    if not uncaptured and not outside and not programs:
         return {}
     rows: dict[str, list[Json]] = {
         sc.ROLLOUT_UNCAPTURED: [[*which, count] for which, count in uncaptured.items()],
+        sc.ROLLOUT_PROGRAMS: [[*which, count] for which, count in (programs or {}).items()],
         sc.ROLLOUT_OUTSIDE: [[place, count] for place, count in outside.items()],
     }
     return {key: dumps(value) for key, value in rows.items() if value}

@@ -140,7 +140,7 @@ def _end_attributes(
         sc.ROLLOUT_EXCHANGE_COUNT: active.clock,
         sc.ROLLOUT_OPEN_COUNT: active.open,
         sc.ROLLOUT_NESTED_COUNT: active.nested_count,
-        **missed(active.uncaptured, active.outside),
+        **missed(active.uncaptured, active.outside, active.programs),
         **active.further,
     }
     # Of several none is the rollout's.

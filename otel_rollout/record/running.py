@@ -155,6 +155,9 @@ class ActiveRollout:
     """How many requests at a model's path were not captured, by library and path."""
     outside: dict[str, int]
     """How many model calls were made outside any rollout while it ran, by place."""
+    programs: dict[tuple[str, str], int] | None = None
+    """How many programs it started whose calls are not captured, by name and whether they were
+    given a model server (`semconv.GIVEN`, or ""). None: none."""
     side_call_rules: tuple[Rule, ...] | None
     """The user's own rules for side calls, which judge its calls when it ends. None: none."""
     # The rollouts inside it and around it, and its parts in other processes.

@@ -155,6 +155,17 @@ OUTSIDE = Sentence(
     "Hand the rollout on to there (propagate, continue_rollout), or exempt calls that are not its "
     "own with no_capture().",
 )
+PROGRAMS_GIVEN = Sentence(
+    "{count} {programs} ({names}) {were} started with the address or the key of a model server: "
+    "calls that were made there are not captured",
+    "incomplete",
+    "Send them through a gateway: rollout(..., gateway=True), or otel_rollout.gateway.around().",
+)
+PROGRAMS = Sentence(
+    "it started {count} {programs} ({names}): model calls that were made there are not captured",
+    "incomplete",
+    "If they make model calls, send these through a gateway: rollout(..., gateway=True).",
+)
 NO_CALL = Sentence(
     "it made no model call that was captured: check that its client is one that is captured "
     "(`otel-rollout doctor`), that the calls are made where the rollout is current (not in a "

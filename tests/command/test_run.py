@@ -531,7 +531,7 @@ def test_the_end_of_everything(tmp_path: Path):
         process = started(server, tmp_path, code, "--spans", str(spans))
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        while not spans.exists():
+        while not (spans.exists() and '"recording' in spans.read_text()):
             time.sleep(0.05)
         process.kill()
         process.communicate(timeout=120)

@@ -18,12 +18,13 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.context import Context
 
+from otel_rollout.first_use import call_once_imported
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes import programs
 from otel_rollout.record.processes.carrier import Carried, group_of
 from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, tell
-from otel_rollout.record.processes.programs import beginning, starting
+from otel_rollout.record.processes.programs import Made, beginning, starting
 from otel_rollout.record.provider import rollout_provider, rollout_tracer
 from otel_rollout.record.rollout_span import close, start_span
 from otel_rollout.record.running import ActiveRollout
@@ -34,6 +35,10 @@ logger = logging.getLogger("otel_rollout")
 
 _ORIGIN = "_otel_rollout"
 """Attribute of the process objects of `multiprocessing`."""
+_CLIENTS = ("openai", "anthropic", "httpx", "aiohttp.client", "requests.sessions", "urllib3")
+"""Modules one of which a program imports before it asks a model."""
+_WATCH = ("otel_rollout.record.transports.capture", "watch")
+"""What a process that is begun anew calls then: its calls are reported, configured or not."""
 _POOLS = ("concurrent.futures.process", "multiprocessing.pool")
 """Modules that the work of a pool's processes comes from."""
 
@@ -57,8 +62,9 @@ def _start(wrapped: Callable[..., Any], process: Any, args: Any, kwargs: Any) ->
     with guarded("a process could not be told of its rollout; its calls are not recorded"):
         active = _beginning()
         if active is not None:
-            # Plain values, so that a process that never records does not import this.
-            setattr(process, _ORIGIN, (astuple(Carried.of(active)), active.told))
+            # Plain values and a light module: a process that never records imports no more.
+            hooks = Made(call_once_imported, _CLIENTS, *_WATCH)
+            setattr(process, _ORIGIN, (astuple(Carried.of(active)), active.told, hooks))
     with starting(process, active):
         return wrapped(*args, **kwargs)
 

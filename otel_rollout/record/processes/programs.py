@@ -18,12 +18,27 @@ from typing import Any
 
 from opentelemetry import context as otel_context
 
+from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports.hooks import Hook
 
+BASE_URLS = {
+    "OPENAI_BASE_URL": "OPENAI_API_KEY",
+    "OPENAI_API_BASE": "OPENAI_API_KEY",
+    "LLM_BASE_URL": "LLM_API_KEY",
+    "ANTHROPIC_BASE_URL": "ANTHROPIC_API_KEY",
+    "ANTHROPIC_API_BASE": "ANTHROPIC_API_KEY",
+    "GOOGLE_GEMINI_BASE_URL": "GEMINI_API_KEY",
+}
+"""Variables of base URLs, of OpenAI's clients, LiteLLM and aider, OpenHands, Anthropic's and
+Google's clients, each with the variable of its key."""
+_GATEWAY = "OTEL_ROLLOUT_GATEWAY"
+"""A variable that only programs have whose calls a gateway records."""
+_MOST_NAMES = 20
+_LONGEST_NAME = 80
 _ENV = 10
 """Place of `env` among the arguments of `Popen`."""
 _NOT_SET = "a program could not be given the address of the gateway; its calls are not captured"
@@ -62,7 +77,27 @@ def _popen(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
                 args = (*args[:_ENV], with_variables(args[_ENV], variables), *args[_ENV + 1 :])
             else:
                 kwargs = {**kwargs, "env": with_variables(kwargs.get("env"), variables)}
+        elif active is not None:
+            env = args[_ENV] if len(args) > _ENV else kwargs.get("env")
+            _note_program(active, args[0] if args else kwargs.get("args", ""), env)
     return wrapped(*args, **kwargs)
+
+
+def _note_program(active: ActiveRollout, command: Any, env: Mapping[Any, Any] | None) -> None:
+    """Count a program whose calls nobody captures, by its name: arguments may be secrets."""
+    known = os.environ if env is None else env
+    if _GATEWAY in known or sc.ROLLOUT_ID in str(known.get("BAGGAGE", "")):
+        return
+    models = (*BASE_URLS, *BASE_URLS.values())
+    is_given = any(known.get(name) not in (None, "", os.environ.get(name)) for name in models)
+    first = command if isinstance(command, str | bytes | os.PathLike) else next(iter(command), "")
+    words = os.fsdecode(first).split() if first is command else [os.fsdecode(first)]
+    name = os.path.basename(words[0])[:_LONGEST_NAME] if words else ""
+    with active.lock:
+        programs = active.programs = active.programs or {}
+        names = {name for name, _ in programs}
+        which = (name if name in names or len(names) < _MOST_NAMES else "..."), sc.GIVEN * is_given
+        programs[which] = programs.get(which, 0) + 1
 
 
 # --- multiprocessing
@@ -121,11 +156,11 @@ class _Update:
         self._variables = variables
 
     def __reduce__(self) -> tuple[Any, ...]:
-        environ = _Made(getattr, _Made(import_module, "os"), "environ")
+        environ = Made(getattr, Made(import_module, "os"), "environ")
         return methodcaller("update", self._variables), (environ,)
 
 
-class _Made:
+class Made:
     """Its copy in another process is what a function returns there."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:

@@ -75,6 +75,11 @@ def instrument(content: Content | None = None) -> None:
     if content is not None or process_state.setup is None:
         content = content or content_rule()
         process_state.use(replace(process_state.settings, content=content))
+    watch()
+
+
+def watch() -> None:
+    """Hook the clients and libraries that are imported, and others once they are."""
     for name, hooks in {openai_client.MODULE: openai_client.HOOKS, **LIBRARIES}.items():
         process_state.hooks.install(name, hooks)
 
