@@ -487,7 +487,7 @@ LINES = {
     "rebuild": 1_141,
     "rebuild/dialects": 2_076,
     "record": 7_725,
-    "spans": 1_780,
+    "spans": 1_791,
     "testing": 1_189,
     "trajectory": 4_735,
     "view": 7_028,

@@ -38,8 +38,11 @@ def united(first: SpanRecord, second: SpanRecord) -> SpanRecord:
             differ.add(name)
     differ |= {*base.disputed, *other.disputed}
     attributes = {**theirs, **mine, **dict.fromkeys(differ)}
+    for name in (mine.keys() & theirs.keys()) - differ:
+        if type(mine[name]) is not type(theirs[name]):  # else the order of copies would decide
+            attributes[name] = min(mine[name], theirs[name], key=_of_type)
     cut = ((base.cut | other.cut) - attributes.keys()) | differ
-    return replace(base, attributes=attributes, cut=cut)
+    return replace(base, attributes=attributes, cut=frozenset(cut))
 
 
 _NAMES = (sc.GEN_AI_AGENT_NAME, sc.GEN_AI_EVALUATION_NAME)
@@ -59,8 +62,15 @@ def _in_order(record: SpanRecord) -> tuple[object, ...]:
     )
 
 
+def _of_type(value: AttributeValue) -> tuple[bool, str, str]:
+    """Sort key of values that are one, in several types; floats are read least."""
+    return isinstance(value, float), type(value).__name__, repr(value)
+
+
 def _are_one(mine: AttributeValue, theirs: AttributeValue) -> bool:
     """Whether two values are the same as every store keeps it; they write floats in other ways."""
+    if isinstance(mine, bool) is not isinstance(theirs, bool):  # True is 1 to Python alone
+        return _as_text(mine) == _as_text(theirs)
     if isinstance(mine, float) or isinstance(theirs, float):
         with suppress(TypeError, ValueError, OverflowError):
             first, second = _as_float(mine), _as_float(theirs)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import openai
@@ -257,3 +259,17 @@ async def test_what_was_cut_is_logged_where_no_trajectory_can_say_it(
     with caplog.at_level(logging.WARNING, "otel_rollout"):
         assert reconstruct(cut) == []
     assert f"{len(spans)} spans of its trace were passed over" in caplog.text
+
+
+@pytest.mark.parametrize("values", [(False, 0, 1), (True, 1), (1, 1.0, "1"), (0, "0", False)])
+def test_the_order_of_copies_decides_nothing(values: tuple[Any, ...]) -> None:
+    """Values that Python takes for equal are of several types: each order gives one record."""
+    span, name = SpanRecord("s", "t", "i", None, 1, 2, {}, scope=sc.SCOPE), sc.ROLLOUT_NESTED_COUNT
+    copies = [
+        replace(span, attributes={sc.ROLLOUT_ID: "r", name: value, "rollout.z": number})
+        for number, value in enumerate(values)
+    ]
+    found = [reduce(united, [*order, *order[::2]]) for order in itertools.permutations(copies)]
+    kept = {repr(each.attributes[name]) for each in found}
+    assert len(kept) == 1
+    assert len({each.cut for each in found}) == 1
