@@ -481,7 +481,7 @@ LINES = {
     "": 1_509,
     "command": 2_495,
     "export": 2_692,
-    "gateway": 2_567,
+    "gateway": 2_577,
     "look": 2_222,
     "otlp": 1_911,
     "rebuild": 1_141,

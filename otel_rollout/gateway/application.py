@@ -231,6 +231,8 @@ class Application:
                 plain = plain_body(scope, body, hold, self._most)
                 with self.held.call(carried) as active:
                     recorded = self._recorded(active, asked, scope, body, *plain)
+                    if recorded[2].fields and plain[0] is not None:
+                        body = plain[0]  # what fields are added to is sent on decoded
                     await self._pass_on(active, asked, scope, body, recorded, receive, send)
         except Refusal as refusal:
             await refuse(send, refusal, asked.path)
@@ -293,11 +295,14 @@ class Application:
     ) -> None:
         recorder, sent, added = recorded
         hiding = hiding_of(added.fields, body)
+        without = {b"content-encoding"} if added.fields else set[bytes]()
+        if hiding is not None or self._remover:
+            without.add(b"accept-encoding")
         headers = self._upstream.request_headers(
             scope["headers"],
             key_is_token=asked.key_is_token,
             key_name="x-api-key" if "/v1/messages" in asked.path else "authorization",
-            without=b"accept-encoding" if hiding is not None or self._remover else b"",
+            without=without,
         )
         query = scope["query_string"].decode("latin-1")
         target = f"{asked.path}?{query}" if query else asked.path
@@ -326,7 +331,7 @@ class Application:
     ) -> _Recorded:
         """The recorder of a request, its body as the model server gets it, and what was added.
 
-        An encoded body is sent on as it came, so nothing is added to it.
+        An encoded body is sent on as it came, unless something is added to it.
         """
         with guarded("a call that passes through the gateway is not recorded"):
             name = _name_of(scope["method"], asked.path)
@@ -338,13 +343,13 @@ class Application:
                 note_uncaptured(active, _ENCODED.format(encoding=encoding[:_LONGEST_NAME]), name)
                 return None, body, NOTHING
             headers = self._secrets(asked, scope)
-            fields = False if encoding else self.fields.get(active)
+            fields = self.fields.get(active)
             sent, added = with_fields(name, plain, headers, fields, self._upstream.root)
             recorder = record_call(active, name)
             if added.refused is not None:
                 recorder.asks_without(added.refused)
             recorder.request(sent, headers)
-            return recorder, body if encoding else sent, added
+            return recorder, sent if added.fields else body, added
         return None, body, NOTHING
 
     def _secrets(self, asked: Asked, scope: Scope) -> Mapping[str, str]:

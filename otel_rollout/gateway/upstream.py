@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -98,15 +98,20 @@ class Upstream:
             await session.close()
 
     def request_headers(
-        self, headers: RawHeaders, *, key_is_token: bool, key_name: str, without: bytes = b""
+        self,
+        headers: RawHeaders,
+        *,
+        key_is_token: bool,
+        key_name: str,
+        without: Collection[bytes] = (),
     ) -> list[tuple[str, str]]:
         """The headers of a request as the model server gets them.
 
         key_is_token: an API key of the request is a token, which the model server must not get.
         key_name: the header that the gateway's key is sent in.
-        without: a further header that is left out.
+        without: further headers that are left out.
         """
-        dropped = _HOP_BY_HOP | _OF_REQUEST | _OVERRIDES | _named(headers) | {without}
+        dropped = _HOP_BY_HOP | _OF_REQUEST | _OVERRIDES | _named(headers) | {*without}
         if key_is_token or self.api_key is not None:
             dropped |= KEYS
         kept = [(_text(name), _text(value)) for name, value in headers if name not in dropped]

@@ -153,7 +153,7 @@ async def test_a_compressed_request_is_recorded_decoded(
     gateway = await gateway_to(anything[0])
     asked = {"model": "m", "messages": [{"role": "user", "content": "Hi " * 9_999}]}
     sent = ENCODED[encoding](json.dumps(asked).encode())
-    with rollout("agent") as trajectory, request_token_ids():
+    with rollout("agent") as trajectory:
         url = gateway.base_url() + "/chat/completions"
         answer = await send(url, sent, content_encoding=encoding)
     assert answer.status == 200
@@ -163,6 +163,29 @@ async def test_a_compressed_request_is_recorded_decoded(
     (completion,) = trajectory.completions
     assert completion.request == asked
     assert trajectory.warnings == []
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+async def test_a_compressed_request_that_asks_for_ids_is_sent_on_decoded(
+    captured: Recording, anything: Anything, gateway_to: Serve, encoding: str
+):
+    """What the client wrote is there, with the fields; a signed one is as it came."""
+    gateway = await gateway_to(anything[0])
+    asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    sent = ENCODED[encoding](json.dumps(asked).encode())
+    with rollout("agent") as trajectory, request_token_ids():
+        url = gateway.base_url() + "/chat/completions"
+        answer = await send(url, sent, content_encoding=encoding)
+        signed = await send(url, sent, content_encoding=encoding, digest="sha-256=abc")
+    assert (answer.status, signed.status) == (200, 200)
+    (head, got), (signed_head, signed_got) = anything[1]
+    assert b"content-encoding" not in head
+    assert json.loads(got) == {**asked, "return_token_ids": True, "logprobs": True}
+    assert signed_got == sent
+    assert f"content-encoding: {encoding.lower()}\r\n".encode() in signed_head
+    completion, other = trajectory.completions
+    assert completion.request == json.loads(got)
+    assert other.request == asked
 
 
 GZIPPED = gzip.compress(json.dumps(CHAT).encode())
@@ -382,6 +405,20 @@ async def test_fields_that_the_server_refuses_are_left_out(
     for completion in trajectory.completions:
         assert completion.status == "complete"
         assert "return_token_ids" in str(completion.exchange.refused)
+
+
+async def test_a_compressed_request_is_asked_again_as_it_was_meant(
+    with_token_ids: InMemoryTrajectoryExporter, clients: Clients, gateway_to: Serve
+):
+    """Where the server refuses the fields it gets what the client wrote, decoded."""
+    server = clients.serve(routes={"/v1/chat/completions": Picky(400)})
+    gateway = await gateway_to(server.base_url)
+    with rollout("agent") as trajectory:
+        url = gateway.base_url() + "/chat/completions"
+        answer = await send(url, gzip.compress(json.dumps(CHAT).encode()), content_encoding="gzip")
+    assert answer.status == 200
+    assert [json.loads(wire.request) == CHAT for wire in server.exchanges] == [False, True]
+    assert [each.request for each in trajectory.completions] == [CHAT]
 
 
 async def test_a_request_that_is_refused_all_the_same(
