@@ -109,11 +109,17 @@ def no_hook_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(no_hook_is_left: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean_environment(
+    no_hook_is_left: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[None]:
     """No OTEL_* or OPENAI_* variable of the machine, no global provider of another test."""
     for name in list(os.environ):
         if name.startswith(("OTEL_", "OPENAI_")):
             monkeypatch.delenv(name)
+    if request.node.get_closest_marker("install") is None:
+        # Nothing is asked over TLS: a client would read all certificates, 35 ms of CPU.
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        monkeypatch.setenv("SSL_CERT_DIR", os.path.dirname(__file__))
     yield
     otel_rollout.shutdown()
     trace._TRACER_PROVIDER = None

@@ -482,7 +482,7 @@ LINES = {
     "command": 2_495,
     "export": 2_692,
     "gateway": 2_577,
-    "look": 2_222,
+    "look": 2_223,
     "otlp": 1_911,
     "rebuild": 1_141,
     "rebuild/dialects": 2_076,

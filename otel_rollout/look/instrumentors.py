@@ -192,7 +192,8 @@ def _wrapped_methods() -> Iterator[tuple[type, str, Any]]:
         if not name.startswith("openai.resources."):
             continue
         for owner in list(vars(module).values()):
-            if issubclass(type(owner), type):  # isinstance would load lazy proxies
+            # isinstance would load lazy proxies. A class is looked at where it is made.
+            if issubclass(type(owner), type) and owner.__module__ == name:
                 for attribute, value in list(vars(owner).items()):
                     if _is_wrapper(value):
                         yield owner, attribute, value
