@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -97,8 +98,15 @@ def test_a_wrong_expression_is_answered_beside_its_box(reader: Reader):
     reader.see('input[name="where"]').fill("rewrd > 1")
     assert "rewrd" in reader.see(".filters .error").inner_text()
     assert reader.see('input[name="where"]').get_attribute("aria-invalid") == "true"
+    reader.until("document.querySelectorAll('.row .open').length === 0")
+    assert reader.tab.locator("main").inner_text().count("there is no field") == 1
     reader.see('input[name="where"]').fill("reward >= 0.5")
     reader.tab.locator(".filters .error").wait_for(state="detached")
+    reader.see('input[name="where"]').fill("reward > 9")
+    reader.see(".hint", "No trajectory matches.")
+    assert reader.see(".facets").inner_text() == "Nothing is listed."
+    reader.tab.get_by_role("button", name="Clear the filter").click()
+    reader.see(".table-foot", "16 of 16")
 
 
 def test_a_filter_is_there_as_a_command(reader: Reader, served: Served):
@@ -374,6 +382,66 @@ def test_a_group_shows_its_samples_side_by_side(reader: Reader):
     assert (reader.see(".first-difference").get_attribute("href") or "").startswith("#diff=")
 
 
+def calling(number: int) -> list[Any]:
+    """A reply with long reasoning and two calls of tools, and what follows."""
+    think = "The first entry of the traceback is that of a test. " * 10
+    say = {
+        "role": "assistant",
+        "content": "Let me look. " * 100,
+        "reasoning_content": f"{think}So I take number {number}. {think}",
+        "tool_calls": [
+            {"id": name, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for name, arguments in (
+                ("search", '{"query": "a \\"b\\"", "limit": 12345678901234567890}'),
+                ("write", '{"code": "x\\ny"}'),
+                ("stop", "{}"),
+                ("odd", '{"a": {"b": 1}}'),
+            )
+        ],
+    }
+    result = "\n".join(f"line {n}" for n in range(40))
+    answer = {"role": "tool", "tool_call_id": "search", "content": result}
+    return [Call([user("q")], say), Call([user("q"), say, answer], "done")]
+
+
+@pytest.fixture
+def calls(browser: Browser, tmp_path: Path) -> Iterator[Reader]:
+    """Two samples of a group, of such replies."""
+    path = tmp_path / "calls.jsonl"
+    for n in range(2):
+        write(path, line(f"t{n}", *calling(n), group_id="g", sample_index=n))
+    with serving(path) as served, reading(browser, served.url) as reader:
+        yield reader
+
+
+def test_a_call_of_a_tool_reads_like_a_call(calls: Reader):
+    """Short arguments stand in its brackets as they were written; a long result is folded."""
+    calls.open("trajectory=t0")
+    calls.see(".tool-name", 'search(query="a \\"b\\"", limit=12345678901234567890)')
+    calls.see(".tool-name", "write(…)")
+    calls.see(".tool-name", "stop()")
+    calls.see(".tool-name", "odd(…)")
+    result = calls.see(".tool-call .result")
+    assert "line 7" in result.inner_text()
+    assert "line 8" not in result.inner_text()
+    calls.tab.get_by_role("button", name="show all 40 lines").click()
+    calls.see(".tool-call .result", "line 39")
+
+
+def test_samples_show_the_reasoning_that_differs_and_more_of_what_is_cut(calls: Reader):
+    """The difference is marked where it is, far inside of a long text."""
+    calls.open("group=g")
+    for n in range(2):
+        calls.see(".columns-row.differs .compact-reasoning mark", f"{n}. The first entry")
+    calls.see(".columns-row.differs .compact-reasoning", "… ")
+    more = calls.tab.locator(".columns-row.differs .column-cell").first.get_by_role("button")
+    assert more.all_inner_texts()[1] == "more (1,300 characters)"
+    more.nth(1).click()
+    calls.until(
+        "document.querySelector('.differs .compact-reasoning + p').textContent.length === 1300"
+    )
+
+
 def test_any_two_of_a_group_are_compared(reader: Reader):
     """The two that were picked last, from the message and the token that differ."""
     reader.open("group=trip-0")
@@ -585,6 +653,23 @@ def test_spaces_and_ends_of_lines_are_seen_and_unknown_texts_are_ids(
     assert "<|im_end|>" in reader.see(".token.special").inner_text()
 
 
+def test_the_facts_of_a_token_are_below_the_tokens_of_a_narrow_page(
+    browser: Browser, served: Served
+):
+    """Tokens have the whole width there."""
+    with reading(browser, served.url) as reader:
+        reader.tab.set_viewport_size({"width": 480, "height": 800})
+        reader.open(hard(served, "tokens"))
+        reader.see(".token.chosen")
+        tokens, facts = (
+            reader.see(selector).bounding_box() for selector in (".tokens", ".token-facts")
+        )
+        assert tokens
+        assert facts
+        assert (tokens["width"], facts["width"]) == (480, 480)
+        assert tokens["y"] + tokens["height"] <= facts["y"] + 1
+
+
 def test_keys_go_through_tokens_and_sampled_spans(reader: Reader, served: Served):
     """N and p, arrows, Home and End, and a number in the box."""
     reader.open(f"{hard(served, 'tokens')}&row=0")
@@ -631,6 +716,8 @@ def test_calls_tools_and_sub_agents_are_on_one_axis(reader: Reader, served: Serv
     reader.open(hard(served, "time"))
     for kind in ("call", "bad", "side", "tools", "child"):
         reader.see(f".span.{kind}")
+    reader.see(".lane-label", "1 main · The sum now runs")
+    reader.see(".lane-label", "7 side call · Totals of orders")
     label = reader.tab.locator(".span.tools").first.get_attribute("aria-label") or ""
     assert label.startswith("tools: read_file")
     reader.tab.locator(".span.call").first.focus()
@@ -639,9 +726,10 @@ def test_calls_tools_and_sub_agents_are_on_one_axis(reader: Reader, served: Serv
 
 
 def test_all_that_is_stored_can_be_read(reader: Reader, served: Served):
-    """Logs with their escapes, metrics, metadata, parameters of each call, the way to Jaeger."""
+    """Logs first, with their escapes; metrics, metadata, parameters of calls, the way to Jaeger."""
     reader.open(hard(served, "raw"))
     reader.see(".raw .code", "\\x1b[31m1 failed")
+    assert reader.see(".raw h2").inner_text() == "Logs"
     reader.see(".plain-table", "tests_passed")
     reader.see(".plain-table", "repository")
     reader.tab.locator(".raw-call summary").first.click()

@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 
 import { formatAddress } from "./address";
-import { Compact, sharedStart } from "./compact";
+import { Compact, sharedByAll } from "./compact";
 import { useLoaded } from "./hooks";
 import { Status } from "./overview";
 import { source } from "./source";
@@ -25,7 +25,11 @@ export function DiffView({ ids }: { ids: [string, string] }): JSX.Element {
 function Both({ diff }: { diff: Diff }): JSX.Element {
   const { a, b, messages, tokens } = diff;
   const longest = Math.max(messages.a.length, messages.b.length);
-  const same = sharedStart(messages.a[0]?.text ?? "", messages.b[0]?.text ?? "");
+  const firsts = [messages.a[0], messages.b[0]];
+  const same = {
+    same: sharedByAll(firsts.map((node) => node?.text ?? "")),
+    sameReasoning: sharedByAll(firsts.map((node) => node?.reasoning ?? "")),
+  };
   return (
     <div class="diff-view">
       <h1 class="unseen">Difference</h1>
@@ -69,7 +73,7 @@ function Both({ diff }: { diff: Diff }): JSX.Element {
             {[messages.a[place], messages.b[place]].map((node) => (
               <div class={`column-cell role-${node?.role ?? "none"}`} role="cell">
                 {node ? (
-                  <Compact node={node} same={place === 0 ? same : 0} />
+                  <Compact node={node} {...(place === 0 ? same : {})} />
                 ) : (
                   <span class="muted">ended</span>
                 )}

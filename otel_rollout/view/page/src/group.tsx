@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { formatAddress, go } from "./address";
-import { Compact } from "./compact";
+import { Compact, sharedByAll } from "./compact";
 import { pathTo } from "./embedded";
 import { messageOf, useKeys, useLoaded } from "./hooks";
 import { Status } from "./overview";
@@ -203,6 +203,13 @@ function Messages({
   });
   const longest = Math.max(0, ...paths.map((path) => (typeof path === "string" ? 1 : path.length)));
   const differs = firstDifferent(paths, group);
+  const differing = paths.flatMap((path) =>
+    differs === null || typeof path === "string" ? [] : (path[differs] ?? []),
+  );
+  const same = {
+    same: sharedByAll(differing.map((node) => node.text)),
+    sameReasoning: sharedByAll(differing.map((node) => node.reasoning ?? "")),
+  };
   return (
     <>
       {Array.from({ length: Math.min(MESSAGES, longest) }, (_, place) => (
@@ -220,7 +227,13 @@ function Messages({
             const node = typeof path === "string" ? undefined : path[place];
             return (
               <div class={`column-cell role-${node?.role ?? "none"}`} role="cell" key={shown[column]?.id}>
-                {node ? <Compact node={node} /> : place === 0 && typeof path === "string" ? path : ""}
+                {node ? (
+                  <Compact node={node} {...(place === differs ? same : {})} />
+                ) : place === 0 && typeof path === "string" ? (
+                  path
+                ) : (
+                  ""
+                )}
               </div>
             );
           })}

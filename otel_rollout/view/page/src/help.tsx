@@ -12,7 +12,7 @@ const KEYS: [string, string][] = [
   ["g", "list of trajectories"],
   ["c", "curves of rewards"],
   ["← →", "point before, after on a curve"],
-  ["1 … 5", "messages, tokens, findings, time, raw"],
+  ["1 … 5", "messages, tokens, not trained, time, details"],
   ["6", "group of the trajectory"],
   ["[ ]", "previous, next history"],
   ["n p", "next, previous sampled span of tokens"],

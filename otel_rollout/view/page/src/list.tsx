@@ -24,7 +24,10 @@ export function ListView({ address, state }: { address: Address; state: State })
   return (
     <div class={`list-view ${charts ? "with-charts" : ""}`}>
       <aside class="facets" aria-label="Overview">
-        {summary.value && <Overviews summary={summary.value} address={address} filter={changeWhere} />}
+        {summary.value?.total === 0 && <p class="nothing">Nothing is listed.</p>}
+        {!!summary.value?.total && (
+          <Overviews summary={summary.value} address={address} filter={changeWhere} />
+        )}
       </aside>
       <section class="table-side">
         <h1 class="unseen">Trajectories</h1>
@@ -61,7 +64,7 @@ function Table({
   const [at, setAt] = useState(0);
   const list = useRef<ListHandle>(null);
   const table = useRef<HTMLDivElement>(null);
-  const total = pages.total ?? 0;
+  const total = pages.error === null ? (pages.total ?? 0) : 0;
   const choose = (index: number) => {
     const next = Math.max(0, Math.min(total - 1, index));
     setAt(next);
@@ -98,9 +101,13 @@ function Table({
       ref={table}
     >
       <Heads sort={sort} set={(next) => move({ sort: next })} />
-      {pages.total === 0 && (
+      {(pages.total === 0 || pages.error !== null) && (
         <p class="hint">
-          {state.complete ? "No trajectory matches. " : "None so far: the sources are still being read. "}
+          {pages.error !== null
+            ? pages.error !== summaryError && <span class="error">{pages.error} </span>
+            : state.complete
+              ? "No trajectory matches. "
+              : "None so far: the sources are still being read. "}
           {(filter.where || filter.search) && (
             <button type="button" class="link" onClick={() => move({ where: "", search: "" })}>
               Clear the filter
@@ -118,18 +125,14 @@ function Table({
         render={(index) => <Row row={pages.row(index)} chosen={index === at} choose={() => setAt(index)} />}
       />
       <footer class="table-foot">
-        {pages.total === null ? "reading…" : `${count(total)} of ${count(state.indexed)}`}
+        {pages.error === null &&
+          (pages.total === null ? "reading…" : `${count(total)} of ${count(state.indexed)}`)}
         {!source.embedded && filter.where !== "" && pages.error === null && (
           <details class="as-commands">
             <summary>the filter as commands</summary>
             <pre>{plainLines(asCommands(state.sources, [state.where, filter.where]))}</pre>
             {filter.search !== "" && <p>The words of the search are not part of them.</p>}
           </details>
-        )}
-        {pages.error !== null && pages.error !== summaryError && (
-          <span class="error" role="alert">
-            {pages.error}
-          </span>
         )}
       </footer>
     </div>

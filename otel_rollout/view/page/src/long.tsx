@@ -19,17 +19,27 @@ interface Props {
   node: Node;
   id: string;
   draw(text: string): ComponentChildren;
+  /** A text of more lines begins folded, too. */
+  lines?: number;
 }
 
-export function Folded({ node, id, draw }: Props): JSX.Element {
-  const [open, setOpen] = useState(node.whole && node.text.length <= FOLD);
+export function Folded({ node, id, draw, lines = Infinity }: Props): JSX.Element {
+  const rows = node.text.split("\n");
+  const isLong = rows.length > lines;
+  const [open, setOpen] = useState(node.whole && node.text.length <= FOLD && !isLong);
   if (open && node.whole) return <>{draw(node.text)}</>;
   if (open) return <Whole node={node} id={id} draw={draw} />;
   return (
     <div class="folded">
-      {draw(node.text.length > FOLD ? node.text.slice(0, FOLDED) : node.text)}
+      {draw(
+        (isLong ? rows.slice(0, lines / 2).join("\n") : node.text).slice(
+          0,
+          node.text.length > FOLD ? FOLDED : FOLD,
+        ),
+      )}
       <button type="button" class="link more" onClick={() => setOpen(true)}>
-        show all {count(node.size)} characters
+        show all {isLong && node.whole && `${count(rows.length)} lines, `}
+        {count(node.size)} characters
       </button>
     </div>
   );

@@ -94,6 +94,9 @@ function Parts({ parts }: { parts: string[] }): JSX.Element {
   );
 }
 
+/** Longer results of tools begin folded. */
+const RESULT_LINES = 16;
+
 function Body({ node, markdown, id }: { node: Node; markdown: boolean; id: string }): JSX.Element {
   const written = ["assistant", "user", "system", "developer"].includes(node.role);
   const draw = (text: string): ComponentChildren => {
@@ -102,7 +105,9 @@ function Body({ node, markdown, id }: { node: Node; markdown: boolean; id: strin
   };
   return (
     <>
-      {node.text !== "" && <Folded node={node} id={id} draw={draw} />}
+      {node.text !== "" && (
+        <Folded node={node} id={id} draw={draw} lines={written ? Infinity : RESULT_LINES} />
+      )}
       {node.images.map(
         (address) => /^data:image\//i.test(address) && <img src={address} alt="An image of this message" />,
       )}
@@ -124,11 +129,13 @@ function ToolCallCard({
   result: Node | undefined;
   id: string;
 }): JSX.Element {
+  const short = inBrackets(call.arguments);
   return (
     <div class="tool-call" role="group" aria-label={`Call of ${call.name}`}>
       <header>
         <span class="tool-name">
           <Name text={call.name} />
+          <span class="tool-arguments">({short === null ? "…" : <Name text={short} />})</span>
         </span>
         {call.id !== null && (
           <span class="id">
@@ -136,7 +143,7 @@ function ToolCallCard({
           </span>
         )}
       </header>
-      <Arguments text={call.arguments} />
+      {short === null && <Arguments text={call.arguments} />}
       {result ? (
         <div class="result" data-node={result.id}>
           <h4>result</h4>
@@ -150,6 +157,17 @@ function ToolCallCard({
 }
 
 const SHORT_ARGUMENTS = 100;
+
+/** Short arguments as they stand in a call, `query="x", limit=3`; null for others. */
+export function inBrackets(text: string): string | null {
+  if (text.trim() === "" || text === "{}") return "";
+  if (text.length > SHORT_ARGUMENTS || /\\n/.test(text)) return null;
+  // Values as they were written: a number keeps all its digits.
+  const pairs = [...text.matchAll(/\s*"([A-Za-z_]\w*)"\s*:\s*("(?:[^"\\]|\\.)*"|[\w.+-]+)\s*(,|\}\s*$)/g)];
+  const joined = pairs.map((pair) => pair[0]).join("");
+  if (`{${joined}`.trim() !== text.trim()) return null;
+  return pairs.map(([, name, value]) => `${name}=${value}`).join(", ");
+}
 
 function Arguments({ text }: { text: string }): JSX.Element {
   if (text === "" || text === "{}") return <></>;

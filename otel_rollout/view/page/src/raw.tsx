@@ -1,4 +1,4 @@
-// What a trajectory holds beside its messages, as it is.
+// Details: what a trajectory holds beside its messages, what people look for first.
 
 import type { ComponentChildren, JSX } from "preact";
 import { useState } from "preact/hooks";
@@ -13,6 +13,16 @@ export function RawView({ detail }: Shown): JSX.Element {
   const { overview, error, output, logs, warnings, rewards } = detail;
   return (
     <div class="raw page-column wide">
+      {output !== null && output !== undefined && (
+        <Section title="Output">
+          <Code text={typeof output === "string" ? output : JSON.stringify(output, null, 2)} language="" />
+        </Section>
+      )}
+      {logs.length > 0 && (
+        <Section title="Logs">
+          <Code text={logs.join("\n")} language="" />
+        </Section>
+      )}
       {error && (
         <Section title="Error">
           <p class="cause">
@@ -24,11 +34,6 @@ export function RawView({ detail }: Shown): JSX.Element {
           {error.traceback !== undefined && <Code text={error.traceback} language="traceback" />}
         </Section>
       )}
-      {output !== null && output !== undefined && (
-        <Section title="Output">
-          <Code text={typeof output === "string" ? output : JSON.stringify(output, null, 2)} language="" />
-        </Section>
-      )}
       {rewards.length > 0 && (
         <Section title="Rewards">
           <Rewards rewards={rewards} />
@@ -36,11 +41,6 @@ export function RawView({ detail }: Shown): JSX.Element {
       )}
       <Pairs title="Metrics" pairs={overview.metrics} />
       <Pairs title="Metadata" pairs={overview.metadata} />
-      {logs.length > 0 && (
-        <Section title="Logs">
-          <Code text={logs.join("\n")} language="" />
-        </Section>
-      )}
       {warnings.length > 0 && (
         <Section title="Warnings">
           <ul>

@@ -6,6 +6,7 @@ import { useMemo, useState } from "preact/hooks";
 import { formatAddress } from "./address";
 import { pathTo } from "./embedded";
 import { Name, between, many, plain, seconds, short } from "./text";
+import { doneIn } from "./tree";
 import type { Shown } from "./trajectory";
 import type { CompletionView, Detail, HistoryView } from "./types";
 import { VirtualList } from "./virtual";
@@ -160,7 +161,7 @@ export function lanesOf(detail: Detail): Lane[] {
     for (const call of fresh) drawn.add(call);
     const calls = fresh.map((call) => callSpan(detail, call));
     lanes.push({
-      label: `history ${history.number + 1}${history.sideCall === null ? "" : " (side call)"}`,
+      label: nameOf(detail, history),
       spans: [...toolSpans(detail, history, new Set(fresh)), ...calls],
       child: null,
     });
@@ -179,6 +180,13 @@ export function lanesOf(detail: Detail): Lane[] {
     });
   }
   return lanes;
+}
+
+/** Number, relation and last message, as in the tree. */
+function nameOf(detail: Detail, history: HistoryView): string {
+  const last = detail.nodes[history.leaf];
+  const kind = history.sideCall === null ? history.relation : "side call";
+  return [`${history.number + 1} ${kind}`, last ? doneIn(last) : ""].filter(Boolean).join(" · ");
 }
 
 function kindOf(call: CompletionView): Span["kind"] {

@@ -53,7 +53,7 @@ export function TrajectoryView({ address, state }: { address: Address; state: St
     <div class="trajectory-view">
       <Head detail={detail} />
       <Tabs detail={detail} address={address} view={view} />
-      <div class="view" role="tabpanel" aria-label={view}>
+      <div class="view" role="tabpanel" aria-label={titleOf(view)}>
         {view === "messages" && <MessagesView {...shown} />}
         {view === "tokens" && <TokensView {...shown} />}
         {view === "findings" && <FindingsView {...shown} />}
@@ -115,7 +115,7 @@ function Head({ detail }: { detail: Detail }): JSX.Element {
   );
 }
 
-/** Named rewards and metrics; the raw view has all of them. */
+/** Named rewards and metrics; the details have all of them. */
 const MOST_NUMBERS = 8;
 
 function Facts({ detail }: { detail: Detail }): JSX.Element {
@@ -169,6 +169,7 @@ export function Fact({ name, value }: { name: string; value: JSX.Element | strin
 }
 
 const TITLES: Partial<Record<View, string>> = { findings: "Not trained", raw: "Details" };
+const titleOf = (view: View) => TITLES[view] ?? `${view[0]?.toUpperCase()}${view.slice(1)}`;
 
 function Tabs({ detail, address, view }: { detail: Detail; address: Address; view: View }): JSX.Element {
   const notes: Partial<Record<View, number>> = {
@@ -183,10 +184,10 @@ function Tabs({ detail, address, view }: { detail: Detail; address: Address; vie
           key={name}
           role="tab"
           aria-selected={name === view}
-          title={`${name} (${place + 1})`}
+          title={`${titleOf(name)} (${place + 1})`}
           href={formatAddress({ trajectory: address.trajectory ?? "", view: name, ...only(address) })}
         >
-          {TITLES[name] ?? name[0]?.toUpperCase() + name.slice(1)}
+          {titleOf(name)}
           {notes[name] !== undefined && <span class="muted">{count(notes[name])}</span>}
         </a>
       ))}

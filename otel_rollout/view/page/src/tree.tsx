@@ -97,7 +97,7 @@ export function Tree({ detail, address, move, history }: Shown & { history: numb
 }
 
 /** What a message says or calls, before what was thought. */
-function doneIn(node: Node): string {
+export function doneIn(node: Node): string {
   const calls = node.toolCalls.map((call) => `${call.name}(${call.arguments})`);
   const done = beginning([node.text, ...calls].filter((text) => text !== "").join(" "));
   return done || (node.reasoning === null ? node.role : `(think) ${beginning(node.reasoning)}`);
