@@ -6,7 +6,7 @@ import { formatAddress } from "./address";
 import { Folded } from "./long";
 import { Code, Link, Markdown, Plain } from "./markdown";
 import { Status } from "./overview";
-import { pretty } from "./pretty";
+import { inBrackets, pretty } from "./pretty";
 import type { Said } from "./said";
 import { Name, Prose, between, count, seconds, short } from "./text";
 import type { Shown } from "./trajectory";
@@ -129,7 +129,7 @@ function ToolCallCard({
   result: Node | undefined;
   id: string;
 }): JSX.Element {
-  const short = inBrackets(call.arguments);
+  const short = call.arguments.length <= SHORT_ARGUMENTS ? inBrackets(call.arguments) : null;
   return (
     <div class="tool-call" role="group" aria-label={`Call of ${call.name}`}>
       <header>
@@ -157,17 +157,6 @@ function ToolCallCard({
 }
 
 const SHORT_ARGUMENTS = 100;
-
-/** Short arguments as they stand in a call, `query="x", limit=3`; null for others. */
-export function inBrackets(text: string): string | null {
-  if (text.trim() === "" || text === "{}") return "";
-  if (text.length > SHORT_ARGUMENTS || /\\n/.test(text)) return null;
-  // Values as they were written: a number keeps all its digits.
-  const pairs = [...text.matchAll(/\s*"([A-Za-z_]\w*)"\s*:\s*("(?:[^"\\]|\\.)*"|[\w.+-]+)\s*(,|\}\s*$)/g)];
-  const joined = pairs.map((pair) => pair[0]).join("");
-  if (`{${joined}`.trim() !== text.trim()) return null;
-  return pairs.map(([, name, value]) => `${name}=${value}`).join(", ");
-}
 
 function Arguments({ text }: { text: string }): JSX.Element {
   if (text === "" || text === "{}") return <></>;
