@@ -106,10 +106,9 @@ def running(path: Path, index: Path) -> Iterator[Running]:
         "view",
         str(path),
         "--no-browser",
-        "--index",
-        str(index),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "OTEL_ROLLOUT_VIEW_INDEX": str(index)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             found = Running(process.stdout.readline().strip(), process, started)

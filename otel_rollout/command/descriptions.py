@@ -50,6 +50,8 @@ groups side by side, messages, tokens, what does not train and why. The page is
 for you alone: its address, which is printed first, has a secret in it. Sources
 are read once and kept in an index in your cache; files that grow are followed.
 Ctrl-C ends it. It needs the extra: otel-rollout[view].
+Environment: OTEL_ROLLOUT_VIEW_INDEX, a file for the index in place of the cache;
+OTEL_ROLLOUT_VIEW_REACHABLE=1 allows a --host that other machines reach.
 A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
 EXPORT = """\
 Write trajectories as the rows that a trainer reads. Trajectories of one group
@@ -79,7 +81,8 @@ command finds the gateway in OPENAI_BASE_URL, OPENAI_API_KEY,
 ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY and those of other clients, and its
 rollout in OTEL_ROLLOUT_ID, OTEL_ROLLOUT_TASK and OTEL_ROLLOUT_SAMPLE. Signals
 go to the command. The exit status is the command's own, of several samples the
-highest; without any model call it is never 0.
+highest; without any model call it is never 0. Limits of the gateway are set by the
+environment, see otel-rollout gateway --help.
 
   otel-rollout run --upstream http://localhost:8000/v1 --request-token-ids \\
       --task t1 --samples 8 --out trajectories.jsonl -- claude -p "Mend the tests" """
@@ -93,4 +96,6 @@ agent in any language says which rollout a call belongs to: by its base URL
 (/r/TOKEN/v1), its API key (or-TOKEN) or the headers traceparent and baggage.
 POST /rollouts begins a rollout and gives them; /docs describes it.
 The first line of output is the address. SIGTERM or SIGINT ends it. Spans also
-go out over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
+go out over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set.
+Environment: each limit of otel_rollout.gateway.serve after OTEL_ROLLOUT_GATEWAY_,
+such as OTEL_ROLLOUT_GATEWAY_MAX_BODY_BYTES or OTEL_ROLLOUT_GATEWAY_BODY_SECONDS."""

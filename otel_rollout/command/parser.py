@@ -167,7 +167,6 @@ _VIEW_ARGUMENTS = (
     _option("--html", "FILE", "write one page that needs no server, and end"),
     _argument("--port", type=int, default=0, help="default: a free one"),
     _argument("--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"),
-    _flag("--reachable", "allow a --host that other machines reach"),
     _flag("--no-browser", "only print the address"),
     _option("--jaeger", "URL", "link traces to this Jaeger"),
     _option(
@@ -176,7 +175,6 @@ _VIEW_ARGUMENTS = (
         "tokenizer.json, a folder with one, or a name on the model hub: gives the texts of tokens "
         "whose texts the server did not send",
     ),
-    _option("--index", "FILE", "keep the index in this file"),
     _flag("--no-cache", "keep no index"),
 )
 _DRIFT_ARGUMENTS = (
@@ -232,11 +230,6 @@ _SERVED = (
         "model server for those of new messages; else a tokenizer that the package renderers "
         "knows. Needs token ids, and a server that takes them (docs/drift.md)",
     ),
-    _option("--max-body-bytes", "N", "refuse longer requests; default: 128 MiB", type=_count),
-    _option("--max-held-bytes", "N", "bytes of all requests under way; 1 GiB", type=_count),
-    _option("--max-held-bytes-of-rollout", "N", "those of one rollout; 256 MiB", type=_count),
-    _option("--body-seconds", "S", "time for the next piece of one; default: 60", type=_seconds),
-    _option("--request-seconds", "S", "time for all of one; default: 600", type=_seconds),
     _option(
         "--allow-path",
         "PREFIX",

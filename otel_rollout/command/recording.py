@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from opentelemetry.sdk.environment_variables import (
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
+from otel_rollout.gateway import LIMITS
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.terminal import note
 from otel_rollout.wiring import configure, shutdown
@@ -63,13 +65,29 @@ def recording(
 
 
 def gateway_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `serve` that were given, with names as it has them."""
-    names = (
-        *("host", "renderer", "allow_paths", "body_seconds", "request_seconds"),
-        *("max_body_bytes", "max_held_bytes", "max_held_bytes_of_rollout"),
-    )
-    given = {name: getattr(options, name) for name in names}
+    """The options of `serve` that were given, with names as it has them; limits by the environment.
+
+    ConfigurationError for a limit that is no number, or not above 0.
+    """
+    given = {name: getattr(options, name) for name in ("host", "renderer", "allow_paths")}
+    given |= {name: _limit(name, kind) for name, kind in LIMITS.items()}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _limit(name: str, kind: type[int | float]) -> float | None:
+    """The limit that the environment gives. None: it gives none."""
+    variable = f"OTEL_ROLLOUT_GATEWAY_{name.upper()}"
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    try:
+        number = kind(text)
+    except ValueError:
+        number = 0
+    if not 0 < number < math.inf:
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigurationError(f"{variable}: expected {what} above 0, got {text!r:.100}")
+    return number
 
 
 def secret_of(option: str, name: str | None) -> str | None:

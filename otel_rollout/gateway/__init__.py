@@ -7,6 +7,7 @@
 A gateway is a process that continues rollouts. It needs the extra `gateway`.
 """
 
+from otel_rollout.gateway.application import LIMITS as LIMITS
 from otel_rollout.gateway.application import Settings as Settings
 from otel_rollout.gateway.around import around as around
 from otel_rollout.gateway.around import close_gateways as close_gateways

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
@@ -65,11 +65,6 @@ _CARRIER = (b"traceparent", b"tracestate", b"baggage")
 
 MAX_BODY_BYTES = 128 << 20
 """Bytes of a request: more than any conversation with its images has."""
-_NUMBERS = (
-    *("max_body_bytes", "body_seconds", "header_seconds", "connect_seconds"),
-    *("token_seconds", "idle_seconds", "rollout_seconds", "most_parts", "most_rollouts"),
-    *("request_seconds", "max_held_bytes", "max_held_bytes_of_rollout"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +117,7 @@ class Settings:
             if value is not None and (not isinstance(value, str) or not value):
                 kind = "an empty text" if value == "" else type(value).__name__
                 raise ConfigurationError(f"gateway {name}: expected a text, or None, got {kind}")
-        for name in _NUMBERS:
+        for name in LIMITS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 raise ConfigurationError(f"gateway {name}: expected more than 0, got {value!r}")
@@ -131,6 +126,14 @@ class Settings:
                 raise ConfigurationError(
                     f"gateway allow_paths: expected paths such as /v1/files, got {path!r}"
                 )
+
+
+LIMITS: dict[str, type[int | float]] = {
+    each.name: int if each.type == "int" else float
+    for each in fields(Settings)
+    if each.type in ("int", "float")
+}
+"""The options that are numbers above 0, with their types."""
 
 
 _Recorded: TypeAlias = tuple[ExchangeRecorder | None, bytes, Added]

@@ -99,6 +99,11 @@ class Index:
         self._held.close()
 
     @property
+    def path(self) -> Path:
+        """Its file, while it is open."""
+        return self._path
+
+    @property
     def complete(self) -> bool:
         """True once every source was read to its end for the first time."""
         return self._read.is_set()
@@ -211,7 +216,7 @@ def _private(path: Path) -> BinaryIO:
     except OSError as error:
         raise ConfigurationError(
             f"the index {str(path)!r} cannot be written ({error.strerror}): name another file "
-            f"(--index), or keep none (--no-cache)"
+            f"(OTEL_ROLLOUT_VIEW_INDEX), or keep none (--no-cache)"
         ) from None
 
 

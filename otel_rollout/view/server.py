@@ -47,6 +47,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+REACHABLE = "OTEL_ROLLOUT_VIEW_REACHABLE"
+"""Environment variable that allows an address that other machines reach."""
 _GRACE = 1
 """Seconds that answers have to end once the server is stopped."""
 
@@ -73,8 +75,8 @@ class Server:
         if not reachable and not is_loopback(host):
             raise ConfigurationError(
                 f"--host {host}: others could read the trajectories under this address; expected "
-                f"127.0.0.1, ::1 or localhost (--reachable takes any: the page then is as safe as "
-                f"the network, and the secret in its address)"
+                f"127.0.0.1, ::1 or localhost ({REACHABLE}=1 in the environment takes any: the "
+                f"page then is as safe as the network, and the secret in its address)"
             )
         self._socket = _listening(host, port)
         self._secret = secrets.token_urlsafe(24)

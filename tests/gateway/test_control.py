@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from otel_rollout import JsonlTrajectoryExporter, reconstruct
 from otel_rollout.command import main
-from otel_rollout.gateway import serve
+from otel_rollout.command.recording import gateway_options
+from otel_rollout.gateway import LIMITS, serve
 from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.otlp import read
 from otel_rollout.record import Options
@@ -317,3 +319,33 @@ def test_a_port_that_cannot_be_used_is_named(port: int | None, said: str, capsys
     assert printed.startswith(f"otel-rollout: port {port}")
     assert said in printed
     assert "Errno" not in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BODY_SECONDS", "soon"),
+        ("MAX_BODY_BYTES", "1.5"),
+        ("MOST_ROLLOUTS", "0"),
+        ("REQUEST_SECONDS", "inf"),
+    ],
+)
+def test_a_limit_of_the_environment_that_is_none_is_named(
+    name: str, value: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """With what was got and expected."""
+    variable = f"OTEL_ROLLOUT_GATEWAY_{name}"
+    monkeypatch.setenv(variable, value)
+    assert main(["gateway", "--upstream", "http://127.0.0.1:9/v1", "--port", "0"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"otel-rollout: {variable}: expected a")
+    assert repr(value) in printed
+
+
+def test_limits_of_the_environment_are_those_of_serve(monkeypatch: pytest.MonkeyPatch):
+    """Each number that `serve` takes has a variable."""
+    for number, (name, kind) in enumerate(LIMITS.items(), 1):
+        monkeypatch.setenv(f"OTEL_ROLLOUT_GATEWAY_{name.upper()}", str(kind(number)))
+    given = Namespace(host=None, renderer=None, allow_paths=None)
+    assert gateway_options(given) == {name: n for n, name in enumerate(LIMITS, 1)}
+    assert {"max_body_bytes", "body_seconds", "most_rollouts", "token_seconds"} <= LIMITS.keys()

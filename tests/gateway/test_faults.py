@@ -338,7 +338,7 @@ _GIGABYTE = 1 << 30
 async def test_a_gigabyte_is_refused(clients: Clients):
     """A body that is really sent is held until it is too much, and the rest is not read."""
     server = clients.serve("Hello")
-    process, root = await command(server, "--max-body-bytes", str(16 << 20))
+    process, root = await command(server, OTEL_ROLLOUT_GATEWAY_MAX_BODY_BYTES=str(16 << 20))
     try:
         begun = (await send(root + "/rollouts", {}, **HARNESS)).json()
         url = begun["openai_base_url"] + "/chat/completions"

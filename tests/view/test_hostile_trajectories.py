@@ -85,7 +85,9 @@ def open_damaged(source: Path, whole: Path, folder: Path, draw: random.Random) -
     draw.choice((damage_bytes, damage_cells))(path, draw)
     page, said = folder / "page.html", str(path)
     try:
-        status = view_trajectories(["view", str(source), "--index", str(path), "--html", str(page)])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("OTEL_ROLLOUT_VIEW_INDEX", str(path))
+            status = view_trajectories(["view", str(source), "--html", str(page)])
         assert status in (0, 1)
         with Index([str(source)], path=path, follow=False) as index:
             assert index.wait()
@@ -117,7 +119,9 @@ def damaged_indexes(folder: Path, seed: int, count: int) -> None:
             raise AssertionError(f"seed {seed}, index {number}") from error
 
 
-def test_a_damaged_index_is_no_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_damaged_index_is_no_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     """It is made anew, or said to be damaged; what is asked of it has an answer or is not found."""
     damaged_indexes(tmp_path, 1, 25)
     source, whole = str(tmp_path / "a.jsonl"), tmp_path / "whole.sqlite"
@@ -132,7 +136,8 @@ def test_a_damaged_index_is_no_end(tmp_path: Path, capsys: pytest.CaptureFixture
         connection.commit()
     capsys.readouterr()
     page = str(tmp_path / "page.html")
-    assert view_trajectories(["view", source, "--index", str(whole), "--html", page]) == 1
+    monkeypatch.setenv("OTEL_ROLLOUT_VIEW_INDEX", str(whole))
+    assert view_trajectories(["view", source, "--html", page]) == 1
     assert "the index is damaged (JSONDecodeError" in capsys.readouterr().err
     with Index([source], path=whole, follow=False) as index:
         assert index.wait()

@@ -409,7 +409,7 @@ def test_an_index_whose_process_was_killed_is_gone_on_with(tmp_path: Path):
 
 
 def test_a_file_that_is_no_index_is_left_as_it_is(tmp_path: Path):
-    """`--index` names a file of its own: no trajectory is overwritten."""
+    """A file that is named is one of its own: no trajectory is overwritten."""
     path = write(tmp_path / "a.jsonl", scored("t1", 1))
     before = path.read_bytes()
     with (

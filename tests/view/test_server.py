@@ -258,7 +258,10 @@ def test_others_do_not_reach_it_unless_that_is_meant(tmp_path: Path):
     """An address that other machines reach is refused, by name and by number."""
     path = write(tmp_path / "a.jsonl", line("t1"))
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
-        with pytest.raises(ConfigurationError, match="--reachable"), serving(path, host=host):
+        with (
+            pytest.raises(ConfigurationError, match="OTEL_ROLLOUT_VIEW_REACHABLE=1"),
+            serving(path, host=host),
+        ):
             pass
     with serving(path, host="0.0.0.0", reachable=True) as address:
         port = urlsplit(address).port

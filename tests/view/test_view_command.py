@@ -104,10 +104,10 @@ def test_it_writes_one_file(path: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert '"t2"' not in text
 
 
-def test_what_cannot_be_read_is_printed(tmp_path: Path):
+def test_what_cannot_be_read_is_printed():
     """An address that does not answer, while the page is served."""
     address = "http://127.0.0.1:9/trace/1"
-    with running(address, "--no-browser", "--index", str(tmp_path / "i")) as process:
+    with running(address, "--no-browser", "--no-cache") as process:
         assert process.stdout
         assert process.stderr
         assert process.stdout.readline().startswith("http://")
@@ -141,10 +141,9 @@ def test_a_file_needs_no_extra(path: Path, tmp_path: Path):
     ("arguments", "text"),
     [
         (["--where", "rewrd > 1"], "rewrd"),
-        (["--host", "0.0.0.0"], "--reachable"),
+        (["--host", "0.0.0.0"], "OTEL_ROLLOUT_VIEW_REACHABLE=1"),
         (["--port", "99999"], "--port 99999"),
         (["--tokenizer", "/none/x"], "token"),
-        (["--index", "/none/index"], "--index"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(
@@ -156,6 +155,33 @@ def test_a_wrong_option_is_one_sentence(
     assert text in errors
     assert output == ""
     assert errors.count("\n") == 1
+
+
+def test_the_environment_names_the_index(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A file in place of that in the cache, unless there is to be none."""
+    named, page = tmp_path / "mine.sqlite", ["--html", str(tmp_path / "page.html")]
+    monkeypatch.setenv("OTEL_ROLLOUT_VIEW_INDEX", str(named))
+    assert main(["view", str(path), "--no-cache", *page]) == 1
+    assert not named.exists()
+    assert main(["view", str(path), *page]) == 1
+    assert named.exists()
+    monkeypatch.setenv("OTEL_ROLLOUT_VIEW_INDEX", "/none/index")
+    capsys.readouterr()
+    assert main(["view", str(path), *page]) == 1
+    assert "OTEL_ROLLOUT_VIEW_INDEX" in capsys.readouterr().err
+
+
+def test_the_environment_allows_other_machines(path: Path, tmp_path: Path):
+    """As for a page in a container, whose port is forwarded."""
+    os.environ["OTEL_ROLLOUT_VIEW_REACHABLE"] = "1"
+    try:
+        with running(str(path), "--no-browser", "--no-cache", "--host", "0.0.0.0") as process:
+            assert process.stdout
+            assert process.stdout.readline().startswith("http://0.0.0.0:")
+    finally:
+        del os.environ["OTEL_ROLLOUT_VIEW_REACHABLE"]
 
 
 def test_a_source_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]):

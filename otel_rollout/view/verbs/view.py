@@ -27,14 +27,17 @@ from otel_rollout.view.index import Index
 from otel_rollout.view.sources import ERRORS_SHOWN, is_address
 from otel_rollout.view.tokens import Tokenizer
 
+_INDEX = "OTEL_ROLLOUT_VIEW_INDEX"
+
 
 def view(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     page = Page.read()
     vocabulary = None if options.tokenizer is None else Tokenizer(options.tokenizer)
+    path = os.environ.get(_INDEX)
     index = Index(
         options.sources,
-        path=None if options.index is None else Path(options.index),
+        path=Path(path) if path and not options.no_cache else None,
         cached=not options.no_cache,
         infer_rollouts=options.infer_rollouts,
         follow=options.html is None,
@@ -51,7 +54,7 @@ def view(options: argparse.Namespace) -> int:
                 raise
             except (*UNREADABLE, sqlite3.Error) as error:
                 raise SpanFormatError(
-                    f"the index is damaged ({error!r:.200}): remove it (--index names it), or read "
+                    f"the index is damaged ({error!r:.200}): remove it ({index.path}), or read "
                     f"without one (--no-cache)"
                 ) from error
         _serve(answers, page, options)
@@ -65,10 +68,14 @@ def _note_addresses(errors: Sequence[str]) -> None:
 
 
 def _serve(answers: Answers, page: Page, options: argparse.Namespace) -> None:
-    from otel_rollout.view.server import Server  # needs the extra, which --html does not
+    from otel_rollout.view.server import REACHABLE, Server  # needs the extra, which --html does not
 
     server = Server(
-        answers, page, host=options.host, port=options.port, reachable=options.reachable
+        answers,
+        page,
+        host=options.host,
+        port=options.port,
+        reachable=os.environ.get(REACHABLE) == "1",
     )
     print(server.url, flush=True)
     # It ends as by Ctrl-C: the index is closed, and one that is not kept is removed.
