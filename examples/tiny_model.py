@@ -6,7 +6,7 @@ With `thinking=True` its chat template opens each reply with `<think>`, and leav
 earlier replies out, as those of Qwen3 and DeepSeek do.
 """
 
-import argparse
+import itertools
 import json
 import threading
 from collections.abc import Iterable
@@ -77,6 +77,7 @@ class Policy:
         )
         self.model = Qwen2ForCausalLM(config)
         self._one_at_a_time = threading.Lock()
+        self._seeds = itertools.count()
 
     def save(self, folder: str | Path) -> None:
         """Write weights and tokenizer, as trainers and vLLM read them."""
@@ -110,7 +111,8 @@ class Policy:
         )
         prompt = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         with self._one_at_a_time:
-            ids, logprobs = self.sample(prompt, request["seed"], request["max_tokens"])
+            seed = request.get("seed", next(self._seeds))
+            ids, logprobs = self.sample(prompt, seed, request["max_tokens"])
         words = self.tokenizer.convert_ids_to_tokens(ids)
         ended = words[-1] == "<end>"
         sampled = [
@@ -125,7 +127,7 @@ class Policy:
             "logprobs": {"content": sampled},
         }
         body = {
-            "id": f"tiny-{request['seed']}-{len(prompt)}",
+            "id": f"tiny-{seed}-{len(prompt)}",
             "object": "chat.completion",
             "created": 0,
             "model": request["model"],
@@ -146,11 +148,3 @@ class Policy:
         end = words.index("</think>") if "</think>" in words else len(words)
         content = " ".join(words[end + 1 :]) or None
         return {"role": "assistant", "reasoning": " ".join(words[:end]), "content": content}
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write the tiny model, for a vLLM on a CPU.")
-    parser.add_argument("folder")
-    parser.add_argument("--thinking", action="store_true")
-    options = parser.parse_args()
-    Policy(thinking=options.thinking).save(options.folder)
