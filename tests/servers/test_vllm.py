@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from exporters.kit.recomputed import Model
 from otel_rollout import Trajectory, gather_trajectory, record_reward, request_token_ids, rollout
+from otel_rollout.command import main
 from tests.kit.calling import STREAMED
 from tests.kit.recording import Recording
 from tests.servers.agents import AGENTS, Agent, Chat, serving, thinking, tools
@@ -126,3 +128,10 @@ async def test_a_call_that_the_server_refuses(
         trajectory = await gather_trajectory(agent())
     assert [c.status for c in trajectory.completions] == ["error", "complete"]
     check(trajectory, model, TOLERANCE)
+
+
+def test_doctor_finds_nothing_wrong(vllm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says that the ids of all tokens came, as docs/vllm.md shows."""
+    assert main(["doctor", "--server", f"{vllm}/v1"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(rf"ok model server: {vllm}/v1 sent the ids of all \d+ tokens", printed)
