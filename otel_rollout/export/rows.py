@@ -255,7 +255,7 @@ def _add_rows(
                     "truncated": sequence.truncated,
                     "completion_ids": sequence.completion_ids,
                     "spans": [list(span) for span in sequence.spans],
-                    "policy_versions": [c.policy_version for c in sequence.completions],
+                    "policy_versions": [v for c in sequence.completions for v in c.policy_versions],
                     "logprobs_modes": [c.logprobs_mode for c in sequence.completions],
                     "reward": None if reward is None else reward * share,
                     "advantage": None if advantage is None else advantage * share,

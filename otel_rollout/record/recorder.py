@@ -388,6 +388,8 @@ class ExchangeRecorder:
             if error is not None:
                 self._write_error(attributes, status, error)
             self._name_session(attributes)
+            if callable(rollout.options.policy_version):
+                attributes |= rollout.last_version(self._written)
         finally:
             with rollout.lock:
                 if self._late or not rollout.running:
@@ -408,12 +410,12 @@ class ExchangeRecorder:
             attributes[sc.RESPONSE_STATUS_CODE] = self.status_code
         if self.is_events:
             attributes[sc.RESPONSE_STREAM] = True
-        body = self._body
-        if body is None:
+        if (body := self._body) is None:
             return
         if error is not None or (not self.is_events and may_be_error(body)):
             body = self.rollout.secrets.scrub_reply(body)
-        found = _response_id(body)
+        if found := _response_id(body):
+            attributes[sc.RESPONSE_ID] = found[1].decode("utf-8", "backslashreplace")
         is_events = self.is_events
         if process_state.content.redact is not None:
             known = self._is_redacted
@@ -428,8 +430,6 @@ class ExchangeRecorder:
         attributes |= written
         if self._is_redacted:
             attributes[sc.EXCHANGE_REDACTED] = True
-        if found:
-            attributes[sc.RESPONSE_ID] = found[1].decode("utf-8", "backslashreplace")
         self._observers.notify("replied", self, body, attributes)
 
     @guarded(INCOMPLETE)

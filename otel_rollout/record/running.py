@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -349,6 +349,17 @@ class ActiveRollout:
         if not trajectory.trainable:
             attributes[sc.ROLLOUT_TRAINABLE] = False
         return attributes
+
+    def last_version(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes of the policy version at the end of a call; {} if it is that of its beginning.
+
+        written: the attributes that `begin_call` gave.
+        """
+        version = self.policy_version
+        first = label(sc.EXCHANGE_POLICY_VERSION, version)
+        if all(written.get(name) == value for name, value in first.items()):
+            return {}
+        return label(sc.EXCHANGE_LAST_POLICY_VERSION, version)
 
     def _in_group(self) -> dict[str, Any]:
         """Attributes of the group that its calls are of, and of its size; {} without a group."""

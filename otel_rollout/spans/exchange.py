@@ -182,6 +182,8 @@ class Exchange:
     at this path, with commas; None: it refused none."""
     policy_model: str | None = None
     """The model that is trained, as it was configured; None where it was not."""
+    last_policy_version: str | int | None = None
+    """The policy version when the reply had come; None: that of the call, or not known."""
     side_call: str | None = None
     """What rules of the user's own said when it was recorded: why it is a side call, "" where it
     is none. None: they said nothing, the rules of this version decide."""

@@ -232,6 +232,7 @@ class ExchangeReader:
             session=text(sc.EXCHANGE_SESSION),
             refused=text(sc.EXCHANGE_REFUSED),
             policy_model=text(sc.EXCHANGE_POLICY_MODEL),
+            last_policy_version=span.label(sc.EXCHANGE_LAST_POLICY_VERSION),
         )
 
     def _damage_of(self, span: SpanRecord) -> list[str]:

@@ -48,7 +48,7 @@ from otel_rollout.wire import (
 SCHEMA_VERSION = 1
 """Version of what `Trajectory.to_dict` gives."""
 
-_MARKS = ("session", "refused", "policy_model", "side_call")
+_MARKS = ("session", "refused", "policy_model", "last_policy_version", "side_call")
 """Fields of an exchange that few have: they are written where they are set."""
 _OTHERWISE = (
     *("source", "lost", "prompt", "members", "body", "events", "prompts", "supplied"),

@@ -274,6 +274,12 @@ class Completion:
         return weight_version(self.choice, self._whole)
 
     @property
+    def policy_versions(self) -> tuple[str | int | None, ...]:
+        """The policy version when the call was made and, if it changed, when the reply had come."""
+        last = self.exchange.last_policy_version
+        return (self.policy_version,) if last is None else (self.policy_version, last)
+
+    @property
     def api(self) -> ModelApi:
         """The model API that the call went through."""
         return api_of(self.exchange.path) or ModelApi()

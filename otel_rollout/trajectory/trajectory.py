@@ -65,7 +65,7 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
     @property
     def policy_versions(self) -> list[str | int]:
         """The policy versions that its completions were sampled with, in order of their start."""
-        versions = (completion.policy_version for completion in self.completions)
+        versions = (version for each in self.completions for version in each.policy_versions)
         return list(dict.fromkeys(version for version in versions if version is not None))
 
     @property

@@ -127,7 +127,7 @@ def _seconds(completions: Sequence[Completion]) -> float:
 
 def _global_steps(completions: Sequence[Completion]) -> dict[str, int]:
     """The training steps whose policies sampled these, where all of them say so."""
-    steps = [_whole_number(completion.policy_version) for completion in completions]
+    steps = [_whole_number(v) for each in completions for v in each.policy_versions]
     known = [step for step in steps if step is not None]
     if not known or len(known) < len(steps):
         return {}

@@ -23,6 +23,7 @@ from otel_rollout import (
 )
 from otel_rollout.testing import Raw, Reply
 from otel_rollout.trajectory.sentences import NO_CALL
+from tests.kit.conversations import user
 from tests.kit.recording import Clients, Recording
 
 
@@ -447,6 +448,24 @@ def test_the_policy_version_of_each_call(recording: Recording, clients: Clients)
     assert trajectory.policy_version == 7
     assert [c.policy_version for c in trajectory.completions] == [7, 8, 8]
     assert replayed(recording).policy_versions == [7, 8]
+
+
+def test_a_policy_version_that_changes_during_a_reply(recording: Recording, clients: Clients):
+    """Both are known, at once, from spans, and from JSON; one that stays is there once."""
+    version: int | str = 7
+    server = clients.serve(Reply("some words", chunk_delay=0.01))
+    with rollout("x", policy_version=lambda: version) as trajectory:
+        stream = clients.sync(server).chat.completions.create(
+            model="m", messages=[user("hi")], stream=True
+        )
+        next(iter(stream))
+        version = 8
+        list(stream)
+        clients.sync(server).chat.completions.create(model="m", messages=[user("again")])
+    for each in (trajectory, replayed(recording), Trajectory.from_json(trajectory.to_json())):
+        assert [c.policy_versions for c in each.completions] == [(7, 8), (8,)]
+        assert [c.policy_version for c in each.completions] == [7, 8]
+        assert each.policy_versions == [7, 8]
 
 
 @pytest.mark.parametrize("version", [lambda: 1 / 0, lambda: 1.5, lambda: None, lambda: True])
