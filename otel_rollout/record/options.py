@@ -40,7 +40,7 @@ class Options:
     """Number of samples that its group is to have. None: not known."""
     policy_version: str | int | Callable[[], str | int | None] | None = None
     """Version of the weights that sample, or a function that gives it: it is called at the start,
-    and for each model call as it is made. None: not known."""
+    and for each model call as it is made and when its reply has come. None: not known."""
     metadata: Mapping[str, Json] | None = None
     """JSON values that the trajectory's `metadata` begins with. None: none."""
     trainable: bool = True

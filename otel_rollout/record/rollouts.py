@@ -48,8 +48,8 @@ class rollout:  # noqa: N801 - used as a decorator
     group_size: int, how many samples the group is to have, here and elsewhere: `otel-rollout check`
         and rows then know a group of which some are missing. None (default): not known.
     policy_version: str or int, the version of the weights that sample; or a function that gives
-        it, which is called at the start, and for each model call as it is made. None (default):
-        not known.
+        it, which is called at the start, and for each model call as it is made and when its reply
+        has come. None (default): not known.
     metadata: a mapping of JSON values that the trajectory's `metadata` begins with. None
         (default): {}.
     trainable: bool. True (default): a trainer may learn from it; False: recorded, but not to be
@@ -93,7 +93,7 @@ class rollout:  # noqa: N801 - used as a decorator
         sample_index: the number of this sample in its group, from 0. None: not numbered.
         group_size: the number of samples that its group is to have. None: not known.
         policy_version: the version of the weights that sample, or a function that gives it,
-            called at the start and for each model call. None: not known.
+            called at the start, for each model call and at the end of its reply. None: not known.
         metadata: JSON values that the trajectory's `metadata` begins with. None: {}.
         trainable: False: recorded, but not to be trained on.
         gateway: True: model calls of the programs that it starts are its calls, too.
