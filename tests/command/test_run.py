@@ -502,6 +502,16 @@ def test_a_reward_command_that_fails(run: Run, command: str, said: str):
     assert said in ran.err
 
 
+def test_a_reward_command_has_the_key(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """It is the harness's, and may ask a model; the command that is judged has no key."""
+    monkeypatch.setenv("SERVER_KEY", "a-key-of-the-server")
+    judge = 'test "$SERVER_KEY" = a-key-of-the-server && echo 1'
+    code = "ask('x'); assert 'SERVER_KEY' not in os.environ"
+    with ModelServer("yes", token_ids=True, logprobs=True) as server:
+        ran = run(server, agent(code), "--api-key-env", "SERVER_KEY", "--reward-command", judge)
+    assert (ran.status, ran.trajectory.reward) == (0, 1.0)
+
+
 def test_nothing_to_judge(run: Run, tmp_path: Path):
     """Without a call no reward is asked for."""
     with ModelServer("yes") as server:
