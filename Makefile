@@ -41,11 +41,11 @@ most: $(READY)  ## minutes: all but what is marked slow
 fuzz: $(READY)  ## spans, lines, files and texts that are changed at random, for an hour (needs Debian's chromium)
 	$(BIN)/python -m pytest -q -n $(JOBS) -m fuzz $(TESTS)
 
-dist: $(READY)  ## wheels of the core and of every exporter, into dist/
+dist: .venv-dist/.ready  ## wheels of the core and of every exporter, into dist/
 	rm -rf dist
-	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation -w dist . $(EXPORTERS:%/pyproject.toml=./%)
+	.venv-dist/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation -w dist . $(EXPORTERS:%/pyproject.toml=./%)
 
-test-install: dist  ## the README's lines that install, in empty environments
+test-install: $(READY) dist  ## the README's lines that install, in empty environments
 	$(BIN)/python -m pytest -m install $(or $(TESTS),tests/test_install.py)
 
 # Other versions differ in the clients and the SDK: the tests of what touches those.
@@ -186,6 +186,11 @@ build/suites/.ready: .venv-hooked/.ready  # their source archives have their tes
 	.venv-agents/bin/python $(PIP) --no-deps --require-hashes -r requirements/agents.txt
 	@touch $@
 
+.venv-dist/.ready: requirements/dist.txt
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python $(PIP) --require-hashes -r requirements/dist.txt
+	@touch $@
+
 .venv-docs/.ready: requirements/docs.txt  # reads our source, runs nothing of it
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python $(PIP) --no-deps --require-hashes -r requirements/docs.txt
@@ -225,6 +230,7 @@ pins:  ## write requirements/*.txt anew
 		requirements/hooked.in -o requirements/hooked.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
+	$(subst --group pyproject.toml:dev pyproject.toml,,$(UV)) --upgrade requirements/dist.in -o requirements/dist.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/docs.in -o requirements/docs.txt
 
