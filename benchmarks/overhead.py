@@ -59,12 +59,12 @@ def server() -> Iterator[str]:
 
 
 class Counter(SpanExporter):
-    """Counts the spans that are exported; keeps none."""
+    """Counts the spans that are exported, but those of starts; keeps none."""
 
     count = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.count += len(spans)
+        self.count += sum(span.name != "rollout started" for span in spans)
         return SpanExportResult.SUCCESS
 
 

@@ -78,12 +78,15 @@ def executable(path: Path, text: str) -> None:
 @pytest.mark.slow
 def test_the_python_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It runs as it stands, with an agent that is a program of its own."""
-    (code,) = re.findall(r"```python\n(.*?)```", page("gateway.md"), re.DOTALL)
+    code, program = re.findall(r"```python\n(.*?)```", page("gateway.md"), re.DOTALL)
     executable(tmp_path / "agent", ASK)
     monkeypatch.chdir(tmp_path)
     with ModelServer("It is 4.") as server:
         printed = python("-c", code, environment={"MODEL_SERVER": server.base_url})
         assert len(server.exchanges) == 4
+        python(
+            "-c", f"{program}\nagent('a task')", environment={"OPENAI_BASE_URL": server.base_url}
+        )
     assert printed == "[1.0, 1.0, 1.0, 1.0]\n"
 
 
