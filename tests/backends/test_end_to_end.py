@@ -127,6 +127,7 @@ def test_spans_are_nested_and_named_as_jaeger_wants_them(
         "chat m",
         "recording /chat/completions",
         "execute_tool look_up",
+        "rollout started",
     }
     parents = {
         "invoke_agent agent": "invoke_agent outer",
