@@ -66,17 +66,6 @@ class around:  # noqa: N801 - used as `with around()`
         active, before = self._entered.pop()
         active.gateway = before
 
-    async def __aenter__(self) -> Gateway:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace_back)
-
 
 def gateway_here(upstream: str | None = None) -> Gateway:
     """The gateway of this process in front of a model server; see `around`."""

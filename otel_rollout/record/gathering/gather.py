@@ -403,10 +403,9 @@ def _check(coroutines: object, max_concurrency: int | None, max_exceptions: int 
 def _check_options(
     caller: Callable[..., object], options: dict[str, Any], coroutines: object
 ) -> None:
-    parameters = inspect.signature(caller).parameters.values()
-    own = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    """Close the coroutines, and raise ConfigurationError, where an option is wrong."""
     try:
-        Options.of(options, caller.__name__, own)
+        Options.of(options, caller.__name__, caller.__kwdefaults__ or ())
     except ConfigurationError:
         _close(coroutines)
         raise

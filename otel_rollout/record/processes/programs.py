@@ -1,4 +1,4 @@
-"""The environment of programs that a rollout with a gateway starts: each is given its own.
+"""Programs that a rollout starts: with a gateway each is given its environment, else it is counted.
 
 Nothing is set in this process, where other rollouts run at the same time. `subprocess` is given
 the environment; a process of `multiprocessing` that is spawned, or comes from a fork server, gets
@@ -39,9 +39,10 @@ _GATEWAY = "OTEL_ROLLOUT_GATEWAY"
 """A variable that only programs have whose calls a gateway records."""
 _MOST_NAMES = 20
 _LONGEST_NAME = 80
+_UNKNOWN = "..."
 _ENV = 10
 """Place of `env` among the arguments of `Popen`."""
-_NOT_SET = "a program could not be given the address of the gateway; its calls are not captured"
+_NOT_SET = "a program that a rollout starts could not be looked at; its calls are not captured"
 _variables: ContextVar[dict[str, str] | None] = ContextVar("otel_rollout_variables", default=None)
 """The variables of the process of `multiprocessing` that is being started."""
 
@@ -90,14 +91,25 @@ def _note_program(active: ActiveRollout, command: Any, env: Mapping[Any, Any] | 
         return
     models = (*BASE_URLS, *BASE_URLS.values())
     is_given = any(known.get(name) not in (None, "", os.environ.get(name)) for name in models)
-    first = command if isinstance(command, str | bytes | os.PathLike) else next(iter(command), "")
-    words = os.fsdecode(first).split() if first is command else [os.fsdecode(first)]
-    name = os.path.basename(words[0])[:_LONGEST_NAME] if words else ""
+    name = _name_of(command)
     with active.lock:
         programs = active.programs = active.programs or {}
         names = {name for name, _ in programs}
-        which = (name if name in names or len(names) < _MOST_NAMES else "..."), sc.GIVEN * is_given
+        name = name if name in names or len(names) < _MOST_NAMES else _UNKNOWN
+        which = name, sc.GIVEN * is_given
         programs[which] = programs.get(which, 0) + 1
+
+
+def _name_of(command: Any) -> str:
+    """The name of the program that a command starts; "..." where only `Popen` may read it."""
+    if isinstance(command, list | tuple):
+        return os.path.basename(os.fsdecode(command[0]))[:_LONGEST_NAME] if command else ""
+    if not isinstance(command, str | bytes | os.PathLike):
+        return _UNKNOWN
+    first = os.fsdecode(command).partition(" ")[0]
+    if "=" in first:  # a shell assigns it, and it may be a secret
+        return "sh"
+    return os.path.basename(first)[:_LONGEST_NAME]
 
 
 # --- multiprocessing

@@ -51,6 +51,18 @@ def test_a_program_beside_captured_calls(recording: Recording, clients: Clients)
     assert reconstruct(recording.spans)[-1] == trajectory
 
 
+def test_a_command_stays_as_it_is(recording: Recording) -> None:
+    """One that can be read once is read by `Popen`; what a shell assigns before it is no name."""
+    with rollout("agent") as trajectory:
+        ran = subprocess.run(map(str, [*TRUE, "argument"]), check=True)  # type: ignore[call-overload]
+        subprocess.run("TOKEN='secret word' true", shell=True, check=True)
+        subprocess.run(b"TOKEN=secret true", shell=True, check=True)
+    assert ran.returncode == 0
+    (_, started) = trajectory.warnings
+    assert started == f"it started 3 programs (..., sh): {STARTED}"
+    assert "secret" not in json.dumps(dict(recording.spans[-1].attributes or {}))
+
+
 def test_programs_of_a_rollout_without_calls(recording: Recording) -> None:
     """All are named, as far as the rollout was not handed on to them; names have a bound."""
     with rollout("agent") as trajectory:
