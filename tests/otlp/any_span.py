@@ -16,10 +16,10 @@ keys = st.text(min_size=1, max_size=12) | st.sampled_from(["k" * 300, "ключ"
 numbers = st.integers(-(1 << 63), (1 << 63) - 1) | st.floats() | st.booleans()
 values: Any = st.recursive(
     texts | numbers | st.binary(max_size=200) | st.none(),
-    lambda inner: st.lists(inner, max_size=30) | st.dictionaries(keys, inner, max_size=5),
+    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=8,
 )
-attributes = st.dictionaries(keys, values, max_size=12)
+attributes = st.dictionaries(keys, values, max_size=5)
 states = st.dictionaries(
     st.from_regex(r"[a-z]{1,9}", fullmatch=True), st.from_regex(r"[a-z]{1,90}", fullmatch=True)
 ).map(lambda rows: TraceState(list(rows.items())))
@@ -42,8 +42,8 @@ spans = st.builds(
     parent=contexts | st.none(),
     resource=resources,
     attributes=attributes,
-    events=st.lists(st.builds(Event, texts, attributes, times), max_size=3),
-    links=st.lists(st.builds(Link, contexts, attributes), max_size=3),
+    events=st.lists(st.builds(Event, texts, attributes, times), max_size=2),
+    links=st.lists(st.builds(Link, contexts, attributes), max_size=2),
     kind=st.sampled_from(SpanKind),
     status=statuses,
     start_time=times,

@@ -18,7 +18,7 @@ from tests.otlp.any_span import spans
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(spans, min_size=1, max_size=4))
+@given(st.lists(spans, min_size=1, max_size=2))
 def test_the_size_is_never_below_what_is_sent(several: list[ReadableSpan]):
     """A request of spans has at most the sum of their sizes: with events, links, any value."""
     assert encode_spans(several).ByteSize() <= sum(map(size_of, several))
