@@ -36,7 +36,8 @@ __all__ = [
     "clean_environment",
     "clients",
     "configure",
-    "frozen_imports",
+    "frozen_before",
+    "imported",
     "no_hook_is_left",
     "pytest_configure",
     "pytest_runtest_call",
@@ -73,11 +74,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def frozen_imports() -> None:
-    """What is imported once is not looked at by every collection that a test asks for."""
+def imported() -> None:
+    """What most tests use is imported before the first begins."""
     openai.OpenAI(api_key="k").chat.completions.create
     otel_rollout.configure()
     otel_rollout.shutdown()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_before(imported: None) -> None:
+    """What earlier modules of tests imported is not looked at by every collection of a test."""
     gc.collect()
     gc.freeze()
 
