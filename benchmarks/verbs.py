@@ -88,7 +88,7 @@ def recorded(folder: Path) -> tuple[Trajectory, dict[str, list[str]]]:
     assert all(len(each.logprobs or ()) == 512 for each in trajectory.completions)
     lines = {name: file.read_text().splitlines() for name, file in files.items()}
     lines["SPANS"] = [json.dumps(span) for line in lines["SPANS"] for span in each_span(line)]
-    assert len(lines["SPANS"]) == TURNS + 1
+    assert len(lines["SPANS"]) == TURNS + 2  # the rollout started, and ended
     return trajectory, lines
 
 
