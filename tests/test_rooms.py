@@ -483,7 +483,7 @@ LINES = {
     "export": 2_692,
     "gateway": 2_570,
     "look": 2_223,
-    "otlp": 1_911,
+    "otlp": 1_918,
     "rebuild": 1_141,
     "rebuild/dialects": 2_076,
     "record": 7_747,

@@ -94,8 +94,8 @@ class Bounded(Generic[_Value]):
         self._is_read = is_read
         self._decode: Callable[[str | bytes | Cut], _Value] = msgspec.json.Decoder(kind).decode
 
-    def part(self, cut: Cut) -> _Value | None:
-        """The same of what was cut out of such a text."""
+    def part(self, cut: Cut | bytes) -> _Value | None:
+        """The same of what was cut out of such a text, or of bytes, whose depth is not bounded."""
         try:
             return self._decode(cut)
         except (ValueError, RecursionError):

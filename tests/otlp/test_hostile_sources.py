@@ -65,6 +65,40 @@ def test_any_json_is_read_or_said(data: Any):
     assert errors
 
 
+ODD = (
+    *("NaN", "-Infinity", "1e400", "-0", "-0.0", str(1 << 70), "1" * 5000, "0.1e1", "01", "1."),
+    *(
+        '"\\ud800"',
+        '"\\ud83d\\ude00"',
+        '"a\tb"',
+        '"\0"',
+        '"\\x"',
+        '"\u00e9\u2028"',
+        '{"a":1,"a":2}',
+    ),
+    *("[1,]", "tru", "null", "[" * 500 + "]" * 500),
+)
+"""Values that readers of JSON differ about, and some that are none."""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_a_line_says_what_the_standard_library_reads(odd: str, encoding: str):
+    """Whichever library reads it: the same values, and the same lines are no JSON."""
+    text = json.dumps(message({**span(1), "name": ["ODD"]})).replace('["ODD"]', odd)
+    line = text.encode(encoding, "replace")
+    errors: list[SpanFormatError] = []
+    try:
+        (expected,) = read_json(json.loads(line))
+    except ValueError:
+        found = list(read(io.BytesIO(line + b"\n" + line + b"\n{}"), on_error=errors.append))
+        assert not found
+        assert errors
+    else:
+        (record,) = read(io.BytesIO(line), on_error=errors.append)
+        assert (repr(record), errors) == (repr(expected), [])
+
+
 def test_what_is_compressed_twice_is_not_unpacked_twice():
     """A bomb in a bomb: one layer is opened, and the rest is said."""
     inner = gzip.compress(json.dumps(message(span(1))).encode())
