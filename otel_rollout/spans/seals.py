@@ -32,6 +32,7 @@ _SUMMED = frozenset(
 """Texts that decide what trains; messages and long parameters have digests of their own."""
 _MEASURED = (str, int)
 """Types of values that have a length; a float is written by each store in a way of its own."""
+_PLAIN = frozenset((str, int, bool))  # the types of nearly all values, all of them measured
 
 
 def with_lengths(
@@ -46,19 +47,15 @@ def with_lengths(
     sealed = dict(attributes)
     every = {**before, **sealed} if before else sealed.copy()
     known = checksums or {}
-    sums = [
-        f"{_short(key)}:{known[key] if key in known else crc32(every[key].encode(*_ENCODING))}"
-        for key in filter(_SUMMED.__contains__, every)
-        if isinstance(every[key], str)
-    ]
-    if sums:
-        sealed[sc.CHECKSUMS] = every[sc.CHECKSUMS] = ",".join(sums) + _END
-    lengths = [
-        f"{_short(key)}:{len(value if type(value) is str else str(value))}"
-        for key, value in every.items()
-        if isinstance(value, _MEASURED)
-    ]
-    sealed[sc.LENGTHS] = ",".join(lengths) + _END
+    summed = [key for key in filter(_SUMMED.__contains__, every) if isinstance(every[key], str)]
+    if summed:
+        sums = [
+            known[key] if key in known else crc32(every[key].encode(*_ENCODING)) for key in summed
+        ]
+        sealed[sc.CHECKSUMS] = every[sc.CHECKSUMS] = _form(*summed) % tuple(sums)
+    if not _PLAIN.issuperset(map(type, every.values())):
+        every = {key: value for key, value in every.items() if isinstance(value, _MEASURED)}
+    sealed[sc.LENGTHS] = _form(*every) % tuple(map(len, map(str, every.values())))
     return sealed
 
 
@@ -94,7 +91,8 @@ def of_other_checksums(attributes: Mapping[str, Any], written: object) -> set[st
     return {
         name
         for name, checksum in numbers_of(written).items()
-        if isinstance(value := attributes.get(name), str) and _checksum(value) != checksum
+        if isinstance(value := attributes.get(name), str)
+        and crc32(value.encode(*_ENCODING)) != checksum
     }
 
 
@@ -113,8 +111,10 @@ def as_written(attributes: Mapping[str, Any], lengths: Mapping[str, int]) -> dic
     return texts
 
 
-def _checksum(text: str) -> int:
-    return crc32(text.encode(*_ENCODING))
+@lru_cache(1024)  # a span of each kind has few sets of names, but for the user's
+def _form(*names: str) -> str:
+    """The entries of these names, with a place (`%d`) for the number of each."""
+    return ",".join(f"{_short(name).replace('%', '%%')}:%d" for name in names) + _END
 
 
 @cache
