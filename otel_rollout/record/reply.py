@@ -176,7 +176,7 @@ def may_be_error(body: bytes) -> bool:
     """True if a reply reports an error, or is none of a model."""
     if not _is_of_model(body):
         return True
-    # A search for the plain text costs little, and backwards a fifth of one for the pattern.
+    # A search for the plain text is faster than one for the pattern, and backwards twice as fast.
     return body.rfind(b'"error"') >= 0 and _has_error(body) is not None
 
 

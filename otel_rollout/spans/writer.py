@@ -295,7 +295,7 @@ class ExchangeWriter:
         attributes: _Attributes = {}
         self.checksums = {}
         arrays = self._prompt_arrays(body)
-        if arrays and body.rfind(_PLACEHOLDER) < 0:  # `in` takes five times as long
+        if arrays and body.rfind(_PLACEHOLDER) < 0:  # `in` takes twice as long
             prompts = [self._prompt(body, start, end) for start, end in arrays]
             attributes[sc.RESPONSE_PROMPT_IDS] = f"[{','.join(prompts)}]"
             view, pieces, position = memoryview(body), list[bytes | memoryview](), 0
@@ -320,17 +320,17 @@ class ExchangeWriter:
         """
         found: list[tuple[int, int]] = []
         for name, before in _PROMPT_IDS:
-            # From the end: CPython searches backwards in a fifth of the time.
-            if found or body.rfind(before) < 0:
-                continue
-            first, end = body.find(before), len(body)
-            while (end := body.rfind(name, first, end)) >= 0:
-                if opening := _array(body, end + len(name)):
-                    start = opening.end()
-                    stop = body.find(b"]", start)
-                    if stop > start and self._are_numbers(body, start, stop):
-                        found.append((start, stop))
-        return found[::-1]
+            position = -1 if found else body.find(before)
+            while position >= 0 and (position := body.find(name, position)) >= 0:
+                after = position + len(name)
+                opening = _array(body, after)
+                if opening:
+                    start, end = opening.end(), body.find(b"]", opening.end())
+                    if end > start and self._are_numbers(body, start, end):
+                        found.append((start, end))
+                        after = end
+                position = after
+        return found
 
     def _are_numbers(self, body: bytes, start: int, end: int) -> bool:
         new = body[start + self._prompts.continues_last(body, start) : end]
