@@ -489,9 +489,9 @@ LINES = {
     "record": 7_747,
     "spans": 1_796,
     "testing": 1_189,
-    "trajectory": 4_741,
+    "trajectory": 4_867,
     "view": 7_042,
-    "wire": 4_963,
+    "wire": 4_982,
     "workflows": 854,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

@@ -105,7 +105,10 @@ class Completion:
 
     @property
     def request_messages(self) -> list[Json]:
-        """The wire messages that the model was asked with."""
+        """The wire messages that the model was asked with.
+
+        An item that the request names by its id is there in full, if an earlier call has it.
+        """
         return [copy_json(message) for message in path_messages(self.prompt)]
 
     @property

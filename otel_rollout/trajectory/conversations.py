@@ -33,6 +33,7 @@ from otel_rollout.trajectory.histories import (
     sampled_order,
 )
 from otel_rollout.trajectory.history import History
+from otel_rollout.trajectory.references import KnownItems
 from otel_rollout.trajectory.side_calls import SideCalls
 from otel_rollout.wire import MessagePath
 
@@ -53,8 +54,10 @@ class Conversations:
     ) -> None:
         self._side_calls = side_calls
         self._lock = threading.RLock()
+        self._added: list[Completion] = []
+        """Those that were added since somebody asked."""
+        self._known = KnownItems()
         self._sorted: list[Completion] = []
-        self._unsorted: list[Completion] = []
         self._by_key: dict[CompletionKey, list[Completion]] = {}
         self._links = _Links()
         self._unlinked: list[Completion] = []
@@ -67,16 +70,14 @@ class Conversations:
 
     def add(self, completion: Completion) -> None:
         """Take in a completion whose call has ended."""
-        exchange, key = completion.exchange, (completion.id, completion.choice_index)
+        exchange = completion.exchange
         with self._lock:
             if self._process is None:
                 self._process = exchange.process
             if exchange.process != self._process or exchange.ended < self._latest_start:
                 self._in_sequence = False
             self._latest_start = max(self._latest_start, exchange.started)
-            self._unsorted.append(completion)
-            self._unlinked.append(completion)
-            self._by_key.setdefault(key, []).append(completion)
+            self._added.append(completion)
             self._histories = None
             if self._side_calls is not None:
                 self._side_calls.add(completion)
@@ -85,20 +86,25 @@ class Conversations:
     def completions(self) -> list[Completion]:
         """All completions, in order of the start of their calls."""
         with self._lock:
-            if self._unsorted:
-                self._sorted = in_order([*self._sorted, *self._unsorted])
-                self._unsorted = []
+            self._settle()
             return self._sorted
 
     def get(self, completion_id: str, choice_index: int) -> Completion | None:
         """The completion of this id; the one that started last where several have it."""
-        found = self._by_key.get((completion_id, choice_index), [])
+        with self._lock:
+            self._settle()
+            found = self._by_key.get((completion_id, choice_index), [])
         return found[0] if len(found) == 1 else in_order(found)[-1] if found else None
 
     @property
     def ambiguities(self) -> list[str]:
-        """A warning for each completion that could continue one of several identical samples."""
-        return list(self._linked().warnings.values())
+        """A warning for each completion of which it is not certain what it continues."""
+        found, missing = list(self._linked().warnings.values()), self._known.missing
+        for completion in self.completions if missing else ():
+            if completion.id in missing and completion.items:
+                id_, item = repr(completion.id), repr(missing[completion.id])
+                found.append(sentences.ITEM_NOT_HERE(id=id_, item=item))
+        return found
 
     @property
     def rewriting(self) -> str | None:
@@ -196,11 +202,29 @@ class Conversations:
                 yield completion
         yield from aside
 
+    def _settle(self) -> None:
+        """Take in what was added: with what it refers to, in order; all anew if not in sequence."""
+        if not self._added:
+            return
+        new, self._added = self._added, []
+        if not self._in_sequence:
+            new = [*self._sorted, *new]
+            self._sorted, self._unlinked, self._by_key = [], [], {}
+            self._known, self._links = KnownItems(), _Links()
+        for completion in new:
+            self._known.add(completion)
+        for number, completion in enumerate(new):
+            new[number] = resolved = self._known.resolved(completion)
+            if resolved is not completion and self._side_calls is not None:
+                self._side_calls.add(resolved)
+            self._by_key.setdefault((resolved.id, resolved.choice_index), []).append(resolved)
+        self._sorted = in_order([*self._sorted, *new])
+        self._unlinked += new
+
     def _linked(self) -> _Links:
         with self._lock:
+            self._settle()
             if self._unlinked:
-                if not self._in_sequence:
-                    self._links, self._unlinked = _Links(), self.completions
                 self._links.add(in_order(self._unlinked))
                 self._unlinked = []
             return self._links

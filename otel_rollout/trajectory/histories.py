@@ -119,15 +119,18 @@ def ended_before(first: Completion, second: Completion) -> bool:
 
 
 def choose(candidates: list[Completion], end: MessagePath) -> tuple[Completion, list[Completion]]:
-    """The candidate that was continued, and all candidates that are equal to it."""
+    """The candidate that was continued, and all candidates that are equal to it.
+
+    A request that refers to an item by its id has the very item of one of them.
+    """
     if len(candidates) == 1:
         return candidates[0], candidates
-    equal = [
-        c
-        for c in candidates
-        if reasoning_in(c.items) == reasoning_in(node.message for node in _replayed(c, end))
-    ]
-    return max(equal or candidates, key=sampled_order), equal or candidates
+    replayed = {c: [node.message for node in _replayed(c, end)] for c in candidates}
+    equal = [c for c in candidates if reasoning_in(c.items) == reasoning_in(replayed[c])]
+    equal = equal or candidates
+    own = {c: set(map(id, c.items)) for c in equal}
+    equal = [c for c in equal if not own[c].isdisjoint(map(id, replayed[c]))] or equal
+    return max(equal, key=sampled_order), equal
 
 
 def goes_on_from(completion: Completion, end: MessagePath) -> bool:

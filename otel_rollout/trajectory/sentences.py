@@ -223,6 +223,12 @@ NOT_HERE = Sentence(
     "incomplete",
     "Make the calls of one conversation in one rollout. What the call itself sampled is known.",
 )
+ITEM_NOT_HERE = Sentence(
+    "completion {id} refers to the item {item}, which no earlier call here has: what its request "
+    "said there is not known",
+    "incomplete",
+    "Make the calls of one conversation in one rollout. What the call itself sampled is known.",
+)
 UNREAD = Sentence(
     "exchange {span}: its response has choices, but no model API is known at {path}; what was "
     "sampled there is in no completion, and does not train",

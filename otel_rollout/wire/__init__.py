@@ -64,6 +64,7 @@ from otel_rollout.wire.message import media_in as media_in
 from otel_rollout.wire.message import media_of as media_of
 from otel_rollout.wire.message import message_parts as message_parts
 from otel_rollout.wire.message import reasoning_of as reasoning_of
+from otel_rollout.wire.message import reference_of as reference_of
 from otel_rollout.wire.message import shown_message as shown_message
 from otel_rollout.wire.message import texts_of as texts_of
 from otel_rollout.wire.message import tool_calls as tool_calls

@@ -55,6 +55,8 @@ class Shapes:
     """Members of messages that are pieces: those of the model that follow each other are one."""
     result_marks: Sequence[bytes] = ()
     """Texts without one of which no request has a tool's result."""
+    references: Sequence[str] = ()
+    """Types of items that stand for an earlier item, which their id names."""
 
 
 TYPES: dict[str, PartReader] = {}
@@ -64,6 +66,7 @@ MEMBERS: dict[str, MemberReader] = {}
 ROLES: dict[str, PartReader] = {}
 PIECES: dict[str, None] = {}
 RESULT_MARKS: dict[bytes, None] = {}
+REFERENCES: dict[str, None] = {}
 
 
 def add_shapes(shapes: Shapes) -> None:
@@ -74,6 +77,7 @@ def add_shapes(shapes: Shapes) -> None:
     ROLES.update({**shapes.roles, **ROLES})
     PIECES.update(dict.fromkeys(shapes.pieces))
     RESULT_MARKS.update(dict.fromkeys(shapes.result_marks))
+    REFERENCES.update(dict.fromkeys(shapes.references))
 
 
 # --- parts
@@ -121,7 +125,8 @@ def read_message(message: Json) -> tuple[list[Part], dict[str, Json]]:
         return content_parts(message), {}
     role = message.get("role")
     if role is None:
-        message = present_members(message, without=(*_IDENTITY, *_PARSED))
+        identity = _IDENTITY if reference_of(message) is None else ()
+        message = present_members(message, without=(*identity, *_PARSED))
         if "type" in message:
             return [part_of(message)], {}
     found: list[tuple[bool, str, Iterable[Part]]] = []
@@ -139,6 +144,18 @@ def read_message(message: Json) -> tuple[list[Part], dict[str, Json]]:
     if len(found) == 1:
         return list(found[0][2]), others
     return _in_order(found), others
+
+
+def reference_of(item: Json) -> str | None:
+    """The id of the earlier item that an item of a request stands for; None: it is an item itself.
+
+    A client may leave out the type of a reference.
+    """
+    if not isinstance(item, Mapping) or (id_ := text_of(item.get("id"))) is None:
+        return None
+    kind = item.get("type")
+    alone = kind is None and present_members(item).keys() == {"id"}
+    return id_ if alone or (isinstance(kind, str) and kind in REFERENCES) else None
 
 
 def _in_order(found: list[tuple[bool, str, Iterable[Part]]]) -> list[Part]:

@@ -120,6 +120,7 @@ _SHAPES = Shapes(
         "_output": _output,
     },
     result_marks=(b'_output"',),
+    references=("item_reference",),
 )
 
 

@@ -16,8 +16,7 @@ async function main() {
   for (const content of JSON.parse(questions)) {
     messages.push({ role: "user", content });
     const system = "You are helpful. Žluťoučký kůň 🐎";
-    const providerOptions = { openai: { store: false } }; // or it refers to replies by their ids
-    const options = { tools: { shell }, stopWhen: stepCountIs(9), maxRetries: 0, providerOptions };
+    const options = { tools: { shell }, stopWhen: stepCountIs(9), maxRetries: 0 };
     const result = streamText({ model, system, messages, ...options });
     console.log(await result.text);
     messages.push(...(await result.response).messages);

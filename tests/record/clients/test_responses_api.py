@@ -70,7 +70,7 @@ CALLS = Reply(
 @NEWER
 @BOTH
 @STREAMED
-@pytest.mark.parametrize("keeps", ["items", "id", "conversation"])
+@pytest.mark.parametrize("keeps", ["items", "references", "id", "conversation"])
 async def test_a_tool_loop_is_one_history(
     configure: Configure, clients: Clients, caller: Caller, stream: bool, keeps: str
 ) -> None:
@@ -88,6 +88,9 @@ async def test_a_tool_loop_is_one_history(
             said.append(response)
             if keeps == "items":
                 given = [*given, *response.output, *tool_results(response)]
+            elif keeps == "references":
+                kept = [{"type": "item_reference", "id": item.id} for item in response.output]
+                given = [*given, *kept, *tool_results(response)]
             else:
                 given = tool_results(response)
                 name = name or {"previous_response_id": response.id}
