@@ -209,7 +209,7 @@ async def test_a_server_with_one_id_for_all(recording: Recording, clients: Clien
         sent: Any = [user("u")]
         for _ in replies:
             said = await client.responses.create(model="m", input=sent)
-            sent = [*sent[:1], reference(said.output[0].id), user("on")]
+            sent = [*sent[:1], reference(said.output[0].id or ""), user("on")]
     assert table(replayed(recording)) == [
         "user u, 0* a, user on, 1* b",
         "user u, assistant b, user on, 2* c",
