@@ -24,6 +24,22 @@ from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.framework
 PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
+FOREIGN = """
+import openai
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("tools")
+
+@server.tool()
+def summarise(text: str) -> str:
+    messages = [{"role": "user", "content": text}]
+    reply = openai.OpenAI(max_retries=0).chat.completions.create(model="m", messages=messages)
+    return reply.choices[0].message.content
+
+server.run("stdio")
+"""
+"""A server that nobody changed for us."""
+GIVEN = "1 program ({}) was started with the address or the key of a model server"
 TRANSPORTS = pytest.mark.parametrize("transport", ["stdio", "http"])
 HANDED_ON = (
     "it was handed on to another process, of which no span is here: calls that were made there "
@@ -155,3 +171,26 @@ async def test_rollouts_at_once_share_a_server(
         assert trajectory.warnings == []
         texts = [c.request_messages[-1]["content"] for c in trajectory.completions]
         assert texts in [[f"{name} {turn}" for turn in range(3)] for name in "abcd"]
+
+
+@pytest.mark.parametrize("gateway", [True, False])
+async def test_a_server_that_knows_nothing_of_rollouts(
+    recording: Recording, clients: Clients, monkeypatch: pytest.MonkeyPatch, gateway: bool
+) -> None:
+    """With a gateway the calls of its tools are the rollout's; without one the program is named."""
+    server = clients.serve("hello")
+    given = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "k"}
+    if gateway:
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+    program = StdioServerParameters(
+        command=sys.executable, args=["-c", FOREIGN], env=None if gateway else given
+    )
+    async with rollout("agent", gateway=gateway) as trajectory, Client(program) as client:
+        await agent(client, server, clients)
+    assert len(server.exchanges) == 3
+    asked = sorted(c.request_messages[-1]["content"] for c in trajectory.completions)
+    assert asked == (["lead", "one", "two"] if gateway else ["lead"])
+    warnings = [warning.partition(":")[0] for warning in trajectory.warnings]
+    assert warnings == ([] if gateway else [GIVEN.format(Path(sys.executable).name)])
+    assert reconstruct(recording.spans) == [trajectory]
