@@ -192,7 +192,7 @@ class TrajectorySpanProcessor(SpanProcessor):
             if buffer.cut_off:
                 return
             if record.attributes == buffer.active.ending:  # no limit cut it
-                object.__setattr__(record, "is_checked", True)  # nobody else has it yet
+                record.is_checked = True  # nobody else has it yet
             if self._bytes + size > self._max_bytes:
                 buffer.refused += 1
                 return
@@ -389,8 +389,9 @@ def check_exporter(exporter: object) -> None:
 
 
 def _size(record: SpanRecord) -> int:
-    """Bytes of memory that the attributes of a span take."""
-    return sum(map(sys.getsizeof, record.attributes.values()))
+    """Bytes of memory that the texts of a span take; what is short is passed over."""
+    values = record.attributes.values()
+    return sum([sys.getsizeof(text) for text in values if type(text) is str and len(text) > 64])
 
 
 def _hand_over(deliveries: Sequence[Delivery], trajectory: Trajectory, size: int) -> None:

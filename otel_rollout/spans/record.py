@@ -44,7 +44,7 @@ class SpanEvent:
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes four times as long to make, for each call
 class SpanRecord:
     """One span, whichever source it came from. Ids are lower-case hex, times ns since 1970."""
 

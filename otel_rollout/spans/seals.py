@@ -30,9 +30,7 @@ _SUMMED = frozenset(
     )
 )
 """Texts that decide what trains; messages and long parameters have digests of their own."""
-_MEASURED = (str, int)
-"""Types of values that have a length; a float is written by each store in a way of its own."""
-_PLAIN = frozenset((str, int, bool))  # the types of nearly all values, all of them measured
+_MEASURED = (str, int)  # a float is written by each store in a way of its own
 
 
 def with_lengths(
@@ -46,16 +44,16 @@ def with_lengths(
     """
     sealed = dict(attributes)
     every = {**before, **sealed} if before else sealed.copy()
-    known = checksums or {}
-    summed = [key for key in filter(_SUMMED.__contains__, every) if isinstance(every[key], str)]
-    if summed:
-        sums = [
-            known[key] if key in known else crc32(every[key].encode(*_ENCODING)) for key in summed
-        ]
+    known = (checksums or {}).get
+    if summed := [k for k in filter(_SUMMED.__contains__, every) if isinstance(every[k], str)]:
+        sums = [known(key) or crc32(every[key].encode(*_ENCODING)) for key in summed]
         sealed[sc.CHECKSUMS] = every[sc.CHECKSUMS] = _form(*summed) % tuple(sums)
-    if not _PLAIN.issuperset(map(type, every.values())):
-        every = {key: value for key, value in every.items() if isinstance(value, _MEASURED)}
-    sealed[sc.LENGTHS] = _form(*every) % tuple(map(len, map(str, every.values())))
+    lengths = {
+        key: len(f"{value!s}")  # of a text that is the text itself, where `str` takes long
+        for key, value in every.items()
+        if type(value) is str or isinstance(value, _MEASURED)
+    }
+    sealed[sc.LENGTHS] = _form(*lengths) % (*lengths.values(),)
     return sealed
 
 

@@ -298,7 +298,8 @@ class ExchangeWriter:
         if arrays and body.rfind(_PLACEHOLDER) < 0:  # `in` takes twice as long
             prompts = [self._prompt(body, start, end) for start, end in arrays]
             attributes[sc.RESPONSE_PROMPT_IDS] = f"[{','.join(prompts)}]"
-            view, pieces, position = memoryview(body), list[bytes | memoryview](), 0
+            view, position = memoryview(body), 0
+            pieces: list[bytes | memoryview] = []
             for number, (start, end) in enumerate(arrays):
                 pieces += (view[position : start - 1], b"%b%d}" % (_PLACEHOLDER, number))
                 position = end + 1

@@ -54,9 +54,9 @@ class SideCalls:
         """Forget all calls."""
         self.has_tools = False
         """True if any call of the trajectory offers tools."""
-        self._asked = set[bytes | str]()
+        self._asked: set[bytes | str] = set()
         """Keys of the paths in short requests without tools, and ids that requests continue."""
-        self._said = set[bytes]()
+        self._said: set[bytes] = set()
         """Keys of the paths that end with the replies to such requests."""
         self._reasons: dict[tuple[str, int], str | None] = {}
         """The default rule's results, since the last call was added."""
