@@ -19,12 +19,10 @@ def identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
 
     The conventions' conversation is what a backend groups messages by: here, the rollout.
     """
-    found: dict[str, Any] = {
-        sc.GEN_AI_OPERATION_NAME: operation,
-        sc.GEN_AI_AGENT_NAME: trajectory.name,
-    }
+    name = carried(trajectory.name)
+    found: dict[str, Any] = {sc.GEN_AI_OPERATION_NAME: operation, sc.GEN_AI_AGENT_NAME: name}
     if operation == sc.OPERATION_INVOKE_WORKFLOW:
-        found[sc.GEN_AI_WORKFLOW_NAME] = trajectory.name
+        found[sc.GEN_AI_WORKFLOW_NAME] = name
     else:
         found[sc.GEN_AI_CONVERSATION_ID] = trajectory.id
     found[sc.ROLLOUT_SCHEMA_VERSION] = sc.SCHEMA_VERSION
@@ -40,9 +38,9 @@ def place(trajectory: Trajectory) -> dict[str, Any]:
     """Attributes of the task, the group and the policy of a trajectory."""
     found: dict[str, Any] = {}
     if trajectory.task_id is not None:
-        found[sc.ROLLOUT_TASK_ID] = trajectory.task_id
+        found[sc.ROLLOUT_TASK_ID] = carried(trajectory.task_id)
     if trajectory.group_id is not None:
-        found[sc.ROLLOUT_GROUP_ID] = trajectory.group_id
+        found[sc.ROLLOUT_GROUP_ID] = carried(trajectory.group_id)
     if trajectory.sample_index is not None:
         found[sc.ROLLOUT_SAMPLE_INDEX] = carried(trajectory.sample_index)
     if trajectory.group_size is not None:
@@ -175,13 +173,6 @@ def present(attributes: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in attributes.items()
         if value is not None
     }
-
-
-def with_carried_texts(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes, whose numbers are our own, with texts that every transport carries."""
-    if all(map(str.isascii, map(str, attributes.values()))):  # as nearly always; all of it in C
-        return attributes
-    return {key: carried(value) for key, value in attributes.items()}
 
 
 def text_of(value: object) -> str:

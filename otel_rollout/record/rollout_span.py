@@ -21,7 +21,6 @@ from otel_rollout.record.attributes import (
     message_of,
     missed,
     sentence,
-    with_carried_texts,
 )
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
@@ -149,7 +148,7 @@ def _end_attributes(
     if active.handed_on > 0:
         attributes[sc.ROLLOUT_PROPAGATED] = True
     content = process_state.content
-    shown = whole = with_carried_texts(attributes)
+    shown = whole = attributes
     if not content.exported:
         shown = content.shown(whole)
         active.kept_back = {key: value for key, value in whole.items() if shown.get(key) != value}

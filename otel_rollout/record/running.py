@@ -17,10 +17,7 @@ from typing import Any, Protocol
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
-from otel_rollout.record.attributes import (
-    identity,
-    with_carried_texts,
-)
+from otel_rollout.record.attributes import identity
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.deferred import settle
 from otel_rollout.record.options import Options
@@ -412,6 +409,4 @@ class ActiveRollout:
                 sc.ROLLOUT_PROCESS: self.process,
                 **self._in_group(),
             }
-        return with_carried_texts(
-            {sc.ROLLOUT_PROCESS: self.process, **identity(trajectory, self.operation)}
-        )
+        return {sc.ROLLOUT_PROCESS: self.process, **identity(trajectory, self.operation)}
