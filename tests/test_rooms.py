@@ -486,7 +486,7 @@ LINES = {
     "otlp": 1_918,
     "rebuild": 1_141,
     "rebuild/dialects": 2_076,
-    "record": 7_733,
+    "record": 7_737,
     "spans": 1_795,
     "testing": 1_189,
     "trajectory": 4_867,

@@ -46,7 +46,8 @@ def _begin(
     client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ClientCall | Unrecorded | None:
     """The call that `request` makes. None: nobody records it; `UNRECORDED`: a gateway does."""
-    if is_gateways_client(client):
+    address = str(getattr(client, "base_url", ""))
+    if is_gateways_client(client, address):
         note_for_gateway()
         return UNRECORDED
     active = recording_rollout()
@@ -61,7 +62,7 @@ def _begin(
     body, given = options.json_data, getattr(options, "extra_json", None)
     added = NOTHING
     if isinstance(body, dict):
-        added = added_fields(path, {**body, **(given or {})}, getattr(client, "base_url", ""))
+        added = added_fields(path, {**body, **(given or {})}, address)
     if added.fields:
         options.extra_json = {**(given or {}), **added.fields}
 

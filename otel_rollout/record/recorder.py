@@ -38,7 +38,7 @@ from otel_rollout.record.reply import (
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.span_names import recording_name
 from otel_rollout.record.state import process_state
-from otel_rollout.record.transports.sessions import session_of
+from otel_rollout.record.transports.sessions import may_name_session, session_of
 from otel_rollout.spans import with_lengths
 from otel_rollout.wire import TAIL, Framing, dumps, framing_said
 
@@ -191,8 +191,8 @@ class ExchangeRecorder:
     @guarded(NOT_SHOWN, level=logging.DEBUG)
     def _name_session(self, attributes: dict[str, Any]) -> None:
         """Write the id of a session that the last request's headers have."""
-        session = session_of(self.rollout.secrets.close(self))
-        if session is not None:
+        headers, names = self.rollout.secrets.close(self), self.rollout.secrets.names
+        if may_name_session(names) and (session := session_of(headers)) is not None:
             attributes[sc.EXCHANGE_SESSION] = process_state.content.recorded(session)
 
     def _write_request(self, body: bytes) -> None:

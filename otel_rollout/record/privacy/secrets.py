@@ -10,8 +10,7 @@ import json
 import re
 import string
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -48,15 +47,15 @@ _ADDRESS = ""
 """Stands for the name of a header where the value is an address."""
 
 
-def headers_of(headers: Mapping[str, Any]) -> AbstractSet[Header]:
+def headers_of(headers: Mapping[str, Any]) -> Collection[Header]:
     """The headers whose values are texts; httpx's as the bytes that they are sent as.
 
     To read those as texts costs as much as all else that is done with a call's headers.
     """
     raw = getattr(headers, "raw", None)
     if isinstance(raw, list):
-        return set(raw)
-    return {(str(name), value) for name, value in headers.items() if isinstance(value, str)}
+        return raw
+    return [(str(name), value) for name, value in headers.items() if isinstance(value, str)]
 
 
 def text_of(value: str | bytes) -> str:
@@ -98,9 +97,9 @@ class Secrets:
     """
 
     def __init__(self) -> None:
-        self._found = set[str]()
-        self._last: AbstractSet[Header] = frozenset()
-        """The headers of the last request: most repeat them."""
+        self._found: set[str] = set()
+        self.names: set[str | bytes] = set()
+        """Names of headers that may be secrets."""
         self._learned: dict[Header, None] = {}
         """The headers whose values may be secrets, and the addresses, which have no name."""
         self._sought = 0
@@ -115,21 +114,21 @@ class Secrets:
             self.close(call)
         self._open[call] = headers, url
 
-    def close(self, call: object = None) -> AbstractSet[Header]:
+    def close(self, call: object = None) -> Collection[Header]:
         """A call has ended: learn the values of its headers and address, and return the headers."""
         if (request := self._open.get(call)) is None:
-            return frozenset()
+            return ()
         headers = self.learn(*request)
         self._open.pop(call, None)  # only now: whoever asks meanwhile finds it here or learned
         return headers
 
-    def learn(self, headers: Mapping[str, Any], url: str = "") -> AbstractSet[Header]:
+    def learn(self, headers: Mapping[str, Any], url: str = "") -> Collection[Header]:
         """Add the values of headers and of an address; returns the headers."""
         every = headers_of(headers)
-        for header in every - self._last:
+        for header in every:
             if not _is_harmless(header[0]):
                 self._learned[header] = None
-        self._last = every
+                self.names.add(header[0])
         if url:
             self._learned[_ADDRESS, url] = None
         return every

@@ -68,7 +68,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self.installed: list[tuple[Any, str, Any]] = []
-        """Class or module, name of the method, and the wrapped method."""
+        """Class or module, name of the method, and the wrapped method. Empty: hooks do nothing."""
         self._wanted = False
         """True if libraries that are imported from now on are hooked."""
         self._awaited: set[str] = set()
@@ -119,7 +119,8 @@ class Hooks:
         """Wrap the method, or find the wrapper that is there: others may have wrapped it."""
         method, layer = vars(owner).get(hook.method), hook.layer(owner)
         if layer is None and method is not None:
-            layer = wrapt.FunctionWrapper(method, hook.wrapper, enabled=lambda: self._wanted)
+            in_place: Any = self.installed  # true while it holds any: no function is called
+            layer = wrapt.FunctionWrapper(method, hook.wrapper, enabled=in_place)
             setattr(owner, hook.method, layer)
         if layer is not None and all(layer is not known for _, _, known in self.installed):
             self.installed.append((owner, hook.method, layer))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from operator import itemgetter, methodcaller
+from operator import methodcaller
 
 from otel_rollout.record.privacy.secrets import Header, text_of
 from otel_rollout.wire import Json, loads
@@ -31,7 +31,12 @@ _is_key = re.compile(r"(?:sk|pk|rk|gsk|hf|xai|or)[-_]|eyJ").match
 _words = re.compile(r"[\s=;,]+").split
 _CREDENTIALS = ("authorization", "proxy-authorization", "x-api-key", "api-key", "cookie")
 _NAMES = frozenset((*HEADERS, TURN_METADATA, *map(str.encode, (*HEADERS, TURN_METADATA))))
-_name, _lower = itemgetter(0), methodcaller("lower")
+_lower = methodcaller("lower")
+
+
+def may_name_session(names: Iterable[str | bytes]) -> bool:
+    """True if one of these headers may name a session."""
+    return not _NAMES.isdisjoint(map(_lower, names))
 
 
 def session_of(headers: Iterable[Header]) -> str | None:
@@ -39,8 +44,6 @@ def session_of(headers: Iterable[Header]) -> str | None:
 
     A value that is, or looks like, what the request was signed with is none.
     """
-    if _NAMES.isdisjoint(map(_lower, map(_name, headers))):  # as for nearly all calls
-        return None
     found = {text_of(name).lower(): text_of(value) for name, value in headers}
     for name in HEADERS:
         if (session := _plain(found.get(name), found)) is not None:

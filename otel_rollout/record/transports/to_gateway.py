@@ -46,7 +46,7 @@ def note_for_gateway() -> None:
             active.further[sc.ROLLOUT_GATEWAY_COUNT] = count + 1
 
 
-def is_gateways_client(client: Any) -> bool:
+def is_gateways_client(client: Any, address: str) -> bool:
     """True if an OpenAI client, or one that is made alike, sends its requests to a gateway."""
     key = getattr(client, "api_key", None) or getattr(client, "auth_token", None)
-    return is_for_gateway(str(getattr(client, "base_url", "")), {"authorization": key})
+    return is_for_gateway(address, {"authorization": key})

@@ -69,10 +69,10 @@ def test_what_others_put_around_a_hook(
         patching.setattr(owner, method, theirs)
         otel_rollout.shutdown()
         assert vars(owner)[method] is theirs
-        assert not vars(owner)[method].__wrapped__._self_enabled()
+        assert not vars(owner)[method].__wrapped__._self_enabled
         otel_rollout.configure()
         assert vars(owner)[method] is theirs
-        assert vars(owner)[method].__wrapped__._self_enabled()
+        assert vars(owner)[method].__wrapped__._self_enabled
     otel_rollout.shutdown()
     assert [vars(owner)[name] for owner, name in METHODS] == before
 
