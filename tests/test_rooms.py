@@ -485,7 +485,7 @@ LINES = {
     "look": 2_223,
     "otlp": 1_918,
     "rebuild": 1_141,
-    "rebuild/dialects": 2_076,
+    "rebuild/dialects": 2_080,
     "record": 7_737,
     "spans": 1_795,
     "testing": 1_189,

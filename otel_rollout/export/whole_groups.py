@@ -87,7 +87,7 @@ class _Group:
         """The numbers that are missing; [] if members without a number may be these samples."""
         end = self.numbers.bit_length()
         if self.numbers and end <= size and self.samples(size) < size:
-            end = size
+            end = min(size, _NUMBERED)
         gaps = [number for number in range(end) if not self.numbers >> number & 1]
         return gaps if len(gaps) > self.unnumbered else []
 

@@ -304,6 +304,14 @@ def test_roles_and_texts_of_fields(whole: dict[str, Any], change: dict[str, Any]
     assert completion.exchange.damage
 
 
+@pytest.mark.parametrize("number", ["2", "1000000000", "1000000000000", "9" * 5000])
+def test_a_message_far_behind_the_others(number: str):
+    """Messages are missing before it, and their numbers are not gone through one by one."""
+    far = {f"llm.input_messages.{number}.message.role": "user"}
+    (completion,) = read(span({**OI, **far})).completions
+    assert not completion.trainable
+
+
 def test_a_flat_reply_without_a_reason_is_named():
     """Nothing says why it ended, and whether all choices that were asked for are there."""
     assert not {Fact.END.value, Fact.CHOICES.value} & set(read(span(FLAT)).completions[0].lost)

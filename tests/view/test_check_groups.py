@@ -79,6 +79,14 @@ def found(members: Iterable[Trajectory], expected: int | None = None) -> list[st
         ([member("g:judge", n, parent_id="p") for n in (1, 5)], []),
         ([member("g", 1 << 70), member("g", -3)], []),
         ([member(None, 3)], []),
+        # A damaged size, which no memory would hold the numbers of.
+        (
+            [member("g", 0, of=10**12)],
+            [
+                "group 'g' has 1 of 1000000000000 samples: "
+                "sample 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 65525 more missing"
+            ],
+        ),
     ],
 )
 def test_what_is_missing_from_a_group(members: list[Trajectory], said: list[str]) -> None:
