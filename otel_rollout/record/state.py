@@ -81,19 +81,22 @@ class ProcessState:
         `configure` was not called."""
         self.refusing: set[tuple[object, ...]] = set()
         """What requests are like to which servers refuse the fields that ask for token ids."""
+        self.programs: dict[tuple[str, str], int] = {}
+        """Programs that rollouts started and whose calls nobody captures, since `configure`; as
+        those of one rollout, in `ActiveRollout.programs`."""
         self.waiting: deque[Callable[[], None]] = deque()
         """Work put off by `later`."""
 
     def use(self, settings: Settings) -> None:
         """Record with these options from now on."""
         self.settings, self.content = settings, settings.content
-        self.refusing = set()
+        self.refusing, self.programs = set(), {}
 
     def renew_after_fork(self) -> None:
         """Forget, in a forked child, what was the parent's."""
         self.name = _new_name()
         self.forking = threading.RLock()  # another thread of the parent may have held it
-        self.parts = {}
+        self.parts, self.programs = {}, {}
         self.lost_to, self.has_said_lost = None, False
         self.waiting.clear()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError
@@ -106,6 +108,26 @@ def test_the_self_test_leaves_running_rollouts_alone(setup: Any):
 
 
 # --- clients
+
+
+def test_programs_that_rollouts_started(setup: Any):
+    """They are named, and are a problem where they were given a model server; only since then."""
+    run = [sys.executable, "-c", ""]
+    given = {**os.environ, "OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}
+    name = Path(sys.executable).name
+    subprocess.run(run, check=True)
+    assert [f for f in check(self_test=False) if f.subject == "programs"] == []
+    with otel_rollout.rollout("agent"):
+        subprocess.run(run, check=True)
+        subprocess.run(run, check=True)
+        subprocess.run("true", shell=True, check=True, env=given)
+    problem, fine = (f for f in check(self_test=False) if f.subject == "programs")
+    assert (problem.level, fine.level) == ("problem", "ok")
+    assert problem.text.startswith("rollouts started true with the address or the key of a model")
+    assert fine.text.startswith(f"rollouts started {name} (2 times): if these make model calls")
+    otel_rollout.shutdown()
+    otel_rollout.configure()
+    assert [f for f in check(self_test=False) if f.subject == "programs"] == []
 
 
 def test_what_becomes_of_each_client(setup: Any, monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ its own.
 
 from __future__ import annotations
 
-from otel_rollout.command.checks.clients import capture_hooks, clients, instrumentors
+from otel_rollout.command.checks.clients import capture_hooks, clients, instrumentors, programs
 from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.provider import (
     content,
@@ -39,7 +39,7 @@ def check(
     sdk = sdk_provider(provider)
     if sdk is not None:
         findings += [*processors(sdk), *span_exporters(sdk), *limits(sdk), *sampler(sdk)]
-    findings += [*instrumentors(), *content(), *capture_hooks(), *clients()]
+    findings += [*instrumentors(), *content(), *capture_hooks(), *clients(), *programs()]
     if self_test and sdk is not None:
         findings += one_rollout(sdk)
     if server is not None and sdk is not None:

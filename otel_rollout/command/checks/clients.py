@@ -11,6 +11,7 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
     BaseInstrumentor,
 )
 
+from otel_rollout import semconv as sc
 from otel_rollout.command.checks.finding import Finding
 from otel_rollout.command.checks.versions import installed, listed
 from otel_rollout.record import capture, process_state
@@ -75,6 +76,23 @@ def clients() -> Iterator[Finding]:
             "clients",
             f"not seen, neither captured nor counted: {name} {number}; {reason}",
         )
+
+
+def programs() -> Iterator[Finding]:
+    """The programs that rollouts of this process started, and whose model calls nobody sees."""
+    counted = dict(process_state.programs)
+    for given in (True, False):
+        found = {name: n for (name, mark), n in counted.items() if (mark == sc.GIVEN) is given}
+        if not found:
+            continue
+        names = ", ".join(name if n == 1 else f"{name} ({n} times)" for name, n in found.items())
+        text = f"rollouts started {names}"
+        cure = "rollout(..., gateway=True) captures them"
+        if given:
+            text += f" with the address or the key of a model server: its calls are lost. {cure}"
+            yield Finding.problem("programs", text)
+        else:
+            yield Finding.ok("programs", f"{text}: if these make model calls, {cure}")
 
 
 def instrumentors() -> Iterator[Finding]:

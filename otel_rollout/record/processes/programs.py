@@ -92,12 +92,18 @@ def _note_program(active: ActiveRollout, command: Any, env: Mapping[Any, Any] | 
     models = (*BASE_URLS, *BASE_URLS.values())
     is_given = any(known.get(name) not in (None, "", os.environ.get(name)) for name in models)
     name = _name_of(command)
+    given = sc.GIVEN * is_given
     with active.lock:
-        programs = active.programs = active.programs or {}
-        names = {name for name, _ in programs}
-        name = name if name in names or len(names) < _MOST_NAMES else _UNKNOWN
-        which = name, sc.GIVEN * is_given
-        programs[which] = programs.get(which, 0) + 1
+        active.programs = active.programs or {}
+        _count(active.programs, name, given)
+    with process_state.forking:
+        _count(process_state.programs, name, given)
+
+
+def _count(programs: dict[tuple[str, str], int], name: str, given: str) -> None:
+    names = {name for name, _ in programs}
+    which = name if name in names or len(names) < _MOST_NAMES else _UNKNOWN, given
+    programs[which] = programs.get(which, 0) + 1
 
 
 def _name_of(command: Any) -> str:
