@@ -489,7 +489,7 @@ LINES = {
     "record": 7_746,
     "spans": 1_795,
     "testing": 1_189,
-    "trajectory": 4_867,
+    "trajectory": 4_855,
     "view": 7_042,
     "wire": 4_982,
     "workflows": 854,
