@@ -17,27 +17,36 @@ UNPACKED = 1 << 36
 UNPACKING_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 """What the content of a damaged file raises where it is read."""
 _PACKED_HEAD = 4096
-_BUFFER = 1 << 18  # each piece that is read passes through Python
+BUFFER = 1 << 18
+"""Bytes that are read at once: each piece passes through Python."""
 
 
 def joined(
     head: bytes, file: BinaryIO, name: str, progress: Callable[[int], object] = int
 ) -> io.BufferedReader:
     """A file that starts with `head`, read before; `progress` gets the size of each read."""
-    return io.BufferedReader(_Joined(head, file, name, progress), _BUFFER)
+    return io.BufferedReader(_Joined(head, file, name, progress), BUFFER)
+
+
+def head_of(file: BinaryIO, name: str, length: int) -> tuple[bytes, BinaryIO]:
+    """The first bytes of a file, and the file as it was."""
+    if isinstance(file, io.BufferedReader) and len(seen := file.peek(length)) >= length:
+        return seen[:length], file  # not wrapped: each wrapper copies all that is read
+    head = file.read(length)
+    return head, joined(head, file, name)
 
 
 def begun(file: BinaryIO, name: str, length: int) -> tuple[bytes, bool, BinaryIO]:
     """The first bytes of the content of a file, whether it is gzipped, and the file as it was."""
-    head = file.read(length)
+    head, whole = head_of(file, name, length)
     if not head.startswith(GZIP):
-        return head, False, joined(head, file, name)
-    head += file.read(max(_PACKED_HEAD, length))
+        return head, False, whole
+    head = whole.read(length + max(_PACKED_HEAD, length))
     try:
         content = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, length)
     except zlib.error:
         content = b""  # reading on raises the error
-    return content, True, joined(head, file, name)
+    return content, True, joined(head, whole, name)
 
 
 def content_of(file: BinaryIO, name: str) -> BinaryIO:
@@ -82,8 +91,10 @@ class _Joined(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         # What a pipe has by now is handed on: its writer may be waiting.
-        if isinstance(self._file, io.BufferedReader) and not self._head:
+        if not self._head and isinstance(self._file, io.BufferedReader):
             count = self._file.readinto1(buffer)
+        elif not self._head and isinstance(self._file, io.FileIO):
+            count = self._file.readinto(buffer)
         else:
             read = getattr(self._file, "read1", self._file.read)
             data = self._head[: len(buffer)] or read(len(buffer))

@@ -165,21 +165,24 @@ def bounded_lines(file: BinaryIO) -> Iterator[tuple[bytes | None, int]]:
 
     Half a line at the end is read again: its writer may be writing.
     """
-    while line := file.readline(LONGEST + 1):
-        while not line.endswith(b"\n") and len(line) <= LONGEST:
-            rest = file.readline(LONGEST + 1 - len(line))
-            if not rest:
-                yield line, len(line)
-                return
-            line += rest
-        length = len(line)
-        if length <= LONGEST:
-            yield line, length
-            continue
-        while line and not line.endswith(b"\n"):
-            line = file.readline(_PIECE)
-            length += len(line)
-        yield None, length
+    read = getattr(file, "read1", file.read)  # `readline` looks at byte after byte
+    pieces: list[bytes] = []
+    length, is_again = 0, False
+    while (chunk := read(_PIECE)) or (length and not is_again):
+        start, is_again = 0, not chunk
+        while start < len(chunk):
+            end = chunk.find(b"\n", start) + 1 or len(chunk)
+            pieces.append(chunk[start:end])
+            length += end - start
+            if length > LONGEST:
+                pieces.clear()
+            if chunk.startswith(b"\n", end - 1):
+                yield None if length > LONGEST else b"".join(pieces), length
+                pieces.clear()
+                length = 0
+            start = end
+    if length:
+        yield None if length > LONGEST else b"".join(pieces), length
 
 
 def too_long() -> str:

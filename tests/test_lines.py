@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout import lines as lines_module
-from otel_rollout.lines import append_line, is_half, whole_objects
+from otel_rollout.lines import append_line, bounded_lines, is_half, whole_objects
 from tests.kit.disks import full_disk
 
 PREFIX = b'{"a":'
@@ -144,6 +145,39 @@ def test_threads_write_whole_lines(tmp_path: Path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: append_line(path, b"%d\n" % n), range(200)))
     assert sorted(map(int, path.read_bytes().split())) == list(range(200))
+
+
+class Pipe(io.BytesIO):
+    """A file of which each read gives some bytes, and now and then none yet."""
+
+    def __init__(self, content: bytes, sizes: list[int]) -> None:
+        super().__init__(content)
+        self.sizes = iter(sizes)
+
+    def read1(self, size: int | None = -1) -> bytes:
+        return super().read1(min(size or 0, next(self.sizes, 1 << 20)))
+
+
+@given(
+    st.lists(st.sampled_from([b"\n", b"\r", b"a", b"\0", b"b" * 9, b"c" * 10, b"d" * 11])),
+    st.lists(st.integers(1, 12)),
+)
+def test_lines_are_found_however_a_file_is_read(pieces: list[bytes], sizes: list[int]):
+    """Those that are too long have their length alone."""
+    content = b"".join(pieces)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "LONGEST", 10)
+        found = list(bounded_lines(Pipe(content, sizes)))
+    lines = io.BytesIO(content).readlines()
+    assert found == [(line if len(line) <= 10 else None, len(line)) for line in lines]
+
+
+def test_half_a_line_is_read_again():
+    """Once nothing came: what its writer adds meanwhile belongs to it."""
+    assert list(bounded_lines(Pipe(b"a\nbc\nd", [3, 0, 2, 9, 0]))) == [
+        *((b"a\n", 2), (b"bc\n", 3), (b"d", 1)),
+    ]
+    assert list(bounded_lines(Pipe(b"a\nbc\nd", [3, 0, 0]))) == [(b"a\n", 2), (b"b", 1)]
 
 
 @given(LINES, LINES, st.data())

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
-from otel_rollout.compressed import UNPACKING_ERRORS, begun, content_of
+from otel_rollout.compressed import BUFFER, UNPACKING_ERRORS, begun, content_of
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export.started import started_beside
 from otel_rollout.lines import (
@@ -106,7 +106,7 @@ class JsonlTrajectoryExporter:
         instead, and reading continues.
         """
         fail, warn, name = on_error or _raise, on_error or _log, str(path)
-        with open(path, "rb") as file:
+        with open(path, "rb", BUFFER) as file:
             lines = lines_of(file, name)
             for _, found, where in parsed_lines(lines, name, fail, warn, trajectory_or_error):
                 if isinstance(found, SpanFormatError):
@@ -216,7 +216,7 @@ def parsed_lines(
     """
     half: str | None = None
     for number, line in enumerate(_up_to_damage(lines, name, fail), first):
-        if line is not None and not line.strip():
+        if line is not None and line.isspace():
             continue
         _warn_of(half, warn)
         half = None

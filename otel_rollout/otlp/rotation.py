@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from typing import BinaryIO
 
+from otel_rollout.compressed import BUFFER
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.lines import STARTED
 
@@ -33,7 +34,7 @@ def parts_of(
     read, names = set(others), set[str]()
     with ExitStack() as opened:
         # Those that were current stay open, so that no new file has the inode of one.
-        current: BinaryIO = opened.enter_context(open(name, "rb"))
+        current: BinaryIO = opened.enter_context(open(name, "rb", BUFFER))
         while True:
             inode = inode_of(current)
             is_new = inode not in read
@@ -93,7 +94,7 @@ def inode_of(file: BinaryIO) -> Inode:
 def _opened(name: str, read: Collection[Inode]) -> BinaryIO | None:
     """A file that was not read so far. None: it was, or it is gone meanwhile."""
     try:
-        file = open(name, "rb")  # noqa: SIM115 - its reader closes it
+        file = open(name, "rb", BUFFER)  # noqa: SIM115 - its reader closes it
     except FileNotFoundError:
         return None
     if inode_of(file) in read:

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, BinaryIO, cast
 
 from otel_rollout import lines
-from otel_rollout.compressed import GZIP, UNPACKING_ERRORS, Unpacked, joined
+from otel_rollout.compressed import GZIP, UNPACKING_ERRORS, Unpacked, head_of, joined
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.lines import HALF_A_LINE, bounded_lines, whole_objects
 from otel_rollout.otlp.clickhouse import read_clickhouse
@@ -123,11 +123,12 @@ class _Reader:
 
     def spans(self, file: BinaryIO, *, unpacked: bool = False) -> Iterator[SpanRecord]:
         """The spans of a file. unpacked: it is the content of a compressed one."""
-        head = file.read(_HEAD)
+        head, whole = head_of(file, self._name, _HEAD)
         if isinstance(head, str):
             raise SpanFormatError(f"{self._name}: open it for reading bytes: open(path, 'rb')")
-        head = self._after_zeros(head, file)
-        whole = joined(head, file, self._name)
+        if head.startswith(b"\0"):
+            head = self._after_zeros(whole.read(_HEAD), whole)
+            whole = joined(head, whole, self._name)
         if head.startswith(GZIP):
             if unpacked:
                 self._fail("", "it is compressed twice, which no sender does: unpack it")
@@ -206,7 +207,7 @@ class _Reader:
             if line is None:
                 self._fail(where, _too_long("it"))
                 continue
-            if not line.strip():
+            if line.isspace():
                 continue
             if cut is not None:
                 self._fail(f", line {cut}", f"not JSON; {_EXPECTED}")

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
+from otel_rollout.compressed import BUFFER
 from otel_rollout.errors import ConfigurationError, RolloutError, SpanFormatError
 from otel_rollout.export import (
     LINE_PREFIX,
@@ -115,7 +116,7 @@ class Reader:
 
     def _read_lines(self, path: str, name: str | None = None) -> None:
         """Read what is new in a file. name: what errors call it; None: its path."""
-        with open(path, "rb") as file:
+        with open(path, "rb", BUFFER) as file:
             known = self._table.file(os.path.realpath(path))
             state = os.fstat(file.fileno())
             now = FileState(
