@@ -18,7 +18,7 @@ EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-trackers test-servers test-agents test-hooked test-view test-backends test-phoenix backends page check-page check format docs bench instructions check-instructions pins clean
+.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-phoenix backends page check-page check format docs bench instructions check-instructions pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -62,13 +62,18 @@ test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ##
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
 	.venv-frameworks/bin/python -m pytest -W ignore -n $(JOBS) -m framework $(or $(TESTS),tests/frameworks tests/record/transports)
 
-test-trainers: .venv-trainers/.ready  ## exporters/, each against its real trainer; their warnings are theirs
-	MYPYPATH=$(subst $(eval) ,:,$(EXPORTERS:/pyproject.toml=)) .venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/otel_rollout_*
-	.venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/tests
+TRAINERS := trainers
+NEWEST_PYTHON ?= python3.12
+test-trainers: .venv-$(TRAINERS)/.ready  ## exporters/, each against its real trainer; their warnings are theirs
+	MYPYPATH=$(subst $(eval) ,:,$(EXPORTERS:/pyproject.toml=)) .venv-$(TRAINERS)/bin/mypy --cache-dir .venv-$(TRAINERS)/mypy exporters/*/otel_rollout_*
+	.venv-$(TRAINERS)/bin/mypy --cache-dir .venv-$(TRAINERS)/mypy exporters/*/tests
 	# A process each: ART changes transformers for all that runs in its process, verl other things.
 	set -e; for tests in $(or $(TESTS),$(EXPORTERS:/pyproject.toml=)); do \
-		$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
+		$(OFFLINE) .venv-$(TRAINERS)/bin/python -m pytest -q -W ignore $$tests; \
 	done
+
+test-newest:  ## the same against the newest releases, some of which need Python 3.12
+	$(MAKE) --no-print-directory test-trainers TRAINERS=trainers312 PYTHON=$(NEWEST_PYTHON)
 
 test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real vLLM and llama.cpp, and what trainers get of them
 	rm -rf build/served
@@ -148,8 +153,8 @@ $(READY): requirements/newest.txt pyproject.toml
 .venv-frameworks/.ready: requirements/frameworks.txt pyproject.toml
 	$(call environment,.venv-frameworks,frameworks,--no-deps)
 
-.venv-trainers/.ready: requirements/trainers.txt pyproject.toml $(EXPORTERS)
-	$(call environment,.venv-trainers,trainers,--no-deps,$(EXPORTERS:%/pyproject.toml=-e %))
+.venv-trainers/.ready .venv-trainers312/.ready: .venv-%/.ready: requirements/%.txt pyproject.toml $(EXPORTERS)
+	$(call environment,.venv-$*,$*,--no-deps,$(EXPORTERS:%/pyproject.toml=-e %))
 
 .venv-trackers/.ready: requirements/trackers.txt pyproject.toml
 	$(call environment,.venv-trackers,trackers,--no-deps)
@@ -218,8 +223,10 @@ pins:  ## write requirements/*.txt anew
 	$(UV) --upgrade --extra gateway --resolution lowest-direct -o requirements/lowest.txt
 	$(COMPILE) --upgrade --universal --python-version 3.11 --group pyproject.toml:frameworks \
 		--override requirements/overrides/frameworks.in -o requirements/frameworks.txt
-	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-		--override requirements/overrides/trainers.in requirements/trainers.in -o requirements/trainers.txt
+	for pair in "3.11 trainers" "3.12 trainers312"; do set -- $$pair; \
+		$(COMPILE) --upgrade --python-version $$1 --python-platform x86_64-manylinux_2_28 \
+		--override requirements/overrides/trainers.in requirements/trainers.in -o requirements/$$2.txt || exit 1; \
+	done
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--override requirements/overrides/servers.in requirements/servers.in -o requirements/servers.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \

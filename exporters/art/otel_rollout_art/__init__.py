@@ -1,9 +1,9 @@
 """Trajectories for ART: its live objects, whose tokens are those that were sampled.
 
-ART trains the `Choice` instances of a conversation, takes their ids from the log-probabilities
-(`token_id:<id>`), and renders everything else with the chat template. So every completion that
-trains becomes a `Choice` with its exact ids, once; what stands before it is dicts and never
-trains.
+ART trains the `Choice` instances of a conversation. From 0.5.20 on it takes their ids and those of
+their prompts from the choice; before, the ids from the log-probabilities (`token_id:<id>`), and it
+renders everything else with the chat template. So every completion that trains becomes a `Choice`
+with its exact ids, once; what stands before it is dicts and never trains.
 
 to_art_group        art.TrajectoryGroup of a group; failures are its exceptions
 to_art_trajectory   art.Trajectory of a trajectory

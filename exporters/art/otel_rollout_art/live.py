@@ -62,14 +62,29 @@ def _trajectory(row: Mapping[str, Any]) -> art.Trajectory:
 
 
 def _history(history: Mapping[str, Any]) -> Any:
-    from art.trajectories import History
+    from art import trajectories
 
+    # From 0.5.20 on `History` is of exchanges, and what it was has this name.
+    legacy = getattr(trajectories, "LegacyHistory", None)
+    if legacy and (shown := next(filter(_has_image, history["messages_and_choices"]), None)):
+        raise ExportError(
+            f"a message with an image, role {shown.get('role')!r}: ART from 0.5.20 on trains it "
+            f"without the image; leave the trajectory out, or use openpipe-art<0.5.20"
+        )
     items = [_item(item) for item in history["messages_and_choices"]]
-    made = History(messages_and_choices=items, tools=history["tools"])
+    kind: Any = legacy or trajectories.History
+    made = kind(messages_and_choices=items, tools=history["tools"])
     # The constructor puts the members of tools in an order of its own and leaves out those that it
     # does not know, and a chat template writes them as they are.
     made.tools = history["tools"]
     return made
+
+
+def _has_image(item: Mapping[str, Any]) -> bool:
+    parts = item.get("content")
+    return isinstance(parts, list) and any(
+        isinstance(part, Mapping) and part.get("type") == "image_url" for part in parts
+    )
 
 
 def _item(item: Mapping[str, Any]) -> Any:

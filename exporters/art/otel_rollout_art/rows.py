@@ -1,8 +1,9 @@
 """The conversations that ART tokenises, as JSON: a `Choice` wherever a completion trains.
 
-Invariant: each completion that a token sequence trains is a choice in exactly one history. In a
-conversation ART renders everything but the choices anew, and a choice with tool calls that is not
-the last one twice (0.5.18). A history for each call, that ends in its choice, is always exact.
+Invariant: each completion that a token sequence trains is a choice in exactly one history. ART from
+0.5.20 on trains the ids of a choice behind the ids of its prompt. Before, it renders everything but
+the choices anew, and a choice with tool calls that is not the last one twice (0.5.18): a history
+for each call, that ends in its choice, is always exact.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ def _trained(rows: list[TokenSequence]) -> Iterator[tuple[_Key, dict[str, Json]]
         for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
             if row.loss_mask[start]:
                 choice = _choice(completion, row.token_ids[start:end], row.logprobs[start:end])
+                # What ART from 0.5.20 on trains; before, it renders the prompt.
+                choice["prompt_token_ids"] = row.token_ids[:start]
                 yield _key(completion), choice
 
 
@@ -158,6 +161,7 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
         "index": completion.choice_index,
         "message": copy_json(completion.message),
         "logprobs": {"content": content, "refusal": None},
+        "token_ids": ids,
     }
 
 

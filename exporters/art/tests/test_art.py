@@ -35,6 +35,7 @@ from exporters.kit.recording import Clients, Recording
 from otel_rollout import (
     ConfigurationError,
     ExportError,
+    TokenSequence,
     Trajectory,
     TrajectoryGroup,
     gather_trajectory,
@@ -44,6 +45,11 @@ from otel_rollout.export import row_exporter
 from otel_rollout.testing import ByteTokenizer, Reply
 
 pytestmark = pytest.mark.trainer
+
+SERVED = hasattr(art.trajectories, "LegacyHistory")
+"""From 0.5.20 on (Python 3.12) ART trains prompts as they were served; before, it renders them."""
+rendered = pytest.mark.skipif(SERVED, reason="this ART takes the ids of prompts")
+served = pytest.mark.skipif(not SERVED, reason="this ART renders prompts")
 
 TEMPLATE = """
 {%- for message in messages -%}
@@ -153,6 +159,27 @@ async def test_conversations_are_our_rows(
     ]
 
 
+@served
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.__name__)
+async def test_every_row_is_ours(
+    recording: Recording, clients: Clients, tokenizer: PreTrainedTokenizerFast, agent: Agent
+):
+    """Ids, mask and log-probabilities, whatever the template and the conversations are."""
+    trajectory = await play(clients, agent)
+    results = tokenized(tokenizer, group_of(trajectory, mode="per_call"))
+    rows = [row for row in trajectory.token_sequences() if any(row.loss_mask)]
+    found = [(r.token_ids, r.assistant_mask, trained([r])) for r in results]
+    expected = [(row.token_ids, row.loss_mask, _runs(row)) for row in rows]
+    assert sorted(found) == sorted(expected)
+
+
+def _runs(row: TokenSequence) -> list[tuple[list[int], list[float]]]:
+    """Ids and log-probabilities of each run of trained tokens of a row."""
+    spans = [(start, end) for _, start, end in row.spans if row.loss_mask[start]]
+    return sorted((row.token_ids[start:end], row.logprobs[start:end]) for start, end in spans)
+
+
+@rendered
 async def test_a_tool_loop_is_exact_per_call(
     recording: Recording, clients: Clients, tokenizer: PreTrainedTokenizerFast
 ):
@@ -164,6 +191,7 @@ async def test_a_tool_loop_is_exact_per_call(
     ]
 
 
+@rendered
 async def test_tools_are_rendered_as_they_were_sent(
     recording: Recording, clients: Clients, tokenizer: PreTrainedTokenizerFast
 ):
@@ -212,6 +240,7 @@ async def test_replies_that_begin_within_a_character(
     assert (trajectory.completions[0].token_ids or [])[0] == 0xC3
 
 
+@rendered
 async def test_why_a_tool_loop_is_no_conversation(
     recording: Recording, clients: Clients, tokenizer: PreTrainedTokenizerFast
 ):
@@ -375,6 +404,42 @@ def test_wrong_options_are_named():
         row_exporter("art", mode="all")
     with pytest.raises(ConfigurationError, match="unscored: expected"):
         to_art_row(TrajectoryGroup([]), unscored="zero")  # type: ignore[arg-type]
+
+
+async def test_an_image_trains_with_its_pixels_or_not(recording: Recording, clients: Clients):
+    """The ART that would train it without them is not given it."""
+    client = clients.asynchronous(clients.serve("a cat"))
+
+    @rollout
+    async def agent() -> None:
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+        await ask(client, [{"role": "user", "content": [image]}])
+
+    trajectory = await gather_trajectory(agent())
+    trajectory.reward = 1.0
+    if SERVED:
+        with pytest.raises(ExportError, match=r"role 'user'.*without the image"):
+            to_art_trajectory(trajectory)
+    else:
+        (asked, _) = to_art_trajectory(trajectory).messages_and_choices
+        assert "image_url" in str(asked)
+
+
+@served
+async def test_what_art_captures_is_recorded_once(recording: Recording, clients: Clients):
+    """With its own hooks in the same process: one exchange of ART's, one completion of ours."""
+    client = clients.asynchronous(clients.serve(["hello", "again"]))
+
+    @rollout
+    async def agent() -> None:
+        first = await ask(client, [user("hi")])
+        await ask(client, [user("hi"), first, user("more")])
+
+    theirs: Any = art.Trajectory()
+    with theirs:
+        ours = await gather_trajectory(agent())
+    assert len(ours.completions) == len(theirs.exchanges.chat_completions) == 2
+    assert not ours.warnings
 
 
 async def test_sound_is_refused(recording: Recording, clients: Clients):
