@@ -485,7 +485,7 @@ LINES = {
     "look": 2_223,
     "otlp": 1_920,
     "rebuild": 1_141,
-    "rebuild/dialects": 2_080,
+    "rebuild/dialects": 2_083,
     "record": 7_746,
     "spans": 1_795,
     "testing": 1_189,

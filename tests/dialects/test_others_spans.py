@@ -6,13 +6,19 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from otel_rollout import Completion, Trajectory, reconstruct
+import otel_rollout
+from otel_rollout import Completion, InMemoryTrajectoryExporter, Trajectory, reconstruct
 from otel_rollout.rebuild.dialects.call import Fact
-from otel_rollout.spans.record import SpanRecord
+from otel_rollout.spans.record import SpanRecord, as_record
+from otel_rollout.testing import Reply, ToolCall
+from tests.kit.conversations import user
+from tests.kit.recording import Clients
 
 ASKED = [{"role": "user", "parts": [{"type": "text", "content": "hm?"}]}]
 SAID = [{"role": "assistant", "parts": [{"type": "text", "content": "So."}]}]
@@ -318,3 +324,38 @@ def test_a_flat_reply_without_a_reason_is_named():
     short = {"gen_ai.completion.0.finish_reason": None, "gen_ai.request.choice.count": 2}
     (completion,) = read(span({**FLAT, **short})).completions
     assert {Fact.END.value, Fact.CHOICES.value} <= set(completion.lost)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("instrumentor", ["openai", "genai"])
+def test_refusals(
+    clients: Clients,
+    monkeypatch: pytest.MonkeyPatch,
+    instrumentor: Literal["openai", "genai"],
+    stream: bool,
+):
+    """Of the instrumentations here: what a refusal said is read, or is missing by name."""
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
+    spans, exporters = InMemorySpanExporter(), [InMemoryTrajectoryExporter()]
+    provider = otel_rollout.configure(exporters=exporters, instrumentor=instrumentor)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    said: list[Any] = [
+        Reply(refusal="No way."),
+        Reply("Partly.", refusal="No way."),
+        Reply(refusal="No way.", tool_calls=[ToolCall("add", "{}")]),
+        Reply(refusal="No way.", reasoning="Hm."),
+    ]
+    client: Any = clients.sync(clients.serve(said * 2))
+    for api in (client.chat.completions, client.responses):
+        asked = {"input": "u"} if api is client.responses else {"messages": [user("u")]}
+        for _ in said:
+            spans.clear()
+            reply = api.create(model="m", stream=stream, **asked)
+            if stream:
+                list(reply)
+            trajectory = read(*map(as_record, spans.get_finished_spans()))
+            (completion,) = trajectory.completions
+            message = json.dumps(completion.message)
+            if "No way." not in message or "refusal" not in message:
+                assert Fact.REPLY_REFUSAL.value in "".join(trajectory.warnings)
+                assert Fact.REPLY_REFUSAL.value in completion.lost

@@ -45,7 +45,10 @@ def read(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
 
 
 def read_openllmetry(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
-    return read_call(span, span, stream=is_true(span, sc.GEN_AI_IS_STREAMING))
+    call = read_call(span, span, stream=is_true(span, sc.GEN_AI_IS_STREAMING))
+    if call.is_responses:
+        call.also_loses |= {Fact.REPLY_REFUSAL}
+    return call
 
 
 _LOSES = LOST_BY_CONVENTIONS | {Fact.STRICT, Fact.REPLY_REFUSAL, Fact.USAGE_DETAILS}
