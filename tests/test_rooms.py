@@ -487,7 +487,7 @@ LINES = {
     "rebuild": 1_141,
     "rebuild/dialects": 2_083,
     "record": 7_746,
-    "spans": 1_795,
+    "spans": 1_796,
     "testing": 1_189,
     "trajectory": 4_855,
     "view": 7_043,

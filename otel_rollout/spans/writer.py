@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
@@ -39,7 +39,6 @@ from otel_rollout.wire import (
 
 COPIES = 2
 """How many exchanges carry each message."""
-
 
 SHARED_LENGTH = 256
 """Parameters (tools, instructions, ...) with more JSON text than this are named by digest."""
@@ -82,7 +81,7 @@ class _Arrays:
 
     def __init__(self) -> None:
         self._root = _Prefix(0, 0, 0, _ROOT, 0, copies=COPIES)
-        self._text = b""
+        self._text: bytes | memoryview = b""
         """The last array from after `[` to the end of its last element; b"" if it is too long."""
         self._chain = [self._root]
 
@@ -120,7 +119,8 @@ class _Arrays:
             insort(parent.children, child, key=attrgetter("end"))
         self._chain = [*chain, *new]
         end = self._chain[-1].end
-        self._text = body[start : start + end] if end <= _LONGEST_TEXT else b""
+        text = memoryview(body)[start : start + end] if end <= _LONGEST_TEXT else b""
+        self._text = text if 2 * end > len(body) else bytes(text)  # a view keeps the whole body
 
 
 def _ends(body: bytes, position: int) -> bool:
@@ -175,9 +175,9 @@ class ExchangeWriter:
             return {sc.REQUEST_RAW: _text(body)}
 
     def _request(self, body: bytes) -> _Attributes:
-        if not body.isascii():
-            body.decode()  # a body that is no UTF-8 is kept raw
         text, view = body.decode("latin-1"), memoryview(body)
+        if not text.isascii():
+            body.decode()  # a body that is no UTF-8 is kept raw
         messages: _Messages | None = None
         conversation = conversation_members()
 
@@ -343,15 +343,15 @@ class ExchangeWriter:
         base = _last_copied(chain)
         known = chain[-1]
         if end > start + known.end:
-            first = end - len(body[start + known.end : end].lstrip(b" ,"))
+            first = _gap(body, start + known.end, end).end()
             new.append(_next(known, view, start, first, end))
         self._prompts.add(chain, new, body, start)
         blocks: list[str] = []
         position = base.end
         for prefix in [*chain, *new][chain.index(base) + 1 :]:
             prefix.copies += 1
-            ids = body[start + position : start + prefix.end].lstrip(b" ,")
-            blocks.append(f'"{ids.decode()}"')
+            first, stop = _gap(body, start + position).end(), start + prefix.end
+            blocks.append(f'"{str(view[first:stop], "ascii")}"')
             position = prefix.end
         last = new[-1] if new else known
         digests = f'"base":"{base.digest.hex()}","digest":"{last.digest.hex()}"'
@@ -382,6 +382,7 @@ _PROMPT_IDS = ((b'"prompt_token_ids"', b""), (b'"input_ids"', b'"sglext"'))
 """The members of a reply that hold token ids of a prompt, and what must come before them."""
 
 _array = re.compile(rb"\s*:\s*\[").match
+_gap: Callable[..., re.Match[bytes]] = re.compile(rb"[ ,]*").match  # type: ignore[assignment]
 
 
 def _text(body: bytes) -> str:
