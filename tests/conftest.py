@@ -11,7 +11,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import hypothesis
 import openai
@@ -41,6 +41,7 @@ __all__ = [
     "no_hook_is_left",
     "pytest_configure",
     "pytest_runtest_call",
+    "pytest_runtest_makereport",
     "recording",
 ]
 
@@ -103,6 +104,16 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         witness = Witness(monkeypatch)
         yield
     witness.check()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What was logged of odd texts can be sent to the process that runs the tests."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 @pytest.fixture(autouse=True)
