@@ -118,8 +118,8 @@ class JsonlTrajectoryExporter:
 LINE_PREFIX = b'{"schema_version":'
 """Prefix of every line that is written."""
 _HEAD = 64
-_LONG_HEAD = 1 << 21
-"""Bytes in which the first line that is something begins."""
+_LONG_HEAD = 1 << 24
+"""Bytes in which the first line that is something begins: before it may be the end of one."""
 _ZEROS = b"\0 \t\r"
 """What a loss of power leaves of a line, and white space."""
 Layout = Literal["lines", "indented", "list"]

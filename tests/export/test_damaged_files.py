@@ -27,7 +27,7 @@ FIRST = {
     "a line of zeros": b"\0" * 70_000 + b"\n",
     "few zeros": b"\0\n",
     "brackets": b"{]\n",
-    "the end of a line": b'x": 1}], "a": "\xc3\xa9' + b"y" * MIB + b'"}\n',
+    "the end of a line": b'x": 1}], "a": "\xc3\xa9' + b"y" * (5 * MIB) + b'"}\n',
     "half a line": b'{"schema_version":1,"id":"x"\n',
     "blank lines": b"\n \n\r\n",
 }
