@@ -6,6 +6,7 @@ are chained, of other fields the last value wins.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
@@ -13,12 +14,15 @@ from typing import Any, TypeAlias
 from msgspec import UNSET
 
 from otel_rollout.wire.api import Events, ModelApi
+from otel_rollout.wire.columns import LOGPROBS, id_array, logprob_array
 from otel_rollout.wire.json import (
+    PASSED,
     Bounded,
     Choice,
     Chunk,
     Cut,
     Json,
+    JsonText,
     PartlyRead,
     Reply,
     as_objects,
@@ -57,7 +61,8 @@ _CHOICE = struct_of(
         **dict.fromkeys(("response_token_ids", "prompt_token_ids", "meta_info"), Any),
         **dict.fromkeys(("routed_experts", "hidden_states", "content_filter_results"), Any),
         **dict.fromkeys(("native_finish_reason", "error"), Any),
-        **dict.fromkeys(("logprobs", "token_ids"), Cut),
+        "logprobs": LOGPROBS | None,
+        "token_ids": list[int] | None,
     },
 )
 _REPLY = struct_of(
@@ -101,6 +106,16 @@ _CHUNK = struct_of(
 _chunks: Bounded[Any] = Bounded(list_of(_CHUNK))
 
 
+def _taken_columns(choice: Any) -> dict[str, array[Any] | None]:
+    """The arrays of a choice by the names of their members, which are taken out of it."""
+    found: dict[str, array[Any] | None] = {}
+    if choice.logprobs:
+        found["logprobs"], choice.logprobs = logprob_array(choice.logprobs), UNSET
+    if choice.token_ids:
+        found["token_ids"], choice.token_ids = id_array(choice.token_ids), UNSET
+    return found
+
+
 class ChoicesApi(ModelApi):
     """An API whose streams are chunks with choices."""
 
@@ -108,8 +123,13 @@ class ChoicesApi(ModelApi):
         found = _partly(text) if len(text) > _WHOLE else None
         if found is None or found.choices is UNSET:
             return super().read(text)
+        known = list(map(_taken_columns, found.choices))
         reply = as_objects(found)
-        reply["choices"] = list(map(PartlyRead, reply["choices"]))
+        whole = JsonText(text)
+        reply["choices"] = [
+            PartlyRead({**choice, **dict.fromkeys(columns, PASSED)}, whole, place, columns)
+            for place, (choice, columns) in enumerate(zip(reply["choices"], known, strict=True))
+        ]
         return reply
 
     def read_chunks(self, text: str) -> list[Json] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, defstruct
 
 from otel_rollout.wire.json import Bounded, Cut, Json, PartlyRead, list_of, member_of, struct_of
 
@@ -26,26 +26,14 @@ def ids_of(value: Json) -> Sequence[Json]:
 
 def ids_at(choice: _Fields, place: str) -> Sequence[Json]:
     """The token ids that a member of the choice lists; an array where that was left unread."""
-    found = _column(choice, place, _id_array)
+    found = choice.known.get(place) if isinstance(choice, PartlyRead) else None
     return ids_of(choice.get(place)) if found is None else found
 
 
-def _column(choice: _Fields, name: str, read: Callable[[Cut], array[Any] | None]) -> Any:
-    """An unread member as an array, which is made once. None: it is read, or fits no array."""
-    if not isinstance(choice, PartlyRead) or (cut := choice.cut(name)) is None:
-        return None
-    if name not in choice.known:
-        choice.known[name] = read(cut)
-    return choice.known[name]
-
-
-_list_of_ids: Bounded[list[int]] = Bounded(list_of(int))
-
-
-def _id_array(cut: Cut) -> array[int] | None:
+def id_array(ids: list[int]) -> array[int] | None:
+    """The ids in an array; None if they fit in none."""
     try:
-        found = _list_of_ids.part(cut)
-        return None if found is None else token_array(found)
+        return token_array(ids)
     except OverflowError:
         return None
 
@@ -107,34 +95,46 @@ def _read_listings(choice: _Fields) -> Iterator[Listing]:
         yield _listing(rows if whole else None, tops, logprob=0, id=1, token=2)
 
 
-_ENTRY = struct_of("Entry", {"logprob": float}, is_open=True)
-_chat: Bounded[Any] = Bounded(struct_of("Logprobs", {"content": list_of(_ENTRY), "refusal": None}))
-_LISTS = dict.fromkeys(("top_logprobs", "text_offset"), Cut)
-_text: Bounded[Any] = Bounded(
-    struct_of("Lists", {"tokens": list[Cut], "token_logprobs": list[float | None], **_LISTS})
+_ENTRY: Any = defstruct("Entry", [("logprob", float)], gc=False)
+LOGPROBS = struct_of(
+    "Logprobs",
+    {
+        "content": list_of(_ENTRY),
+        "refusal": None,
+        "tokens": list[Cut],
+        "token_logprobs": list[float | None],
+        **dict.fromkeys(("top_logprobs", "text_offset"), Cut),
+    },
 )
+"""The log-probabilities of a chat, or of a text completion, of which only numbers are read."""
+_logprobs: Bounded[Any] = Bounded(LOGPROBS)
+
+
+def logprob_array(found: Any) -> array[float] | None:
+    """The numbers; None where there is no list of them, or not all of one list."""
+    if found is None:
+        return None
+    others = found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset
+    if found.content is not UNSET:
+        if any(each is not UNSET for each in others):
+            return None
+        return _floats([each.logprob for each in found.content], are_floats=True)
+    tokens, values = others[:2]
+    if tokens is UNSET or values is UNSET or found.refusal is not UNSET:
+        return None
+    return _floats(values) if len(tokens) == len(values) else None
 
 
 def _usual(choice: PartlyRead) -> Listing | None:
     """The tokens as chats and text completions list them, of which only numbers are read."""
-    values = _column(choice, "logprobs", _logprob_array)
+    if "logprobs" not in choice.known and (cut := choice.cut("logprobs")) is not None:
+        choice.known["logprobs"] = logprob_array(_logprobs.part(cut))
+    values = choice.known.get("logprobs")
     if values is None or any(map(choice.get, _OTHER_PLACES)):
         return None
     return Listing(
         len(values), lambda name: next(_read_listings(choice)).column(name), known=values
     )
-
-
-def _logprob_array(cut: Cut) -> array[float] | None:
-    """Those of a chat or a text completion; None where it has none, or another shape."""
-    found = _chat.part(cut)
-    if found is not None:
-        return None if found.content is UNSET else _floats([each.logprob for each in found.content])
-    found = _text.part(cut)
-    if found is None or UNSET in (found.tokens, found.token_logprobs):
-        return None
-    is_whole = len(found.tokens) == len(found.token_logprobs)
-    return _floats(found.token_logprobs) if is_whole else None
 
 
 _OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")
@@ -201,9 +201,10 @@ _LOWEST = -1e30
 lowest values near it, and integers none."""
 
 
-def _floats(values: list[Json]) -> array[float]:
+def _floats(values: list[Json], *, are_floats: bool = False) -> array[float]:
     """The log-probabilities, NaN in the place of each unknown one."""
-    if {*map(type, values)} == {float} and min(values) > _UNKNOWN and sum(values) < -_LOWEST:
+    are_floats = are_floats or {*map(type, values)} == {float}
+    if values and are_floats and min(values) > _UNKNOWN and sum(values) < -_LOWEST:
         return array("d", struct.pack(f"{len(values)}d", *values))
     return array("d", [float(value) if is_known_logprob(value) else math.nan for value in values])
 

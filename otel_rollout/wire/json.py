@@ -181,14 +181,24 @@ def loads_bounded(text: str) -> Json:
 
 
 class PartlyRead(Mapping[str, Json]):
-    """An object of which some members are cut out: these are read each time that they are asked."""
+    """A choice of which some members are cut out, or passed over: these are read when asked for.
 
-    __slots__ = ("_members", "known")
+    reply: that it is in, at this place; it has the members that are `PASSED` here.
+    """
 
-    def __init__(self, members: dict[str, Json]) -> None:
+    __slots__ = ("_members", "_place", "_reply", "known")
+
+    def __init__(
+        self,
+        members: dict[str, Json],
+        reply: JsonText | None = None,
+        place: int = 0,
+        known: dict[str, Any] | None = None,
+    ) -> None:
         self._members = members
-        self.known: dict[str, Any] = {}
-        """What was found in a cut member, by its name, or in several, for whoever asks often."""
+        self._reply, self._place = reply, place
+        self.known: dict[str, Any] = {} if known is None else known
+        """What was found in unread members, by the name of one or of what is asked of several."""
 
     def cut(self, name: str) -> Cut | None:
         """A member that was cut out; None for any other."""
@@ -197,10 +207,12 @@ class PartlyRead(Mapping[str, Json]):
 
     def __getitem__(self, name: str) -> Json:
         member = self._members[name]
-        return loads(bytes(member)) if isinstance(member, Cut) else member
+        return self.get(name) if member is PASSED or isinstance(member, Cut) else member
 
     def get(self, name: str, default: Any = None) -> Any:
         member = self._members.get(name, default)
+        if member is PASSED and self._reply is not None:
+            return self._reply.value["choices"][self._place][name]
         return loads(bytes(member)) if isinstance(member, Cut) else member
 
     def __iter__(self) -> Iterator[str]:
@@ -211,6 +223,10 @@ class PartlyRead(Mapping[str, Json]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+PASSED = object()
+"""Stands for a member that was passed over."""
 
 
 def wholly_read(reply: Json) -> Json:
@@ -314,7 +330,10 @@ def dumps_strict(value: Json) -> str:
 
 
 def _as_cut(value: Any) -> dict[str, Json]:
-    return value._members if isinstance(value, PartlyRead) else _plain(value)
+    if not isinstance(value, PartlyRead):
+        return _plain(value)
+    cuts = {name: value.cut(name) for name in value}
+    return {name: value[name] if cut is None else cut for name, cut in cuts.items()}
 
 
 _encode_strict = msgspec.json.Encoder(enc_hook=_as_cut).encode

@@ -81,7 +81,7 @@ def _has_several(reply: _Fields) -> bool:
 
 def withholds_ids(choice: _Fields, reply: _Fields) -> bool:
     """True if the server names its token ids without sending them, as vLLM where nobody asks."""
-    names = ((choice, "token_ids"), (reply, "prompt_token_ids"))
+    names = ((reply, "prompt_token_ids"), (choice, "token_ids"))
     return all(fields.get(name) is None for fields, name in names) and any(
         name in fields for fields, name in names
     )

@@ -230,13 +230,15 @@ def test_usual_replies_and_streams_are_partly_read() -> None:
     chunk = {"id": "x", "choices": [{**choice, "delta": {"content": "a"}}]}
     api = api_of(CHAT)
     assert api is not None
-    for found in (
-        api.read(json.dumps(reply)),
-        merge(f"data: {json.dumps(chunk)}\n\n", path=CHAT).body,
+    for found, is_cut in (
+        (api.read(json.dumps(reply)), False),
+        (merge(f"data: {json.dumps(chunk)}\n\n", path=CHAT).body, True),
     ):
         (read,) = found["choices"]
         assert isinstance(read, PartlyRead)
-        assert read.cut("logprobs") is not None
+        assert (read.cut("logprobs") is not None) is is_cut
+        assert is_cut or read.known["logprobs"] == array("d", [-1.0])
+        assert is_cut or read["logprobs"] is read["logprobs"]  # the text is read again once
         assert (read["logprobs"], sampled_logprobs(read, 1)) == (logprobs, array("d", [-1.0]))
 
 
@@ -248,7 +250,7 @@ def test_what_stands_for_an_unknown_log_probability_is_found(value: Json) -> Non
     api = api_of(CHAT)
     assert api is not None
     (read,), (plain,) = (made["choices"] for made in (api.read(json.dumps(reply)), reply))
-    assert isinstance(read, PartlyRead)
+    assert isinstance(read, PartlyRead) or value is None or value is True
     assert repr(sampled_logprobs(read, 3)) == repr(sampled_logprobs(plain, 3))
 
 
