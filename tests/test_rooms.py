@@ -486,7 +486,7 @@ LINES = {
     "otlp": 1_920,
     "rebuild": 1_141,
     "rebuild/dialects": 2_083,
-    "record": 7_746,
+    "record": 7_748,
     "spans": 1_796,
     "testing": 1_189,
     "trajectory": 4_855,

@@ -107,11 +107,13 @@ async def test_three_spellings_are_one_rollout(
         assert not {"authorization", "x-api-key", "baggage"} & wire.request_headers.keys()
 
 
+@pytest.mark.parametrize("configured", ["captured", "recording"])
 @pytest.mark.parametrize("count", [1, 3])
 async def test_a_rollout_whose_calls_a_gateway_has_says_so(
-    captured: Recording, clients: Clients, gateway_to: Serve, count: int
+    request: pytest.FixtureRequest, clients: Clients, gateway_to: Serve, count: int, configured: str
 ):
-    """Not that it made none: its client is captured, and did what it was told."""
+    """Not that it made none, nor that one went by that an instrumentation drew."""
+    recorded: Recording = request.getfixturevalue(configured)
     server = clients.serve("Hello")
     gateway = await gateway_to(server.base_url)
     with rollout("there") as there:
@@ -122,7 +124,7 @@ async def test_a_rollout_whose_calls_a_gateway_has_says_so(
     assert (len(there.completions), there.warnings) == (count, [])
     said = f"{count} model call{'s' * (count > 1)} of it went to a gateway, which records what it "
     assert [warning[: len(said)] for warning in trajectory.warnings] == [said]
-    again = {each.name: each for each in reconstruct(captured.spans)}["agent"]
+    again = {each.name: each for each in reconstruct(recorded.spans)}["agent"]
     assert again.warnings == trajectory.warnings
 
 

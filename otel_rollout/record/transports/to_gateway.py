@@ -13,6 +13,7 @@ from typing import Any
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.current import current_rollout
+from otel_rollout.record.other_spans import here_and_now
 from otel_rollout.record.privacy.secrets import TOKEN, token_in_path
 from otel_rollout.record.state import process_state
 
@@ -44,6 +45,7 @@ def note_for_gateway() -> None:
         with active.lock:
             count = active.further.get(sc.ROLLOUT_GATEWAY_COUNT, 0)
             active.further[sc.ROLLOUT_GATEWAY_COUNT] = count + 1
+        active.others.called(*here_and_now())
 
 
 def is_gateways_client(client: Any, address: str) -> bool:
