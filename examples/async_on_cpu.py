@@ -7,16 +7,14 @@ that are replaced here are those of TRL 1.16.
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import httpx
 import torch
-from safetensors.torch import save_file
 from torch.nn.functional import scaled_dot_product_attention
 from trl.experimental.async_grpo import async_grpo_trainer, packing
 
+from examples.folder_transfer import FolderTransfer, Weights
 from examples.tiny_model import Policy
 
 CPU = {
@@ -24,40 +22,12 @@ CPU = {
     "bf16": False,
     "gradient_checkpointing": False,
     "dataloader_pin_memory": False,
-    "learning_rate": 3e-2,
+    "learning_rate": 8e-3,
+    "lr_scheduler_type": "constant",
     "adam_beta2": 0.95,
     "token_budget": -1,
 }
-"""Settings for a model of some thousand weights on a CPU."""
-
-Weights = Iterator[tuple[str, torch.Tensor]]
-
-
-class FolderTransfer:
-    """Weights for a vLLM on this machine, through its model's folder (`WeightTransferProtocol`)."""
-
-    def __init__(self, server: str, folder: str) -> None:
-        self._server, self._folder = server, folder
-
-    def init_weight_transfer(self) -> None: ...
-
-    def pause(self) -> None:
-        self._post("pause", params={"mode": "keep"})
-
-    def send_weights(self, iterator: Weights) -> None:
-        """Write them where the server has read them, and have it read them again."""
-        weights = {name: tensor.contiguous().clone() for name, tensor in iterator}
-        save_file(weights, Path(self._folder) / "model.safetensors", metadata={"format": "pt"})
-        self._post("collective_rpc", json={"method": "reload_weights"})
-
-    def resume(self) -> None:
-        self._post("reset_prefix_cache")
-        self._post("resume")
-
-    def destroy(self) -> None: ...
-
-    def _post(self, path: str, **options: Any) -> None:
-        httpx.post(f"{self._server}/{path}", timeout=300, **options).raise_for_status()
+"""Settings for a model of some ten thousand weights on a CPU."""
 
 
 class TinyTransfer(FolderTransfer):

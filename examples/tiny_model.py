@@ -1,15 +1,19 @@
 """A tiny language model for the examples that train: made on the spot, it needs no download.
 
-`Policy` is a Qwen2 of some thousand random weights with an id for each word, and an answer of an
-OpenAI-compatible server: `ModelServer(policy.answer)` serves it, sampling with its present weights.
-With `thinking=True` its chat template opens each reply with `<think>`, and leaves the thoughts of
-earlier replies out, as those of Qwen3 and DeepSeek do.
+    python -m examples.tiny_model FOLDER              # a model that vLLM serves, on a CPU too
+    python -m examples.tiny_model FOLDER --thinking   # one that thinks
+
+`Policy` is a Llama of some ten thousand random weights with an id for each word, and an answer of
+an OpenAI-compatible server: `ModelServer(policy.answer)` serves it, sampling with its present
+weights. With `thinking=True` its chat template opens each reply with `<think>`, and leaves the
+thoughts of earlier replies out, as those of Qwen3 and DeepSeek do.
 """
 
+import argparse
 import itertools
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,11 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from otel_rollout.testing import Raw
 
-SPECIAL = ["<pad>", "<unknown>", "<user>", "<assistant>", "<end>"]
+SPECIAL = ["<unknown>", "<user>", "<assistant>", "<end>"]
 QUESTIONS = ["What", "does", "a", "cow", "duck", "say?", "Say", "it", "again."]
 ANSWERS = ["moo", "quack", "woof", "meow", "oink", "baa", "tweet", "please", "thanks"]
 THINK = ["<think>", "</think>"]
@@ -38,7 +42,8 @@ def tokenizer(thinking: bool = False) -> Any:
     """An id for each word, so that a reply is rendered to the ids that were sampled.
 
     With parts of words another spelling of the same text may be sampled than the one that the
-    template gives in the next turn; then the rollout is two rows.
+    template gives in the next turn; then the rollout is two rows. The end alone is special to
+    servers: they leave special tokens out of a reply's text, so that it would be rendered without.
     """
     words = SPECIAL + QUESTIONS + ANSWERS + (THINK if thinking else [])
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -46,10 +51,8 @@ def tokenizer(thinking: bool = False) -> Any:
     inner.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment, unused-ignore]
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
-        pad_token="<pad>",
-        unk_token="<unknown>",
+        pad_token="<end>",
         eos_token="<end>",
-        additional_special_tokens=["<user>", "<assistant>"],
         chat_template=THINKING_TEMPLATE if thinking else TEMPLATE,
     )
 
@@ -57,25 +60,26 @@ def tokenizer(thinking: bool = False) -> Any:
 class Policy:
     """The model as a server has it."""
 
-    def __init__(self, seed: int = 0, thinking: bool = False) -> None:
+    def __init__(self, seed: int = 1, thinking: bool = False) -> None:
         self.thinking = thinking
         self.tokenizer = tokenizer(thinking)
         torch.manual_seed(seed)
-        config = Qwen2Config(
+        config = LlamaConfig(
             vocab_size=len(self.tokenizer),
             hidden_size=32,
             intermediate_size=64,
             num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
+            num_attention_heads=8,  # enough that some tell the animals apart from the first step on
+            num_key_value_heads=8,
+            head_dim=32,  # vLLM's attention on a CPU has no smaller one
             max_position_embeddings=64,
             initializer_range=0.2,
-            tie_word_embeddings=True,
+            tie_word_embeddings=False,  # see `FolderTransfer`
             bos_token_id=None,
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=self.tokenizer.eos_token_id,
         )
-        self.model = Qwen2ForCausalLM(config)
+        self.model = LlamaForCausalLM(config)
         self._one_at_a_time = threading.Lock()
         self._seeds = itertools.count()
 
@@ -148,3 +152,16 @@ class Policy:
         end = words.index("</think>") if "</think>" in words else len(words)
         content = " ".join(words[end + 1 :]) or None
         return {"role": "assistant", "reasoning": " ".join(words[:end]), "content": content}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the model into a folder."""
+    parser = argparse.ArgumentParser(description="Writes a tiny model.")
+    parser.add_argument("folder")
+    parser.add_argument("--thinking", action="store_true", help="its replies begin with thoughts")
+    options = parser.parse_args(arguments)
+    Policy(thinking=options.thinking).save(options.folder)
+
+
+if __name__ == "__main__":
+    main()

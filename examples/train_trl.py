@@ -28,6 +28,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import otel_rollout
+from examples.folder_transfer import FolderTransfer
 from examples.tiny_model import Policy
 from otel_rollout import (
     JsonlTrajectoryExporter,
@@ -54,7 +55,11 @@ async def listen(
     for question in (*prompt, {"role": "user", "content": "Say it again."}):
         messages.append(question)
         reply = await client.chat.completions.create(
-            model=model, messages=messages, max_tokens=max_tokens, seed=seed, temperature=1.0
+            model=model,
+            messages=messages,
+            max_tokens=max_tokens,
+            seed=100 * seed + len(messages),  # servers draw alike for the same seed
+            temperature=1.0,
         )
         said = reply.choices[0].message.content or ""
         messages.append({"role": "assistant", "content": said})
@@ -104,12 +109,18 @@ def report(trajectories: Iterable[Trajectory]) -> None:
 
 
 def rollouts_of(
-    url: str, model: str, curve: list[float]
+    url: str, model: str, curve: list[float], transfer: FolderTransfer | None = None
 ) -> Callable[[list[Any], Any], dict[str, Any]]:
-    """The `rollout_func`: gets each prompt `num_generations` times, returns a row for each."""
+    """The `rollout_func`: gets each prompt `num_generations` times, returns a row for each.
+
+    transfer: brings the trainer's weights to the server first; None where TRL does, or where the
+        server has the trainer's own model.
+    """
 
     def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         step = trainer.state.global_step
+        if transfer:
+            transfer.transfer(trainer.model.named_parameters())
         trajectories = asyncio.run(collect(url, model, prompts, trainer.num_generations, step))
         if not curve:
             report(trajectories)
@@ -122,14 +133,14 @@ def rollouts_of(
 
 
 TINY = {
-    "learning_rate": 1.5e-2,
+    "learning_rate": 8e-3,
     "entropy_coef": 0.05,  # else it soon says one word to both animals
     "use_cpu": True,
     "bf16": False,
     "gradient_checkpointing": False,
     "dataloader_pin_memory": False,
 }
-"""Settings for a model of some thousand weights on a CPU."""
+"""Settings for a model of some ten thousand weights on a CPU."""
 
 
 def questions() -> Dataset:
@@ -211,23 +222,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     curve = list[float]()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        if options.model:
-            roll_out = rollouts_of(f"{options.server.rstrip('/')}/v1", options.model, curve)
-            settings = {"use_vllm": True, "vllm_mode": "server", "learning_rate": 1e-5}
-            settings["vllm_server_base_url"] = options.server
-            trainer = make_trainer(options.model, None, roll_out, options.steps, folder, **settings)
-        else:
-            torch.set_num_threads(1)  # a tiny model is slower with more
-            policy = Policy()
-            server = stack.enter_context(ModelServer(policy.answer))
-            roll_out = rollouts_of(server.base_url, "tiny", curve)
-            trainer = make_trainer(
-                policy.model, policy.tokenizer, roll_out, options.steps, folder, **TINY
-            )
+        trainer = _trainer(options, folder, curve, stack)
         trainer.train()
     otel_rollout.shutdown()
     if options.plot:
         plot(curve, options.plot)
+
+
+def _trainer(options: argparse.Namespace, folder: str, curve: list[float], stack: ExitStack) -> Any:
+    """The trainer of the server that was named, or of the tiny model."""
+    settings: dict[str, Any] = TINY
+    if options.server:
+        server, name, transfer = options.server.rstrip("/"), options.model, None
+        model, tokenizer = options.model, None
+        if torch.cuda.is_available():
+            settings = {"use_vllm": True, "vllm_mode": "server", "learning_rate": 1e-5}
+            settings["vllm_server_base_url"] = server
+        else:
+            transfer = FolderTransfer(server, f"{folder}/weights")
+    else:
+        torch.set_num_threads(1)  # a tiny model is slower with more
+        policy, name, transfer = Policy(), "tiny", None
+        model, tokenizer = policy.model, policy.tokenizer
+        server = stack.enter_context(ModelServer(policy.answer)).base_url.removesuffix("/v1")
+    roll_out = rollouts_of(f"{server}/v1", name, curve, transfer)
+    return make_trainer(model, tokenizer, roll_out, options.steps, folder, **settings)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from transformers import PrinterCallback
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 import otel_rollout
-from examples.async_on_cpu import CPU, FolderTransfer, TinyTransfer, without_a_gpu
+from examples.async_on_cpu import CPU, TinyTransfer, without_a_gpu
+from examples.folder_transfer import FolderTransfer
 from examples.tiny_model import Policy
 from examples.train_trl import SAMPLES, arguments_of, listen, plot, questions, report, set_up
 from otel_rollout import TrajectoryGroup, gather_group
@@ -173,7 +174,7 @@ def _trainer(options: argparse.Namespace, folder: str, curve: list[float], stack
     transfer: FolderTransfer | None = None
     if options.server:
         server, model = options.server.rstrip("/"), options.model
-        transfer = FolderTransfer(server, model) if cpu else None
+        transfer = FolderTransfer(server, f"{folder}/weights") if cpu else None
     else:
         torch.set_num_threads(1)  # a tiny model is slower with more
         policy, model = Policy(thinking=True), f"{folder}/tiny"

@@ -69,7 +69,7 @@ def test_no_rollouts_end_the_training(parts: tuple[Policy, str], tmp_path: Path)
 
 def test_the_example_learns(capsys: pytest.CaptureFixture[str]):
     """The example as a user runs it: the mean reward rises, and what trains is said first."""
-    train_trl_vllm.main(["--steps", "20"])
+    train_trl_vllm.main(["--steps", "30"])
     printed = capsys.readouterr().out
     said = printed.partition("round ")[0]
     rounds = re.findall(r"^round .* reward (\S+)", printed, re.MULTILINE)
