@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 Row = tuple[Sequence[int], Sequence[int], Sequence[float]]
 """Token ids, mask of the trained ones, and log-probabilities, aligned."""
@@ -22,7 +22,7 @@ class Model:
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)  # a machine that does other things is slower with more
-        self._model: Any = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """(T) log-probability of each token after those before it; 0.0 for the first."""

@@ -58,7 +58,9 @@ def vllm(model_folder: Path, folder: Path) -> Iterator[str]:
     """The address of a vLLM of this test session."""
     from tests.servers.programs import start_vllm
 
-    with start_vllm(model_folder, folder / "vllm.log") as address:
+    options = ["--served-model-name", "tiny", "--reasoning-parser", "qwen3"]
+    options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    with start_vllm(model_folder, folder / "vllm.log", *options) as address:
         yield address
 
 
