@@ -36,7 +36,7 @@ _lower = methodcaller("lower")
 
 def may_name_session(names: Iterable[str | bytes]) -> bool:
     """True if one of these headers may name a session."""
-    return not _NAMES.isdisjoint(map(_lower, names))
+    return not _NAMES.isdisjoint(map(_lower, tuple(names)))  # a copy: other threads add to them
 
 
 def session_of(headers: Iterable[Header]) -> str | None:
