@@ -118,7 +118,7 @@ class JsonlTrajectoryExporter:
 LINE_PREFIX = b'{"schema_version":'
 """Prefix of every line that is written."""
 _HEAD = 64
-_LONG_HEAD = 1 << 24
+_LONG_HEADS = (1 << 21, 1 << 24)
 """Bytes in which the first line that is something begins: before it may be the end of one."""
 _ZEROS = b"\0 \t\r"
 """What a loss of power leaves of a line, and white space."""
@@ -135,14 +135,18 @@ def begun_file(file: BinaryIO, name: str) -> tuple[bytes, bool, BinaryIO]:
     Damaged lines at its beginning are passed over: the first that is something decides.
     """
     head, is_packed, whole = begun(file, name, _HEAD)
-    if head and layout_of(head) is None:
-        long, is_packed, whole = begun(whole, name, _LONG_HEAD)
+    if not head or layout_of(head):
+        return head, is_packed, whole
+    for length in _LONG_HEADS:
+        long, is_packed, whole = begun(whole, name, length)
         head = _deciding(long)
-    return head, is_packed, whole
+        if head or len(long) < length:
+            break
+    return head or long[:_HEAD], is_packed, whole
 
 
 def _deciding(head: bytes) -> bytes:
-    """Where the first line begins that is JSON, or ends inside of it, or is no text."""
+    """Where the first line begins that is JSON, or ends inside of it, or is no text; b"": none."""
     start = 0
     while start < len(head):
         end = head.find(b"\n", start) + 1 or len(head)
@@ -152,7 +156,7 @@ def _deciding(head: bytes) -> bytes:
         if layout_of(piece) or is_open or _is_no_text(line) or _parsed(line, loads):
             return piece
         start = end
-    return head[:_HEAD]
+    return b""
 
 
 def layout_of(head: bytes) -> Layout | None:
