@@ -485,7 +485,7 @@ LINES = {
     "look": 2_223,
     "otlp": 1_920,
     "rebuild": 1_141,
-    "rebuild/dialects": 2_083,
+    "rebuild/dialects": 2_079,
     "record": 7_748,
     "spans": 1_796,
     "testing": 1_189,

@@ -197,10 +197,6 @@ def is_true(span: SpanRecord, key: str) -> bool:
     return span.attributes.get(key) in (True, "true", "True")
 
 
-_DIGITS = 10
-"""Digits of a position; what has more is damage, far behind the others."""
-
-
 def numbered(attributes: Mapping[str, Any], prefix: str) -> dict[int, dict[str, Any]]:
     """Attributes `{prefix}{N}.{rest}` as `{N: {rest: value}}`, in order of N."""
     rows: dict[int, dict[str, Any]] = {}
@@ -208,7 +204,7 @@ def numbered(attributes: Mapping[str, Any], prefix: str) -> dict[int, dict[str, 
         if key.startswith(prefix):
             number, _, rest = key[len(prefix) :].partition(".")
             if number.isdecimal():
-                rows.setdefault(int(number[:_DIGITS]), {})[rest] = value
+                rows.setdefault(int(number), {})[rest] = value
     return dict(sorted(rows.items()))
 
 
