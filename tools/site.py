@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: pages that stand beside docs/, and links to them.
+"""Hooks of the documentation site: pages that stand beside docs/, links to them, and llms.txt.
 
 The pages are written for whoever reads the repository: a link to `../exporters/trl/README.md` leads
 there. On the site the same text has to lead to the page that was made of that file.
@@ -71,4 +71,35 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return before + posixpath.relpath(name, posixpath.dirname(here) or ".") + after
 
     parts = _fence.split(markdown)
-    return "".join(part if part.startswith("```") else _link.sub(lead, part) for part in parts)
+    _texts[here] = "".join(p if p.startswith("```") else _link.sub(lead, p) for p in parts)
+    return _texts[here]
+
+
+_texts: dict[str, str] = {}
+"""The Markdown of each page of the site, with links that lead there."""
+
+
+def on_post_build(config: Any) -> None:
+    """Write llms.txt (https://llmstxt.org), and the Markdown of each page that it lists."""
+    site = Path(config["site_dir"])
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", ""]
+    lines.append("Begin with [For coding agents](coding-agents.md): how to add it to a repository.")
+    for section, entries in sections(config["nav"]):
+        lines += ["", f"## {section}", ""]
+        for title, name in entries:
+            lines.append(f"- [{title}]({name})")
+            (site / name).write_text(_texts[name])
+    (site / "llms.txt").write_text("\n".join([*lines, ""]))
+
+
+def sections(nav: list[Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The sections of the navigation, each with the titles and names of all its pages."""
+
+    def files(entries: list[Any]) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        for title, value in (pair for entry in entries for pair in entry.items()):
+            found += files(value) if isinstance(value, list) else [(title, value)]
+        return found
+
+    top = [next(iter(entry.items())) for entry in nav]
+    return [(title, files(value)) for title, value in top if isinstance(value, list)]
