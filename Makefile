@@ -16,7 +16,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
-PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-phoenix backends page check-page check format docs bench instructions check-instructions pins clean
 
@@ -62,18 +61,17 @@ test-versions: .venv-openai2/.ready .venv-openai1/.ready .venv-lowest/.ready  ##
 test-frameworks: .venv-frameworks/.ready  ## agents of other frameworks; their warnings are theirs
 	.venv-frameworks/bin/python -m pytest -W ignore -n $(JOBS) -m framework $(or $(TESTS),tests/frameworks tests/record/transports)
 
-TRAINERS := trainers
-NEWEST_PYTHON ?= python3.12
-test-trainers: .venv-$(TRAINERS)/.ready  ## exporters/, each against its real trainer; their warnings are theirs
-	MYPYPATH=$(subst $(eval) ,:,$(EXPORTERS:/pyproject.toml=)) .venv-$(TRAINERS)/bin/mypy --cache-dir .venv-$(TRAINERS)/mypy exporters/*/otel_rollout_*
-	.venv-$(TRAINERS)/bin/mypy --cache-dir .venv-$(TRAINERS)/mypy exporters/*/tests
+NEWEST ?=# of test-newest: "--python 3.12 exporters" is a part of it
+test-trainers: .venv-trainers/.ready  ## exporters/, each against its real trainer; their warnings are theirs
+	MYPYPATH=$(subst $(eval) ,:,$(EXPORTERS:/pyproject.toml=)) .venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/otel_rollout_*
+	.venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/tests
 	# A process each: ART changes transformers for all that runs in its process, verl other things.
 	set -e; for tests in $(or $(TESTS),$(EXPORTERS:/pyproject.toml=)); do \
-		$(OFFLINE) .venv-$(TRAINERS)/bin/python -m pytest -q -W ignore $$tests; \
+		$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
 	done
 
-test-newest:  ## the same against the newest releases, some of which need Python 3.12
-	$(MAKE) --no-print-directory test-trainers TRAINERS=trainers312 PYTHON=$(NEWEST_PYTHON)
+test-newest: $(READY)  ## clients, frameworks and exporters with the newest releases, on Python 3.12 and 3.13; writes docs/compatibility.json
+	$(BIN)/python tools/newest.py $(NEWEST)
 
 test-servers: .venv-servers/.ready .venv-trainers/.ready  ## agents on the real vLLM and llama.cpp, and what trainers get of them
 	rm -rf build/served
@@ -144,23 +142,29 @@ instructions: $(READY)  ## what capture costs, in instructions (needs Debian's v
 check-instructions: $(READY)  ## its cheapest columns, against benchmarks/instructions.json
 	$(BIN)/python benchmarks/instructions.py --check
 
+# Environments, each of the pins of requirements/NAME.txt. The uv of .venv installs them in a fifth of
+# pip's time; where it cannot, as with a mirror that only pip's configuration names, pip does.
+OWN := lowest openai1 openai2 frameworks trainers trackers servers hooked# the others import nothing of ours
+LOOSE := frameworks trainers trackers servers phoenix agents docs# their packages contradict each other in bounds
+PIP := -m pip --disable-pip-version-check install --quiet
+install = VIRTUAL_ENV=$(CURDIR)/$(1) $(BIN)/uv pip install --quiet $(2) 2>/dev/null || $(1)/bin/python $(PIP) $(2)
+
 $(READY): requirements/newest.txt pyproject.toml
-	$(call environment,$(VENV),newest)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	-awk '/^[a-z]/ {wanted = /^uv==/} wanted' $< > $(VENV)/uv.txt && $(BIN)/python $(PIP) --require-hashes -r $(VENV)/uv.txt
+	$(call install,$(VENV),--require-hashes -r $<)
+	$(call install,$(VENV),--no-deps --no-build-isolation -e .)
+	@touch $@
 
-.venv-%/.ready: requirements/%.txt pyproject.toml
-	$(call environment,.venv-$*,$*)
+.venv-%/.ready: requirements/%.txt | $(READY)
+	$(PYTHON) -m venv .venv-$*
+	$(call install,.venv-$*,$(if $(filter $*,$(LOOSE)),--no-deps) --require-hashes -r $<)
+	$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=-e %))))
+	@touch $@
 
-.venv-frameworks/.ready: requirements/frameworks.txt pyproject.toml
-	$(call environment,.venv-frameworks,frameworks,--no-deps)
-
-.venv-trainers/.ready .venv-trainers312/.ready: .venv-%/.ready: requirements/%.txt pyproject.toml $(EXPORTERS)
-	$(call environment,.venv-$*,$*,--no-deps,$(EXPORTERS:%/pyproject.toml=-e %))
-
-.venv-trackers/.ready: requirements/trackers.txt pyproject.toml
-	$(call environment,.venv-trackers,trackers,--no-deps)
-
-.venv-servers/.ready: requirements/servers.txt pyproject.toml
-	$(call environment,.venv-servers,servers,--no-deps)
+$(OWN:%=.venv-%/.ready): pyproject.toml
+.venv-trainers/.ready: $(EXPORTERS)
 
 .agents/.ready: tests/agents/package.json $(wildcard tests/agents/clients/*/*)
 	mkdir -p .agents
@@ -170,9 +174,6 @@ $(READY): requirements/newest.txt pyproject.toml
 	mvn -q -f tests/agents/clients/java/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.agents/java
 	@touch $@
 
-.venv-hooked/.ready: requirements/hooked.txt pyproject.toml
-	$(call environment,.venv-hooked,hooked)
-
 build/suites/.ready: .venv-hooked/.ready  # their source archives have their tests
 	mkdir -p build/suites
 	awk '/^[a-z]/ {wanted = /^(requests|httpx|openai)(\[.*)?==/} wanted' requirements/hooked.txt > build/suites/suites.txt
@@ -180,34 +181,6 @@ build/suites/.ready: .venv-hooked/.ready  # their source archives have their tes
 		--no-binary :all: --require-hashes -d build/suites -r build/suites/suites.txt
 	set -e; for archive in build/suites/*.tar.gz; do tar xzf $$archive -C build/suites; done
 	@touch $@
-
-.venv-phoenix/.ready: requirements/phoenix.txt  # programs only: nothing of ours is imported there
-	$(PYTHON) -m venv .venv-phoenix
-	.venv-phoenix/bin/python $(PIP) --no-deps --require-hashes -r requirements/phoenix.txt
-	@touch $@
-
-.venv-agents/.ready: requirements/agents.txt  # programs only: nothing of ours is imported there
-	$(PYTHON) -m venv .venv-agents
-	.venv-agents/bin/python $(PIP) --no-deps --require-hashes -r requirements/agents.txt
-	@touch $@
-
-.venv-dist/.ready: requirements/dist.txt
-	$(PYTHON) -m venv .venv-dist
-	.venv-dist/bin/python $(PIP) --require-hashes -r requirements/dist.txt
-	@touch $@
-
-.venv-docs/.ready: requirements/docs.txt  # reads our source, runs nothing of it
-	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python $(PIP) --no-deps --require-hashes -r requirements/docs.txt
-	@touch $@
-
-define environment
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
-	$(PYTHON) -m venv $(1)
-	$(1)/bin/python $(PIP) $(3) --require-hashes -r requirements/$(2).txt
-	$(1)/bin/python $(PIP) --no-deps --no-build-isolation -e . $(4)
-	@touch $(1)/.ready
-endef
 
 COMPILE := $(BIN)/uv pip compile --quiet --generate-hashes --no-header --no-annotate \
 	--prerelease if-necessary-or-explicit --group pyproject.toml:dev pyproject.toml
@@ -223,10 +196,8 @@ pins:  ## write requirements/*.txt anew
 	$(UV) --upgrade --extra gateway --resolution lowest-direct -o requirements/lowest.txt
 	$(COMPILE) --upgrade --universal --python-version 3.11 --group pyproject.toml:frameworks \
 		--override requirements/overrides/frameworks.in -o requirements/frameworks.txt
-	for pair in "3.11 trainers" "3.12 trainers312"; do set -- $$pair; \
-		$(COMPILE) --upgrade --python-version $$1 --python-platform x86_64-manylinux_2_28 \
-		--override requirements/overrides/trainers.in requirements/trainers.in -o requirements/$$2.txt || exit 1; \
-	done
+	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--override requirements/overrides/trainers.in requirements/trainers.in -o requirements/trainers.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--override requirements/overrides/servers.in requirements/servers.in -o requirements/servers.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
