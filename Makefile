@@ -152,15 +152,15 @@ install = VIRTUAL_ENV=$(CURDIR)/$(1) $(BIN)/uv pip install --quiet $(2) 2>/dev/n
 $(READY): requirements/newest.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"otel-rollout needs Python 3.10 or later, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	-awk '/^[a-z]/ {wanted = /^uv==/} wanted' $< > $(VENV)/uv.txt && $(BIN)/python $(PIP) --require-hashes -r $(VENV)/uv.txt
-	$(call install,$(VENV),--require-hashes -r $<)
-	$(call install,$(VENV),--no-deps --no-build-isolation -e .)
+	-@awk '/^[a-z]/ {wanted = /^uv==/} wanted' $< > $(VENV)/uv.txt && $(BIN)/python $(PIP) --require-hashes -r $(VENV)/uv.txt
+	@$(call install,$(VENV),--require-hashes -r $<)
+	@$(call install,$(VENV),--no-deps --no-build-isolation -e .)
 	@touch $@
 
 .venv-%/.ready: requirements/%.txt | $(READY)
 	$(PYTHON) -m venv .venv-$*
-	$(call install,.venv-$*,$(if $(filter $*,$(LOOSE)),--no-deps) --require-hashes -r $<)
-	$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=-e %))))
+	@$(call install,.venv-$*,$(if $(filter $*,$(LOOSE)),--no-deps) --require-hashes -r $<)
+	@$(if $(filter $*,$(OWN)),$(call install,.venv-$*,--no-deps --no-build-isolation -e . $(if $(filter trainers,$*),$(EXPORTERS:%/pyproject.toml=-e %))))
 	@touch $@
 
 $(OWN:%=.venv-%/.ready): pyproject.toml

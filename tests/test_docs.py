@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import json
 import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,8 @@ from otel_rollout import (
     semconv,
     to_token_rows,
 )
+from otel_rollout.command import main
+from otel_rollout.command.parser import command_parser
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 from otel_rollout.trajectory import sentences, tokens, trajectory
@@ -49,6 +52,16 @@ def block(page: str, text: str) -> str:
     """The page's only block that has this text."""
     (found,) = [code for code in blocks(page) if text in code]
     return found
+
+
+def tool(name: str) -> Any:
+    """A program of tools/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.slow
@@ -185,6 +198,28 @@ async def test_the_tour(
     assert lines[4] == "[]"
     assert [float(line.split()[2]) for line in lines[5:9]] == [0.5, -0.5, 0.5, -0.5]
     assert lines[9:] == ["[]", "True"]
+
+
+async def test_the_page_for_coding_agents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its blocks are one program, and its commands find nothing to complain of afterwards."""
+    monkeypatch.chdir(tmp_path)
+    names = await run_page("docs/coding-agents.md", {})
+    with ModelServer("It is 4.", token_ids=True, logprobs=True) as server:
+        client = openai.AsyncOpenAI(base_url=server.base_url, api_key="none-needed")
+        group = await names["collect"](client, [{"role": "user", "content": "2 + 2?"}], "4")
+        await client.close()
+    assert group.rewards == [1.0] * 8
+    assert len(to_token_rows(group)) == 8
+    page = (ROOT / "docs" / "coding-agents.md").read_text()
+    commands = re.findall(r"^otel-rollout ((?:check|show) .*)$", page, re.M)
+    assert len(commands) == 2
+    for command in commands:
+        assert main(command.split()) == 0
+    capsys.readouterr()
+    (run,) = re.findall(r"^otel-rollout (run .*?)$", page.replace("\\\n", ""), re.M)
+    assert command_parser().parse_args(shlex.split(run)).samples == 8
 
 
 async def test_an_empty_batch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,6 +368,19 @@ def test_every_exporter_is_a_trainer() -> None:
     document = (ROOT / "docs" / "trainers.md").read_text()
     for project in (ROOT / "exporters").glob("*/pyproject.toml"):
         assert f"(../exporters/{project.parent.name}/README.md)" in document
+
+
+def test_the_comparison_of_the_readme() -> None:
+    """It is the table of docs/comparison.toml, in which each cell has its evidence."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read the file")
+    comparison = tool("comparison")
+    text = (ROOT / "docs" / "comparison.toml").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert comparison.written(readme, tomllib.loads(text)) == readme
+    with pytest.raises(ValueError, match=r"'trains': no evidence for ours"):
+        comparison.table(tomllib.loads(text.replace('"exporters/"]', '""]')))
+    with pytest.raises(ValueError, match=r"'trains': expected cells"):
+        comparison.table(tomllib.loads(text.replace('verifiers = ["prime', 'verifier = ["prime')))
 
 
 def test_the_advice_of_the_page_about_errors() -> None:
