@@ -1,7 +1,7 @@
 """APIs whose replies have `choices`, as OpenAI's: what chat and text completions have in common.
 
-Pure. Every field that a server puts on a chunk survives: texts, token ids and log-probabilities
-are chained, of other fields the last value wins.
+Pure. Every field that a server puts on a chunk survives: texts of messages, token ids and
+log-probabilities are chained, of other fields the last value wins.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from otel_rollout.wire.json import (
     member_of,
     struct_of,
 )
-from otel_rollout.wire.merging import GrowingParts, finish, merge_field, merge_parts
+from otel_rollout.wire.merging import GrowingParts, finish, merge_field, merge_parts, merge_whole
 
 _EXTENSION = "sglext"
 """SGLang's own fields of a reply, sent in one chunk or in two."""
@@ -275,8 +275,10 @@ def _merge_choice(choices: dict[int, dict[str, Any]], choice: dict[str, Any]) ->
     for key, value in choice.items():
         if key == "delta":
             _merge_delta(merged, value or {})
-        elif key == "text" or isinstance(value, list | dict):
+        elif key == "text":
             merge_field(merged, key, value)
+        elif isinstance(value, list | dict):
+            merge_whole(merged, key, value)
         elif value is not None or key not in merged:
             merged[key] = value
 

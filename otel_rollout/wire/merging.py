@@ -1,5 +1,7 @@
 """Merging the pieces of a stream: texts are joined, lists chained, objects merged.
 
+Texts grow in messages alone: one beside them (a version, a rating) is a whole one in each chunk.
+
 Pure. While a stream is merged a text is a list of `GrowingText` pieces, joined once at the end by
 `finish`: to join at every piece would cost the square of the text's length.
 """
@@ -13,6 +15,8 @@ from otel_rollout.wire.json import Json, try_loads
 
 _WHOLE = ("role", "id", "type")
 """Texts that a server may repeat, but never sends in pieces."""
+SO_FAR = ("policy_token_spans", "weight_versions")
+"""Lists that a chunk has whole, as far as they came."""
 _GROWING = ("text", "thinking")
 """Types of parts that a stream sends in pieces."""
 
@@ -25,6 +29,19 @@ class GrowingText(str):
 
 class GrowingParts(list[Json]):
     """The parts of a content, of which the last one may still be growing."""
+
+
+def merge_whole(target: dict[str, Any], key: str, value: Json) -> None:
+    """Add a value to a member: lists grow, objects are merged, texts and the rest are replaced."""
+    old = target.get(key)
+    if isinstance(value, dict):
+        members = target[key] = old if isinstance(old, dict) else {}
+        for name, part in value.items():
+            merge_whole(members, name, part)
+    elif isinstance(value, list) and isinstance(old, list) and key not in SO_FAR:
+        old.extend(value)
+    elif value is not None or key not in target:
+        target[key] = list(value) if isinstance(value, list) else value
 
 
 def merge_field(target: dict[str, Any], key: str, value: Json) -> None:

@@ -108,6 +108,20 @@ def test_fields_of_chunks_survive() -> None:
     }
 
 
+def test_texts_beside_messages_are_not_joined() -> None:
+    """What a server repeats on each chunk is there once: SGLang's version, Azure's filters."""
+    meta = {"weight_version": "7", "output_token_logprobs": [[-0.5, 1, "a"]]}
+    filters = {"hate": {"filtered": False, "severity": "safe"}}
+    pieces = [
+        chunk({"content": "x"}, meta_info=meta, content_filter_results=filters) for _ in range(3)
+    ]
+    merged = only_choice(sse([*pieces, chunk({}, "stop", meta_info={"id": "c1", "more": None})]))
+    assert merged["message"]["content"] == "xxx"
+    assert merged["meta_info"]["weight_version"] == "7"
+    assert merged["meta_info"]["output_token_logprobs"] == [[-0.5, 1, "a"]] * 3
+    assert merged["content_filter_results"] == filters
+
+
 @pytest.mark.parametrize("repeats", [False, True])
 def test_tool_calls_are_put_together(repeats: bool) -> None:
     """Arguments are joined verbatim per index, also where a server repeats id and name."""
