@@ -105,8 +105,10 @@ def pack_events(events: str) -> str:
     some = list(dict.fromkeys(lines[1:7]))
     begin = end = ""
     if len(some) > 1 and len(lines) > 4:
-        begin = _common(some)
+        begin = _common(some).rstrip("\n")  # else its empty line would come too early
         end = _common([line[len(begin) :][::-1] for line in some])[::-1]
+        if f"\n{end}" in events:  # so would that of an event without it
+            end = ""
     packed = _packed(lines, begin, end)
     # A reply that repeats one token for long has the same event again and again. What is shared is
     # no longer than all events: mostly that is asked first, since it costs nothing.

@@ -41,6 +41,13 @@ def test_any_events_survive_packing(lines: list[str]) -> None:
     assert unpack_events(pack_events(text)) == text
 
 
+@given(st.lists(st.text("ab\n", max_size=4), min_size=5, max_size=9))
+def test_events_of_several_lines_survive_packing(lines: list[str]) -> None:
+    """Also where what most of them share ends, or begins, at a line break."""
+    for text in ("\n\n".join(lines), "\n\n".join(["x", *(f"a\n{line}a" for line in lines)])):
+        assert unpack_events(pack_events(text)) == text
+
+
 def test_packing_writes_what_is_common_once() -> None:
     """A stream of small deltas takes a fraction of its events' size."""
     deltas = [chunk({"content": f" word{i}"}) for i in range(15)]
