@@ -11,7 +11,9 @@ A source is a file (- for stdin) of
 or the address of a trace in Jaeger, Phoenix or MLflow, such as
   http://127.0.0.1:16686/trace/6f2a...
 or of a project in Phoenix.
-What a file is, its content says; it may be gzipped."""
+What a file is, its content says; it may be gzipped. But for rebuild, it may also
+be of trajectories: those of JsonlTrajectoryExporter and rebuild, ATIF as Harbor and
+Terminal-Bench write it, or .traj.json of mini-swe-agent."""
 REBUILD = """\
 Rebuild trajectories from recorded spans, one JSON object a line, as
 JsonlTrajectoryExporter writes them. The spans of a rollout may be spread over
@@ -24,14 +26,14 @@ endings, rewards, and what does not train and why. Of files of trajectories the
 first line comes at once; spans are read to their end before, since a reward may
 come late. With --sort the lines come at the end; memory holds a line for each.
 --json prints one JSON object a line, the last one is {"summary": ...}.
-A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too."""
 CHECK = """\
 Check that trajectories are what a trainer needs; for a pipeline, before it.
 Exit status: 0 they are; 1 a trajectory lacks something that is required, or there
 is no trajectory; 2 a source could not be read, in whole or in part, or the command
 line is wrong. --json prints one JSON object a line with all findings of a
 trajectory, the last one is {"summary": ...}.
-A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too.
+Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too.
 
 --require takes some of these, with commas between them:
 """
@@ -43,7 +45,7 @@ EXPR of --where is a comparison of fields, or several with and, or, not:
 A comparison with a field that is None is not known, and not kept."""
 SHOW = """\
 Show trajectories as trees: who said what, what of it trains, how it went.
-A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too."""
 VIEW = """\
 Show trajectories on a page of this machine, in the browser: a list to filter,
 groups side by side, messages, tokens, what does not train and why. The page is
@@ -52,11 +54,11 @@ are read once and kept in an index in your cache; files that grow are followed.
 Ctrl-C ends it. It needs the extra: otel-rollout[view].
 Environment: OTEL_ROLLOUT_VIEW_INDEX, a file for the index in place of the cache;
 OTEL_ROLLOUT_VIEW_REACHABLE=1 allows a --host that other machines reach.
-A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too."""
 EXPORT = """\
 Write trajectories as the rows that a trainer reads. Trajectories of one group
 are brought together wherever they stand; memory holds one group at a time.
-A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too.
+Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too.
 Beside FILE stand FILE.part and FILE.groups until it is finished:
 the same command, given again after it was interrupted, goes on from there."""
 DRIFT = """\
@@ -66,7 +68,7 @@ changed, truncated, other. Each of them begins a training row of its own, and
 the server reads again what it had in its cache. The ratio is that of merged
 calls to all of which it is known. Trajectories without such a call are only
 counted. docs/drift.md says what to do about them.
-A file of trajectories (rebuild, JsonlTrajectoryExporter) is a source too."""
+Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too."""
 DOCTOR = """\
 Check a set-up and say what would be lost: versions, provider, span limits,
 processors, instrumentations, environment. Then run a rollout with two calls

@@ -1,4 +1,5 @@
 from otel_rollout.export.contract import TrajectoryExporter as TrajectoryExporter
+from otel_rollout.export.documents import lines_of_documents as lines_of_documents
 from otel_rollout.export.jsonl import LINE_PREFIX as LINE_PREFIX
 from otel_rollout.export.jsonl import JsonlTrajectoryExporter as JsonlTrajectoryExporter
 from otel_rollout.export.jsonl import Layout as Layout

@@ -125,7 +125,8 @@ _ZEROS = b"\0 \t\r"
 Layout = Literal["lines", "indented", "list"]
 # "appended" is the first key where keys were sorted.
 _is_no_text = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f]").search
-_begins = re.compile(rb'\s*(\[\s*)?\{(\s*)"(schema_version|appended)"\s*:').match
+# A document of another program may have a text for its version.
+_begins = re.compile(rb'\s*(\[\s*)?\{(\s*)"(schema_version|appended)"\s*:(?!\s*")').match
 _UNREAD = {"indented": "`jq -c . FILE`", "list": "`jq -c '.[]' FILE`"}
 
 
@@ -180,8 +181,16 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[bytes | None]:
     way = _UNREAD.get(layout_of(head) or "")
     if way is not None:
         raise SpanFormatError(f"its trajectories must stand on one line each, as {way} writes them")
+    yield from content_lines(whole, name)
+
+
+def content_lines(file: BinaryIO, name: str) -> Iterator[bytes | None]:
+    """The lines of a file, which may be gzipped; None for one that is too long.
+
+    SpanFormatError where its content is damaged.
+    """
     try:
-        yield from (line for line, _ in bounded_lines(content_of(whole, name)))
+        yield from (line for line, _ in bounded_lines(content_of(file, name)))
     except UNPACKING_ERRORS as error:
         raise SpanFormatError(f"its compressed content is damaged or cut ({error})") from None
 

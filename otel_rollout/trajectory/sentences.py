@@ -296,6 +296,12 @@ INFERRED = Sentence(
     "inexact",
     "Record with otel-rollout to train on exact tokens; docs/dialects.md says what each keeps.",
 )
+FROM_DOCUMENT = Sentence(
+    "no rollout was recorded; its calls were read from a document of the format {format}, which "
+    "does not keep: {lost}",
+    "inexact",
+    "Record with otel-rollout to train on exact tokens; docs/dialects.md says what each keeps.",
+)
 NO_ID = Sentence(
     "a response came without an id; its completion is {id}",
     "uncertain",

@@ -1,6 +1,7 @@
 """Sources of trajectories: files, folders, stdin and addresses of backends; and their order.
 
-The content of a file decides: trajectories, one a line, or spans to rebuild them from.
+The content of a file decides: trajectories, one a line, documents of other programs, or spans to
+rebuild them from.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from otel_rollout.export import (
     key_of,
     layout_of,
     lines_of,
+    lines_of_documents,
     reconstruct_by_rollout,
 )
 from otel_rollout.otlp import files_of, inode_of, parts_of, read, rotated_beside
+from otel_rollout.rebuild import documents
 from otel_rollout.spans import SpanRecord
 from otel_rollout.terminal import note, number_of
 from otel_rollout.trajectory import UNREADABLE, Trajectory
@@ -85,6 +88,7 @@ class Sources:
                 open(source, "rb").close()  # fails now, not after hours of reading others
         self._on_error = report
         self._check = check
+        self._documents = documents.Documents()
         self._opened = set[tuple[int, int]]()
         """The files that were opened, by `inode_of`."""
         has_no_bar = report is not None or (prints_lines and sys.stdout.isatty())
@@ -105,7 +109,7 @@ class Sources:
                 continue
             with self._open(source) as opened:
                 head, _, file = begun_file(opened, source)
-                if layout_of(head) is None:
+                if layout_of(head) is None and not documents.may_be_document(head):
                     yield from self._counted(source, self._spans(file, source))
                 else:
                     self.report(SpanFormatError(f"{source}: {_TRAJECTORIES.format(source)}"))
@@ -180,10 +184,13 @@ class Sources:
                 head, _, file = begun_file(file, source)
                 if is_of_started(head):
                     raise SpanFormatError(f"{source}: {_STARTED}")
-                if layout_of(head) is None:
-                    spans.append(self._counted(source, self._spans(file, source)))
-                else:
+                if layout_of(head) is not None:
                     yield lines_of(file, source), source
+                elif documents.may_be_document(head):
+                    made = lines_of_documents(file, source, self._documents, self.report)
+                    yield made, source
+                else:
+                    spans.append(self._counted(source, self._spans(file, source)))
 
     def _spans(self, file: BinaryIO, source: str) -> _Spans:
         """The spans of a file, then of those it was rotated to; without any it is an error."""

@@ -1,2 +1,10 @@
+from otel_rollout.rebuild.dialects.call import KEPT_BY_NONE as KEPT_BY_NONE
+from otel_rollout.rebuild.dialects.call import Fact as Fact
+from otel_rollout.rebuild.dialects.call import ForeignCall as ForeignCall
+from otel_rollout.rebuild.dialects.call import lost_in as lost_in
+from otel_rollout.rebuild.dialects.call import objects as objects
+from otel_rollout.rebuild.dialects.call import usage as usage
+from otel_rollout.rebuild.dialects.call import without_none as without_none
 from otel_rollout.rebuild.dialects.reader import error_of as error_of
+from otel_rollout.rebuild.dialects.reader import exchange_of as exchange_of
 from otel_rollout.rebuild.dialects.reader import read_trace as read_trace

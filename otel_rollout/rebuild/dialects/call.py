@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from otel_rollout import semconv as sc
-from otel_rollout.spans import SpanRecord
+from otel_rollout.spans import SpanRecord, TokenPath
 from otel_rollout.wire import Json, ToolCall, check_depth, dumps, loads, media_of, message_parts
 
 
@@ -55,6 +55,8 @@ class Fact(Enum):
     SHAPE = "the shape of an API that is not OpenAI's (read as chat messages)"
     ITEMS = "the items of the Responses API (read as chat messages)"
     PREVIOUS = "which response a call of the Responses API continues"
+    REQUEST = "the request (all messages before the reply are taken for it)"
+    PROMPT = "the messages of the request"
 
 
 KEPT_BY_NONE = frozenset((Fact.LOGPROBS, Fact.TOKEN_IDS, Fact.EXTRA_BODY))
@@ -83,6 +85,8 @@ class ForeignCall:
     """False if messages of the request are missing or incomplete."""
     also_loses: frozenset[Fact] = frozenset()
     """Facts that are lost in this call, although its dialect does not always lose them."""
+    prompts: list[TokenPath | None] = field(default_factory=list)
+    """Prompt token ids, each in the place of `{"packed": index}` in the reply."""
 
     @property
     def choices(self) -> list[dict[str, Json]]:
@@ -121,9 +125,13 @@ class Dialect:
 
     def losses(self, call: ForeignCall) -> list[str]:
         """A sentence for each fact that is lost, or may be, in this call."""
-        declared = self.loses | (self.loses_in_streams if call.stream else set())
-        lost = {fact for fact in declared if _applies(fact, call)} | call.also_loses
-        return [fact.value for fact in Fact if fact in lost]
+        return lost_in(call, self.loses | (self.loses_in_streams if call.stream else frozenset()))
+
+
+def lost_in(call: ForeignCall, declared: frozenset[Fact]) -> list[str]:
+    """A sentence for each fact of a call that is lost, or may be, where these are not recorded."""
+    lost = {fact for fact in declared if _applies(fact, call)} | call.also_loses
+    return [fact.value for fact in Fact if fact in lost]
 
 
 def _applies(fact: Fact, call: ForeignCall) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -43,7 +43,9 @@ def read_trace(trace: Sequence[SpanRecord]) -> list[Exchange]:
         dialect = dialect_of(span)
         if dialect is not None and span.end_time_ns is not None:
             call = _read(span, dialect, trace)
-            exchanges.append(_exchange(span, dialect, call, paths))
+            exchanges.append(
+                exchange_of(span, call, dialect.name, dialect.losses(call), paths.path)
+            )
     exchanges = _each_once(exchanges, trace)
     return sorted(exchanges, key=lambda e: (e.start_time_ns, e.span_id))
 
@@ -144,7 +146,14 @@ class _Paths:
         return path
 
 
-def _exchange(span: SpanRecord, dialect: Dialect, call: ForeignCall, paths: _Paths) -> Exchange:
+def exchange_of(
+    span: SpanRecord,
+    call: ForeignCall,
+    source: str,
+    lost: list[str],
+    path: Callable[[Sequence[Json]], MessagePath | None],
+) -> Exchange:
+    """The call of a span as an exchange; `source` and `lost` as there, `path` of messages."""
     key = next(
         (
             key
@@ -176,14 +185,14 @@ def _exchange(span: SpanRecord, dialect: Dialect, call: ForeignCall, paths: _Pat
         key=key,
         members=members_of(params),
         raw_request=None,
-        prompt=paths.path(call.request[key]) if key else None,
+        prompt=path(call.request[key]) if key else None,
         prompt_is_known=call.prompt_is_known,
         body=None if reply is None else dumps(reply),
         events=None,
-        prompts=[],
+        prompts=call.prompts,
         damage=call.damage,
-        source=dialect.name,
-        lost=dialect.losses(call),
+        source=source,
+        lost=lost,
     )
 
 

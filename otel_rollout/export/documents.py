@@ -1,0 +1,79 @@
+"""Files of documents: trajectories as other programs write them, and as exporters of ours do.
+
+A file is one document, a list of them, or one on each line, indented or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from otel_rollout import lines
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.export.jsonl import content_lines
+from otel_rollout.rebuild import documents
+from otel_rollout.wire import Json, loads
+
+OnError = Callable[[SpanFormatError], None]
+
+
+def lines_of_documents(
+    file: BinaryIO, name: str, known: documents.Documents, fail: OnError
+) -> Iterator[bytes]:
+    """The trajectories of a file of documents as lines of a file of trajectories.
+
+    known: has those that came from other files; they do not come again.
+    fail: called for each document that cannot be read; reading goes on.
+    """
+    for data, where in _values(file, name, fail):
+        many = isinstance(data, list)
+        for number, document in enumerate(data if many else [data], 1):
+            try:
+                for trajectory in known.read(document):
+                    yield trajectory.to_json().encode() + b"\n"
+            except SpanFormatError as error:
+                fail(SpanFormatError(f"{where}{f', element {number}' if many else ''}: {error}"))
+
+
+def _values(file: BinaryIO, name: str, fail: OnError) -> Iterator[tuple[Json, str]]:
+    """The JSON values of a file, each with its place: one a line, or one over all of its lines."""
+    held: list[bytes] = []
+    """The lines of one value over several."""
+    size = 0
+    try:
+        for number, line in _numbered(file, name):
+            found = None if held else _value(line)
+            size += len(line)
+            if found is not None:
+                yield found[0], f"{name}, line {number}"
+            elif held or size == len(line):  # else lines were values
+                held.append(line)
+            else:
+                fail(SpanFormatError(f"{name}, line {number}: it is not JSON"))
+            if held and size > lines.LONGEST:
+                raise SpanFormatError(f"its document is {lines.too_long()}")
+    except SpanFormatError as error:
+        fail(SpanFormatError(f"{name}: {error}"))
+        return
+    whole = _value(b"".join(held)) if held else None
+    if whole is not None:
+        yield whole[0], name
+    elif held:
+        fail(SpanFormatError(f"{name}: it is neither JSON nor lines of JSON: was it cut?"))
+
+
+def _numbered(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
+    """Each line with its number, but blank ones. SpanFormatError for what cannot be read."""
+    for number, line in enumerate(content_lines(file, name), 1):
+        if line is None:
+            raise SpanFormatError(f"line {number} is {lines.too_long()}")
+        if not line.isspace():
+            yield number, line
+
+
+def _value(text: bytes) -> tuple[Json] | None:
+    """What a text says, alone in a tuple; None if it is no JSON."""
+    try:
+        return (loads(text),)
+    except (ValueError, RecursionError):
+        return None

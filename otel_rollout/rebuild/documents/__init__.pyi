@@ -1,0 +1,2 @@
+from otel_rollout.rebuild.documents.reader import Documents as Documents
+from otel_rollout.rebuild.documents.reader import may_be_document as may_be_document

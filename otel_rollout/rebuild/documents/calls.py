@@ -1,0 +1,165 @@
+"""The calls of one document, as exchanges of a trajectory that says what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from operator import is_
+from typing import Any
+
+from otel_rollout.rebuild.dialects import Fact, ForeignCall, exchange_of, lost_in
+from otel_rollout.spans import Exchange, SpanRecord, TokenPath, digest_of, extend_tokens
+from otel_rollout.trajectory import Trajectory, sentences
+from otel_rollout.wire import Json, MessagePath, dumps, extend
+
+Members = Mapping[str, Any]
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of documents."""
+
+    name: str
+    """Its name, in `Completion.exchange.source`."""
+    keys: frozenset[str]
+    """Names of members with one of which a document begins."""
+    recognises: Callable[[Members], bool]
+    """True if a JSON object is a document of it."""
+    read: Callable[[Members], Iterator[Trajectory]]
+    """The trajectories of a document; the first is its own. Raises anything for another shape."""
+
+
+class Calls:
+    """Model calls of a document in their order.
+
+    source: the name of its format. loses: facts that the format does not record.
+    id_: of the trajectory; the ids of its spans follow from it.
+    """
+
+    def __init__(self, source: str, loses: frozenset[Fact], id_: str) -> None:
+        self._source, self._loses, self._id = source, loses, id_
+        self._exchanges: list[Exchange] = []
+        self._prompt: tuple[Sequence[Json], MessagePath | None] = (), None
+        self._time = 0
+        self._after: list[Json] = []
+        self._tokens: tuple[list[int], TokenPath] | None = None
+
+    def add(self, call: ForeignCall, time_ns: int | None = None) -> None:
+        """Add a call. time_ns: when it was made, Unix nanoseconds; it is after those before it."""
+        self._time = max(time_ns or 0, self._time + 1)
+        span = SpanRecord(
+            name="",
+            trace_id="",
+            span_id=digest_of(f"{self._id} {len(self._exchanges)}".encode())[:8].hex(),
+            parent_span_id=None,
+            start_time_ns=self._time,
+            end_time_ns=self._time,
+            attributes={},
+        )
+        lost = lost_in(call, self._loses)
+        self._after = []
+        self._exchanges.append(exchange_of(span, call, self._source, lost, self._path))
+
+    def follow(self, messages: Iterable[Json]) -> None:
+        """Note messages that came after the reply of the last call."""
+        self._after += messages
+
+    def _path(self, messages: Sequence[Json]) -> MessagePath | None:
+        """The path of messages, which goes on from that of the call before if they do."""
+        before, path = self._prompt
+        if not all(map(is_, before, messages)) or len(before) > len(messages):
+            before, path = (), None
+        for message in messages[len(before) :]:
+            path = extend(path, message)
+        self._prompt = messages, path
+        return path
+
+    def prompt_path(self, ids: list[int]) -> TokenPath:
+        """Prompt token ids as a path, which shares those of the call before that it begins with."""
+        if self._tokens is None or ids[: len(self._tokens[0])] != self._tokens[0]:
+            path = extend_tokens(None, ids)
+        else:
+            path = extend_tokens(self._tokens[1], ids[len(self._tokens[0]) :])
+        self._tokens = ids, path
+        return path
+
+    def trajectory(self, **facts: Any) -> Trajectory:
+        """The trajectory of the calls. facts: parameters of `Trajectory`."""
+        lost = {fact for exchange in self._exchanges for fact in exchange.lost}
+        warning = sentences.FROM_DOCUMENT(
+            format=repr(self._source), lost="; ".join(sorted(lost)) or "all of a call"
+        )
+        times = [exchange.start_time_ns for exchange in self._exchanges]
+        last = self._exchanges[-1] if self._exchanges else None
+        key = (last.reply_id or f"span-{last.span_id}", 0) if last else None
+        known = len(times) > 0 and times[0] > len(times)  # else they only count
+        return Trajectory(
+            **{
+                "id": self._id,
+                "status": "unknown",
+                "start_time_ns": times[0] if known else 0,
+                "end_time_ns": times[-1] if known else None,
+                "exchanges": self._exchanges,
+                "appended": {key: self._after} if key and self._after else {},
+                "warnings": [warning],
+                "sealed": True,
+                **facts,
+            }
+        )
+
+
+def sampled(
+    message: Json, *, ids: Sequence[int] | None = None, logprobs: Sequence[float] | None = None
+) -> dict[str, Json]:
+    """A choice of a chat completion: what was sampled, with its token ids where they are known."""
+    choice: dict[str, Json] = {"index": 0, "message": message}
+    if ids is not None:
+        choice["token_ids"] = list(ids)
+    if logprobs is not None:
+        choice["logprobs"] = {"token_logprobs": list(logprobs)}
+    return choice
+
+
+def chat_reply(
+    choice: Json, *, model: str | None, usage: Json, prompt: TokenPath | None
+) -> dict[str, Json]:
+    """A chat completion with one choice; `prompt`: of `ForeignCall.prompts`."""
+    members = {"model": model, "usage": usage, "prompt_token_ids": prompt and {"packed": 0}}
+    return {
+        "object": "chat.completion",
+        "choices": [choice],
+        **{name: value for name, value in members.items() if value is not None},
+    }
+
+
+def list_of(value: Json, kind: type | tuple[type, ...]) -> list[Any] | None:
+    """A list of numbers of this type; None for anything else, and for an empty one."""
+    if not isinstance(value, list) or not value:
+        return None
+    is_list = all(isinstance(one, kind) and not isinstance(one, bool) for one in value)
+    return value if is_list else None
+
+
+def text(value: Json) -> str | None:
+    """A text that is not empty; None for anything else."""
+    return value if isinstance(value, str) and value else None
+
+
+def nanoseconds(value: Json) -> int | None:
+    """Unix nanoseconds of seconds, or of a time as ISO 8601 writes it; None: it is neither."""
+    if isinstance(value, str):
+        try:
+            found = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+        except ValueError:
+            return None
+        since = (found if found.tzinfo else found.replace(tzinfo=timezone.utc)) - _EPOCH
+        return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value * 1e6) * 1_000 if is_number and 0 < value < 1e11 else None
+
+
+def digest(data: Json) -> str:
+    """Hex digits that name the content of a document."""
+    return digest_of(dumps(data).encode()).hex()

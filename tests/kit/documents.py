@@ -1,0 +1,75 @@
+"""Documents of other programs: ATIF as Harbor's agents write it, and mini-swe-agent's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CALL = {"tool_call_id": "c1", "function_name": "bash", "arguments": {"command": "ls"}}
+TOKENS = {"prompt_token_ids": [1, 2, 3], "completion_token_ids": [4, 5], "logprobs": [-0.5, -1]}
+ATIF: dict[str, Any] = {
+    "schema_version": "ATIF-v1.6",
+    "session_id": "s",
+    "agent": {"name": "terminus-2", "version": "2.0", "model_name": "m", "extra": {"parser": "x"}},
+    "steps": [
+        {"step_id": 1, "source": "system", "message": "be brief"},
+        {"step_id": 2, "source": "user", "message": "list", "timestamp": "2026-01-01T00:00:00Z"},
+        {
+            "step_id": 3,
+            "source": "agent",
+            "message": "",
+            "timestamp": "2026-01-01T00:00:05.500000+00:00",
+            "reasoning_content": "hm",
+            "tool_calls": [CALL],
+            "observation": {"results": [{"source_call_id": "c1", "content": "a b"}]},
+            "metrics": {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1, **TOKENS},
+        },
+        {
+            "step_id": 4,
+            "source": "agent",
+            "message": "done",
+            "model_name": "n",
+            "observation": {"results": [{"content": "are you sure?"}]},
+            "metrics": {
+                "prompt_token_ids": [1, 2, 3, 4, 5, 6],
+                "completion_token_ids": [7],
+                "logprobs": [-0.25],
+            },
+        },
+    ],
+    "final_metrics": {"total_cost_usd": 0.5, "extra": {}},
+}
+REPLY = {
+    "id": "r1",
+    "model": "x-1",
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "tool_calls",
+            "message": {"role": "assistant", "content": "a\n```\nls\n```"},
+        }
+    ],
+    "usage": {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11},
+}
+MINI: dict[str, Any] = {
+    "info": {
+        "model_stats": {"instance_cost": 0.05, "api_calls": 3},
+        "config": {"model": {"model_name": "x"}},
+        "mini_version": "2.0.0",
+        "exit_status": "Submitted",
+        "submission": "diff",
+    },
+    "messages": [
+        {"role": "system", "content": "sys"},
+        {"role": "user", "content": "mend"},
+        {"role": "user", "content": "no action", "extra": {"response": REPLY}},
+        {
+            "role": "assistant",
+            "content": "a\n```\nls\n```",
+            "extra": {"response": {**REPLY, "id": "r2"}, "timestamp": 1_706_000_000.5},
+        },
+        {"role": "user", "content": "out", "extra": {"returncode": 0}},
+        {"role": "assistant", "content": "bye"},
+        {"role": "exit", "content": "diff", "extra": {"exit_status": "Submitted"}},
+    ],
+    "trajectory_format": "mini-swe-agent-1.1",
+}
