@@ -91,8 +91,8 @@ def to_token_rows(
 
     trajectories: one or several trajectories, groups or episodes; not an exporter.
     input_ids, loss_mask, logprobs, sampled: (T), as in `TokenSequence` (NaN: unknown).
-    prompt_length, truncated, completion_ids, spans, policy_versions and logprobs_modes (of its
-    completions).
+    prompt_length, truncated, completion_ids, spans, policy_versions, policy_version_spans and
+    logprobs_modes (of its completions).
     reward: the trajectory's, None if it is not scored. A trajectory with several rows gives each
     of them its reward ("broadcast"), its share ("split"), or only the last row ("last"; the
     others have 0.0).
@@ -254,8 +254,9 @@ def _add_rows(
                     "prompt_length": sequence.prompt_length,
                     "truncated": sequence.truncated,
                     "completion_ids": sequence.completion_ids,
-                    "spans": [list(span) for span in sequence.spans],
-                    "policy_versions": [v for c in sequence.completions for v in c.policy_versions],
+                    "spans": _lists(sequence.spans),
+                    "policy_versions": sequence.policy_versions,
+                    "policy_version_spans": _lists(sequence.policy_version_spans),
                     "logprobs_modes": [c.logprobs_mode for c in sequence.completions],
                     "reward": None if reward is None else reward * share,
                     "advantage": None if advantage is None else advantage * share,
@@ -270,6 +271,10 @@ def _add_rows(
                     "rows": len(sequences),
                 }
             )
+
+
+def _lists(spans: Sequence[tuple[Any, int, int]] | None) -> list[list[Any]] | None:
+    return None if spans is None else list(map(list, spans))
 
 
 def _histories(trajectory: Trajectory) -> dict[tuple[str, int], int]:

@@ -41,8 +41,18 @@ def _texts(values: Iterable[object]) -> list[str | None]:
     return [None if value is None else _text(value) for value in values]
 
 
-def _spans(spans: Iterable[Any]) -> list[dict[str, Any]]:
-    return [{"completion_id": _text(i), "start": start, "end": end} for i, start, end in spans]
+def _spans(of: str) -> _ColumnKind:
+    """Spans of tokens, each of what `of` names."""
+    names = (of, "start", "end")
+
+    def store(spans: Iterable[Any]) -> list[dict[str, Any]]:
+        return [dict(zip(names, (*_texts([i]), *span), strict=True)) for i, *span in spans]
+
+    def arrow(pa: Any) -> Any:
+        types = (pa.string(), pa.int64(), pa.int64())
+        return pa.list_(pa.struct(list(zip(names, types, strict=True))))
+
+    return _ColumnKind(arrow, "object", store)
 
 
 def _numbers(values: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -57,13 +67,6 @@ TEXTS = _ColumnKind(lambda pa: pa.list_(pa.string()), "object", _texts)
 IDS = _ColumnKind(lambda pa: pa.list_(pa.int32()), "object")
 FLAGS = _ColumnKind(lambda pa: pa.list_(pa.int8()), "object")
 FLOATS = _ColumnKind(lambda pa: pa.list_(pa.float64()), "object")
-SPANS = _ColumnKind(
-    lambda pa: pa.list_(
-        pa.struct([("completion_id", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
-    ),
-    "object",
-    _spans,
-)
 NUMBERS = _ColumnKind(lambda pa: pa.map_(pa.string(), pa.float64()), "object", _numbers)
 JSON = _ColumnKind(lambda pa: pa.string(), "object", lambda value: _text(dumps(value)))
 
@@ -75,8 +78,9 @@ _ROW_COLUMNS = {
     "prompt_length": INT,
     "truncated": BOOL,
     "completion_ids": TEXTS,
-    "spans": SPANS,
+    "spans": _spans("completion_id"),
     "policy_versions": TEXTS,
+    "policy_version_spans": _spans("version"),
     "logprobs_modes": TEXTS,
     "reward": FLOAT,
     "advantage": FLOAT,

@@ -58,6 +58,10 @@ class Reply:
     Otherwise: close it after half the body. None: send everything."""
     usage: bool = True
     """False: the response has no usage."""
+    weight_versions: Sequence[tuple[str, int]] = ()
+    """Versions of the weights, each with the number of tokens that it samples; the last one samples
+    the rest. Sent as SGLang's `meta_info` of a choice; of a stream, in every chunk so far as it
+    came. Empty: not sent."""
     polls: int = 1
     """Responses API, `background`: number of retrievals that find it still in progress."""
     extra: Mapping[str, object] = field(default_factory=dict)
@@ -289,6 +293,18 @@ def _chat_logprobs(call: ModelCall, token_ids: list[int], start: int) -> Json:
     return {"content": content}
 
 
+def _meta_info(choice: Reply, count: int) -> Json:
+    """The versions of the first `count` tokens."""
+    spans, start = list[Json](), 0
+    for number, (version, tokens) in enumerate(choice.weight_versions, 1):
+        is_last = number == len(choice.weight_versions)
+        end = count if is_last else min(start + tokens, count)
+        if start < count or not start:
+            spans.append({"version": version, "start": start, "end": end})
+        start = end
+    return {"weight_version": spans[-1]["version"], "weight_versions": spans}
+
+
 def _text_logprobs(token_ids: list[int], start: int, offset: int) -> Json:
     offsets = list[int]()
     for token_id in token_ids:
@@ -335,6 +351,8 @@ def _choice_parts(
         part |= {"stop_reason": None, "token_ids": ids if call.token_ids else None}
         parts.append(part)
         position, offset = position + len(ids), offset + len(text)
+        if choice.weight_versions:
+            part["meta_info"] = _meta_info(choice, position)
     default = "tool_calls" if choice.tool_calls else "stop"
     parts[-1]["finish_reason"] = choice.finish_reason or default
     return parts
@@ -349,7 +367,14 @@ def generation(call: ModelCall) -> list[Json]:
         prompts = prompt_ids_of(body["prompt"])
     replies = list(reply.choices or [reply] * (body.get("n") or 1))
     if not chat:
-        replies = [Reply(said.content, finish_reason=said.finish_reason) for said in replies]
+        replies = [
+            Reply(
+                said.content,
+                finish_reason=said.finish_reason,
+                weight_versions=said.weight_versions,
+            )
+            for said in replies
+        ]
     choices, completion_tokens = list[list[Json]](), 0
     for index, (prompt_ids, choice) in enumerate(itertools.product(prompts, replies)):
         echoed = prompt_ids if body.get("echo") and not chat else []

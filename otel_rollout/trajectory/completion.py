@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 from otel_rollout.spans import EXACT_SOURCE, Exchange, Supplied, TokenPath
@@ -25,6 +26,7 @@ from otel_rollout.wire import (
     asked_ids,
     copy_json,
     empty_ids,
+    is_partition,
     length_limit,
     logprobs_mode,
     media_of,
@@ -33,7 +35,7 @@ from otel_rollout.wire import (
     sampled_count,
     sampled_ids,
     sampled_logprobs,
-    weight_version,
+    version_spans,
     withholds_ids,
 )
 
@@ -272,15 +274,31 @@ class Completion:
     @property
     def policy_version(self) -> str | int | None:
         """The policy version when the call was made: the rollout's, else the server's."""
-        if self.exchange.policy_version is not None:
-            return self.exchange.policy_version
-        return weight_version(self.choice, self._whole)
+        return self.policy_versions[0]
 
     @property
     def policy_versions(self) -> tuple[str | int | None, ...]:
-        """The policy version when the call was made and, if it changed, when the reply had come."""
-        last = self.exchange.last_policy_version
-        return (self.policy_version,) if last is None else (self.policy_version, last)
+        """The policy versions that sampled it, in order; (None,) if none is known.
+
+        The rollout's when the call was made and, if it changed, when the reply had come; without
+        `policy_version=` those that the server names.
+        """
+        first, last = self.exchange.policy_version, self.exchange.last_policy_version
+        if first is None and last is None:
+            named = groupby(span.version for span in version_spans(self.choice, self._whole))
+            return tuple(version for version, _ in named) or (None,)
+        return (first,) if last is None else (first, last)
+
+    @property
+    def policy_version_spans(self) -> list[tuple[str | int, int, int]] | None:
+        """(version, start, end) in numbers of `token_ids`, as the server names the versions.
+
+        `end` is exclusive. They are of all tokens, in order; None where it names none of them so.
+        """
+        spans, ids = version_spans(self.choice, self._whole), self._sampled_ids
+        if not spans or not is_partition(spans, None if ids is None else len(ids)):
+            return None
+        return [(each.version, each.start or 0, each.end or 0) for each in spans]
 
     @property
     def api(self) -> ModelApi:

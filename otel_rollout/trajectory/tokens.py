@@ -13,6 +13,7 @@ tree: a call extends the *longest* path that is a prefix of its prompt.
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,9 +64,31 @@ class TokenSequence:
         """Ids of the completions in it, in order."""
         return [completion_id for completion_id, _, _ in self.spans]
 
+    @property
+    def policy_versions(self) -> list[str | int | None]:
+        """The policy versions that sampled its completions, in order; None: not known."""
+        return [version for each in self.completions for version in each.policy_versions]
+
+    @property
+    def policy_version_spans(self) -> list[tuple[str | int | None, int, int]] | None:
+        """(version, start, end) of all sampled tokens in it, in order, as the server names them.
+
+        `end` is exclusive. A version is None in a completion of which the server names none so;
+        None: it does in no completion.
+        """
+        found: list[tuple[str | int | None, int, int]] = []
+        for completion, (_, start, end) in zip(self.completions, self.spans, strict=True):
+            for version, first, last in completion.policy_version_spans or _UNKNOWN:
+                if start + first < end:
+                    found.append((version, start + first, min(start + last, end)))
+        return found if any(version is not None for version, _, _ in found) else None
+
     def __len__(self) -> int:
         return len(self.token_ids)
 
+
+_UNKNOWN: list[tuple[None, int, int]] = [(None, 0, sys.maxsize)]
+"""The span of a completion whose versions are not known."""
 
 Cause = Literal[
     "no_calls",

@@ -93,6 +93,7 @@ from otel_rollout.wire.servers import Alternative as Alternative
 from otel_rollout.wire.servers import alternatives as alternatives
 from otel_rollout.wire.servers import asked_ids as asked_ids
 from otel_rollout.wire.servers import empty_ids as empty_ids
+from otel_rollout.wire.servers import is_partition as is_partition
 from otel_rollout.wire.servers import logprobs_mode as logprobs_mode
 from otel_rollout.wire.servers import prompt_ids as prompt_ids
 from otel_rollout.wire.servers import prompt_texts as prompt_texts
@@ -100,7 +101,7 @@ from otel_rollout.wire.servers import sampled_count as sampled_count
 from otel_rollout.wire.servers import sampled_ids as sampled_ids
 from otel_rollout.wire.servers import sampled_logprobs as sampled_logprobs
 from otel_rollout.wire.servers import sampled_texts as sampled_texts
-from otel_rollout.wire.servers import weight_version as weight_version
+from otel_rollout.wire.servers import version_spans as version_spans
 from otel_rollout.wire.servers import withholds_ids as withholds_ids
 from otel_rollout.wire.servers import without_tokens as without_tokens
 from otel_rollout.wire.sse import expands_too_far as expands_too_far

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
 from otel_rollout.wire.api import Events, ModelApi
-from otel_rollout.wire.columns import LOGPROBS, id_array, logprob_array
+from otel_rollout.wire.columns import LOGPROBS, id_array, listings, logprob_array
 from otel_rollout.wire.json import (
     PASSED,
     Bounded,
@@ -30,10 +30,20 @@ from otel_rollout.wire.json import (
     member_of,
     struct_of,
 )
-from otel_rollout.wire.merging import GrowingParts, finish, merge_field, merge_parts, merge_whole
+from otel_rollout.wire.merging import (
+    SO_FAR,
+    GrowingParts,
+    finish,
+    merge_field,
+    merge_parts,
+    merge_whole,
+)
+from otel_rollout.wire.servers import IDS, OF_CHOICE, OF_REPLY, VersionSpan, version_spans
 
 _EXTENSION = "sglext"
 """SGLang's own fields of a reply, sent in one chunk or in two."""
+_NAMING = {OF_CHOICE, *OF_REPLY}
+"""Members of a choice, and of a reply, in which a server may name versions of its weights."""
 _LARGEST_INDEX = (1 << 31) - 1
 _PADDING = "obfuscation"
 """Noise on the chunks of a stream, so that their lengths tell nothing."""
@@ -60,7 +70,7 @@ _CHOICE = struct_of(
         "matched_stop": Any,
         **dict.fromkeys(("response_token_ids", "prompt_token_ids", "meta_info"), Any),
         **dict.fromkeys(("routed_experts", "hidden_states", "content_filter_results"), Any),
-        **dict.fromkeys(("native_finish_reason", "error"), Any),
+        **dict.fromkeys(("native_finish_reason", "error", *SO_FAR), Any),
         "logprobs": LOGPROBS | None,
         "token_ids": list[int] | None,
     },
@@ -169,6 +179,8 @@ def merge_choices(chunks: Sequence[Chunk]) -> dict[str, Any]:
                 body[key] = value
     if body.get("object") == "chat.completion.chunk":
         body["object"] = "chat.completion"
+    if not _NAMING.isdisjoint((*body, *next(iter(choices.values()), ()))):
+        _add_versions(choices, chunks)
     body["choices"] = [_with_cut(finish(choices[index])) for index in sorted(choices)]
     return body
 
@@ -315,3 +327,55 @@ def _merge_tool_calls(message: dict[str, Any], deltas: list[dict[str, Json]]) ->
                 merge_field(call, key, {k: v for k, v in value.items() if k != "name"})
             else:
                 merge_field(call, key, value)
+
+
+# --- versions of the weights, which may change while a stream runs
+
+
+def _add_versions(choices: Mapping[int, dict[str, Any]], chunks: Iterable[Chunk]) -> None:
+    """Give merged choices the spans of the versions that their chunks name, as SGLang has them."""
+    found = _versions_in(chunks)
+    for index, merged in choices.items():
+        known, spans = version_spans(merged, {}), found.get(index)
+        if spans and (not known or known[0].start is None):
+            listed = [{k: v for k, v in span._asdict().items() if v is not None} for span in spans]
+            merged[OF_CHOICE] = {**(merged.get(OF_CHOICE) or {}), "weight_versions": listed}
+
+
+def _versions_in(chunks: Iterable[Chunk]) -> dict[int, list[VersionSpan]]:
+    """The spans by the index of the choice: each chunk has all so far, or its own version."""
+    so_far: dict[int, list[VersionSpan]] = {}
+    own: dict[int, list[tuple[str | int | None, int | None]]] = {}
+    for chunk in chunks:
+        for choice in chunk.get("choices") or ():
+            index, spans = choice.get("index") or 0, version_spans(choice, chunk)
+            if spans and spans[0].start is not None:
+                so_far[index] = spans
+            elif (count := _tokens_in(choice)) != 0:
+                version = spans[-1].version if spans else None
+                own.setdefault(index, []).append((version, count))
+    return {index: _in_turn(versions) for index, versions in own.items()} | so_far
+
+
+def _in_turn(chunks: Sequence[tuple[str | int | None, int | None]]) -> list[VersionSpan]:
+    """The spans of chunks, each with a version and a number of tokens (None: not known).
+
+    They are without numbers where something is not known; [] if that leaves a single version.
+    """
+    is_counted = None not in chain.from_iterable(chunks)
+    named = [(version, count or 0) for version, count in chunks if version is not None]
+    spans: list[VersionSpan] = []
+    position = 0
+    for version, same in groupby(named, lambda chunk: chunk[0]):
+        start, position = position, position + sum(count for _, count in same)
+        spans.append(VersionSpan(version, *((start, position) if is_counted else (None, None))))
+    return spans if is_counted or spans[1:] else []
+
+
+def _tokens_in(choice: Choice) -> int | None:
+    """Number of tokens of a chunk's choice; None: it has some, and they are not counted."""
+    ids = [value for value in map(choice.get, IDS) if isinstance(value, list)]
+    counted = max([*map(len, ids), *(listing.length for listing in listings(choice))], default=0)
+    delta = choice.get("delta")
+    said = [v for k, v in delta.items() if k != "role"] if isinstance(delta, Mapping) else []
+    return counted or (None if any([*said, choice.get("text")]) else 0)

@@ -1,4 +1,4 @@
-"""Where servers put token ids and log-probabilities: the replies of vLLM, SGLang and llama.cpp.
+"""Where servers put token ids, log-probabilities and versions: vLLM, SGLang, llama.cpp, ART.
 
 Pure: a choice and the reply around it in, what the server sent out. A server may send the same
 thing in several places, and lose tokens in some of them (parsers of tool calls do). So the ids are
@@ -13,7 +13,7 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from otel_rollout.wire.columns import (
     Listing,
@@ -25,7 +25,8 @@ from otel_rollout.wire.columns import (
 from otel_rollout.wire.json import Json, PartlyRead, dumps, member_of
 from otel_rollout.wire.params import is_constrained
 
-_IDS = ("token_ids", "response_token_ids", "tokens")
+IDS = ("token_ids", "response_token_ids", "tokens")
+"""Members of a choice that list its token ids."""
 ID_PREFIX = "token_id:"
 """How a token is written by vLLM's `return_tokens_as_token_ids`."""
 
@@ -50,7 +51,7 @@ def sampled_ids(choice: _Fields, reply: _Fields) -> Sequence[Json] | None:
 
 
 def _sampled_ids(choice: _Fields, reply: _Fields) -> Sequence[Json] | None:
-    given = [ids_at(choice, place) for place in _IDS]
+    given = [ids_at(choice, place) for place in IDS]
     of_choices, index = member_of(reply, "sglext", "output_ids"), choice.get("index", 0)
     if isinstance(of_choices, list) and index in range(len(of_choices)):
         given.append(ids_of(of_choices[index]))
@@ -68,13 +69,14 @@ def _are_all(ids: Sequence[Json], reply: _Fields) -> bool:
 
     llama.cpp leaves out the entries of tokens that are only a part of a character.
     """
-    if _has_several(reply):
+    if has_several(reply):
         return True  # the count is of all choices together
     counted = sampled_count(reply)
     return counted is None or counted == len(ids)
 
 
-def _has_several(reply: _Fields) -> bool:
+def has_several(reply: _Fields) -> bool:
+    """True if the reply has several choices."""
     choices = reply.get("choices")
     return isinstance(choices, list) and len(choices) > 1
 
@@ -89,7 +91,7 @@ def withholds_ids(choice: _Fields, reply: _Fields) -> bool:
 
 def empty_ids(choice: _Fields) -> bool:
     """True if the server sent a list of token ids without one."""
-    return any(choice.get(place) == [] for place in _IDS)
+    return any(choice.get(place) == [] for place in IDS)
 
 
 def sampled_logprobs(choice: _Fields, count: int | None) -> array[float] | None:
@@ -230,18 +232,72 @@ def sampled_count(reply: _Fields) -> int | None:
     """Number of sampled tokens that the server reports, in all choices; None if it reports none."""
     counts, timings = usage(reply) or {}, reply.get("timings")
     found = [counts.get(name) for name in ("completion_tokens", "output_tokens")]
-    if isinstance(timings, Mapping) and not _has_several(reply):
+    if isinstance(timings, Mapping) and not has_several(reply):
         found.append(timings.get("predicted_n"))  # llama.cpp's, of its last choice
     return next((n for n in found if isinstance(n, int)), None)
 
 
-def weight_version(choice: _Fields, reply: _Fields) -> str | int | None:
-    """The version of the weights that sampled: SGLang's word, on the choice or on the reply."""
-    for place in (choice.get("meta_info"), reply.get("metadata")):
+OF_CHOICE = "meta_info"
+"""Member of a choice in which a server names the version of the weights that sampled it."""
+OF_REPLY = ("sglext", "metadata")
+"""Members of a reply in which a server does."""
+_LISTS = (
+    ("policy_token_spans", ("policy_version", "start_token", "end_token")),
+    ("weight_versions", ("version", "start", "end")),
+)
+"""Lists of spans of versions, and the names of what each span has."""
+
+
+class VersionSpan(NamedTuple):
+    """Sampled tokens of one version of the policy; weights may change while a reply is sampled."""
+
+    version: str | int
+    start: int | None
+    """Number of the first one in the reply. None: not known."""
+    end: int | None
+    """Number of the one after the last. None: not known."""
+
+
+def version_spans(choice: _Fields, reply: _Fields) -> list[VersionSpan]:
+    """The versions that sampled a choice, in order; [] where the server names none.
+
+    SGLang: `weight_versions` of the choice's `meta_info`, or of the reply's `sglext` or `metadata`,
+    which are of its first choice; else `weight_version`, that of the last token. ART:
+    `policy_token_spans` of the choice.
+    """
+    whole = [place for place in map(reply.get, OF_REPLY) if place]
+    own = choice.get(OF_CHOICE)
+    for place in (choice, own, *(() if has_several(reply) else whole)):
+        if spans := list(_spans_in(place)):
+            return spans
+    for place in (own, *whole):
         version = member_of(place, "weight_version")
         if isinstance(version, str | int):
-            return version
-    return None
+            return [VersionSpan(version, None, None)]
+    return []
+
+
+def _spans_in(place: Json) -> Iterator[VersionSpan]:
+    """The spans that have a version in the lists of a place, but those of no token."""
+    for name, (version, start, end) in _LISTS if place else ():
+        spans = member_of(place, name)
+        for span in spans if isinstance(spans, list) else ():
+            named, numbers = (
+                member_of(span, version),
+                (member_of(span, start), member_of(span, end)),
+            )
+            if isinstance(named, str | int) and numbers != (0, 0):
+                yield VersionSpan(named, *(n if type(n) is int else None for n in numbers))
+
+
+def is_partition(spans: list[VersionSpan], count: int | None) -> bool:
+    """True if the spans are of all `count` tokens (None: not known how many), each of one."""
+    position = 0
+    for _, start, end in spans:
+        if start != position or end is None or end <= start:
+            return False
+        position = end
+    return count in (None, position)
 
 
 def logprobs_mode(params: _Fields, choice: _Fields, reply: _Fields) -> _Mode | None:
@@ -294,7 +350,7 @@ def without_tokens(reply: bytes) -> bytes:
 
 
 _TOKEN_MEMBERS = frozenset(
-    {*_IDS, "prompt_token_ids", "logprobs", "prompt_logprobs", "completion_probabilities"}
+    {*IDS, "prompt_token_ids", "logprobs", "prompt_logprobs", "completion_probabilities"}
     | {"meta_info", "sglext", "logprobsResult"}
 )
 

@@ -70,6 +70,7 @@ async def test_a_row_is_a_token_sequence(recording: Recording, clients: Clients)
         assert row["prompt_length"] == sequence.prompt_length
         assert row["completion_ids"] == sequence.completion_ids
         assert row["policy_versions"] == [3]
+        assert row["policy_version_spans"] is None
         assert (row["row"], row["rows"]) == (number, 2)
         assert (row["trajectory_id"], row["group_id"]) == (trajectory.id, "g")
         assert row["advantage"] is None

@@ -26,6 +26,7 @@ from otel_rollout import (
     to_token_rows,
 )
 from otel_rollout.export import Rows
+from otel_rollout.testing import Reply
 from otel_rollout.view import Overview, Overviews
 from tests.kit.recording import Clients, Recording
 
@@ -60,6 +61,24 @@ async def test_rows_are_an_arrow_table(recording: Recording, clients: Clients) -
     assert first[:-1] == rows[0]["logprobs"][:-1]
     (span,) = table["spans"][0].as_py()
     assert [span["completion_id"], span["start"], span["end"]] == rows[0]["spans"][0]
+
+
+def test_spans_of_versions_are_a_column(recording: Recording, clients: Clients) -> None:
+    """Of a call that weights changed in; null where the server names no version of a token."""
+    replies = Reply("ab", weight_versions=[("7", 2), ("8", 1)]), Reply("cd")
+    client = clients.sync(clients.serve([*replies]))
+    with rollout("x") as trajectory:
+        for text in ("one", "two"):
+            message: Any = {"role": "user", "content": text}
+            client.chat.completions.create(model="m", messages=[message])
+    rows = to_token_rows(trajectory)
+    start = rows[0]["prompt_length"]
+    spans = [["7", start, start + 2], ["8", start + 2, start + 3]]
+    assert [row["policy_version_spans"] for row in rows] == [spans, None]
+    named = [dict(zip(("version", "start", "end"), span, strict=True)) for span in spans]
+    table = rows.to_arrow()
+    assert table["policy_version_spans"].to_pylist() == [named, None]
+    assert table["policy_versions"].to_pylist() == [["7", "8"], [None]]
 
 
 async def test_rows_are_a_data_frame(recording: Recording, clients: Clients) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -45,8 +47,12 @@ class Server:
         model: str = "m",
         at: tuple[int, int] | None = None,
         extra: dict[str, Any] | None = None,
+        versions: bool = False,
     ) -> None:
-        """One call; `at` is when it began and ended, by default after all others."""
+        """One call; `at` is when it began and ended, by default after all others.
+
+        versions: True if the server names that of each token, which is the id's last bit.
+        """
         if at is None:
             self.clock += 1
             at = (self.clock, self.clock)
@@ -63,6 +69,7 @@ class Server:
                     "message": {"role": "assistant", "content": f"{name} {index}"},
                     "token_ids": ids,
                     "logprobs": {"content": entries} if logprobs is not None else None,
+                    **({"meta_info": versions_of(ids or ())} if versions else {}),
                 }
             )
         reply: dict[str, Any] = {"id": name, "model": model, "choices": made}
@@ -108,6 +115,14 @@ class Server:
             random.Random(seed).shuffle(spans)
         (trajectory,) = reconstruct(spans)
         return trajectory
+
+
+def versions_of(ids: Iterable[int]) -> dict[str, Any]:
+    spans: list[dict[str, Any]] = []
+    for version, same in groupby(ids, lambda token: token & 1):
+        start = spans[-1]["end"] if spans else 0
+        spans.append({"version": version, "start": start, "end": start + len(list(same))})
+    return {"weight_versions": spans}
 
 
 def brief(row: TokenSequence) -> tuple[list[int], str]:
@@ -446,6 +461,7 @@ def plays(draw: st.DrawFn) -> Server:
             status=draw(st.sampled_from(["complete"] * 5 + ["error"])),
             model=draw(st.sampled_from(["m", "m", "m", "judge"])),
             at=(clock, clock + draw(st.integers(0, 1))),
+            versions=draw(st.booleans()),
         )
         fulls += [prompt + choice for choice in choices]
     return server
@@ -500,6 +516,25 @@ def test_invariants(server: Server, seed: int):
     again = server.trajectory(seed).token_sequences()
     assert [brief(row) for row in again] == [brief(row) for row in sequences]
     assert [row.spans for row in again] == [row.spans for row in sequences]
+
+
+@given(plays(), st.sampled_from([None, 1, 4, 7]))
+def test_spans_of_versions_are_of_the_sampled_tokens(server: Server, max_length: int | None):
+    """Each sampled token of a row is in one, in order; its version is None where none was named."""
+    for row in server.trajectory().token_sequences(max_length=max_length):
+        known = {
+            at: row.token_ids[at] & 1 if completion.policy_version_spans else None
+            for completion, (_, start, end) in zip(row.completions, row.spans, strict=True)
+            for at in range(start, end)
+        }
+        spans = row.policy_version_spans
+        if spans is None:
+            assert set(known.values()) <= {None}
+            continue
+        assert [at for _, start, end in spans for at in range(start, end)] == [*known]
+        assert {at: v for v, start, end in spans for at in range(start, end)} == known
+        assert [at for at, is_sampled in enumerate(row.sampled) if is_sampled] == [*known]
+        assert {version for version, _, _ in spans} <= {*row.policy_versions, None}
 
 
 @given(plays())
