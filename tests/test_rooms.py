@@ -489,8 +489,8 @@ LINES = {
     "record": 7_748,
     "spans": 1_796,
     "testing": 1_214,
-    "trajectory": 4_902,
-    "view": 7_050,
+    "trajectory": 4_904,
+    "view": 7_067,
     "wire": 5_164,
     "workflows": 854,
 }

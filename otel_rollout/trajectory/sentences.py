@@ -25,6 +25,7 @@ Kind = Literal[
     "failed",
     "truncated",
     "dropped",
+    "mixed_policy",
     "uncertain",
 ]
 """Kinds of findings:
@@ -33,7 +34,8 @@ doubtful. damaged: something recorded cannot be read, or is not proved. drift: c
 continue a call and whose token ids do not. unscored: no reward. side_call: made beside the agent.
 duplicate: an id that several have. failed: a rollout or a call failed, or was cancelled.
 truncated: the model did not end a reply itself. dropped: left out as was asked, or nothing was
-sampled. uncertain: what continues what is not certain."""
+sampled. mixed_policy: several versions of the policy sampled it. uncertain: what continues what is
+not certain."""
 
 
 @dataclass(frozen=True)

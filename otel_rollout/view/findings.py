@@ -79,6 +79,7 @@ def findings_of(trajectory: Trajectory, *, rows: TokenSequences | None = None) -
         *_of_the_ending(trajectory),
         *_of_logprobs(rows),
         *_of_truncation(rows),
+        *_of_policies(rows),
         *_of_drift(trajectory, rows),
     ]
 
@@ -163,6 +164,21 @@ def _of_truncation(rows: TokenSequences) -> Iterator[Finding]:
             f"{count} of {len(completions)} replies that train were truncated (finish reason "
             f"{reason!r})",
             "Allow more tokens, or leave them out of the loss (mask_truncated=True).",
+        )
+
+
+def _of_policies(rows: TokenSequences) -> Iterator[Finding]:
+    """That several versions sampled what trains, by the rollout's word or by the server's."""
+    completions = _trained(rows)
+    named = {v: None for each in completions for v in each.policy_versions if v is not None}
+    spans = (each.policy_version_spans or () for each in completions)
+    by_server = {version: None for each in spans for version, _, _ in each}
+    if len(versions := max(named, by_server, key=len)) > 1:
+        yield Finding(
+            "mixed_policy",
+            f"{len(versions)} policy versions sampled what trains: {', '.join(map(str, versions))}",
+            "Weights changed meanwhile: correct for it in the loss (docs/training.md, policy "
+            "versions), or leave it out.",
         )
 
 

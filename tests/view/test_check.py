@@ -69,6 +69,35 @@ def test_what_fails_is_said_with_what_to_do(
     assert lines[-1] == "2 trajectories, 1 fail: 1 exact, 1 tokens, 1 reward"
 
 
+@pytest.mark.parametrize(
+    ("asked", "server", "mixed"),
+    [
+        ({}, [("7", 1), ("8", 9)], "7, 8"),
+        ({"policy_version": 3}, [("7", 1), ("8", 9)], "7, 8"),
+        ({"policy_version": iter([3, 3, 4, 4]).__next__}, [], "3, 4"),
+        ({"policy_version": 3}, [("default", 9)], None),
+        ({}, [], None),
+    ],
+)
+def test_several_policy_versions(
+    recording: Recording,
+    clients: Clients,
+    tmp_path: Path,
+    capsys: Output,
+    asked: dict[str, Any],
+    server: list[tuple[str, int]],
+    mixed: str | None,
+) -> None:
+    """By the rollout's word or the server's; what is not known is no second version."""
+    client = clients.sync(clients.serve(Reply("abc", weight_versions=server)))
+    with rollout("x", **asked) as trajectory:
+        client.chat.completions.create(model="m", messages=[user("hi")])
+    path = written(tmp_path / "t.jsonl", trajectory)
+    assert main(["check", path, "--require", "one-policy"]) == int(mixed is not None)
+    cause = f"     1 x one-policy: 2 policy versions sampled what trains: {mixed}"
+    assert (cause in capsys.readouterr().out) == (mixed is not None)
+
+
 def test_a_cause_is_printed_once_for_all_that_have_it(
     good: Trajectory, bad: Trajectory, tmp_path: Path, capsys: Output
 ) -> None:

@@ -15,6 +15,7 @@ REQUIREMENTS: dict[str, tuple[str | None, str]] = {
     "no-failures": ("failed", "neither the rollout nor a call failed or was cancelled"),
     "no-truncation": ("truncated", "the model ended every reply itself"),
     "no-side-calls": ("side_call", "no call was made beside the agent"),
+    "one-policy": ("mixed_policy", "one policy version sampled all that trains, as far as known"),
     "certain": ("uncertain", "each call's place in its conversation is unambiguous"),
 }
 """The kind of finding that fails each, and what it asks for; `tokens` is no kind of its own, and

@@ -17,6 +17,7 @@ const KINDS: Record<string, string> = {
   failed: "Calls or the rollout failed",
   dropped: "Replies that no row trains",
   truncated: "Replies that were cut at a limit",
+  mixed_policy: "Several versions of the policy sampled it",
   uncertain: "What cannot be told for sure",
 };
 

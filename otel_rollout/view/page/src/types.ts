@@ -67,6 +67,7 @@ export interface Finding {
     | "failed"
     | "truncated"
     | "dropped"
+    | "mixed_policy"
     | "uncertain";
   /** What is the matter, a sentence without a full stop; it may have ids. */
   text: string;
