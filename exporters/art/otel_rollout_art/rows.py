@@ -156,13 +156,19 @@ def _choice(completion: Completion, ids: list[int], logprobs: list[float]) -> di
         }
         for entry, token_id, logprob in zip(entries, ids, logprobs, strict=True)
     ]
+    own = {name: copy_json(completion.choice.get(name)) for name in _SPANS}
     return {
         "finish_reason": completion.finish_reason,
         "index": completion.choice_index,
         "message": copy_json(completion.message),
         "logprobs": {"content": content, "refusal": None},
         "token_ids": ids,
+        **{name: spans for name, spans in own.items() if spans is not None},
     }
+
+
+_SPANS = ("policy_token_spans", "prompt_policy_token_spans")
+"""What ART's own server says of the policies; it needs more of them than other servers say."""
 
 
 def _text_bytes(wire: Json) -> Json:

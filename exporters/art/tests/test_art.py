@@ -42,7 +42,7 @@ from otel_rollout import (
     rollout,
 )
 from otel_rollout.export import row_exporter
-from otel_rollout.testing import ByteTokenizer, Reply
+from otel_rollout.testing import ByteTokenizer, Raw, Reply
 
 pytestmark = pytest.mark.trainer
 
@@ -282,6 +282,34 @@ async def test_choices_of_one_call_are_told_apart(recording: Recording, clients:
         *(h.messages_and_choices[-1] for h in made.additional_histories),
     ]
     assert sorted(item.index for item in last if isinstance(item, Choice)) == [0, 0, 1]
+
+
+async def test_policies_of_its_own_server(recording: Recording, clients: Clients):
+    """The spans of a choice are there as its server sent them, and the steps follow from them."""
+    common = {"lora_slot": "m", "update_seq": 1}
+    spans = [
+        {"start_token": 0, "end_token": 2, "policy_version": 7, **common},
+        {"start_token": 2, "end_token": 6, "policy_version": 8, **common},
+    ]
+
+    entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": {"role": "assistant", "content": "aaaaaa"},
+        "logprobs": {"content": [entry] * 6},
+        "token_ids": [97] * 6,
+        "policy_token_spans": spans,
+    }
+    body = {"id": "c", "model": "m", "prompt_token_ids": [1, 2], "choices": [choice]}
+    client = clients.asynchronous(clients.serve(Raw(body=json.dumps(body).encode())))
+    async with rollout("agent") as trajectory:
+        await ask(client, [user("hi")])
+        trajectory.reward = 1.0
+    made = to_art_trajectory(recording.trajectory)
+    (said,) = (item for item in made.messages_and_choices if isinstance(item, Choice))
+    assert (said.model_extra or {})["policy_token_spans"] == spans
+    assert (made.initial_policy_version, made.final_policy_version) == (7, 8)
 
 
 async def test_what_else_art_knows(recording: Recording, clients: Clients):

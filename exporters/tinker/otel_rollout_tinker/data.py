@@ -182,7 +182,7 @@ def _rows(
                 "task_id": trajectory.task_id,
                 "completion_ids": row.completion_ids,
                 "reward": None if trajectory.reward is None else float(trajectory.reward),
-                "policy_versions": [v for c in row.completions for v in c.policy_versions],
+                "policy_versions": row.policy_versions,
             }
 
 

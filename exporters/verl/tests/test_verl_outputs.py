@@ -134,6 +134,18 @@ async def test_turns_steps_and_scores(recording: Recording, clients: Clients):
     assert tools.num_turns == 4
 
 
+async def test_the_servers_versions_are_steps(recording: Recording, clients: Clients):
+    """Weights that changed while a reply was sampled: the oldest and the newest of its tokens."""
+    served = Reply("hello", weight_versions=[("7", 2), ("9", 1), ("8", 3)])
+    client = clients.asynchronous(clients.serve(served))
+    async with rollout("agent") as trajectory:
+        await ask(client, [user("hi")])
+        trajectory.reward = 1.0
+    (output,) = to_verl_outputs(recording.trajectory)
+    assert output.extra_fields["min_global_steps"] == 7
+    assert output.extra_fields["max_global_steps"] == 9
+
+
 @pytest.mark.parametrize("version", [None, "step-7", "7.5", "²"])
 async def test_versions_that_are_no_steps(recording: Recording, clients: Clients, version: Any):
     """A step that nobody said is not invented."""
