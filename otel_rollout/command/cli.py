@@ -26,7 +26,10 @@ _LOOKING = ("check", "drift", "list", "show", "view")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status. SystemExit for a wrong command line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    given, command = _without_command(given)
     options = command_parser().parse_args(_with_descending_sort(given))
+    if command is not None:
+        options.command = command
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # text of any language, whatever the locale
             stream.reconfigure(errors="backslashreplace")
@@ -43,6 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _flush_or_drop()
         return 1
     return status
+
+
+def _without_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """Arguments of `replay` and the command after them: argparse takes no two lists of words."""
+    if arguments[:1] != ["replay"]:
+        return arguments, None
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:place], arguments[place + 1 :]
 
 
 def _with_descending_sort(arguments: list[str]) -> list[str]:

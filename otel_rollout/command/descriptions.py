@@ -88,6 +88,18 @@ environment, see otel-rollout gateway --help.
 
   otel-rollout run --upstream http://localhost:8000/v1 --request-token-ids \\
       --task t1 --samples 8 --out trajectories.jsonl -- claude -p "Mend the tests" """
+REPLAY = """\
+Answer a command's model calls with the replies that were recorded, byte for byte,
+without a model server: SOURCE has the spans of `run` or of your own program.
+
+  otel-rollout replay spans.jsonl --id 8bdc -- claude -p "Mend the tests"
+
+The command gets its addresses as `run` gives them. A call has to ask what was
+recorded, in any order; the first that does not is answered with 422, and so are
+all after it, and both requests are printed side by side. With --upstream, calls
+that were not recorded go to that model server. The exit status is the command's
+own, but never 0 after such a call. Without a command it serves until a signal
+ends it; the first line of its output is its address."""
 REWARD = """\
 Give a rollout that has ended a reward. It is a span on the rollout's trace: in a
 file of spans, or sent over OTLP as OTEL_EXPORTER_OTLP_ENDPOINT says. `rebuild`

@@ -16,6 +16,7 @@ from otel_rollout.command.descriptions import (
     GATEWAY,
     LIST,
     REBUILD,
+    REPLAY,
     REWARD,
     RUN,
     SHOW,
@@ -62,6 +63,13 @@ def _number(text: str) -> float:
     if not math.isfinite(number):
         raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
     return number
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
 
 
 class _Version(argparse.Action):
@@ -301,6 +309,14 @@ _RUN_ARGUMENTS = (
     ),
     _argument("command", nargs="+", metavar="CMD", help="the command, after --"),
 )
+_REPLAY_ARGUMENTS = (
+    _argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help; spans alone"),
+    _option("--id", "ID", "only rollouts whose id or trace id begins with this"),
+    _option("--listen", "HOST:PORT", "default: a free port of 127.0.0.1", type=_address),
+    _option("--upstream", "URL", "base URL of a model server for calls that were not recorded"),
+    _option("--api-key-env", "NAME", "environment variable with the key of that server"),
+    _flag("--pace", "take as long for each reply as it took; default: answer at once"),
+)
 _REWARD_ARGUMENTS = (
     _argument("id", metavar="ID", help="the rollout's id, or how it begins"),
     _argument("value", type=_number, metavar="VALUE", help="a finite number"),
@@ -393,6 +409,7 @@ _VERBS = (
     ),
     _Verb("export", "rows that a trainer reads", EXPORT, _SEE, _EXPORT_ARGUMENTS),
     _Verb("run", "run a command as a rollout", RUN, None, _RUN_ARGUMENTS),
+    _Verb("replay", "answer with recorded replies", REPLAY, _SEE, _REPLAY_ARGUMENTS),
     _Verb(
         "reward",
         "reward a rollout that has ended",

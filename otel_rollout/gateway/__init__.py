@@ -12,6 +12,8 @@ from otel_rollout.gateway.application import Settings as Settings
 from otel_rollout.gateway.around import around as around
 from otel_rollout.gateway.around import close_gateways as close_gateways
 from otel_rollout.gateway.around import gateway_here as gateway_here
+from otel_rollout.gateway.replaying import ReplayServer as ReplayServer
+from otel_rollout.gateway.request_difference import Difference as Difference
 from otel_rollout.gateway.serving import Gateway as Gateway
 from otel_rollout.gateway.serving import application as application
 from otel_rollout.gateway.serving import serve as serve

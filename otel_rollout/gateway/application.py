@@ -34,7 +34,7 @@ from otel_rollout.gateway.http import (
     read_body,
     refuse,
 )
-from otel_rollout.gateway.paths import Asked, asked_of, is_open, plain_path
+from otel_rollout.gateway.paths import Asked, asked_of, is_open, name_of, plain_path, raw_path
 from otel_rollout.gateway.renderers import Renderer, next_prompt_by
 from otel_rollout.gateway.replies import KeyRemover
 from otel_rollout.gateway.rollout_parts import HeldRollouts
@@ -57,7 +57,7 @@ from otel_rollout.record import (
     running_rollout,
     with_fields,
 )
-from otel_rollout.wire import Json, asks_a_model, endpoint_of, hiding_of, retrieval_of
+from otel_rollout.wire import Json, asks_a_model, endpoint_of, hiding_of
 
 logger = logging.getLogger("otel_rollout")
 _CARRIER = (b"traceparent", b"tracestate", b"baggage")
@@ -213,7 +213,7 @@ class Application:
         await send({"type": "websocket.close", "code": 1003})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _raw_path(scope)
+        path = raw_path(scope)
         asked = asked_of(path, scope["headers"])
         try:
             if is_foreign(scope):
@@ -337,7 +337,7 @@ class Application:
         An encoded body is sent on as it came, unless something is added to it.
         """
         with guarded("a call that passes through the gateway is not recorded"):
-            name = _name_of(scope["method"], asked.path)
+            name = name_of(scope["method"], asked.path)
             if name is None:
                 if not is_open(scope["method"], asked.path):
                     self._count_unknown(active, scope, asked.path, _PASSED)
@@ -389,23 +389,9 @@ def _is_websocket(scope: Scope) -> bool:
     )
 
 
-def _raw_path(scope: Scope) -> bytes:
-    """The path as it came, below the path that the application is mounted at."""
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    return raw.removeprefix(scope.get("root_path", "").encode())
-
-
 def _root_of(scope: Scope) -> str:
     """The address that the client reached the application at."""
     host = next(
         (value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), ""
     )
     return f"{scope.get('scheme', 'http')}://{host}{scope.get('root_path', '')}"
-
-
-def _name_of(method: str, path: str) -> str | None:
-    """The path by which a call is recorded, as a client library names it. None: it is not."""
-    if method == "POST":
-        return endpoint_of(path)
-    path = path.removeprefix("/v1")
-    return path if method == "GET" and retrieval_of(path) else None

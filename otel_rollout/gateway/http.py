@@ -19,12 +19,24 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Refusal(Exception):  # noqa: N818 - it is an answer
     """A request that the gateway answers itself, in the shape of the API's errors."""
 
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        **more: Json,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.kind = kind
         """Type of the error, as APIs name it."""
+        self.headers = headers
+        """Further headers of the answer."""
+        self.more = more
+        """Further members of the error."""
 
 
 class ClientGone(Exception):  # noqa: N818 - no error: clients may go
@@ -174,11 +186,12 @@ async def refuse(send: Send, refusal: Refusal, path: str) -> None:
     # The rest of the body is not read.
     more = ((b"connection", b"close"),) if refusal.status in (400, 408, 413, 503) else ()
     body = dumps(_error(refusal, path)).encode()
-    await answer(send, refusal.status, body, more=more)
+    await answer(send, refusal.status, body, more=more + refusal.headers)
 
 
 def _error(refusal: Refusal, path: str) -> Json:
     if "/v1/messages" in path:  # Anthropic's
-        return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
+        error = {"type": refusal.kind, "message": refusal.message, **refusal.more}
+        return {"type": "error", "error": error}
     error = {"message": refusal.message, "type": refusal.kind, "param": None, "code": None}
-    return {"error": error}
+    return {"error": {**error, **refusal.more}}

@@ -10,8 +10,9 @@ was understood here, so that the model server cannot read another one in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from otel_rollout.record import KEY_PREFIX
@@ -92,6 +93,20 @@ def is_open(method: str, path: str, more: Sequence[str] = ()) -> bool:
     if _is_question(path) or (method == "HEAD" and path in _PROBES):
         return method in ("GET", "HEAD")
     return method == "GET" and retrieval_of(path) is not None
+
+
+def name_of(method: str, path: str) -> str | None:
+    """The path by which a call is recorded, as a client library names it. None: it is not."""
+    if method == "POST":
+        return endpoint_of(path)
+    path = path.removeprefix("/v1")
+    return path if method == "GET" and retrieval_of(path) else None
+
+
+def raw_path(scope: Mapping[str, Any]) -> bytes:
+    """The path as it came, below the path that the application is mounted at."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.removeprefix(scope.get("root_path", "").encode())
 
 
 def _token_in(value: bytes) -> str | None:

@@ -14,7 +14,8 @@ import logging
 import socket
 import sys
 import threading
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
 
 from otel_rollout.errors import ConfigurationError, NoActiveRolloutError
 from otel_rollout.extras import module_of
@@ -73,7 +74,72 @@ class Gateway:
         return self._application.tokens.environment(active, self.url)
 
 
-class serve:  # noqa: N801 - used as `async with serve(...)`
+_Handle = TypeVar("_Handle")
+
+
+class Served(ABC, Generic[_Handle]):
+    """An ASGI application that is served in an `async with` block, or, with a plain `with`, in a
+    thread of its own; the block gets the handle that `_begun` makes.
+
+    host, port: where to listen; port 0 is any free one.
+    header_seconds: how long a client may take for the head of a request.
+    ConfigurationError without the extra `gateway`; OSError if the port is not free.
+    """
+
+    url = ""
+    """Its address, without a path, once it is served."""
+
+    def __init__(self, application: Any, host: str, port: int, header_seconds: float) -> None:
+        for name in ("uvicorn", "httptools"):
+            module_of("gateway", name, "otel_rollout.gateway")
+        self._application, self._header_seconds = application, header_seconds
+        self._host, self._port = host, port
+        self._server: GatewayServer | None = None
+
+    @abstractmethod
+    def _begun(self) -> _Handle:
+        """It is served from now on; the handle of the block."""
+
+    @abstractmethod
+    async def _ended(self) -> None:
+        """It is served no longer: release what it holds."""
+
+    async def __aenter__(self) -> _Handle:
+        listening = listening_socket(self._host, self._port)
+        port = listening.getsockname()[1]
+        # What is current here must not be so in the tasks of the requests.
+        self._server = GatewayServer(self._application, listening, self._header_seconds)
+        await contextvars.Context().run(asyncio.create_task, self._server.start())
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.url = f"http://{host}:{port}"
+        return self._begun()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        try:
+            if self._server is not None:
+                await self._server.stop()
+        finally:
+            await self._ended()
+
+    def __enter__(self) -> _Handle:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="otel-rollout-gateway", daemon=True
+        )
+        self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self.__aenter__(), self._loop).result()
+
+    def __exit__(self, *exc_info: object) -> None:
+        leaving = self.__aexit__(*exc_info)
+        try:
+            asyncio.run_coroutine_threadsafe(leaving, self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class serve(Served[Gateway]):  # noqa: N801 - used as `async with serve(...)`
     """Serve a gateway in front of a model server.
 
         async with serve("http://127.0.0.1:8000/v1") as gateway:
@@ -106,56 +172,23 @@ class serve:  # noqa: N801 - used as `async with serve(...)`
         max_body_bytes: int = MAX_BODY_BYTES,
         **options: Any,
     ) -> None:
-        for name in ("uvicorn", "httptools"):
-            module_of("gateway", name, "otel_rollout.gateway")
-        settings = Settings(upstream, api_key, secret, max_body_bytes, **options)
-        self._application = Application(settings)
+        self._gateway = Application(Settings(upstream, api_key, secret, max_body_bytes, **options))
+        super().__init__(self._gateway, host, port, self._gateway.header_seconds)
         if is_loopback(host):
-            self._application.names = LOOPBACK | {host}
-        elif self._application.made_secret is not None:
+            self._gateway.names = LOOPBACK | {host}
+        elif self._gateway.made_secret is not None:
             raise ConfigurationError(
                 f"gateway host: {host!r} can be reached by others, which needs a secret: set "
                 f"OTEL_ROLLOUT_SECRET, or serve(secret=...)"
             )
-        self._host, self._port = host, port
-        self._server: GatewayServer | None = None
-        self._url = ""
 
-    async def __aenter__(self) -> Gateway:
-        listening = listening_socket(self._host, self._port)
-        port = listening.getsockname()[1]
-        # What is current here must not be so in the tasks of the requests.
-        self._server = GatewayServer(self._application, listening, self._application.header_seconds)
-        await contextvars.Context().run(asyncio.create_task, self._server.start())
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self._url = f"http://{host}:{port}"
-        process_state.gateways.add(self._url)
-        return Gateway(self._application, self._url)
+    def _begun(self) -> Gateway:
+        process_state.gateways.add(self.url)
+        return Gateway(self._gateway, self.url)
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        process_state.gateways.discard(self._url)
-        try:
-            if self._server is not None:
-                await self._server.stop()
-        finally:
-            await self._application.close()
-
-    def __enter__(self) -> Gateway:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="otel-rollout-gateway", daemon=True
-        )
-        self._thread.start()
-        return asyncio.run_coroutine_threadsafe(self.__aenter__(), self._loop).result()
-
-    def __exit__(self, *exc_info: object) -> None:
-        leaving = self.__aexit__(*exc_info)
-        try:
-            asyncio.run_coroutine_threadsafe(leaving, self._loop).result()
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+    async def _ended(self) -> None:
+        process_state.gateways.discard(self.url)
+        await self._gateway.close()
 
 
 def application(upstream: str, **options: Any) -> Application:

@@ -95,13 +95,9 @@ class Tokens:
         token = self.own(active)
         root, key = f"{url}/r/{token}", KEY_PREFIX + token
         return {
-            **dict.fromkeys(BASE_URLS, f"{root}/v1"),
-            **dict.fromkeys(_WITHOUT_VERSION, root),
-            **dict.fromkeys(BASE_URLS.values(), key),
+            **address_environment(url, root, key),
             "OTEL_ROLLOUT_ID": active.id,
             **headers_of(active, environ=True),
-            "OTEL_ROLLOUT_GATEWAY": url,
-            **_no_proxy(),
         }
 
     def read(self, text: str) -> Token:
@@ -140,6 +136,20 @@ class Tokens:
 
     def _mac(self, payload: bytes) -> bytes:
         return hmac.digest(self._key, payload, "sha256")[:_MAC]
+
+
+def address_environment(url: str, root: str, key: str) -> dict[str, str]:
+    """Environment variables by which model clients find a server of ours.
+
+    url: its address. root: the address that paths are below. key: stands for an API key.
+    """
+    return {
+        **dict.fromkeys(BASE_URLS, f"{root}/v1"),
+        **dict.fromkeys(_WITHOUT_VERSION, root),
+        **dict.fromkeys(BASE_URLS.values(), key),
+        "OTEL_ROLLOUT_GATEWAY": url,
+        **_no_proxy(),
+    }
 
 
 def _home() -> bytes:

@@ -247,18 +247,28 @@ class Exchange:
 
         Its text where it is no JSON; None where nothing came.
         """
+        try:
+            return wholly_read(self._parse(self._with_ids))
+        except (ValueError, RecursionError):
+            return self._with_ids(self._text())
+
+    def reply_bytes(self) -> bytes | None:
+        """The response as it was on the wire, a stream's events included.
+
+        None where nothing came, and where a part of it is on a span that is missing.
+        """
+        if self.is_unanswered or None in self.prompts:
+            return None
+        return self._with_ids(self._text()).encode()
+
+    def _with_ids(self, text: str) -> str:
+        """The response's text, or that of its events, with all prompt token ids."""
 
         def ids(match: re.Match[str]) -> str:
             path = self.prompts[int(match[1])] if int(match[1]) < len(self.prompts) else None
             return "null" if path is None else dumps(path.to_list())
 
-        def whole(text: str) -> str:
-            return _packed(ids, text) if self.prompts else text
-
-        try:
-            return wholly_read(self._parse(whole))
-        except (ValueError, RecursionError):
-            return whole(self._text())
+        return _packed(ids, text) if self.prompts else text
 
     def text(self) -> tuple[str | None, bool]:
         """The response as text, a stream in unstreamed shape; and whether it is strict JSON.

@@ -101,8 +101,11 @@ class Sources:
             leave=False,
         )
 
-    def records(self) -> Iterator[SpanRecord]:
-        """The spans of all sources."""
+    def records(self, *, of_trajectories: str | None = None) -> Iterator[SpanRecord]:
+        """The spans of all sources.
+
+        of_trajectories: what is wrong with a file of trajectories. None: what `rebuild` prints.
+        """
         for source in self._sources:
             if is_address(source):
                 yield from self._counted(source, read(source))
@@ -112,7 +115,8 @@ class Sources:
                 if layout_of(head) is None and not documents.may_be_document(head):
                     yield from self._counted(source, self._spans(file, source))
                 else:
-                    self.report(SpanFormatError(f"{source}: {_TRAJECTORIES.format(source)}"))
+                    why = of_trajectories or _TRAJECTORIES.format(source)
+                    self.report(SpanFormatError(f"{source}: {why}"))
         self._bar.close()
 
     def trajectories(

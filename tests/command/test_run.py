@@ -22,25 +22,11 @@ from otel_rollout.command.cli import main
 from otel_rollout.gateway import serve
 from otel_rollout.otlp import read_json_lines
 from otel_rollout.testing import ModelServer, Raw, Reply
+from tests.command.agents import agent
 from tests.kit.programs import ROOT
 from tests.kit.receivers import HttpReceiver
 
 pytestmark = pytest.mark.slow
-
-ASK = """
-import json, os, sys, urllib.request
-
-def ask(text):
-    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    headers["Content-Type"] = "application/json"
-    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request) as reply:
-        return json.load(reply)["choices"][0]["message"]["content"]
-
-"""
-"""What an agent of the tests begins with: nothing of this library."""
 
 
 @dataclass
@@ -60,11 +46,6 @@ class Ran:
 
 
 Run = Callable[..., Ran]
-
-
-def agent(code: str, *arguments: str) -> tuple[str, ...]:
-    """An agent that is a Python program; it can `ask` the model."""
-    return (sys.executable, "-c", ASK + code, *arguments)
 
 
 @pytest.fixture
