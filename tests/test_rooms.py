@@ -480,7 +480,7 @@ def test_every_public_method_says_what_it_does(name: str):
 LINES = {
     "": 1_525,
     "command": 2_675,
-    "export": 2_793,
+    "export": 2_797,
     "gateway": 3_340,
     "look": 2_223,
     "otlp": 1_920,
@@ -491,7 +491,7 @@ LINES = {
     "testing": 1_214,
     "trajectory": 4_904,
     "view": 7_071,
-    "wire": 5_164,
+    "wire": 5_165,
     "workflows": 854,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

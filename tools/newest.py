@@ -56,6 +56,7 @@ PARTS: dict[str, dict[str, Any]] = {
         # A process each: ART changes transformers for all that runs in its process.
         "runs": [[str(path.relative_to(ROOT))] for path in EXPORTERS],
         "editable": EXPORTERS,
+        "alone": "requirements/harbor.in",
     },
 }
 """Sets of packages that are tested together. shown: the packages that the table names, or the group
@@ -120,6 +121,8 @@ def installed(part: str, python: str, place: Path) -> Path:
     interpreter = place / "bin" / "python"
     uv("venv", "--clear", "--python", python, place)
     uv("pip", "install", "--python", interpreter, "--no-deps", "-r", pins)
+    if alone := PARTS[part].get("alone"):
+        uv("pip", "install", "--python", interpreter, "--no-deps", "-r", alone)
     ours = [ROOT, *PARTS[part].get("editable", ())]
     editable = [text for path in ours for text in ("--editable", str(path))]
     uv("pip", "install", "--python", interpreter, "--no-deps", "--no-build-isolation", *editable)

@@ -207,7 +207,10 @@ def without_side_calls(group: TrajectoryGroup) -> TrajectoryGroup:
     return TrajectoryGroup(members, failures, group.id, children)
 
 
-OURS = ("agentlightning", "art", "datasets", "openai", "rllm", "tinker", "trl", "verifiers", "verl")
+OURS = (
+    *("agentlightning", "art", "atif", "datasets", "openai"),
+    *("rllm", "tinker", "trl", "verifiers", "verl"),
+)
 """The exporters that this project has as distributions of their own."""
 
 

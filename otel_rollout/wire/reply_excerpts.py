@@ -57,11 +57,11 @@ def token_counts(body: bytes, api: ModelApi, *, events: bool) -> TokenCounts | N
     for found in _objects(body, f'"{api.usage_name}"'.encode(), _LAST if events else len(body)):
         # A stream may count the prompt in its first event, and the reply in its last.
         said = {**found, **{name: count for name, count in said.items() if count is not None}}
-        if (counts := _counts(api.usage({api.usage_name: said}) or {})) is not None:
+        if (counts := counts_of(api.usage({api.usage_name: said}) or {})) is not None:
             return counts
     tail = body[-_USAGE:].decode("utf-8", "replace")
     numbers = {name: int(n) for name in api.count_names for n in _numbers(name, tail)[-1:]}
-    return _counts(api.usage(numbers) or {}) if numbers else None
+    return counts_of(api.usage(numbers) or {}) if numbers else None
 
 
 def _numbers(name: str, text: str) -> list[str]:
@@ -102,7 +102,7 @@ def _scanned(text: str, start: int) -> Json:
 _APART = {"cache_read_input_tokens", "cache_creation_input_tokens"}
 
 
-def _counts(usage: dict[str, Json]) -> TokenCounts | None:
+def counts_of(usage: dict[str, Json]) -> TokenCounts | None:
     asked = _first(usage, "prompt_tokens", "input_tokens", "inputTokens")
     sampled = _first(usage, "completion_tokens", "output_tokens", "outputTokens")
     if asked is None or sampled is None:

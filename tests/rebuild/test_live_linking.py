@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from otel_rollout import Completion, reconstruct
 from otel_rollout.rebuild import Assembly
 from otel_rollout.trajectory import Conversations
-from tests.rebuild.random_agents import Rollout, operations, plays, turn
+from tests.kit.random_agents import Rollout, operations, plays, turn
 
 
 def by_end(completions: list[Completion]) -> list[Completion]:

@@ -21,7 +21,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.wire.json import dumps
-from tests.rebuild.random_agents import (
+from tests.kit.random_agents import (
     Call,
     Choice,
     Rollout,

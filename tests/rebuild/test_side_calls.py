@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from otel_rollout import reconstruct
 from otel_rollout.side_calls import SideCalls
 from tests.kit.conversations import TASK, TITLE, TOOLS, said, user
-from tests.rebuild.random_agents import Rollout, operations, turn
+from tests.kit.random_agents import Rollout, operations, turn
 
 SHORT = st.lists(
     st.one_of(

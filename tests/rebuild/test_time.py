@@ -8,7 +8,7 @@ import pytest
 
 from otel_rollout import reconstruct
 from otel_rollout.trajectory import Conversations
-from tests.rebuild.random_agents import TOOLS, Rollout, operations, resent, turn
+from tests.kit.random_agents import TOOLS, Rollout, operations, resent, turn
 
 pytestmark = pytest.mark.slow
 
