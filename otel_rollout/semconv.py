@@ -26,7 +26,6 @@ from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE as ERRO
 # The oldest conventions package that we support lacks these; the names are the conventions'.
 GEN_AI_PROVIDER_NAME: Final = "gen_ai.provider.name"
 GEN_AI_CONVERSATION_ID: Final = "gen_ai.conversation.id"
-GEN_AI_WORKFLOW_NAME: Final = "gen_ai.workflow.name"
 GEN_AI_TOOL_TYPE: Final = "gen_ai.tool.type"
 GEN_AI_TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
 GEN_AI_TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
@@ -112,8 +111,8 @@ MODEL_OPERATIONS: Final = (
 SCOPE: Final = "otel_rollout"
 """Instrumentation scope of every span that this library opens."""
 
-SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
-"""Schema of the conventions' names on our spans: the last one that has the GenAI ones."""
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/gen-ai/0.1.0"
+"""Schema of the conventions' names on our spans: the first release of the GenAI ones alone."""
 
 SCHEMA_VERSION: Final = 1
 """Version of the `rollout.*` attributes; a reader refuses a newer one."""
@@ -166,12 +165,15 @@ ROLLOUT_CALL_COUNT: Final = "rollout.call_count"
 """Number of calls of models to generate, those of rollouts inside it included."""
 ROLLOUT_USAGE_COUNT: Final = "rollout.usage_count"
 """Number of these calls whose replies told how many tokens they took: the sums are of them."""
+ROLLOUT_CACHED_COUNT: Final = "rollout.cached_count"
+"""Number of tokens of these calls' prompts that the servers read from a cache."""
 ROLLOUT_TOOL_COUNT: Final = "rollout.tool_count"
 """Number of tools that were drawn, in rollouts inside it too; not set where none was."""
 ROLLOUT_TOOL_ERROR_COUNT: Final = "rollout.tool_error_count"
 """Number of these tools that failed."""
 FOR_PEOPLE: Final = (
-    *(ROLLOUT_CALL_COUNT, ROLLOUT_USAGE_COUNT, ROLLOUT_TOOL_COUNT, ROLLOUT_TOOL_ERROR_COUNT),
+    *(ROLLOUT_CALL_COUNT, ROLLOUT_USAGE_COUNT, ROLLOUT_CACHED_COUNT),
+    *(ROLLOUT_TOOL_COUNT, ROLLOUT_TOOL_ERROR_COUNT),
     f"{ROLLOUT_REWARDS}.",
 )
 """Beginnings of the names of which nothing is read back."""
@@ -235,6 +237,8 @@ METRIC_ROLLOUT_DURATION: Final = "rollout.rollouts.duration"
 METRIC_REWARD: Final = "rollout.rollouts.reward"
 METRIC_CALLS: Final = "rollout.calls"
 METRIC_CALLS_RUNNING: Final = "rollout.calls.running"
+METRIC_AGENT_CALLS: Final = "gen_ai.invoke_agent.inference_calls"
+METRIC_AGENT_TOOLS: Final = "gen_ai.invoke_agent.tool_calls"
 METRIC_TOKENS: Final = "rollout.tokens"
 METRIC_EXPORT_LAG: Final = "rollout.export.lag"
 METRIC_EXPORT_WAITING: Final = "rollout.export.waiting"
@@ -243,7 +247,7 @@ EXPORTER: Final = "rollout.export.exporter"
 """Name of the class of an exporter."""
 EXPORT_SIGNAL: Final = "rollout.export.signal"
 """What was dropped: `trajectory` or `span`."""
-GEN_AI_TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - no password
+ROLLOUT_TOKEN_TYPE: Final = "rollout.token_type"  # noqa: S105 - no password
 """`input` or `output`."""
 
 # Reward span (`evaluate rollout: reward {name}`): a reward that came after its rollout had ended.

@@ -29,6 +29,7 @@ from otel_rollout.wire import (
     Json,
     Media,
     ModelApi,
+    Other,
     Reasoning,
     TokenCounts,
     ToolCall,
@@ -277,17 +278,18 @@ class _LlmSpan:
             [item for reply in replies for item in reply.items],
             replies[0].text if replies else None,
         )
+        ends = [reply.finish_reason or "error" for reply in replies]  # the conventions' word
         attributes: dict[str, Any] = {
             sc.GEN_AI_RESPONSE_ID: reply_id,
             sc.GEN_AI_RESPONSE_MODEL: model,
-            sc.GEN_AI_RESPONSE_FINISH_REASONS: [r for _, r, _ in replies if r] or None,
+            sc.GEN_AI_RESPONSE_FINISH_REASONS: ends or None,
         }
         if counts is not None:
             attributes[sc.GEN_AI_USAGE_INPUT_TOKENS] = counts.input
             attributes[sc.GEN_AI_USAGE_OUTPUT_TOKENS] = counts.output
         if replies and process_state.content.is_whole:
             attributes[sc.GEN_AI_OUTPUT_MESSAGES] = dumps(
-                [_sampled(reply.items, reply.finish_reason) for reply in replies]
+                [_sampled(reply.items) for reply in replies]
             )
         if self._span.is_recording():  # of a body that the agent reads itself it may have ended
             self._span.set_attributes(present(attributes))
@@ -359,10 +361,9 @@ def _message(message: Json) -> dict[str, Json]:
     return {"role": role or "user", "parts": _parts(message)}
 
 
-def _sampled(items: Iterable[Json], finish_reason: str | None) -> dict[str, Json]:
-    """A choice of a reply as the conventions have it."""
-    parts = [part for item in items for part in _parts(item)]
-    return {"role": "assistant", "parts": parts, "finish_reason": finish_reason or ""}
+def _sampled(items: Iterable[Json]) -> dict[str, Json]:
+    """A choice of a reply as the conventions have it; its finish reason is an attribute."""
+    return {"role": "assistant", "parts": [part for item in items for part in _parts(item)]}
 
 
 def _parts(message: Json) -> list[Json]:
@@ -378,6 +379,9 @@ def _parts(message: Json) -> list[Json]:
             found.append({"type": "reasoning", "content": part.text})
         elif isinstance(part, Media) and part.address is not None:
             found.append(_media(part.address))
+        elif isinstance(part, Other):
+            generic = {"type": "generic", "generic_type": part.kind}
+            found.append(generic | {"content": part.shown})
         else:
             found.append({"type": "text", "content": part.shown})
     return found

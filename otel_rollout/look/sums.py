@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_rollout import semconv as sc
-from otel_rollout.look.metrics import rollout_metrics
+from otel_rollout.look.metrics import OwnCounts, rollout_metrics
 from otel_rollout.record import (
     NOT_SHOWN,
     Observer,
@@ -70,6 +70,8 @@ class Summary:
         """Tools that have a span."""
         self.tool_errors = 0
         """Tools of these that failed."""
+        self.inside = [0, 0]
+        """Of the calls and of the tools those of rollouts inside it."""
         self.lock = threading.Lock()
         self._models: dict[str, None] = {}
         self._asked_as: tuple[str, object] | None = None
@@ -131,6 +133,7 @@ class Summary:
     def include(self, inner: Summary, answer: str | None) -> None:
         """Take in a rollout inside it that has ended. answer: its last reply, or its output."""
         with self.lock:
+            self.inside = [self.inside[0] + inner.calls, self.inside[1] + inner.tools]
             self.calls += inner.calls
             self.tools += inner.tools
             self.tool_errors += inner.tool_errors
@@ -175,9 +178,9 @@ class Summary:
             sc.OUTPUT_VALUE: None if answer is None else _cut(answer),
             sc.GEN_AI_USAGE_INPUT_TOKENS: self._tokens[0] if counted else None,
             sc.GEN_AI_USAGE_OUTPUT_TOKENS: self._tokens[1] if counted else None,
-            sc.GEN_AI_USAGE_CACHE_READ[0]: self._tokens[2] if self._cached else None,
             sc.ROLLOUT_CALL_COUNT: self.calls,
             sc.ROLLOUT_USAGE_COUNT: self._counted if counted else None,
+            sc.ROLLOUT_CACHED_COUNT: self._tokens[2] if self._cached else None,
             sc.ROLLOUT_TOOL_COUNT: self.tools or None,
             sc.ROLLOUT_TOOL_ERROR_COUNT: self.tool_errors if self.tools else None,
         }
@@ -232,6 +235,8 @@ class Sums(Observer):
         around = rollout.parent.observed.get(self) if rollout.parent is not None else None
         if around is not None:
             around.include(summary, answer)
+        own = summary.calls - summary.inside[0], summary.tools - summary.inside[1]
+        rollout.observed[OwnCounts] = OwnCounts(*own)  # for other observers
         is_workflow = rollout.operation == sc.OPERATION_INVOKE_WORKFLOW
         kind = {sc.OPENINFERENCE_KIND: sc.OPENINFERENCE_CHAIN if is_workflow else None}
         numbers = reward_numbers(trajectory.all_rewards.all())

@@ -19,11 +19,9 @@ def identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
 
     The conventions' conversation is what a backend groups messages by: here, the rollout.
     """
-    name = carried(trajectory.name)
-    found: dict[str, Any] = {sc.GEN_AI_OPERATION_NAME: operation, sc.GEN_AI_AGENT_NAME: name}
-    if operation == sc.OPERATION_INVOKE_WORKFLOW:
-        found[sc.GEN_AI_WORKFLOW_NAME] = name
-    else:
+    found: dict[str, Any] = {sc.GEN_AI_OPERATION_NAME: operation}
+    found[sc.GEN_AI_AGENT_NAME] = carried(trajectory.name)
+    if operation != sc.OPERATION_INVOKE_WORKFLOW:
         found[sc.GEN_AI_CONVERSATION_ID] = trajectory.id
     found[sc.ROLLOUT_SCHEMA_VERSION] = sc.SCHEMA_VERSION
     found[sc.ROLLOUT_ID] = trajectory.id

@@ -109,8 +109,6 @@ class ExchangeRecorder:
         self.api = self._asked.api
         """The API that is asked. None: none generates at the path."""
         self._lock = threading.Lock()
-        if self.api is not None:
-            rollout.providers.add(self.api.provider_of(self.path.partition("?")[0]))
         self._written = rollout.begin_call(self.path)
         """Attributes that the span has so far."""
         self._late = not rollout.running

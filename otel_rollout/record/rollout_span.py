@@ -142,9 +142,6 @@ def _end_attributes(
         **missed(active.uncaptured, active.outside, active.programs),
         **active.further,
     }
-    # Of several none is the rollout's.
-    if len(active.providers) == 1 and (provider := next(iter(active.providers))) is not None:
-        attributes[sc.GEN_AI_PROVIDER_NAME] = provider
     if active.handed_on > 0:
         attributes[sc.ROLLOUT_PROPAGATED] = True
     content = process_state.content

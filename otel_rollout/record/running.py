@@ -142,8 +142,6 @@ class ActiveRollout:
     _writer: ExchangeWriter | None = None
     streams: set[OpenStream]
     """Calls whose replies are being read."""
-    providers: set[str | None]
-    """Whose APIs were asked, by the conventions' names; None: one that has no name there."""
     secrets: Secrets
     """What clients signed requests with, in it and in those around it: an error passes both."""
     others: OtherSpans
@@ -195,7 +193,7 @@ class ActiveRollout:
         self.key = self.id, self.process
         self.written, self.further, self.kept_back, self.observed = {}, {}, {}, {}
         self.records, self.claims = [], []
-        self.streams, self.providers = set(), set()
+        self.streams = set()
         self.uncaptured, self.outside = defaultdict(int), defaultdict(int)
         self.secrets = parent.secrets if parent else Secrets()
         self.others, self.inner = OtherSpans(), Numbering()

@@ -52,6 +52,19 @@ def test_finish_reasons_beside_the_messages_count():
     assert [c.finish_reason for c in read(said=said, **short)] == [None, "length"]
 
 
+def test_a_generic_part_is_what_it_says():
+    """As the type of a part was written before, and with what its own type means."""
+    quoted = {"type": "quote", "quote": {"text": "x"}}
+    generic = {**quoted, "type": "generic", "generic_type": "quote"}
+    for part in (quoted, generic):
+        (message, _) = of_parts(part).request_messages
+        assert message["content"] == [quoted]
+    known = of_parts({"type": "generic", "generic_type": "text", "content": "x"})
+    assert known.request_messages[0]["content"] == "x"
+    unnamed = {"type": "generic", "data": 1}
+    assert of_parts(unnamed).request_messages[0]["content"] == [unnamed]
+
+
 @pytest.mark.parametrize("written", ["cache_write", "cache_creation"])
 def test_usage_has_its_details(written: str):
     """Tokens of the cache and of reasoning, by their present and former names."""

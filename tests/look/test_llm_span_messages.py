@@ -43,6 +43,10 @@ REQUESTS: dict[str, tuple[list[Any], list[Any]]] = {
             },
         ],
     ),
+    "part of an unknown type": (
+        [{"role": "user", "content": [{"type": "quote", "quote": {"of": "x"}}]}],
+        [{"type": "generic", "generic_type": "quote", "content": "<quote>"}],
+    ),
     "image without address": (
         [
             {

@@ -23,6 +23,7 @@ from otel_rollout import (
     record_reward,
     rollout,
     semconv,
+    tool,
 )
 from otel_rollout.testing import Raw
 from otel_rollout.workflows import run_workflows
@@ -34,7 +35,7 @@ NAMES = {value for name, value in vars(semconv).items() if name.startswith("METR
 LABELS = {
     semconv.GEN_AI_AGENT_NAME,
     semconv.GEN_AI_OPERATION_NAME,
-    semconv.GEN_AI_TOKEN_TYPE,
+    semconv.ROLLOUT_TOKEN_TYPE,
     semconv.ROLLOUT_STATUS,
     semconv.ROLLOUT_TERMINATION_REASON,
     semconv.EXCHANGE_STATUS,
@@ -106,10 +107,27 @@ def test_calls_and_tokens_are_counted(meter: Meter, recording: Recording, client
         solve(clients.sync(clients.serve(Raw(500, b"{}"))))
     assert meter.sums(semconv.METRIC_CALLS, semconv.EXCHANGE_STATUS) == {"complete": 2, "error": 1}
     usage = [completion.usage for t in trajectories for completion in t.completions]
-    assert meter.sums(semconv.METRIC_TOKENS, semconv.GEN_AI_TOKEN_TYPE) == {
+    assert meter.sums(semconv.METRIC_TOKENS, semconv.ROLLOUT_TOKEN_TYPE) == {
         "input": sum(each["prompt_tokens"] for each in usage if each),
         "output": sum(each["completion_tokens"] for each in usage if each),
     }
+
+
+def test_an_agents_own_calls_and_tools_are_counted(
+    meter: Meter, recording: Recording, clients: Clients
+) -> None:
+    """A point for each rollout, by the conventions' names; those of one inside it are its own."""
+    client = clients.sync(clients.serve())
+    with rollout("outer"):
+        for _ in range(2):
+            client.chat.completions.create(model="m", messages=ASK)
+        with rollout("inner"):
+            client.chat.completions.create(model="m", messages=ASK)
+            tool(lambda: 4)()
+    calls = meter.sums("gen_ai.invoke_agent.inference_calls", semconv.GEN_AI_AGENT_NAME)
+    assert calls == {"outer": 2, "inner": 1}
+    tools = meter.sums("gen_ai.invoke_agent.tool_calls", semconv.GEN_AI_AGENT_NAME)
+    assert tools == {"outer": 0, "inner": 1}
 
 
 def test_a_reward_is_counted_once(meter: Meter, recording: Recording, clients: Clients) -> None:
@@ -206,7 +224,9 @@ def test_the_dashboard_asks_for_what_is_measured(
     assert {metric.name for metric in found} == NAMES
     names = {name: metric.name for metric in found for name in prometheus_names(metric)}
     labels = {label.replace(".", "_") for label in LABELS} | {"le"}
-    asked = {name for query in QUERIES for name in re.findall(r"\b(rollout_\w+)[{\[)]", query)}
+    asked = {
+        name for query in QUERIES for name in re.findall(r"\b((?:rollout|gen_ai)_\w+)[{\[)]", query)
+    }
     series = asked - labels
     assert series <= names.keys()
     assert {names[name] for name in series} == NAMES

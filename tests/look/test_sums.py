@@ -22,7 +22,7 @@ from tests.kit.recording import Clients, Recording
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 SYSTEM, MODEL = "gen_ai.system_instructions", "gen_ai.request.model"
 ASKED, SAMPLED = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
-CACHED = "gen_ai.usage.cache_read.input_tokens"
+CACHED = "rollout.cached_count"
 SHOWN_ONLY = (INPUT, OUTPUT, SYSTEM, "input.value", "output.value")
 
 
@@ -59,7 +59,6 @@ def test_the_task_and_the_answer_are_on_the_span(recording: Recording, clients: 
     assert texts(span[OUTPUT]) == [("assistant", "It is 4.")]
     assert (span["input.value"], span["output.value"]) == ("2 + 2?", "It is 4.")
     assert span[MODEL] == "m"
-    assert span["gen_ai.provider.name"] == "openai"
     assert span["gen_ai.conversation.id"] == trajectory.id
     usage = [completion.usage or {} for completion in trajectory.completions]
     assert span[ASKED] == sum(each["prompt_tokens"] for each in usage) > 0
@@ -166,7 +165,6 @@ def test_other_apis_speak_too(recording: Recording, clients: Clients, stream: bo
     span = greeted(recording)
     assert span[ASKED] > 0
     assert span[SAMPLED] > 0
-    assert span["gen_ai.provider.name"] == "anthropic"
 
 
 @pytest.mark.parametrize("stream", [False, True])

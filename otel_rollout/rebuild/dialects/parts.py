@@ -1,7 +1,7 @@
 """Messages as the GenAI conventions write them (lists of parts), to and from chat's wire form.
 
 Shared by the dialects that follow the conventions. Their parts differ, so a part is read by the
-keys that it has. A part of an unknown type is kept unchanged.
+keys that it has. A part of an unknown type is kept unchanged; that of a generic one is its own.
 """
 
 from __future__ import annotations
@@ -233,7 +233,15 @@ def _parts_of(row: Mapping[str, Json], call: ForeignCall, *, prompt: bool) -> li
     parts = [{"type": "text", "content": p} if isinstance(p, str) else p for p in parts]
     if not all(isinstance(part, dict) for part in parts):
         call.miss("a message has a part that is neither a text nor an object", prompt=prompt)
-    return objects(parts)
+    return [_of_own_type(part) for part in objects(parts)]
+
+
+def _of_own_type(part: dict[str, Json]) -> dict[str, Json]:
+    """The part; a generic one as what it says that it holds."""
+    own = part.get("generic_type") if part.get("type") == "generic" else None
+    if not isinstance(own, str):
+        return part
+    return {"type": own, **{k: v for k, v in part.items() if k not in ("type", "generic_type")}}
 
 
 def _tool_result(
