@@ -282,6 +282,20 @@ def test_a_call_that_is_told_as_two_apis_is_one():
     assert completion.trainable
 
 
+@pytest.mark.parametrize("operation", ["invoke_workflow", "handle_conversation_turn", "new_one"])
+@pytest.mark.parametrize("name", ["gen_ai.agent.name", "gen_ai.workflow.name"])
+def test_what_is_around_calls_may_be_any_operation(operation: str, name: str):
+    """An agent, a workflow, a turn, or what no release names: its span is the rollout's."""
+    turn = {"gen_ai.operation.name": operation, name: "solve"}
+    around = replace(span(turn), name=f"{operation} solve", span_id="3" * 16)
+    call = replace(span({**CHAT, **MESSAGES}), parent_span_id=around.span_id)
+    fetched = {**CHAT, **MESSAGES, "gen_ai.operation.name": "fetch_response"}
+    again = replace(span(fetched), parent_span_id=around.span_id, span_id="4" * 16)
+    trajectory = read(around, call, again)
+    assert (trajectory.name, trajectory.status) == (f"{operation} solve", "complete")
+    assert [completion.span_id for completion in trajectory.completions] == [call.span_id]
+
+
 FLAT = {
     "llm.request.type": "chat",
     "gen_ai.prompt.0.role": "user",
