@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import otel_rollout
 from otel_rollout.otlp import JsonLinesSpanExporter
+from otel_rollout.view import ProgressBar, note_above
 from tests.kit.programs import python
 from tests.kit.recording import Clients, Recording
 
@@ -61,10 +63,11 @@ COMMAND = """
 import json, sys
 from otel_rollout.command import main
 try:
-    main(sys.argv[1:])
+    status = main(sys.argv[1:])
 except SystemExit as end:
-    print()
-    print(json.dumps([end.code, [*sys.modules]]))
+    status = end.code
+print()
+print(json.dumps([status, [*sys.modules]]))
 """
 
 
@@ -77,6 +80,31 @@ def test_the_command_answers_without_what_it_does_not_need(argument: str) -> Non
     late = [*HEAVY, "otel_rollout.wire", "otel_rollout.spans"]
     late += [] if argument == "--version" else ["importlib.metadata"]
     assert [name for name in modules if f"{name}.".startswith(tuple(f"{h}." for h in late))] == []
+
+
+def test_a_bar_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes come above it; elsewhere there is none."""
+    for is_terminal in (True, False):
+        stderr = io.StringIO()
+        monkeypatch.setattr(stderr, "isatty", lambda known=is_terminal: known)
+        monkeypatch.setattr("sys.stderr", stderr)
+        bar = ProgressBar(4, "B", mininterval=0)
+        bar.update(3)
+        note_above("a note")
+        bar.close()
+        assert ("75%" in stderr.getvalue()) is is_terminal
+        assert "a note\n" in stderr.getvalue()
+
+
+@pytest.mark.parametrize("verb", ["list", "check"])
+def test_a_verb_that_reads_a_file_loads_only_what_reads_it(verb: str, tmp_path: Path) -> None:
+    """No progress bar where there is no terminal, no event loop, no TLS, no metadata."""
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text(otel_rollout.Trajectory(id="t", name="agent").to_json() + "\n")
+    text, _, last = python("-c", COMMAND, verb, str(path)).strip().rpartition("\n")
+    late = {*HEAVY, "asyncio", "ssl", "importlib.metadata", "multiprocessing"}
+    assert "1 trajectory" in text
+    assert late.isdisjoint(json.loads(last)[1])
 
 
 CONFIGURED = """

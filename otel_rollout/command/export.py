@@ -8,11 +8,10 @@ import itertools
 import os
 import textwrap
 from collections import Counter
+from contextlib import closing
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from otel_rollout.export import (
     Group,
@@ -28,6 +27,7 @@ from otel_rollout.terminal import check_folder, note, number_of
 from otel_rollout.view import (
     ERRORS_SHOWN,
     Choice,
+    ProgressBar,
     Sources,
     in_order,
     note_above,
@@ -117,13 +117,8 @@ class _RowMaker:
 def _write(file: RowFile, maker: _RowMaker, jobs: int) -> None:
     """Write the rows of each group, and finish the file."""
     reported = itertools.count()
-    with tqdm(
-        total=file.collected,
-        initial=file.tally.trajectories,
-        unit=" trajectories",
-        disable=None,
-        leave=False,
-    ) as bar:
+    begun = file.tally.trajectories
+    with closing(ProgressBar(file.collected, " trajectories", initial=begun)) as bar:
         for group, (rows, tally, reports) in in_order(maker, file.groups(), jobs):
             for text in reports:
                 if next(reported) < ERRORS_SHOWN:

@@ -24,8 +24,6 @@ from otel_rollout.export.row_contract import row_exporters as row_exporters
 from otel_rollout.export.rowfile import Group as Group
 from otel_rollout.export.rowfile import RowFile as RowFile
 from otel_rollout.export.rowfile import Tally as Tally
-from otel_rollout.export.rowfile import item_of as item_of
-from otel_rollout.export.rowfile import key_of as key_of
 from otel_rollout.export.rowfile import rows_of as rows_of
 from otel_rollout.export.rows import EmptyRowsWarning as EmptyRowsWarning
 from otel_rollout.export.rows import NoAdvantageWarning as NoAdvantageWarning
@@ -36,6 +34,8 @@ from otel_rollout.export.rows import to_token_rows as to_token_rows
 from otel_rollout.export.started import Started as Started
 from otel_rollout.export.started import StartedRecords as StartedRecords
 from otel_rollout.export.started import is_of_started as is_of_started
+from otel_rollout.export.store import item_of as item_of
+from otel_rollout.export.store import key_of as key_of
 from otel_rollout.export.store import reconstruct_by_rollout as reconstruct_by_rollout
 from otel_rollout.export.tables import TabularList as TabularList
 from otel_rollout.export.tables import columns_of as columns_of

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Literal, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.trajectory import Episode, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    import asyncio
 
 OnFull = Literal["drop_oldest", "drop_newest", "block"]
 
@@ -126,6 +129,7 @@ class InMemoryTrajectoryExporter:
     async def take_async(self, count: int = 1, timeout: float | None = None) -> list[Trajectory]:
         """`take` for a coroutine; other tasks run while it waits."""
         self._check(count)
+        asyncio = import_module("asyncio")
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         deadline = None if timeout is None else loop.time() + timeout
         self._waiters.add((loop, event))

@@ -250,17 +250,6 @@ class Tally:
         return tally
 
 
-def key_of(trajectory: Trajectory) -> str:
-    """The key of a trajectory: that of its group, if it has one."""
-    group = trajectory.group_id
-    return f"trajectory {trajectory.id}" if group is None else f"group {group}"
-
-
-def item_of(trajectory: Trajectory) -> tuple[str, bytes]:
-    """Key and item of a trajectory that was rebuilt; the item of one that was read is its line."""
-    return key_of(trajectory), trajectory.to_json().encode()
-
-
 def rows_of(
     items: Sequence[bytes], exporter: RowExporter, tally: Tally, report: Report, *, strict: bool
 ) -> list[bytes]:

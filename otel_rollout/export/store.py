@@ -151,6 +151,17 @@ _ATTRIBUTES = SpanRecord.__slots__.index("attributes")
 _EVENTS = SpanRecord.__slots__.index("events")
 
 
+def key_of(trajectory: Trajectory) -> str:
+    """The key of a trajectory: that of its group, if it has one."""
+    group = trajectory.group_id
+    return f"trajectory {trajectory.id}" if group is None else f"group {group}"
+
+
+def item_of(trajectory: Trajectory) -> tuple[str, bytes]:
+    """Key and item of a trajectory that was rebuilt; the item of one that was read is its line."""
+    return key_of(trajectory), trajectory.to_json().encode()
+
+
 class _Together:
     """Which spans `reconstruct` has to read together: those of a key, and keys that are joined."""
 

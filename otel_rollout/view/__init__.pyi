@@ -10,6 +10,7 @@ from otel_rollout.view.overview import Overview as Overview
 from otel_rollout.view.overview import Overviews as Overviews
 from otel_rollout.view.overview import overviews as overviews
 from otel_rollout.view.sources import ERRORS_SHOWN as ERRORS_SHOWN
+from otel_rollout.view.sources import ProgressBar as ProgressBar
 from otel_rollout.view.sources import Sources as Sources
 from otel_rollout.view.sources import lines_in_order as lines_in_order
 from otel_rollout.view.sources import note_above as note_above

@@ -11,12 +11,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
-
-from tqdm import tqdm
 
 from otel_rollout import semconv as sc
 from otel_rollout.compressed import joined
@@ -91,15 +90,9 @@ class Sources:
         self._documents = documents.Documents()
         self._opened = set[tuple[int, int]]()
         """The files that were opened, by `inode_of`."""
-        has_no_bar = report is not None or (prints_lines and sys.stdout.isatty())
-        self._bar = tqdm(
-            total=_size_of(self._sources),
-            unit="B",
-            unit_scale=True,
-            disable=True if has_no_bar else None,
-            delay=1,
-            leave=False,
-        )
+        is_shown = report is None and not (prints_lines and sys.stdout.isatty())
+        total = _size_of(self._sources)
+        self._bar = ProgressBar(total, "B", is_shown=is_shown, unit_scale=True, delay=1)
 
     def records(self, *, of_trajectories: str | None = None) -> Iterator[SpanRecord]:
         """The spans of all sources.
@@ -341,9 +334,30 @@ def lines_in_order(
 # --- what is printed
 
 
+class ProgressBar:
+    """A bar on stderr, where that is a terminal and it is to be shown; else nothing."""
+
+    def __init__(self, total: int | None, unit: str, *, is_shown: bool = True, **more: Any) -> None:
+        """more: further arguments of `tqdm`."""
+        is_shown = is_shown and sys.stderr.isatty()
+        tqdm = import_module("tqdm").tqdm if is_shown else None
+        self._bar = tqdm and tqdm(total=total, unit=unit, leave=False, **more)
+
+    def update(self, count: int) -> None:
+        """Go on by so many units."""
+        if self._bar is not None:
+            self._bar.update(count)
+
+    def close(self) -> None:
+        """Remove it."""
+        if self._bar is not None:
+            self._bar.close()
+
+
 def note_above(text: str) -> None:
-    """Print to stderr, above the progress bar."""
-    with tqdm.external_write_mode(file=sys.stderr):
+    """Print to stderr, above the progress bar if there is one."""
+    module = sys.modules.get("tqdm")
+    with module.tqdm.external_write_mode(file=sys.stderr) if module else nullcontext():
         note(text)
 
 

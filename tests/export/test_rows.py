@@ -33,7 +33,8 @@ from otel_rollout import (
 from otel_rollout.command import main
 from otel_rollout.export import NoAdvantageWarning, TokenRows, row_exporter
 from otel_rollout.export.row_contract import OURS, JsonRows
-from otel_rollout.export.rowfile import Tally, item_of, rows_of
+from otel_rollout.export.rowfile import Tally, rows_of
+from otel_rollout.export.store import item_of
 from otel_rollout.workflows import reconstruct_episodes, run_workflows
 from tests.kit.programs import ROOT
 from tests.kit.recording import Clients, Recording

@@ -39,7 +39,8 @@ from otel_rollout.export import (
     row_exporter_from_texts,
     row_exporters,
 )
-from otel_rollout.export.rowfile import Tally, item_of, rows_of
+from otel_rollout.export.rowfile import Tally, rows_of
+from otel_rollout.export.store import item_of
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.transports.uncaptured import note_outside, note_uncaptured
 from otel_rollout.testing import Reply
