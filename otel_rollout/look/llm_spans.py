@@ -278,7 +278,8 @@ class _LlmSpan:
             [item for reply in replies for item in reply.items],
             replies[0].text if replies else None,
         )
-        ends = [reply.finish_reason or "error" for reply in replies]  # the conventions' word
+        # The conventions say `error` of a choice whose reason did not come.
+        ends = [reply.finish_reason or "error" for reply in replies]
         attributes: dict[str, Any] = {
             sc.GEN_AI_RESPONSE_ID: reply_id,
             sc.GEN_AI_RESPONSE_MODEL: model,

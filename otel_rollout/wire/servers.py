@@ -69,14 +69,13 @@ def _are_all(ids: Sequence[Json], reply: _Fields) -> bool:
 
     llama.cpp leaves out the entries of tokens that are only a part of a character.
     """
-    if has_several(reply):
+    if _has_several(reply):
         return True  # the count is of all choices together
     counted = sampled_count(reply)
     return counted is None or counted == len(ids)
 
 
-def has_several(reply: _Fields) -> bool:
-    """True if the reply has several choices."""
+def _has_several(reply: _Fields) -> bool:
     choices = reply.get("choices")
     return isinstance(choices, list) and len(choices) > 1
 
@@ -232,7 +231,7 @@ def sampled_count(reply: _Fields) -> int | None:
     """Number of sampled tokens that the server reports, in all choices; None if it reports none."""
     counts, timings = usage(reply) or {}, reply.get("timings")
     found = [counts.get(name) for name in ("completion_tokens", "output_tokens")]
-    if isinstance(timings, Mapping) and not has_several(reply):
+    if isinstance(timings, Mapping) and not _has_several(reply):
         found.append(timings.get("predicted_n"))  # llama.cpp's, of its last choice
     return next((n for n in found if isinstance(n, int)), None)
 
@@ -267,7 +266,7 @@ def version_spans(choice: _Fields, reply: _Fields) -> list[VersionSpan]:
     """
     whole = [place for place in map(reply.get, OF_REPLY) if place]
     own = choice.get(OF_CHOICE)
-    for place in (choice, own, *(() if has_several(reply) else whole)):
+    for place in (choice, own, *(() if _has_several(reply) else whole)):
         if spans := list(_spans_in(place)):
             return spans
     for place in (own, *whole):
@@ -282,16 +281,17 @@ def _spans_in(place: Json) -> Iterator[VersionSpan]:
     for name, (version, start, end) in _LISTS if place else ():
         spans = member_of(place, name)
         for span in spans if isinstance(spans, list) else ():
-            named, numbers = (
-                member_of(span, version),
-                (member_of(span, start), member_of(span, end)),
-            )
-            if isinstance(named, str | int) and numbers != (0, 0):
+            named = member_of(span, version)
+            numbers = [member_of(span, key) for key in (start, end)]
+            if isinstance(named, str | int) and numbers != [0, 0]:
                 yield VersionSpan(named, *(n if type(n) is int else None for n in numbers))
 
 
 def is_partition(spans: list[VersionSpan], count: int | None) -> bool:
-    """True if the spans are of all `count` tokens (None: not known how many), each of one."""
+    """True if the spans cover the tokens from the first on, each once.
+
+    count: the number of tokens, all of which they have to cover. None: not known.
+    """
     position = 0
     for _, start, end in spans:
         if start != position or end is None or end <= start:

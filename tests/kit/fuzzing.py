@@ -222,7 +222,7 @@ PROPERTIES = (
     *("message", "request_messages", "tools", "model", "request_model", "sampling", "media"),
     *("finish_reason", "truncated", "stop_reason", "usage", "token_ids", "sampled_in_response"),
     *("prompt_token_ids", "logprobs", "logprobs_mode", "reward", "policy_version", "request"),
-    *("response", "exact", "lost", "stream", "api"),
+    *("policy_version_spans", "response", "exact", "lost", "stream", "api"),
 )
 
 

@@ -69,6 +69,14 @@ def test_a_list_of_spans_is_read_in_every_place(tokens: list[str], place: str) -
     assert is_partition(version_spans(choice, reply), len(tokens))
 
 
+@pytest.mark.parametrize("place", ["sglext", "metadata"])
+def test_spans_on_a_reply_of_several_choices_are_of_none(place: str) -> None:
+    """They are of the first, and nothing says so; the version of the last token is said of all."""
+    said = {"weight_version": "8", "weight_versions": listed([("7", 0, 1), ("8", 1, 2)])}
+    reply = {"choices": [{"index": 0}, {"index": 1}], place: said}
+    assert read(reply, 0) == read(reply, 1) == [("8", None, None)]
+
+
 @given(versions, st.data())
 def test_versions_of_chunks_are_spans_of_their_tokens(tokens: list[str], data: Any) -> None:
     """However the chunks are cut: each names its own, or lists all so far; n choices take turns."""
