@@ -478,20 +478,20 @@ def test_every_public_method_says_what_it_does(name: str):
 
 
 LINES = {
-    "": 1_529,
+    "": 1_538,
     "command": 2_670,
     "export": 2_801,
-    "gateway": 3_340,
+    "gateway": 3_449,
     "look": 2_260,
     "otlp": 1_920,
     "rebuild": 1_713,
     "rebuild/dialects": 2_104,
-    "record": 7_739,
-    "spans": 1_806,
+    "record": 7_852,
+    "spans": 1_978,
     "testing": 1_214,
     "trajectory": 4_904,
     "view": 7_085,
-    "wire": 5_165,
+    "wire": 5_176,
     "workflows": 854,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

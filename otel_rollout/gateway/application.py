@@ -349,8 +349,7 @@ class Application:
             fields = self.fields.get(active)
             sent, added = with_fields(name, plain, headers, fields, self._upstream.root)
             recorder = record_call(active, name)
-            if added.refused is not None:
-                recorder.asks_without(added.refused)
+            recorder.asks_for(added)
             recorder.request(sent, headers)
             return recorder, sent if added.fields else body, added
         return None, body, NOTHING

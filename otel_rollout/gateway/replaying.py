@@ -25,7 +25,7 @@ from otel_rollout.gateway.http import (
     refuse,
 )
 from otel_rollout.gateway.paths import Asked, asked_of, is_open, name_of, raw_path
-from otel_rollout.gateway.recorded_calls import RecordedCall, RecordedCalls, RecordedReply
+from otel_rollout.gateway.recorded_calls import RecordedCalls, RecordedReply
 from otel_rollout.gateway.replies import KeyRemover
 from otel_rollout.gateway.request_difference import Difference
 from otel_rollout.gateway.serving import Served
@@ -63,6 +63,8 @@ class ReplayServer(Served["ReplayServer"]):
     upstream: address of a model server that gets what was not recorded. None: nothing goes on.
     api_key: key of that server.
     pace: True takes as long for each reply as it took when it was recorded.
+    ignore: members of requests that may differ, such as `metadata.user_id`, or `messages[].id` of
+        each message.
 
     Use it with `with`, where it serves in a thread of its own, or `async with`. ConfigurationError
     if no call can be answered, and without the extra `gateway`; OSError if the port is not free.
@@ -77,8 +79,9 @@ class ReplayServer(Served["ReplayServer"]):
         upstream: str | None = None,
         api_key: str | None = None,
         pace: bool = False,
+        ignore: Iterable[str] = (),
     ) -> None:
-        self._replay = _Replay(RecordedCalls(trajectories), upstream, api_key, pace=pace)
+        self._replay = _Replay(RecordedCalls(trajectories, ignore), upstream, api_key, pace=pace)
         super().__init__(self._replay, host, port, _HEADER_SECONDS)
 
     @property
@@ -161,7 +164,7 @@ class _Replay:
         if name is not None:
             plain, _ = plain_body(scope, body, lambda _: None, MAX_BODY_BYTES)
             found = self._found(name, body if plain is None else plain)
-            if isinstance(found, RecordedCall):
+            if isinstance(found, RecordedReply):
                 await self._reply(found, receive, send)
                 return
         if self._upstream is not None:
@@ -169,8 +172,8 @@ class _Replay:
         else:
             await answer(send, 200, self._unrecorded(asked, scope))
 
-    def _found(self, path: str, body: bytes) -> RecordedCall | Difference:
-        """The recorded call that a request is. Refusal if there is none, and nobody to pass to."""
+    def _found(self, path: str, body: bytes) -> RecordedReply | Difference:
+        """The recorded reply to a request. Refusal if there is none, and nobody to pass to."""
         is_over = self.difference is not None and self._upstream is None
         found = self.difference if is_over else self.calls.take(path, body)
         assert found is not None
@@ -180,9 +183,8 @@ class _Replay:
                 raise _refusal(found, is_first=not is_over)
         return found
 
-    async def _reply(self, call: RecordedCall, receive: Receive, send: Send) -> None:
+    async def _reply(self, reply: RecordedReply, receive: Receive, send: Send) -> None:
         """Answer as it was recorded, to its very end."""
-        reply = RecordedReply(call.exchange)
         if reply.refusal is not None:
             raise reply.refusal
         wait = reply.seconds / (len(reply.pieces) + 1) if self._pace else 0.0
@@ -197,15 +199,15 @@ class _Replay:
                 await send({"type": "http.response.body", "body": b""})
                 return
         if reply.was_left:
-            await self._until_left(call, reply, receive)
+            await self._until_left(reply, receive)
         raise Cut
 
-    async def _until_left(self, call: RecordedCall, reply: RecordedReply, receive: Receive) -> None:
+    async def _until_left(self, reply: RecordedReply, receive: Receive) -> None:
         """Wait until the client goes away, as it did when this was recorded."""
         try:
             await asyncio.wait_for(_left(receive), reply.seconds + _GRACE)
         except asyncio.TimeoutError:
-            found = Difference("reply", call.path, str(call))
+            found = Difference("reply", reply.call.path, str(reply.call))
             self.difference = self.difference or found
 
     async def _pass_on(

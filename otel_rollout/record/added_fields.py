@@ -27,6 +27,8 @@ class Added:
     """What is added to one request."""
 
     fields: dict[str, Json] = field(default_factory=dict)
+    before: dict[str, list[Json]] = field(default_factory=dict)
+    """For each of the fields a list of the value that the client wrote there, or an empty one."""
     refused: str | None = None
     """Names of fields, with commas, that are not added because the server refuses them."""
     _request: tuple[object, ...] = ()
@@ -71,7 +73,8 @@ def added_fields(path: str, body: Json, url: object, *, counts: bool = True) -> 
         added["stream_options"] = {"include_usage": True, **options, **said}
     # llama.cpp takes log-probabilities, but not of a stream with tools.
     request = urlsplit(str(url)).netloc, path, bool(body.get("stream")), bool(body.get("tools"))
-    found = Added(added, _request=request)
+    before = {name: [body[name]] if name in body else [] for name in added}
+    found = Added(added, before, _request=request)
     if (*request, ",".join(sorted(added))) in process_state.refusing:
         found.take_back()
     return found

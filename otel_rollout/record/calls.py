@@ -84,7 +84,8 @@ class ClientCall:
         with guarded(INCOMPLETE):
             response = getattr(error, "response", None)
             if response is not None:
-                self.recorder.refused(response.status_code, _text(response))
+                headers = getattr(response, "headers", None)
+                self.recorder.refused(response.status_code, text_of(response), headers)
             body = None if self.recorder.attempts else self.asked()
             if body is not None:
                 self.recorder.unsent(body)
@@ -207,7 +208,7 @@ def received(recorder: ExchangeRecorder, response: Any) -> None:
         response.stream = tee(response, recorder)
 
 
-def _text(response: Any) -> str | None:
+def text_of(response: Any) -> str | None:
     """The body of an error response. None: it was not read."""
     if not isinstance(getattr(response, "_content", None), bytes):
         return None  # requests would read it now

@@ -24,6 +24,7 @@ from otel_rollout.record.calls import (
     make_async,
     received,
     recording_rollout,
+    text_of,
 )
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.transports.hooks import Hook
@@ -71,10 +72,8 @@ def _begin(
         return args, kwargs
 
     recorder = ExchangeRecorder(active, path)
-    if added.fields:
-        recorder.hides_count = added.asks_for_count
-    if added.refused is not None:
-        recorder.asks_without(added.refused)
+    if added is not NOTHING:
+        recorder.asks_for(added)
     return ClientCall(recorder, partial(_asked, options), added, plain)
 
 
@@ -118,8 +117,14 @@ def _process_response(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: An
 def _should_retry(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
     recorder = current_recorder()
     if recorder is not None and args:
-        recorder.attempt_failed(getattr(args[0], "status_code", None))
+        _failed(recorder, args[0])
     return wrapped(*args, **kwargs)
+
+
+@guarded(INCOMPLETE)
+def _failed(recorder: ExchangeRecorder, response: Any) -> None:
+    headers = getattr(response, "headers", None)
+    recorder.attempt_failed(getattr(response, "status_code", None), headers, text_of(response))
 
 
 HOOKS = (

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from otel_rollout import semconv as sc
+from otel_rollout.record.added_fields import Added
 from otel_rollout.record.attributes import message_of, sentence
 from otel_rollout.record.boundary import INCOMPLETE, NOT_SHOWN, guarded
 from otel_rollout.record.deferred import later
@@ -27,6 +27,7 @@ from otel_rollout.record.reply import (
     Asked,
     ErrorResponse,
     InvalidResponse,
+    begins_with_id,
     ending_of,
     framed_as_events,
     is_no_reply,
@@ -39,11 +40,11 @@ from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.span_names import recording_name
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports.sessions import may_name_session, session_of
+from otel_rollout.record.transports.wire_form import WireForm
 from otel_rollout.spans import with_lengths
-from otel_rollout.wire import TAIL, Framing, dumps, framing_said
+from otel_rollout.wire import TAIL, Framing, dumps
 
-_response_id = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
-_is_binary = re.compile(r"(?:audio|image|video)/|application/octet-stream").match
+_Headers: TypeAlias = Mapping[str, str]
 
 
 class ExchangeRecorder:
@@ -82,14 +83,14 @@ class ExchangeRecorder:
     """Digest and number of the messages that an earlier one had."""
     error: tuple[str, str] | None = None
     """The name of the error that it ended with, and a sentence. None: it ended with none."""
-    _last_status: int | None = None
     _asks_anew = False
     """True if the next attempt is of another body, and recorded instead."""
     _recorded: tuple[bytes, slice] = b"", slice(0)
     """The request's body as it may be recorded, and where its messages are."""
     _is_redacted = False
     """True if the request or the response was redacted."""
-    _encoding: str | None = None
+    encoding: str | None = None
+    """`Content-Encoding` of the bytes of the response. None: they come without one."""
     _chunks: list[bytes] | None = None
     """The reply as it comes, encoded. None: it is not streamed, or not recorded."""
     _tail = b"\n"
@@ -108,6 +109,7 @@ class ExchangeRecorder:
         self._asked = Asked(self.path)
         self.api = self._asked.api
         """The API that is asked. None: none generates at the path."""
+        self._form = WireForm()
         self._lock = threading.Lock()
         self._written = rollout.begin_call(self.path)
         """Attributes that the span has so far."""
@@ -123,9 +125,7 @@ class ExchangeRecorder:
         self._observers = process_state.observers
         self._observers.notify("call_begins", self)
         self.span = rollout.tracer.start_span(
-            recording_name(self.path),
-            context=self.context,
-            attributes=self._written,
+            recording_name(self.path), context=self.context, attributes=self._written
         )
         self.began_ns = time.time_ns()
         above = trace.get_current_span(self.context).get_span_context()
@@ -136,7 +136,7 @@ class ExchangeRecorder:
     # --- the request
 
     @guarded(INCOMPLETE)
-    def request(self, body: bytes | None, headers: Mapping[str, str], url: str = "") -> None:
+    def request(self, body: bytes | None, headers: _Headers, url: str = "") -> None:
         """An attempt is sent. A retry is only counted, unless `asks_without` came before it.
 
         body: as it is sent. None: it is not recorded, such as a file that is uploaded.
@@ -146,9 +146,7 @@ class ExchangeRecorder:
         self.attempts += 1
         self.rollout.secrets.of_request(headers, url, self)
         if self.attempts > 1:
-            status = {} if self._last_status is None else {"http_status": self._last_status}
-            self._last_status = None  # an attempt that fails without a response has none
-            self.span.add_event(sc.EVENT_RETRY, status)
+            self.span.add_event(sc.EVENT_RETRY, self._form.asks_again())
             if not self._asks_anew:
                 return
             self._asks_anew = False
@@ -169,6 +167,12 @@ class ExchangeRecorder:
         text = json.dumps(body, default=repr, separators=(",", ":"), skipkeys=True)
         self._write_request(text.encode())
 
+    def asks_for(self, added: Added) -> None:
+        """These fields are added to the request, or are not, because the server refuses them."""
+        self._form.added, self.hides_count = added.before, added.asks_for_count
+        if added.refused is not None:
+            self.asks_without(added.refused)
+
     @guarded(INCOMPLETE)
     def asks_without(self, fields: str, status: int | None = None) -> None:
         """The server refuses fields that are added to ask for token ids, so they are left out.
@@ -180,11 +184,14 @@ class ExchangeRecorder:
         self.span.set_attribute(sc.EXCHANGE_REFUSED, fields)
         if status is not None:
             self.attempt_failed(status)
-            self.hides_count, self._asks_anew = False, True
+            self.hides_count, self._asks_anew, self._form.added = False, True, {}
 
-    def attempt_failed(self, status: int | None) -> None:
-        """Another attempt follows. status: the HTTP status. None: there was no response."""
-        self._last_status = status
+    def attempt_failed(
+        self, status: int | None, headers: _Headers | None = None, text: str | None = None
+    ) -> None:
+        """Another attempt follows, after this response, as far as the client got it; or none."""
+        said = None if text is None else process_state.content.recorded(self.rollout.scrub(text))
+        self._form.failed(status, headers, said)
 
     @guarded(NOT_SHOWN, level=logging.DEBUG)
     def _name_session(self, attributes: dict[str, Any]) -> None:
@@ -210,24 +217,23 @@ class ExchangeRecorder:
     # --- the response
 
     @guarded(INCOMPLETE)
-    def response(self, status: int, headers: Mapping[str, str], body: bytes | None = None) -> bool:
+    def response(self, status: int, headers: _Headers, body: bytes | None = None) -> bool:
         """A response is here; True if its bytes are to be shown as they come (`chunk`).
 
         body: the whole body, decoded, where somebody has read it already. Binary bodies, such as
         speech, are not recorded: they are large, and no conversation.
         """
-        content_type = headers.get("content-type", "")
         self.status_code = status
-        said = framing_said(content_type)
+        said, is_binary = self._form.begins(status, headers)
         path = self.path.partition("?")[0]
         self.framing = said or (None if self.api is None else self.api.framing(path))
         self.is_events = said is not None
-        self._encoding = headers.get("content-encoding")
+        self.encoding = headers.get("content-encoding")
         self._last = self.rollout.clock
         self._chunks = self._body = self._left_ns = None
         self._tail = b"\n"
         self.responses += 1
-        if _is_binary(content_type):
+        if is_binary:
             return False
         if body is not None:
             self._body = body
@@ -257,15 +263,6 @@ class ExchangeRecorder:
         """True if the content type says that the reply is a stream of text, such as events."""
         return self.is_events and self.framing != "frames"
 
-    @property
-    def is_encoded(self) -> bool:
-        """True if the bytes of the response come with a `Content-Encoding`."""
-        return (self._encoding or "identity").lower() != "identity"
-
-    def comes_decoded(self) -> None:
-        """The bytes of the response come without their `Content-Encoding`."""
-        self._encoding = None
-
     def chunk(self, chunk: bytes, response: int | None = None) -> None:
         """Bytes of the response, as they came, with their `Content-Encoding`.
 
@@ -285,11 +282,12 @@ class ExchangeRecorder:
                     break
 
     @guarded(INCOMPLETE)
-    def refused(self, status: int, text: str | None) -> None:
+    def refused(self, status: int, text: str | None, headers: _Headers | None = None) -> None:
         """The answer is an error that the client raised. text: its body. None: it was not read."""
         if self._body is None:
-            self.status_code = status
-            self._chunks = None
+            self.status_code, self._chunks = status, None
+            if headers is not None:
+                self._form.begins(status, headers)
             if text is not None:
                 self._body = self.rollout.scrub(text).encode()
 
@@ -305,8 +303,9 @@ class ExchangeRecorder:
         error that the server answered with is found in the reply.
         """
         if status is not None:
-            body = joined(self._chunks or (), self._encoding) if self.is_streaming else self._body
+            body = joined(self._chunks or (), self.encoding) if self.is_streaming else self._body
             if body is not None:
+                self._form.body = body
                 body, self.is_events = framed_as_events(body, self.framing, said=self.is_events)
             self._body = body
             self._finish(status, error)
@@ -346,12 +345,11 @@ class ExchangeRecorder:
         with self._lock:
             if self.finished:
                 return
-        self._end_reply(joined(self._chunks or (), self._encoding), error, ended=ended)
+        self._end_reply(joined(self._chunks or (), self.encoding), error, ended=ended)
 
     def _end_refused(self, status: int) -> None:
         """End a call whose whole reply is an error that no client has raised."""
-        chunks = self._chunks or ()
-        body = joined(chunks, self._encoding) if self.is_streaming else self._body or b""
+        body = joined(self._chunks or (), self.encoding) if self.is_streaming else self._body or b""
         text = body.decode("utf-8", "replace")
         self._body = None
         self.refused(status, text)
@@ -360,7 +358,7 @@ class ExchangeRecorder:
     def _end_reply(self, body: bytes, error: BaseException | None, *, ended: bool) -> None:
         found = ending_of(self._asked, body, self.framing, error, said=self.is_events, ended=ended)
         self.is_events = found.is_events
-        self._body = found.body or None
+        self._body, self._form.body = found.body or None, body
         if found.status == "complete" and is_no_reply(self._asked, found):
             # Scrubbed before it is cut: half a secret would not be found.
             text = self.rollout.scrub(found.body.decode("utf-8", "replace"))[:200]
@@ -408,11 +406,13 @@ class ExchangeRecorder:
             attributes[sc.RESPONSE_STATUS_CODE] = self.status_code
         if self.is_events:
             attributes[sc.RESPONSE_STREAM] = True
+        if self._form.added or self.attempts > 1:
+            self._form.write(attributes)
         if (body := self._body) is None:
             return
         if error is not None or (not self.is_events and may_be_error(body)):
             body = self.rollout.secrets.scrub_reply(body)
-        if found := _response_id(body):
+        if found := begins_with_id(body):
             attributes[sc.RESPONSE_ID] = found[1].decode("utf-8", "backslashreplace")
         is_events = self.is_events
         if process_state.content.redact is not None:
@@ -420,9 +420,10 @@ class ExchangeRecorder:
             rest = redacted(self._asked, body, is_events=is_events, is_known=known)
             if rest is not None:
                 body, is_events, self._is_redacted = rest, False, True
+        form = self._form.of_reply(self._body, body, is_events=is_events)
         with self.rollout.lock:
             writer = self.rollout.writer
-            written = writer.response(body, events=is_events)
+            written = writer.response(body, events=is_events, form=form)
             self._checksums = writer.checksums
         self.rollout.replies += 1
         attributes |= written
@@ -434,8 +435,8 @@ class ExchangeRecorder:
     def _write_error(self, attributes: dict[str, Any], status: str, error: BaseException) -> None:
         code = self.status_code if (self.status_code or 0) >= 400 else None
         kind, message = type(error).__qualname__, self.rollout.scrub(message_of(error, code))
-        attributes[sc.ERROR_TYPE] = kind
-        attributes[sc.EXCHANGE_ERROR] = dumps({"type": kind, "message": message})
+        written = dumps({"type": kind, "message": message})
+        attributes |= {sc.ERROR_TYPE: kind, sc.EXCHANGE_ERROR: written}
         self.error = kind, sentence(error, message)
         if status == "error":
             self.span.set_status(trace.StatusCode.ERROR, self.error[1])
@@ -444,5 +445,4 @@ class ExchangeRecorder:
         """Release everything: some clients keep a response, and with it this, for long."""
         self._chunks = self._body = self._asked.body = None
         self.added, self._recorded = b"", (b"", slice(0))
-        self.context = otel_context.Context()
-        self._written = {}
+        self._form, self._written, self.context = WireForm(), {}, otel_context.Context()

@@ -35,6 +35,8 @@ from otel_rollout.wire import (
 _ERROR_TAIL = 1 << 16
 """Bytes at the end of a stream in which an error that ended it is looked for."""
 _has_error = re.compile(rb'"error"\s*:\s*[^n\s]').search
+begins_with_id = re.compile(rb'\s*(?:data:\s*)?\{\s*"id"\s*:\s*"([^"\\]+)"').match
+"""Finds the id that a reply, or its first event, begins with."""
 _is_of_model = re.compile(rb'"(?:choices|output|content|data)"\s*:').search
 
 

@@ -1,10 +1,14 @@
 """What is on a span: any span as plain data, and the exchange span, written and read. Pure."""
 
 from otel_rollout.spans.copies import united as united
+from otel_rollout.spans.exchange import EVENTS as EVENTS
 from otel_rollout.spans.exchange import EXACT_SOURCE as EXACT_SOURCE
+from otel_rollout.spans.exchange import JSON as JSON
 from otel_rollout.spans.exchange import LARGE as LARGE
 from otel_rollout.spans.exchange import Exchange as Exchange
+from otel_rollout.spans.exchange import Form as Form
 from otel_rollout.spans.exchange import RequestMembers as RequestMembers
+from otel_rollout.spans.exchange import Retried as Retried
 from otel_rollout.spans.exchange import Supplied as Supplied
 from otel_rollout.spans.exchange import TokenPath as TokenPath
 from otel_rollout.spans.exchange import digest_of as digest_of

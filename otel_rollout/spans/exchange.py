@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+import zlib
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Any
 
+from otel_rollout import semconv as sc
 from otel_rollout.wire import (
+    Bounded,
     Json,
     JsonText,
     MessagePath,
     ModelApi,
     api_of,
+    as_lines,
     context_key,
     copy_json,
     cut_value,
@@ -128,6 +134,63 @@ class Supplied:
         return self.prompt.length - self.held if self.prompt else None
 
 
+JSON, EVENTS = "application/json", "text/event-stream"
+"""Content types that are usual, of a reply and of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What of a reply was not as usual: it is that of JSON, or of server-sent events."""
+
+    type: str | None = None
+    """Its content type, without a `charset=utf-8`. None: `JSON`, of a stream `EVENTS`."""
+    headers: Mapping[str, str] | None = None
+    """Headers of an error that its client goes by, such as `retry-after`. None: it has none."""
+    line_end: str | None = None
+    """What ends the lines of its events. None: a line feed."""
+    separator: str | None = None
+    """What is between the ids of its prompts. None: a comma alone."""
+    framing: str | None = None
+    """`lines` if the data of each event came as a line. None: it came as events."""
+    raw: str | None = None
+    """All of its bytes, as `packed` gives them, where none of these tells them."""
+
+
+USUAL = Form()
+"""The form of most replies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """A reply after which the client itself asked once more."""
+
+    status: int
+    form: Form = USUAL
+    body: str | None = None
+    """None: the client did not read it."""
+
+
+_MOST_BYTES = 1 << 30
+"""Bytes of a reply; no recorder keeps as many."""
+
+
+def packed(raw: bytes) -> str:
+    """Bytes as a text that any store keeps."""
+    return b64encode(zlib.compress(raw)).decode()
+
+
+def unpacked(text: str) -> bytes:
+    """The inverse of `packed`. ValueError for anything else."""
+    try:
+        unpacking = zlib.decompressobj()
+        raw = unpacking.decompress(b64decode(text, validate=True), _MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"bytes of a reply that nobody packed: {error}") from None
+    if not unpacking.eof:
+        raise ValueError(f"a reply that was cut, or of more than {_MOST_BYTES} bytes")
+    return raw
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
     """One model call: its request, its response, and how it ended."""
@@ -187,6 +250,12 @@ class Exchange:
     side_call: str | None = None
     """What rules of the user's own said when it was recorded: why it is a side call, "" where it
     is none. None: they said nothing, the rules of this version decide."""
+    added: str | None = None
+    """Members that were added to what the client wrote, as JSON. None: the client wrote all."""
+    form: Form = USUAL
+    """What of the reply was not as usual."""
+    retried: Sequence[Retried] = ()
+    """The replies after which the client asked once more."""
     _reply: Json = field(default=None, init=False)
     _is_read: bool = field(default=False, init=False)
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
@@ -252,23 +321,49 @@ class Exchange:
         except (ValueError, RecursionError):
             return self._with_ids(self._text())
 
-    def reply_bytes(self) -> bytes | None:
-        """The response as it was on the wire, a stream's events included.
+    def before(self) -> dict[str, list[Json]]:
+        """The members that were added to the request, each with a list of the value that the client
+        wrote in its place, or with an empty one. ValueError where nobody wrote them.
+        """
+        before = {} if self.added is None else _read_added(self.added)
+        if before is None:
+            raise ValueError(f"expected lists by the names of members, got {self.added!r:.40}")
+        return before
 
-        None where nothing came, and where a part of it is on a span that is missing.
+    def asked(self) -> Json:
+        """The whole request as its client wrote it, before anything was added to it."""
+        asked, before = self.request(), self.before()
+        if not isinstance(asked, dict):
+            return asked
+        written = {name: values[0] for name, values in before.items() if values}
+        return {name: asked[name] for name in asked if name not in before} | written
+
+    def reply_bytes(self) -> bytes | None:
+        """The response as it was on the wire, without its `Content-Encoding`.
+
+        None where nothing came, and where a part of it is on a span that is missing. ValueError
+        for what nobody recorded.
         """
         if self.is_unanswered or None in self.prompts:
             return None
-        return self._with_ids(self._text()).encode()
+        form = self.form
+        if form.raw is not None:
+            return unpacked(form.raw)
+        text = self._with_ids(self._text())
+        if form.framing == "lines":
+            return as_lines(text.encode())
+        return (text if form.line_end is None else text.replace("\n", form.line_end)).encode()
 
     def _with_ids(self, text: str) -> str:
         """The response's text, or that of its events, with all prompt token ids."""
 
         def ids(match: re.Match[str]) -> str:
             path = self.prompts[int(match[1])] if int(match[1]) < len(self.prompts) else None
-            return "null" if path is None else dumps(path.to_list())
+            if path is None:
+                return "null"
+            return f"[{(self.form.separator or ',').join(map(str, path.to_list()))}]"
 
-        return _packed(ids, text) if self.prompts else text
+        return _packed_ids(ids, text) if self.prompts else text
 
     def text(self) -> tuple[str | None, bool]:
         """The response as text, a stream in unstreamed shape; and whether it is strict JSON.
@@ -313,6 +408,27 @@ class Exchange:
         return merged.body
 
 
+_read_added: Bounded[dict[str, list[Json]]] = Bounded(dict[str, list[Json]])
+_read_form: Bounded[Form] = Bounded(Form)
+_read_retried: Bounded[list[Retried]] = Bounded(list[Retried])
+
+
+def as_it_was(text: Callable[[str], str | None], damage: list[str]) -> dict[str, Any]:
+    """The fields of an exchange by which its bytes can be made again, where they are not usual."""
+    found: dict[str, Any] = {"added": text(sc.REQUEST_ADDED)}
+    for name, key, read in (
+        ("form", sc.RESPONSE_FORM, _read_form),
+        ("retried", sc.EXCHANGE_RETRIED, _read_retried),
+    ):
+        if (written := text(key)) is not None:
+            value = read(written)
+            if value is None:
+                damage.append(f"its {key} cannot be read ({written[:40]!r})")
+            else:
+                found[name] = value
+    return found
+
+
 def unread(exchange: Exchange, error: Exception) -> Exchange:
     """The exchange without what was said in it: its request or response has an unknown shape."""
     return replace(
@@ -330,4 +446,4 @@ def unread(exchange: Exchange, error: Exception) -> Exchange:
 PLACEHOLDER = '{"packed":'
 """What stands in a response for token ids that are on the span apart; a number follows."""
 
-_packed = re.compile(r'\{"packed":(\d{1,9})\}').sub
+_packed_ids = re.compile(r'\{"packed":(\d{1,9})\}').sub

@@ -14,6 +14,7 @@ from otel_rollout.spans.exchange import (
     RequestMembers,
     Supplied,
     TokenPath,
+    as_it_was,
     digest_of,
     extend_tokens,
 )
@@ -233,6 +234,7 @@ class ExchangeReader:
             refused=text(sc.EXCHANGE_REFUSED),
             policy_model=text(sc.EXCHANGE_POLICY_MODEL),
             last_policy_version=span.label(sc.EXCHANGE_LAST_POLICY_VERSION),
+            **as_it_was(text, damage),
         )
 
     def _damage_of(self, span: SpanRecord) -> list[str]:
@@ -308,6 +310,9 @@ _RESPONSE = frozenset((sc.RESPONSE_ID, sc.RESPONSE_STREAM, sc.RESPONSE_BODY, sc.
 _UNDECISIVE = _RESPONSE | {
     sc.RESPONSE_STATUS_CODE,
     sc.RESPONSE_PROMPT_IDS,
+    sc.RESPONSE_FORM,
+    sc.REQUEST_ADDED,
+    sc.EXCHANGE_RETRIED,
     sc.EXCHANGE_SESSION,
     sc.EXCHANGE_REFUSED,
     sc.EXCHANGE_POLICY_MODEL,

@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import re
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
 from zlib import crc32
 
 from otel_rollout import semconv as sc
-from otel_rollout.spans.exchange import LARGE, PLACEHOLDER, digest_of
+from otel_rollout.spans.exchange import LARGE, PLACEHOLDER, digest_of, packed
 from otel_rollout.wire import (
+    Json,
+    as_lines,
     conversation_members,
     dumps,
     elements,
@@ -35,6 +37,7 @@ from otel_rollout.wire import (
     is_list_of_objects,
     members,
     pack_events,
+    with_newlines,
 )
 
 COPIES = 2
@@ -149,6 +152,8 @@ class ExchangeWriter:
     def __init__(self) -> None:
         self._messages = _Arrays()
         self._prompts = _Arrays()
+        self._separator = _USUAL
+        """What is between the ids of the last prompts."""
         self._shared: dict[str, list[tuple[int, bytes]]] = {}
         self._carried: dict[bytes, int] = {}
         self._large: dict[bytes, int] = {}
@@ -290,31 +295,52 @@ class ExchangeWriter:
         prompt = self._prompt(body, 1, len(body) - 1)
         return {sc.REQUEST_SUPPLIED: f'{{"held":{held},"prompt":{prompt}}}'}
 
-    def response(self, body: bytes, *, events: bool = False) -> _Attributes:
-        """Attributes of a response body, or of the events of a streamed one; any text is kept."""
+    def response(
+        self,
+        body: bytes,
+        *,
+        events: bool = False,
+        form: Mapping[str, Json] | None = None,
+    ) -> _Attributes:
+        """Attributes of a response body, or of the events of a streamed one; any text is kept.
+
+        form: what of it was not as usual, as the members of a `Form`; `raw` as bytes, where `body`
+        was made of them.
+        """
         attributes: _Attributes = {}
         self.checksums = {}
-        arrays = self._prompt_arrays(body)
-        if arrays and body.rfind(_PLACEHOLDER) < 0:  # `in` takes twice as long
-            prompts = [self._prompt(body, start, end) for start, end in arrays]
+        unlike, whole = dict(form or ()), body
+        raw = unlike.pop("raw", None)
+        body, prompts = self._without_prompts(body)
+        if prompts:
             attributes[sc.RESPONSE_PROMPT_IDS] = f"[{','.join(prompts)}]"
-            view, position = memoryview(body), 0
-            pieces: list[bytes | memoryview] = []
-            for number, (start, end) in enumerate(arrays):
-                pieces += (view[position : start - 1], b"%b%d}" % (_PLACEHOLDER, number))
-                position = end + 1
-            body = b"".join((*pieces, view[position:]))
-        text = _text(body)
+            if self._separator != _USUAL:
+                unlike["separator"] = self._separator.decode()
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            text, raw = _text(body), whole if raw is None else raw
         if events:
+            if "\r" in text:
+                if text.count("\r\n") == text.count("\r") == text.count("\n"):
+                    unlike["line_end"] = "\r\n"
+                elif raw is None:
+                    raw = whole
+                text = with_newlines(text)
             attributes[sc.RESPONSE_EVENTS] = pack_events(text)
         else:
             attributes[sc.RESPONSE_BODY] = text
             if text.isascii() and len(text) == len(body):  # then its bytes are these
                 self.checksums[sc.RESPONSE_BODY] = crc32(body)
+        if raw is not None:
+            unlike |= {"framing": "lines"} if as_lines(whole) == raw else {"raw": packed(raw)}
+        if unlike:
+            attributes[sc.RESPONSE_FORM] = dumps(unlike)
         return attributes
 
-    def _prompt_arrays(self, body: bytes) -> list[tuple[int, int]]:
-        """`(start, end)` of the text inside every `"prompt_token_ids": [...]`, or its like.
+    def _without_prompts(self, body: bytes) -> tuple[bytes, list[str]]:
+        """The body with a placeholder for every `"prompt_token_ids": [...]`, or its like, and what
+        is written of each.
 
         A string of the body cannot be mistaken for one: it would have its quotes escaped. And if
         it were, what is cut out is put back the same.
@@ -327,15 +353,35 @@ class ExchangeWriter:
                 opening = _array(body, after)
                 if opening:
                     start, end = opening.end(), body.find(b"]", opening.end())
-                    if end > start and self._are_numbers(body, start, end):
+                    if end > start and self._are_numbers(body, start, end, is_first=not found):
                         found.append((start, end))
                         after = end
                 position = after
-        return found
+        if not found or body.rfind(_PLACEHOLDER) >= 0:  # `in` takes twice as long
+            return body, []
+        view, position = memoryview(body), 0
+        pieces: list[bytes | memoryview] = []
+        for number, (start, end) in enumerate(found):
+            pieces += (view[position : start - 1], b"%b%d}" % (_PLACEHOLDER, number))
+            position = end + 1
+        prompts = [self._prompt(body, start, end) for start, end in found]
+        return b"".join((*pieces, view[position:])), prompts
 
-    def _are_numbers(self, body: bytes, start: int, end: int) -> bool:
-        new = body[start + self._prompts.continues_last(body, start) : end]
-        return not new.translate(None, b"0123456789, ")
+    def _are_numbers(self, body: bytes, start: int, end: int, *, is_first: bool) -> bool:
+        """Whether they are ids with the same between all of them: that of the first such array."""
+        known = self._prompts.continues_last(body, start)
+        other = body[start + known : end].translate(None, b"0123456789,")
+        between = _USUAL
+        if other or (known and self._separator != _USUAL):
+            if other.strip(b" "):
+                return False
+            between = _SPACED
+            count = body.count(b",", start, end)
+            if not count == body.count(b" ", start, end) == body.count(_SPACED, start, end):
+                return False
+        if is_first:
+            self._separator = between
+        return between == self._separator
 
     def _prompt(self, body: bytes, start: int, end: int) -> str:
         chain, view = self._prompts.known(body, start), memoryview(body)
@@ -376,6 +422,7 @@ def _next(last: _Prefix, view: memoryview, start: int, first: int, end: int) -> 
 
 _BETWEEN = b" ,\t\r\n"
 
+_USUAL, _SPACED = b",", b", "
 _PLACEHOLDER = PLACEHOLDER.encode()
 
 _PROMPT_IDS = ((b'"prompt_token_ids"', b""), (b'"input_ids"', b'"sglext"'))

@@ -28,9 +28,11 @@ from otel_rollout.wire.conversation import visible_key as visible_key
 from otel_rollout.wire.framing import Cutter as Cutter
 from otel_rollout.wire.framing import EventCutter as EventCutter
 from otel_rollout.wire.framing import as_events as as_events
+from otel_rollout.wire.framing import as_lines as as_lines
 from otel_rollout.wire.framing import cutter_of as cutter_of
 from otel_rollout.wire.framing import framing_said as framing_said
 from otel_rollout.wire.framing import is_count as is_count
+from otel_rollout.wire.json import Bounded as Bounded
 from otel_rollout.wire.json import Choice as Choice
 from otel_rollout.wire.json import Cut as Cut
 from otel_rollout.wire.json import Json as Json
@@ -110,3 +112,4 @@ from otel_rollout.wire.sse import is_events as is_events
 from otel_rollout.wire.sse import is_json_object as is_json_object
 from otel_rollout.wire.sse import pack_events as pack_events
 from otel_rollout.wire.sse import unpack_events as unpack_events
+from otel_rollout.wire.sse import with_newlines as with_newlines

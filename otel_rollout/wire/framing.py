@@ -242,6 +242,11 @@ def as_events(body: bytes, framing: Framing, *, said: bool = True) -> bytes | No
     return b"".join([*map(cutter.as_event, cutter.cut(body)), cutter.as_event(cutter.rest())])
 
 
+def as_lines(events: bytes) -> bytes:
+    """The lines of which `as_events` makes these events, if each has one JSON value and its end."""
+    return b"".join(event[6:] + b"\n" for event in events.split(b"\n\n")[:-1])
+
+
 def is_count(event: bytes) -> bool:
     """True for the chunk that `stream_options.include_usage` adds: no choices, but a usage."""
     if b'"usage"' not in event or _has_no_choices(event) is None:

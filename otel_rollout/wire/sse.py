@@ -42,12 +42,12 @@ def parse_events(
 
 def ends_an_event(events: str) -> bool:
     """True if the last event of this text is not truncated."""
-    return _with_newlines(events[-4:]).endswith("\n\n")
+    return with_newlines(events[-4:]).endswith("\n\n")
 
 
 def _datas(events: str) -> Iterator[str]:
     """The data of each event that has any."""
-    for event in _events_in(_with_newlines(events)):
+    for event in _events_in(with_newlines(events)):
         if event.startswith("data: {") and "\n" not in event:
             yield event[6:]  # nearly every event is like this
             continue
@@ -77,7 +77,8 @@ def is_json_object(body: bytes) -> bool:
     return _begins_an_object(body) is not None and end.endswith(b"}")
 
 
-def _with_newlines(events: str) -> str:
+def with_newlines(events: str) -> str:
+    """The events with a line feed as the end of each line."""
     return events.replace("\r\n", "\n").replace("\r", "\n") if "\r" in events else events
 
 
@@ -99,8 +100,10 @@ def pack_events(events: str) -> str:
 
     The first two lines are that prefix and suffix; then `+` and the rest of an event, or `=` and
     a whole one. Lines are separated by an empty one, as events are.
+
+    events: with line feeds alone, as `with_newlines` gives them.
     """
-    lines = _events_in(_with_newlines(events))
+    lines = _events_in(events)
     # The first event is often special; a few different ones after it show what is common.
     some = list(dict.fromkeys(lines[1:7]))
     begin = end = ""
@@ -157,7 +160,7 @@ def _most(packed: str) -> int:
 
 
 def unpack_events(text: str) -> str:
-    """The inverse of `pack_events`, line ends apart. ValueError for anything else."""
+    """The inverse of `pack_events`. ValueError for anything else."""
     lines = _events_in(text)
     if len(lines) < 3 or any(line[:1] not in ("+", "=") for line in lines[2:]):
         raise ValueError("not events that pack_events wrote")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,53 +20,21 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_rollout
 from otel_rollout import ConfigurationError, Trajectory, reconstruct, rollout
 from otel_rollout.gateway import Difference, ReplayServer
-from otel_rollout.gateway.recorded_calls import RecordedCall, RecordedCalls, RecordedReply
+from otel_rollout.gateway.recorded_calls import RecordedCalls, RecordedReply
 from otel_rollout.record import ExchangeRecorder, current_rollout
 from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall
 from tests.gateway.programs import Serve
+from tests.gateway.replays import CHAT, STREAMED, agent, answers, difference, recorded, same
 from tests.kit.conversations import ASK, TOOLS, user
 from tests.kit.model_apis import TALKS
-from tests.kit.outside import Answer, send
+from tests.kit.outside import open_to, read_answer, request_bytes, send
 from tests.kit.recording import Clients, Recording
 from tests.kit.talk import Talk
-
-CHAT = {"model": "m", "messages": ASK, "temperature": 0.5}
-STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-Asked = tuple[str, Any]
-"""The path below the root, and the body, of a request."""
-
-
-async def answers(root: str, asked: Sequence[Asked]) -> list[Answer]:
-    """The replies to requests, one after the other."""
-    return [await send(root + path, body) for path, body in asked]
-
-
-async def recorded(
-    recording: Recording, gateway_to: Serve, server: ModelServer, asked: Sequence[Asked]
-) -> tuple[list[Answer], list[Trajectory]]:
-    """The replies to requests through a gateway, and the trajectories that the spans give."""
-    gateway = await gateway_to(server.base_url)
-    with rollout("agent"):
-        given = await answers(gateway.base_url().removesuffix("/v1"), asked)
-    return given, reconstruct(recording.spans)
-
-
-def same(again: Sequence[Answer], before: Sequence[Answer]) -> None:
-    """Assert that replies are equal, as far as a client goes by them."""
-    for one, other in zip(again, before, strict=True):
-        assert (one.status, one.body, one.whole) == (other.status, other.body, other.whole)
-
-
-def difference(answer: Answer) -> Any:
-    """The difference in a reply that is one."""
-    assert answer.status == 422
-    return answer.json()["error"]["difference"]
-
 
 # --- what was recorded
 
 
-@pytest.mark.parametrize("stream", [False])
+@STREAMED
 @pytest.mark.parametrize("talk", TALKS, ids=lambda talk: talk.name)
 async def test_every_api(
     captured: Recording, clients: Clients, gateway_to: Serve, talk: Talk, stream: bool
@@ -82,21 +50,6 @@ async def test_every_api(
         same((await answers(replay.url, asked[::-1]))[::-1], before)
     assert replay.difference is None
     assert replay.unasked == []
-
-
-def agent(client: openai.OpenAI, *, stream: bool) -> list[Any]:
-    """All that a client gives of OpenAI's three APIs, of two choices, and of an embedding."""
-    found: list[Any] = []
-
-    def keep(reply: Any) -> None:
-        found.append([each.to_dict() for each in reply] if stream else reply.to_dict())
-
-    more: Any = {"stream": stream}
-    keep(client.chat.completions.create(model="m", messages=ASK, tools=TOOLS, n=2, **more))
-    keep(client.completions.create(model="m", prompt="Say ✓", **more))
-    keep(client.responses.create(model="m", input="Say it", instructions="Be short", **more))
-    found.append(client.embeddings.create(model="m", input=["a"]).to_dict())
-    return found
 
 
 @STREAMED
@@ -239,6 +192,21 @@ async def test_parallel_sub_agents_in_any_order(
     assert replay.unasked == []
 
 
+async def test_http_1_0(captured: Recording, clients: Clients, gateway_to: Serve):
+    """A stream without chunks, which ends by closing."""
+    body = {**CHAT, "stream": True}
+    asked = [("/v1/chat/completions", body)]
+    (before,), trajectories = await recorded(captured, gateway_to, clients.serve("a b"), asked)
+    async with ReplayServer(trajectories) as replay:
+        reader, writer = await open_to(replay.url)
+        request = request_bytes(f"{replay.url}{asked[0][0]}", json.dumps(body).encode(), "POST", {})
+        writer.write(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        again = await read_answer(reader)
+        writer.close()
+    assert "transfer-encoding" not in again.headers
+    same([again], [before])
+
+
 async def test_equal_requests(captured: Recording, clients: Clients, gateway_to: Serve):
     """Their replies come in the order of the recording; one more is a difference."""
     asked = [("/v1/chat/completions", CHAT)] * 3
@@ -309,6 +277,30 @@ async def test_a_changed_request(
     assert replay.difference is not None
     assert replay.difference.to_dict() == found
     assert len(replay.unasked) == 2
+
+
+async def test_what_may_differ(captured: Recording, clients: Clients, gateway_to: Serve):
+    """Members that are ignored are no difference, and are not shown in one; others still are."""
+
+    def body(session: str, said: str = "hi") -> dict[str, Any]:
+        parts = [{"type": "text", "text": said, "id": session}]
+        messages = [{"role": "user", "content": parts}, {"role": "user", "content": session}]
+        return {"model": "m", "metadata": {"user_id": session, "a": "b"}, "messages": messages}
+
+    asked = [("/v1/chat/completions", body("one"))]
+    before, trajectories = await recorded(captured, gateway_to, clients.serve("a"), asked)
+    ignore = ["metadata.user_id", "messages[].content[].id", "messages[].name", "other.a"]
+    async with ReplayServer(trajectories, ignore=ignore) as replay:
+        other = body("one")
+        other["metadata"]["user_id"] = other["messages"][0]["content"][0]["id"] = "two"
+        same(await answers(replay.url, [("/v1/chat/completions", other)]), before)
+        assert replay.unasked == []
+    async with ReplayServer(trajectories, ignore=ignore) as replay:
+        (answer,) = await answers(replay.url, [("/v1/chat/completions", body("two", "ho"))])
+    places = [row["at"] for row in difference(answer)["rows"]]
+    assert places == ["messages[0].content[0].text", "messages[1].content"]
+    async with ReplayServer(trajectories, ignore=["messages", "metadata"]) as replay:
+        same(await answers(replay.url, [("/v1/chat/completions", {"model": "m"})]), before)
 
 
 async def test_a_difference_in_the_shape_of_its_api(captured: Recording, clients: Clients):
@@ -418,36 +410,42 @@ events = st.lists(texts.map(lambda text: f"data: {json.dumps({'id': text})}"), m
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(bodies, texts | events), min_size=1, max_size=6), st.randoms())
-def test_any_conversation(calls: list[tuple[Any, Any]], chance: random.Random):
+@given(
+    st.lists(st.tuples(bodies, texts | events), min_size=1, max_size=6),
+    st.sampled_from(["\n\n", "\r\n\r\n", "\r\r", "\r\n\n"]),
+    st.randoms(),
+)
+def test_any_conversation(calls: list[tuple[Any, Any]], line_end: str, chance: random.Random):
     """Every byte of every reply comes again, whatever is asked and said, in any order."""
     spans = InMemorySpanExporter()
     provider = otel_rollout.configure(instrumentor=None)
     provider.add_span_processor(SimpleSpanProcessor(spans))
     asked = [json.dumps(body).encode() for body, _ in calls]
     replies = [
-        json.dumps({"said": said}).encode() if isinstance(said, str) else "\n\n".join(said).encode()
+        json.dumps({"said": said}).encode()
+        if isinstance(said, str)
+        else line_end.join([*said, ""]).encode()
         for _, said in calls
     ]
     with rollout("agent"):
         active = current_rollout()
         assert active is not None
-        for body, (_, said), reply in zip(asked, calls, replies, strict=True):
+        for body, (_, said), raw in zip(asked, calls, replies, strict=True):
             recorder = ExchangeRecorder(active, "/chat/completions")
             recorder.request(body, {})
             kind = "application/json" if isinstance(said, str) else "text/event-stream"
             recorder.response(200, {"content-type": kind})
-            recorder.chunk(reply)
+            recorder.chunk(raw)
             recorder.end()
     otel_rollout.shutdown()
     found = RecordedCalls(reconstruct(spans.get_finished_spans()))
     again: dict[bytes, list[bytes]] = {}
     for body in chance.sample(asked, len(asked)):
-        call = found.take("/v1/chat/completions", body)
-        assert isinstance(call, RecordedCall)
+        reply = found.take("/v1/chat/completions", body)
+        assert isinstance(reply, RecordedReply)
         key = json.dumps(json.loads(body), sort_keys=True).encode()
-        again.setdefault(key, []).append(b"".join(RecordedReply(call.exchange).pieces))
-    for body, reply in zip(asked, replies, strict=True):
-        assert again[json.dumps(json.loads(body), sort_keys=True).encode()].pop(0) == reply
+        again.setdefault(key, []).append(b"".join(reply.pieces))
+    for body, raw in zip(asked, replies, strict=True):
+        assert again[json.dumps(json.loads(body), sort_keys=True).encode()].pop(0) == raw
     assert found.unasked == []
     assert isinstance(found.take("/v1/chat/completions", asked[0]), Difference)

@@ -68,7 +68,7 @@ class AiohttpPost(ModelPost):
         elif recorder.response(status, headers):
             decodes = self.kwargs.get("auto_decompress")
             if self.session.auto_decompress if decodes is None else decodes:
-                recorder.comes_decoded()
+                recorder.encoding = None
             _record(content, recorder)
             weakref.finalize(response, recorder.dropped).atexit = False
 

@@ -98,9 +98,7 @@ def _begin(
     if added.fields:
         post.replace(json.dumps({**body, **added.fields}).encode())
     recorder = ExchangeRecorder(active, endpoint)
-    recorder.hides_count = added.asks_for_count
-    if added.refused is not None:
-        recorder.asks_without(added.refused)
+    recorder.asks_for(added)
     recorder.request(post.body, post.headers, post.url)
 
     def plain() -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ def tee(response: Any, recorder: ExchangeRecorder) -> Any:
     """The stream of a response, shown to the recorder whose `response` has just been called."""
     decoder = _decoder_of(response) if recorder.has_events else None
     if decoder is not None:
-        recorder.comes_decoded()
+        recorder.encoding = None
     reading = Reading(recorder, decoder)
     kind: Any = type(response.stream)
     stream = _tee_class(kind)(response.stream, reading)
@@ -47,7 +47,8 @@ class Reading:
         self._cutter: Cutter | _DecodingCutter | None = None
         """None: the bytes are handed on as they come."""
         framing = recorder.framing or ("events" if recorder.hides_count else None)
-        if framing is not None and (decoder is not None or not recorder.is_encoded):
+        is_encoded = (recorder.encoding or "identity").lower() != "identity"
+        if framing is not None and (decoder is not None or not is_encoded):
             cutter = cutter_of(framing)
             self._cutter = cutter if decoder is None else _DecodingCutter(cutter, decoder)
         self.cut: Callable[[bytes], Iterable[bytes]] = (

@@ -148,7 +148,7 @@ class _Recorded:
             self._otel_rollout_began = True
             known = all(name.strip() in self.CONTENT_DECODERS for name in encoding.split(","))
             if known and (self.decode_content if decode is None else decode):
-                recorder.comes_decoded()
+                recorder.encoding = None
         try:
             data = read()
         except BaseException as error:

@@ -216,7 +216,7 @@ def test_a_retry(recording: Recording, clients: Clients) -> None:
     with rollout("agent"):
         call = recorder()
         call.request(first.request, first.request_headers)
-        call.attempt_failed(first.status)
+        call.attempt_failed(first.status, {**JSON, **failure.headers}, "busy")
         call.request(second.request, second.request_headers)
         call.response(second.status, JSON)
         call.chunk(second.response)
