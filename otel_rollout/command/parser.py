@@ -315,6 +315,7 @@ _REPLAY_ARGUMENTS = (
     _option("--listen", "HOST:PORT", "default: a free port of 127.0.0.1", type=_address),
     _option("--upstream", "URL", "base URL of a model server for calls that were not recorded"),
     _option("--api-key-env", "NAME", "environment variable with the key of that server"),
+    _option("--ignore", "MEMBER", "let this differ; several times", action="append", default=[]),
     _flag("--pace", "take as long for each reply as it took; default: answer at once"),
 )
 _REWARD_ARGUMENTS = (

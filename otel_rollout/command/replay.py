@@ -42,6 +42,7 @@ def replay(options: argparse.Namespace) -> int:
             upstream=options.upstream,
             api_key=secret_of("--api-key-env", options.api_key_env),
             pace=options.pace,
+            ignore=options.ignore,
         )
     status = note_unreadable(sources.errors)
     for sentence in server.unusable[:ERRORS_SHOWN]:
