@@ -13,7 +13,7 @@ or the address of a trace in Jaeger, Phoenix or MLflow, such as
 or of a project in Phoenix.
 What a file is, its content says; it may be gzipped. But for rebuild, it may also
 be of trajectories: those of JsonlTrajectoryExporter and rebuild, ATIF as Harbor and
-Terminal-Bench write it, or .traj.json of mini-swe-agent."""
+Terminal-Bench write it, .traj.json of mini-swe-agent, token entries of NeMo Gym."""
 REBUILD = """\
 Rebuild trajectories from recorded spans, one JSON object a line, as
 JsonlTrajectoryExporter writes them. The spans of a rollout may be spread over

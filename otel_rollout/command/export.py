@@ -80,7 +80,7 @@ def _checked_output(options: argparse.Namespace) -> Path:
         options.wrong(f"the following arguments are required: {', '.join(missing)}")
     output = Path(os.path.realpath(options.output))
     if options.output == "-" or (output.exists() and not output.is_file()):
-        options.wrong(f"-o: expected a file, got {options.output!r}")
+        options.wrong(f"-o: expected a file, or a new name, got {options.output!r}")
     check_folder(options.output)
     return output
 

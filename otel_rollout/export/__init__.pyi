@@ -18,6 +18,7 @@ from otel_rollout.export.row_contract import JsonRows as JsonRows
 from otel_rollout.export.row_contract import RowExporter as RowExporter
 from otel_rollout.export.row_contract import all_options as all_options
 from otel_rollout.export.row_contract import dropped_completions as dropped_completions
+from otel_rollout.export.row_contract import portable as portable
 from otel_rollout.export.row_contract import row_exporter as row_exporter
 from otel_rollout.export.row_contract import row_exporter_from_texts as row_exporter_from_texts
 from otel_rollout.export.row_contract import row_exporters as row_exporters

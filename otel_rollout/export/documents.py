@@ -1,11 +1,14 @@
 """Files of documents: trajectories as other programs write them, and as exporters of ours do.
 
-A file is one document, a list of them, or one on each line, indented or not.
+A file is one document, a list of them, or one on each line, indented or not. Beside a file of token
+entries NeMo Gym keeps the state of its rollout, which may be that entries are missing.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import BinaryIO
 
 from otel_rollout import lines
@@ -25,7 +28,10 @@ def lines_of_documents(
     known: has those that came from other files; they do not come again.
     fail: called for each document that cannot be read; reading goes on.
     """
-    for data, where in _values(file, name, fail):
+    is_state = name.endswith(_STATE)
+    if is_state and os.path.exists(name.removesuffix(_STATE) + ".tokens.jsonl"):
+        return  # that file gives the rollout
+    for data, where in () if is_state else _values(file, name, fail):
         many = isinstance(data, list)
         for number, document in enumerate(data if many else [data], 1):
             try:
@@ -33,6 +39,29 @@ def lines_of_documents(
                     yield trajectory.to_json().encode() + b"\n"
             except SpanFormatError as error:
                 fail(SpanFormatError(f"{where}{f', element {number}' if many else ''}: {error}"))
+    for trajectory in known.rollouts(
+        lambda error: fail(SpanFormatError(f"{name}: {error}")), _incomplete(name)
+    ):
+        yield trajectory.to_json().encode() + b"\n"
+
+
+def _incomplete(name: str) -> str | None:
+    """The rollout of a file in a store of NeMo Gym if it is marked there as incomplete."""
+    stem = next((name[: -len(end)] for end in _OF_STORE if name.endswith(end)), None)
+    if stem is None:
+        return None
+    with suppress(OSError):
+        if os.path.getsize(f"{stem}.tokens.incomplete"):
+            return os.path.basename(stem)
+    with suppress(OSError), open(f"{stem}{_STATE}", "rb") as file:
+        state = _value(file.read(lines.LONGEST))
+        if state is not None and isinstance(state[0], dict) and state[0].get("incomplete") is True:
+            return os.path.basename(stem)
+    return None
+
+
+_STATE = ".tokens.state.json"
+_OF_STORE = (".tokens.jsonl", _STATE)
 
 
 def _values(file: BinaryIO, name: str, fail: OnError) -> Iterator[tuple[Json, str]]:

@@ -125,8 +125,10 @@ _ZEROS = b"\0 \t\r"
 Layout = Literal["lines", "indented", "list"]
 # "appended" is the first key where keys were sorted.
 _is_no_text = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f]").search
-# A document of another program may have a text for its version.
-_begins = re.compile(rb'\s*(\[\s*)?\{(\s*)"(schema_version|appended)"\s*:(?!\s*")').match
+# Documents of other programs have a text for their version, or are of a rollout_id.
+_begins = re.compile(
+    rb'\s*(\[\s*)?\{(\s*)"(schema_version|appended)"\s*:(?!\s*("|\d+\s*,\s*"rollout_id"))'
+).match
 _UNREAD = {"indented": "`jq -c . FILE`", "list": "`jq -c '.[]' FILE`"}
 
 

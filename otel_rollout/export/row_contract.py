@@ -6,6 +6,7 @@ It imports `otel_rollout` and `otel_rollout.export`, and nothing else of this li
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -92,6 +93,21 @@ def dropped_completions(
             mask_truncated=mask_truncated,
             max_length=max_length,
         ).dropped
+
+
+def portable(value: Json) -> Json:
+    """A copy that every reader of JSON takes: null for NaN, U+FFFD for half a character."""
+    if isinstance(value, str):
+        return value if value.isascii() else _whole_characters(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {portable(name): portable(item) for name, item in value.items()}
+    return [portable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _whole_characters(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def row_exporters() -> list[EntryPoint]:
@@ -208,7 +224,7 @@ def without_side_calls(group: TrajectoryGroup) -> TrajectoryGroup:
 
 
 OURS = (
-    *("agentlightning", "art", "atif", "datasets", "openai"),
+    *("agentlightning", "art", "atif", "datasets", "nemo_gym", "openai"),
     *("rllm", "tinker", "trl", "verifiers", "verl"),
 )
 """The exporters that this project has as distributions of their own."""

@@ -69,6 +69,10 @@ def rotated_beside(path: str | os.PathLike[str]) -> list[str]:
     ]
 
 
+_BESIDE = (STARTED, ".tokens.lock", ".tokens.intents", ".tokens.incomplete")
+"""Suffixes of files that are not sources: beside trajectories, and in stores of NeMo Gym."""
+
+
 def files_of(path: str | os.PathLike[str]) -> list[str]:
     """The files of a folder, without those that `parts_of` another one has; of a file itself.
 
@@ -78,7 +82,7 @@ def files_of(path: str | os.PathLike[str]) -> list[str]:
     if not os.path.isdir(name):
         return [name]
     paths = [os.path.join(name, each) for each in sorted(os.listdir(name)) if each[0] != "."]
-    files = [each for each in paths if os.path.isfile(each) and not each.endswith(STARTED)]
+    files = [each for each in paths if os.path.isfile(each) and not each.endswith(_BESIDE)]
     if not files:
         raise SpanFormatError(f"{name}: there is no file in this folder")
     rotated = {part for each in files for part in rotated_beside(each)}

@@ -304,6 +304,11 @@ FROM_DOCUMENT = Sentence(
     "inexact",
     "Record with otel-rollout to train on exact tokens; docs/dialects.md says what each keeps.",
 )
+NO_ENTRY = Sentence(
+    "NeMo Gym marked it as incomplete: the token ids of a call are missing",
+    "incomplete",
+    "Have its model server send token ids and log-probabilities with every reply.",
+)
 NO_ID = Sentence(
     "a response came without an id; its completion is {id}",
     "uncertain",

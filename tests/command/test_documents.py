@@ -13,7 +13,7 @@ import pytest
 from otel_rollout.command.cli import main
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.index import Index
-from tests.kit.documents import ATIF, MINI
+from tests.kit.documents import ATIF, ENTRY, MINI
 
 Output = pytest.CaptureFixture[str]
 LAYOUTS: dict[str, Callable[[list[Any]], bytes]] = {
@@ -86,3 +86,22 @@ def test_what_cannot_be_read_is_reported(tmp_path: Path, capsys: Output):
     path.write_bytes(gzip.compress(json.dumps(ATIF, indent=2).encode())[:-10])
     assert main(["list", str(path)]) == 1
     assert "damaged or cut" in capsys.readouterr().err
+
+
+def test_a_store_of_nemo_gym(tmp_path: Path, capsys: Output):
+    """What is marked as incomplete says so, with entries and without; its other files are none."""
+    for name, incomplete in (("whole", False), ("lacking", True), ("empty", True)):
+        stem, state = str(tmp_path / name), {"entry_digests": {}, "incomplete": incomplete}
+        Path(f"{stem}.tokens.state.json").write_text(json.dumps(state))
+        Path(f"{stem}.tokens.lock").touch()
+        if name != "empty":
+            line = json.dumps({**ENTRY, "rollout_id": name}, sort_keys=True)
+            Path(f"{stem}.tokens.jsonl").write_text(line + "\n")
+    assert main(["list", "--json", "--sort", "id", str(tmp_path)]) == 0
+    *lines, _ = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [(line["id"], line["turns"]) for line in lines] == [
+        ("empty", 0),
+        ("lacking", 1),
+        ("whole", 1),
+    ]
+    assert ["incomplete" in line["findings"] for line in lines] == [True, True, False]

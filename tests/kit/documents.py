@@ -1,4 +1,4 @@
-"""Documents of other programs: ATIF as Harbor's agents write it, and mini-swe-agent's own."""
+"""Documents of other programs: ATIF of Harbor's agents, mini-swe-agent's own, Gym's entries."""
 
 from __future__ import annotations
 
@@ -72,4 +72,18 @@ MINI: dict[str, Any] = {
         {"role": "exit", "content": "diff", "extra": {"exit_status": "Submitted"}},
     ],
     "trajectory_format": "mini-swe-agent-1.1",
+}
+ENTRY: dict[str, Any] = {
+    "schema_version": 1,
+    "rollout_id": "r.1-a_B",
+    "model_call_id": "call-1",
+    "model": "m",
+    "prompt_token_ids": [1, 2],
+    "generation_token_ids": [3, 4],
+    "generation_log_probs": [-1.0, -2],
+    "routed_experts": [[1]],
+    "output_items": [{"type": "message", "role": "assistant", "content": "hi"}],
+    "token_item_index": 0,
+    "created_at": 1_706_000_000.123457,
+    "later": {"a": None},
 }

@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 
 from otel_rollout import SpanFormatError, Trajectory
 from otel_rollout.rebuild.documents import Documents, may_be_document
-from tests.kit.documents import ATIF, MINI
+from tests.kit.documents import ATIF, ENTRY, MINI
 
 
 def read(*documents: Any) -> list[Trajectory]:
     """The trajectories of documents; each is equal to what its line of JSON gives."""
     known = Documents()
     found = [trajectory for document in documents for trajectory in known.read(document)]
+    errors = list[SpanFormatError]()
+    found += known.rollouts(errors.append)
+    if errors:
+        raise errors[0]
     assert [Trajectory.from_json(trajectory.to_json()) for trajectory in found] == found
     return found
 
@@ -184,8 +188,27 @@ def test_mini_swe_agent_with_responses():
     assert len(history.messages()) == 5
 
 
+def test_token_entries():
+    """Those of a rollout are one trajectory, in any order; a newer version is refused."""
+    second = {**ENTRY, "model_call_id": "call-2", "prompt_token_ids": [1, 2, 3, 4, 5]}
+    other = {**ENTRY, "rollout_id": "other"}
+    trajectory, alone = read(second, other, ENTRY)
+    assert (trajectory.id, alone.id) == ("r.1-a_B", "other")
+    (row,) = trajectory.token_sequences()
+    assert (row.token_ids, row.loss_mask) == ([1, 2, 3, 4, 5, 3, 4], [0, 0, 1, 1, 0, 1, 1])
+    assert [each.id for each in trajectory.completions] == ["call-1", "call-2"]
+    for wrong, why in (
+        ({"schema_version": 2}, "schema_version 2, and up to 1 is read"),
+        ({"model_call_id": ""}, "model_call_id is ''"),
+        ({"generation_token_ids": [1.5, 2]}, "generation_token_ids is no list"),
+        ({"generation_log_probs": [1.0]}, "2 ids and 1 log_probs"),
+    ):
+        with pytest.raises(SpanFormatError, match=why):
+            read({**ENTRY, **wrong})
+
+
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from([ATIF, MINI]), st.integers(0, 2**32))
+@given(st.sampled_from([ATIF, MINI, ENTRY]), st.integers(0, 2**32))
 def test_any_change_is_a_trajectory_or_an_error(document: dict[str, Any], seed: int):
     """Whatever stands in a place of it."""
     rng, made = random.Random(seed), copy.deepcopy(document)
@@ -207,7 +230,7 @@ def test_any_change_is_a_trajectory_or_an_error(document: dict[str, Any], seed: 
         pass
 
 
-@pytest.mark.parametrize("document", [ATIF, MINI])
+@pytest.mark.parametrize("document", [ATIF, MINI, ENTRY])
 def test_the_first_bytes_show_a_document(document: dict[str, Any]):
     """In every layout and order of members; our own lines and spans are none."""
     for text in (

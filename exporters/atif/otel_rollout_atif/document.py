@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from otel_rollout import Completion, ExportError, History, Trajectory
-from otel_rollout.export import Documents, Json
+from otel_rollout.export import Documents, Json, portable
 from otel_rollout_atif.steps import call_of, present, steps_of
 
 VERSION = "ATIF-v1.8"
@@ -68,10 +67,10 @@ def to_atif(
     if rollout_details:
         facts["rollout_details"] = to_rollout_details(trajectory)
     document["extra"] = {"otel_rollout": facts}
-    document = dict(_clean(document))
+    document = dict(portable(document))
     document["extra"]["otel_rollout"]["trajectory"] = trajectory.to_json()
     if inside:
-        document["subagent_trajectories"] = [_clean(each) for each in inside]
+        document["subagent_trajectories"] = [portable(each) for each in inside]
     return document
 
 
@@ -176,18 +175,3 @@ def _facts(trajectory: Trajectory) -> dict[str, Json]:
 
 def _lost(completion: Completion) -> dict[str, Json]:
     return {"completion_id": completion.id, "status": completion.status, "error": completion.error}
-
-
-def _clean(value: Any) -> Any:
-    """A copy that every reader of JSON takes: null for NaN, U+FFFD for half a character."""
-    if isinstance(value, str):
-        return value if value.isascii() else _whole(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {_clean(name): _clean(item) for name, item in value.items()}
-    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _whole(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -85,8 +85,8 @@ class Calls:
         self._tokens = ids, path
         return path
 
-    def trajectory(self, **facts: Any) -> Trajectory:
-        """The trajectory of the calls. facts: parameters of `Trajectory`."""
+    def trajectory(self, *, also_warns: Iterable[str] = (), **facts: Any) -> Trajectory:
+        """The trajectory of the calls. also_warns: more warnings. facts: parameters of it."""
         lost = {fact for exchange in self._exchanges for fact in exchange.lost}
         warning = sentences.FROM_DOCUMENT(
             format=repr(self._source), lost="; ".join(sorted(lost)) or "all of a call"
@@ -103,7 +103,7 @@ class Calls:
                 "end_time_ns": times[-1] if known else None,
                 "exchanges": self._exchanges,
                 "appended": {key: self._after} if key and self._after else {},
-                "warnings": [warning],
+                "warnings": [warning, *also_warns],
                 "sealed": True,
                 **facts,
             }

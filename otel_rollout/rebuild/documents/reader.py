@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.rebuild.documents import atif, mini_swe
+from otel_rollout.rebuild.documents import atif, mini_swe, token_entries
+from otel_rollout.rebuild.documents.calls import Members
 from otel_rollout.spans import digest_of
 from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.wire import Json
 
 FORMATS = (atif.FORMAT, mini_swe.FORMAT)
 """All formats. Where several would read a document, the first of them does."""
-_KEYS = "|".join(sorted({key for format_ in FORMATS for key in format_.keys}))
-# Our own lines have a number for `schema_version`.
+_KEYS = "|".join(sorted({*token_entries.KEYS, *(k for each in FORMATS for k in each.keys)}))
+# Our own lines begin with a number for `schema_version`, too.
+_VERSION = r'schema_version"\s*:\s*(?:"|\d+\s*,\s*"rollout_id")'
 may_be_document = re.compile(
-    rf'\s*(?:\[\s*)?\{{\s*"(?:(?!schema_version)(?:{_KEYS})"|schema_version"\s*:\s*")'.encode()
+    rf'\s*(?:\[\s*)?\{{\s*"(?:(?!schema_version)(?:{_KEYS})"|{_VERSION})'.encode()
 ).match
 """True of the first bytes of a file that may be a document, or a list or lines of them."""
 
@@ -27,19 +29,47 @@ class Documents:
     def __init__(self) -> None:
         self._seen: dict[str, bytes] = {}
         """A digest of the trajectory of each id."""
+        self._entries: dict[str, list[Members]] = {}
+        """Token entries by rollout, until `rollouts`."""
 
     def read(self, data: Json) -> Iterator[Trajectory]:
         """The trajectories of a document that did not come before.
 
+        Token entries are held: `rollouts` gives their trajectories.
         SpanFormatError for what is no document, or is not as its format says.
         """
         members = data if isinstance(data, dict) else {}
+        if token_entries.recognises(members):
+            self._entries.setdefault(token_entries.checked(members), []).append(members)
+            return
         found = next((each for each in FORMATS if each.recognises(members)), None)
         if found is None:
             got = ", ".join(map(repr, list(members)[:5])) if members else type(data).__name__
             raise SpanFormatError(f"{_NO_DOCUMENT}; got {got}")
+        yield from self._new(found.name, found.read(members))
+
+    def rollouts(
+        self, fail: Callable[[SpanFormatError], None], incomplete: str | None = None
+    ) -> Iterator[Trajectory]:
+        """The trajectories of the token entries that were read since the last time.
+
+        fail: called for a rollout whose entries cannot be read.
+        incomplete: the id of a rollout that was marked as incomplete, with entries or without.
+        """
+        held, self._entries = self._entries, {}
+        if incomplete is not None:
+            held.setdefault(incomplete, [])
+        for id_, entries in held.items():
+            made = token_entries.read(id_, entries, is_incomplete=id_ == incomplete)
+            try:
+                yield from self._new(token_entries.SOURCE, made)
+            except SpanFormatError as error:
+                fail(SpanFormatError(f"rollout {id_!r}: {error}"))
+
+    def _new(self, name: str, found: Iterable[Trajectory]) -> Iterator[Trajectory]:
+        """Those that did not come before. SpanFormatError for what is not as its format says."""
         try:
-            for trajectory in found.read(members):
+            for trajectory in found:
                 content = digest_of(trajectory.to_json().encode())
                 if self._seen.get(trajectory.id) != content:
                     self._seen[trajectory.id] = content
@@ -47,12 +77,12 @@ class Documents:
         except SpanFormatError:
             raise
         except KeyError as error:
-            raise SpanFormatError(f"not as {found.name} has it: {error} is missing") from None
+            raise SpanFormatError(f"not as {name} has it: {error} is missing") from None
         except UNREADABLE as error:
-            raise SpanFormatError(f"not as {found.name} has it ({error!r:.200})") from None
+            raise SpanFormatError(f"not as {name} has it ({error!r:.200})") from None
 
 
 _NO_DOCUMENT = (
-    "expected a trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like, or of "
-    "mini-swe-agent, which has trajectory_format"
+    "expected a trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like, one of "
+    "mini-swe-agent, which has trajectory_format, or a token entry of NeMo Gym"
 )
