@@ -484,7 +484,7 @@ LINES = {
     "gateway": 3_449,
     "look": 2_260,
     "otlp": 1_924,
-    "rebuild": 1_142,
+    "rebuild": 1_141,
     "rebuild/dialects": 2_104,
     "rebuild/documents": 706,
     "record": 7_852,

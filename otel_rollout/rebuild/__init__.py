@@ -1,6 +1,5 @@
 """Spans in, trajectories out, whatever the source and the order of the spans. Pure."""
 
-from otel_rollout.rebuild import documents as documents
 from otel_rollout.rebuild.assembly import Assembly as Assembly
 from otel_rollout.rebuild.reconstruction import reconstruct as reconstruct
 from otel_rollout.rebuild.reconstruction import reconstruct_episodes as reconstruct_episodes
