@@ -5,17 +5,15 @@ The table stores every attribute as text; readers of a span convert the text of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.spans import AttributeValue, SpanEvent, SpanRecord
+from otel_rollout.spans import AttributeValue, SpanEvent, SpanRecord, nanoseconds_of
 
 _ERRORS = ("Error", "STATUS_CODE_ERROR")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_time = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?").fullmatch
 
 
 def read_clickhouse(rows: Iterable[Mapping[str, Any]]) -> Iterator[SpanRecord]:
@@ -92,8 +90,5 @@ def _nanoseconds(time: Any) -> int:
     if isinstance(time, str):
         if time.isdecimal():
             return int(time)
-        if match := _time(time):
-            whole = datetime.fromisoformat(f"{match[1]}T{match[2]}+00:00")
-            seconds = (whole - _EPOCH) // timedelta(seconds=1)
-            return seconds * 1_000_000_000 + int((match[3] or "").ljust(9, "0"))
+        return nanoseconds_of(time)
     raise ValueError(f"expected a time in UTC, got {time!r}")

@@ -15,8 +15,8 @@ from typing import Any
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.otlp.http import get_json
-from otel_rollout.otlp.json import in_camel_case, read_json
-from otel_rollout.spans import SpanRecord
+from otel_rollout.otlp.json import UNREADABLE, in_camel_case, read_json
+from otel_rollout.spans import SpanRecord, nanoseconds_of
 
 _address = re.compile(
     r"(https?://[^?#]+?)/(?:v1/)?projects/([^/?#]+)"
@@ -98,19 +98,82 @@ def read_answer(
     data: Any, *, on_error: Callable[[SpanFormatError], None] | None = None
 ) -> Iterator[SpanRecord]:
     """The spans of one answer of Phoenix. SpanFormatError if it is none; `on_error`: as `read`."""
-    rows = data.get("data") if isinstance(data, Mapping) else None
+    is_row = isinstance(data, Mapping) and "span_kind" in data
+    rows = [data] if is_row else data.get("data") if isinstance(data, Mapping) else None
     if not isinstance(rows, list) or not all(is_span(row) for row in rows):
         raise SpanFormatError(
-            "expected an answer of Phoenix's /v1/projects/<project>/spans/otlpv1 (its /spans has "
-            f"another shape), got {str(data)[:80]!r}"
+            "expected an answer of Phoenix's /v1/projects/<project>/spans or spans/otlpv1, or a "
+            f"row of its dataframe of spans, got {str(data)[:80]!r}"
         )
-    message = {"resourceSpans": [{"scopeSpans": [{"spans": list(map(in_camel_case, rows))}]}]}
+    made = [_span(row) if "span_kind" in row else in_camel_case(row) for row in rows]
+    message = {"resourceSpans": [{"scopeSpans": [{"spans": made}]}]}
     yield from map(_as_sent, read_json(message, on_error=on_error))
 
 
 def is_span(row: object) -> bool:
     """True for a span in an answer of Phoenix."""
-    return isinstance(row, Mapping) and {"trace_id", "span_id", "attributes"} <= row.keys()
+    return isinstance(row, Mapping) and (
+        {"trace_id", "span_id", "attributes"} <= row.keys() or "span_kind" in row
+    )
+
+
+_COLUMN = "attributes."
+
+
+def _span(row: Mapping[str, Any]) -> Any:
+    """A span of `/spans`, or a row of the dataframe, as OTLP/JSON; as it is in another shape.
+
+    A dataframe has the attributes as columns, and lists of messages in one.
+    """
+    try:
+        context = row.get("context") or {}
+        ids = {name: context.get(name) or row.get(f"context.{name}") for name in _IDS}
+        held = row.get("attributes") or {}
+        held = held | {k.removeprefix(_COLUMN): v for k, v in row.items() if k.startswith(_COLUMN)}
+        attributes = {sc.OPENINFERENCE_KIND: row["span_kind"], **_flat(held)}
+        made = {
+            "name": row.get("name") or "",
+            "traceId": ids["trace_id"],
+            "spanId": ids["span_id"],
+            "parentSpanId": row.get("parent_id") or "",
+            "attributes": [{"key": k, "value": _value(v)} for k, v in attributes.items()],
+        }
+        for name, key in (("start_time", "startTimeUnixNano"), ("end_time", "endTimeUnixNano")):
+            made[key] = _time(row.get(name))
+        if row.get("status_code") == "ERROR":
+            made["status"] = {"code": 2, "message": row.get("status_message") or ""}
+    except UNREADABLE:
+        return row
+    return made
+
+
+_IDS = ("trace_id", "span_id")
+
+
+def _time(value: Any) -> int:
+    """Nanoseconds of a time: a text, or milliseconds as pandas writes them."""
+    return nanoseconds_of(value) if isinstance(value, str) else int(value or 0) * 1_000_000
+
+
+def _flat(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes by their dotted names; those that are null, or a list with nulls, are left out."""
+    found: dict[str, Any] = {}
+    for name, value in held.items():
+        inner: Any = value
+        if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            inner = {str(number): item for number, item in enumerate(value)}
+        if isinstance(inner, Mapping):
+            found |= {f"{name}.{key}": item for key, item in _flat(inner).items()}
+        elif value is not None:
+            found[name] = value
+    return found
+
+
+def _value(value: Any) -> dict[str, Any]:
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [_value(item) for item in value]}}
+    kinds = {bool: "boolValue", int: "intValue", float: "doubleValue"}
+    return {kinds.get(type(value), "stringValue"): value}
 
 
 def _as_sent(record: SpanRecord) -> SpanRecord:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import chain
 from typing import Any, BinaryIO, cast
@@ -18,6 +18,7 @@ from otel_rollout.lines import HALF_A_LINE, bounded_lines, whole_objects
 from otel_rollout.otlp.clickhouse import read_clickhouse
 from otel_rollout.otlp.json import SPANS_PREFIX, UNREADABLE, read_json
 from otel_rollout.otlp.rotation import files_of, parts_of
+from otel_rollout.rebuild import dialects
 from otel_rollout.spans import SpanRecord
 from otel_rollout.wire import read_strict
 
@@ -35,7 +36,9 @@ _has_json_below = re.compile(
 ).match
 """True of a text in which a line begins as JSON, or of a line that is longer: it is damaged."""
 # In JSON no newline can follow a quote; in protobuf one does.
-_is_json = re.compile(rb"(\xef\xbb\xbf)?\s*([\[{]\s*([\"\[{}\]][^\n]|$|[}\]]\s)|$)").match
+_is_json = re.compile(
+    rb"(\xef\xbb\xbf)?\s*([\[{]\s*([\"\[{}\]][^\n]|$|[}\]]\s)|\[\s*\{\s*(\"|$)|$)"
+).match
 
 
 def read(source: SpanSource, *, on_error: OnError | None = None) -> Iterator[SpanRecord]:
@@ -45,7 +48,8 @@ def read(source: SpanSource, *, on_error: OnError | None = None) -> Iterator[Spa
     * a path, or a file that is open for reading bytes. The content decides: OTLP/JSON or rows of
       ClickHouse's `otel_traces` (`FORMAT JSONEachRow`, `JSON`, `JSONCompact`,
       `JSONCompactEachRowWithNames`), as lines or as one object; answers of Jaeger's API v3, of
-      Phoenix's `spans/otlpv1` and of MLflow's `get-trace-artifact`;
+      Phoenix's `spans` and `spans/otlpv1` and of MLflow's `get-trace-artifact`; records that
+      LangSmith, Langfuse, Weave and LiteLLM export, which `infer_rollouts` makes trajectories of;
       OTLP/protobuf, one message or the collector's file of `format: proto`; each also gzipped.
       A line or message may have 256 MiB, the content of a gzipped file 64 GiB. Of a file that a
       collector rotates the older ones beside it (`traces-2026-11-22T18-30-00.000-size.jsonl`) are
@@ -291,26 +295,25 @@ class _Documents:
             names = [column["name"] for column in data["meta"]]
             for row in data["data"]:
                 yield from self._row(names, row)
-        elif "result" in members:
-            yield from read_json(data["result"], on_error=self._report)
-        elif members and (backend := _backend_of(data)) is not None:
+        elif not members.isdisjoint(("result", "resourceSpans")):
+            yield from read_json(data.get("result", data), on_error=self._report)
+        elif data == {}:
+            return
+        elif (rows := _records_in(data)) is not None:
+            for row in rows:
+                yield from self._each(dialects.spans_of_record(row) or _unknown(row))
+        elif (backend := _backend_of(data)) is not None:
             yield from _module(backend).read_answer(data, on_error=self._report)
-        elif "data" in members and "resourceSpans" not in members:
-            raise SpanFormatError(
-                "this looks like Jaeger's older API, which cuts times to microseconds: get "
-                "/api/v3/traces/<trace id>?rawTraces=true"
-            )
-        elif {"schema_version", "exchanges"} <= members:
-            raise SpanFormatError(
-                "this is a file of trajectories, not spans: `otel-rollout list`, `show` and "
-                "`export` read it, in Python JsonlTrajectoryExporter.read"
-            )
-        elif data != {}:
+        else:
+            _check_known(members)
             yield from read_json(data, on_error=self._report)
 
     def _row(self, names: list[str], row: Any) -> Iterator[SpanRecord]:
+        yield from self._each(read_clickhouse([_named(names, row)]))
+
+    def _each(self, spans: Iterable[SpanRecord]) -> Iterator[SpanRecord]:
         try:
-            yield from read_clickhouse([_named(names, row)])
+            yield from spans
         except UNREADABLE as error:
             problem = error if isinstance(error, SpanFormatError) else SpanFormatError(repr(error))
             if self._report is None:
@@ -332,9 +335,45 @@ class _Documents:
                 yield from read_clickhouse([_named(self._columns, data)])
 
 
-def _backend_of(data: Mapping[str, Any]) -> str | None:
-    """Phoenix for a page of it, MLflow for the spans of a trace of it, or a trace with them."""
-    if {"data", "next_cursor"} <= data.keys():
+_LISTS = ("data", "runs", "calls")
+"""Members in which APIs of products list their records."""
+
+
+def _records_in(data: Any) -> Sequence[Any] | None:
+    """The records of a product that an object is or lists; None if there are none."""
+    if not isinstance(data, dict):
+        return None
+    for rows in ([data], *map(data.get, _LISTS)):
+        first = rows[0] if isinstance(rows, list) and rows else None
+        if isinstance(first, dict) and dialects.spans_of_record(first) is not None:
+            return rows
+    return None
+
+
+def _check_known(members: Iterable[str]) -> None:
+    """SpanFormatError for an object that is known, and is not to be read as spans."""
+    if "data" in members:
+        raise SpanFormatError(
+            "this looks like Jaeger's older API, which cuts times to microseconds: get "
+            "/api/v3/traces/<trace id>?rawTraces=true"
+        )
+    if {"schema_version", "exchanges"} <= {*members}:
+        raise SpanFormatError(
+            "this is a file of trajectories, not spans: `otel-rollout list`, `show` and "
+            "`export` read it, in Python JsonlTrajectoryExporter.read"
+        )
+
+
+def _unknown(row: Any) -> Iterator[SpanRecord]:
+    raise SpanFormatError(f"among records of a product there is {str(row)[:80]!r}")
+    yield
+
+
+def _backend_of(data: Any) -> str | None:
+    """Phoenix for a page or a span of it, MLflow for the spans of a trace, or a trace with them."""
+    if not isinstance(data, dict):
+        return None
+    if {"data", "next_cursor"} <= data.keys() or "span_kind" in data:
         return "phoenix"
     trace = data.get("trace", data)
     spans = trace.get("spans") if isinstance(trace, dict) else None
@@ -351,6 +390,6 @@ _COMPRESSED = (
     "collector's file exporter write without `compression`"
 )
 _EXPECTED = (
-    "expected OTLP/JSON lines, OTLP/protobuf, an answer of Jaeger's API v3, Phoenix or MLflow, or "
-    "rows of ClickHouse's otel_traces"
+    "expected OTLP/JSON lines, OTLP/protobuf, an answer of Jaeger's API v3, Phoenix or MLflow, "
+    "rows of ClickHouse's otel_traces, or records of LangSmith, Langfuse, Weave or LiteLLM"
 )

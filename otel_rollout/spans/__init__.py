@@ -30,4 +30,5 @@ from otel_rollout.spans.record import label as label
 from otel_rollout.spans.record import unchecked_record as unchecked_record
 from otel_rollout.spans.seals import numbers_of as numbers_of
 from otel_rollout.spans.seals import with_lengths as with_lengths
+from otel_rollout.spans.times import nanoseconds_of as nanoseconds_of
 from otel_rollout.spans.writer import ExchangeWriter as ExchangeWriter

@@ -15,16 +15,22 @@ from typing import Any
 from otel_rollout import Completion, Trajectory, reconstruct
 from otel_rollout.otlp import read_json_lines
 from otel_rollout.rebuild.dialects.call import Dialect, Fact
+from otel_rollout.rebuild.dialects.products import id_of
 from otel_rollout.rebuild.dialects.reader import DIALECTS
 from otel_rollout.spans.exchange import Exchange
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.wire import merge
 from tests.dialects.differences import Difference, in_reply, in_request
+from tests.dialects.record import REPLIES
 
 RECORDED = Path(__file__).parent / "recorded"
 ALL = [dialect.name for dialect in DIALECTS]
 NAMES = [name for name in ALL if name != "anthropic"]
 """Dialects of which runs of the OpenAI client were recorded; the other has scenarios of its own."""
+SAME_WIRE = {"langfuse": "langsmith", "weave": "langsmith"}
+"""Recordings whose client sent and got the same bytes as another's."""
+NAME_OF = {id_of(scenario, "trace"): scenario for scenario in REPLIES}
+"""Scenarios by the ids of traces that have no root with their name."""
 LIMITED = ("long", "value_limit", "truncated", "no_content")
 """Scenarios in which limits of the SDK do their damage."""
 
@@ -54,7 +60,7 @@ def spans_of(name: str) -> list[SpanRecord]:
 
 @cache
 def wire_of(name: str) -> list[Wire]:
-    lines = (RECORDED / f"{name}.wire.jsonl").read_text().splitlines()
+    lines = (RECORDED / f"{SAME_WIRE.get(name, name)}.wire.jsonl").read_text().splitlines()
     return [Wire(**json.loads(line)) for line in lines]
 
 
@@ -62,7 +68,7 @@ def wire_of(name: str) -> list[Wire]:
 def trajectories_of(name: str) -> dict[str, Trajectory]:
     """By scenario; one without any span of a model call is not there."""
     trajectories = reconstruct(spans_of(name), infer_rollouts=True)
-    found = {trajectory.name: trajectory for trajectory in trajectories}
+    found = {NAME_OF.get(each.id, each.name): each for each in trajectories}
     assert len(found) == len(trajectories)
     return found
 

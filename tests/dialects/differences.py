@@ -39,7 +39,7 @@ def in_request(sent: dict[str, Any], exchange: Exchange) -> set[Difference]:
     read = exchange.request()
     found = set[Difference]()
     if sent.get("model") != read.get("model"):
-        found.add(f"model {read.get('model')!r}")
+        found.add(Fact.REQUEST_MODEL)
     for key in (sent.keys() | read.keys()) - _NO_PARAMETERS:
         if read.get(key) != sent.get(key):
             found.add(Fact.EXTRA_BODY if key in UNKNOWN_PARAMETERS else Fact.PARAMETERS)
@@ -50,12 +50,19 @@ def in_request(sent: dict[str, Any], exchange: Exchange) -> set[Difference]:
         found.add("prompt")
     if "input" in sent and exchange.path == "/responses":
         if any(sent.get(key) != read.get(key) for key in ("input", "instructions")):
-            found.add("items")
+            found.add(Fact.INSTRUCTIONS if _items(sent) == _items(read) else "items")
         return found
     if sent.get("system") and _parts(sent["system"]) != _parts(read.get("system")):
         found |= _in_content(sent["system"], read.get("system"))
     before = _as_chat(sent) if "input" in sent else sent.get("messages", [])
     return found | in_messages(before, read.get("messages", []), is_reply=False)
+
+
+def _items(request: dict[str, Any]) -> list[Any]:
+    """The items of a request of the Responses API, its instructions the first of them."""
+    system, items = request.get("instructions"), request["input"]
+    items = [{"role": "user", "content": items}] if isinstance(items, str) else items
+    return [*([{"role": "system", "content": system}] if system else []), *items]
 
 
 def in_reply(sent: dict[str, Any], exchange: Exchange, of: list[Completion]) -> set[Difference]:

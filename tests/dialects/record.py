@@ -156,6 +156,8 @@ LIMITS = {
 """Environment of the scenarios that run under a limit, or without content."""
 BOTH = ["chat", "error", "stream", "stream_tools", "tools"]
 """What is recorded under two instrumentations at once."""
+EXPORTED = ("langfuse", "langsmith", "litellm", "weave")
+"""Products whose exports are recorded, not spans."""
 CONTENT = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY"}
 ENVIRONMENT = {
     "genai": CONTENT,
@@ -192,8 +194,9 @@ def _run(dialect: str, python: str, replies: dict[str, Any], environment: dict[s
         }
         urls = json.dumps({name: server.base_url for name, server in servers.items()})
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "OPENAI_"))}
+        module = "exported" if dialect in EXPORTED else "instrumented"
         subprocess.run(
-            [python, "-m", "tests.dialects.instrumented", dialect, str(spans), urls],
+            [python, "-m", f"tests.dialects.{module}", dialect, str(spans), urls],
             cwd=ROOT,
             env={**plain, **ENVIRONMENT.get(dialect, {}), **environment},
             check=True,

@@ -154,9 +154,12 @@ def test_the_answer_of_mlflow_that_was_parsed(recorded: Any, recording: Recordin
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ({"data": [{"id": "x", "context": {}}], "next_cursor": None}, "its /spans has another"),
-        ({"data": 5, "next_cursor": None}, "expected an answer of Phoenix"),
-        ([], "expected an answer of Phoenix"),
+        (
+            {"data": [{"id": "x", "context": {}}], "next_cursor": None},
+            "expected an answer",
+        ),
+        ({"data": 5, "next_cursor": None}, "expected an answer"),
+        ([], "expected an answer"),
         (
             {"data": [{"trace_id": "zz", "span_id": "1", "attributes": []}], "next_cursor": None},
             "expected an id of 16 bytes",

@@ -8,3 +8,4 @@ from otel_rollout.rebuild.dialects.call import without_none as without_none
 from otel_rollout.rebuild.dialects.reader import error_of as error_of
 from otel_rollout.rebuild.dialects.reader import exchange_of as exchange_of
 from otel_rollout.rebuild.dialects.reader import read_trace as read_trace
+from otel_rollout.rebuild.dialects.reader import spans_of_record as spans_of_record

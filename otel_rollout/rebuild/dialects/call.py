@@ -7,7 +7,7 @@ that its dialect loses (`lost`), and for everything that this span should have a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -25,6 +25,7 @@ class Fact(Enum):
     TOKEN_IDS = "token ids"  # noqa: S105
     EXTRA_BODY = "parameters outside of the API (extra_body)"
     PARAMETERS = "some parameters of the request"
+    REQUEST_MODEL = "the model that was asked for (read as the one that answered)"
     TOOLS = "tool definitions"
     STRICT = "strict of tool definitions"
     ARGUMENTS = "the text of tool arguments (parsed and written anew)"
@@ -54,6 +55,7 @@ class Fact(Enum):
     OTHER_PARTS = "parts that chat has no name for (kept as they were written)"
     SHAPE = "the shape of an API that is not OpenAI's (read as chat messages)"
     ITEMS = "the items of the Responses API (read as chat messages)"
+    INSTRUCTIONS = "which items of the Responses API were a text, or its instructions"
     PREVIOUS = "which response a call of the Responses API continues"
     REQUEST = "the request (all messages before the reply are taken for it)"
     PROMPT = "the messages of the request"
@@ -106,6 +108,16 @@ class ForeignCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Dump:
+    """The form in which a product exports what it recorded: a JSON object for each step."""
+
+    holds: Callable[[Mapping[str, Json]], bool]
+    """True if the object, whose values may be of any type, is such a record."""
+    spans: Callable[[Mapping[str, Json]], Iterator[SpanRecord]]
+    """The spans of a record. ValueError, TypeError or LookupError for one of another shape."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """The way in which one instrumentation records a model call."""
 
@@ -122,6 +134,8 @@ class Dialect:
     """Facts that it does not record."""
     loses_in_streams: frozenset[Fact] = frozenset()
     """Further facts that it does not record of a streamed call."""
+    dump: Dump | None = None
+    """The records that its product exports. None: it writes spans."""
 
     def losses(self, call: ForeignCall) -> list[str]:
         """A sentence for each fact that is lost, or may be, in this call."""
@@ -145,7 +159,7 @@ def _applies(fact: Fact, call: ForeignCall) -> bool:
         return not call.prompt_is_known or not _MEDIA[fact].isdisjoint(kinds)
     if fact is Fact.PARTS:
         return any(isinstance(message.get("content"), list) for message in _messages(call))
-    if fact in (Fact.ITEMS, Fact.PREVIOUS):
+    if fact in (Fact.ITEMS, Fact.PREVIOUS, Fact.INSTRUCTIONS):
         return call.is_responses
     return True
 
@@ -248,7 +262,7 @@ def check_not_empty(call: ForeignCall) -> None:
     for choice in call.choices:
         message = choice.get("message") or {}
         # An empty text counts as empty too: streamed refusals look like this.
-        if choice.get("finish_reason") and _is_empty(
+        if (choice.get("finish_reason") or not call.stream) and _is_empty(
             {**message, "content": message.get("content") or None}
         ):
             call.miss("its reply has nothing in it: what it held was not written down")
@@ -282,7 +296,9 @@ _NOT_SAMPLED = ("system", "developer", "user", "tool", "function")
 
 
 def _is_empty(message: Mapping[str, Json]) -> bool:
-    said = (message.get(key) for key in ("tool_calls", "refusal", "reasoning_content"))
+    said = map(
+        message.get, ("tool_calls", "function_call", "refusal", "reasoning_content", "audio")
+    )
     return message.get("content") in (None, []) and not any(said)
 
 

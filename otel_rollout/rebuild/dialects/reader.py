@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from otel_rollout import semconv as sc
-from otel_rollout.rebuild.dialects import anthropic, genai, logfire, openinference, openllmetry_flat
-from otel_rollout.rebuild.dialects.call import Dialect, ForeignCall, Trace, check_flags, check_roles
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.rebuild.dialects import (
+    anthropic,
+    genai,
+    langfuse,
+    langsmith,
+    litellm,
+    logfire,
+    openinference,
+    openllmetry_flat,
+    weave,
+)
+from otel_rollout.rebuild.dialects.call import (
+    Dialect,
+    Dump,
+    ForeignCall,
+    Trace,
+    check_flags,
+    check_roles,
+)
 from otel_rollout.spans import Exchange, SpanRecord, absent, members_of
 from otel_rollout.wire import Json, MessagePath, dumps, extend
 
 DIALECTS = (
+    langsmith.DIALECT,
+    langfuse.DIALECT,
+    weave.DIALECT,
+    litellm.DIALECT,
     openinference.DIALECT,
     logfire.DIALECT_V1,
     openllmetry_flat.DIALECT,
@@ -23,6 +45,24 @@ DIALECTS = (
     genai.DIALECT,
 )
 """All dialects. Where several would read a span, the first of them does."""
+
+
+def spans_of_record(row: Json) -> Iterator[SpanRecord] | None:
+    """The spans of a record that a product exported; None if it is no such record.
+
+    SpanFormatError for one that is not as the product writes it.
+    """
+    for dialect in DIALECTS:
+        if dialect.dump is not None and isinstance(row, dict) and dialect.dump.holds(row):
+            return _spans_of(row, dialect.name, dialect.dump)
+    return None
+
+
+def _spans_of(row: Mapping[str, Json], product: str, dump: Dump) -> Iterator[SpanRecord]:
+    try:
+        yield from dump.spans(row)
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise SpanFormatError(f"not a record as {product} exports it: {error!r:.200}") from error
 
 
 def dialect_of(span: SpanRecord) -> Dialect | None:
@@ -72,7 +112,16 @@ def _plain(value: Json) -> Json:
     return value
 
 
-_READ = (sc.GEN_AI, "llm.", "input.", "output.", "request_data", "response_data", "events")
+_READ = (
+    sc.GEN_AI,
+    "llm.",
+    "input.",
+    "output.",
+    "request_data",
+    "response_data",
+    "events",
+    "langfuse.",
+)
 """What the names of attributes that hold a call begin with."""
 _TIMES = ("start_time_ns", "end_time_ns")
 
