@@ -482,18 +482,18 @@ def test_every_public_method_says_what_it_does(name: str):
 LINES = {
     "": 1_539,
     "command": 2_672,
-    "export": 2_848,
+    "export": 2_851,
     "gateway": 3_449,
     "look": 2_260,
     "otlp": 2_021,
     "rebuild": 1_847,
     "rebuild/dialects": 3_108,
     "record": 7_852,
-    "spans": 2_001,
+    "spans": 2_014,
     "testing": 1_214,
-    "trajectory": 4_909,
-    "view": 7_085,
-    "wire": 5_176,
+    "trajectory": 4_933,
+    "view": 7_119,
+    "wire": 5_190,
     "workflows": 854,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

@@ -197,10 +197,12 @@ def content_lines(file: BinaryIO, name: str) -> Iterator[bytes | None]:
         raise SpanFormatError(f"its compressed content is damaged or cut ({error})") from None
 
 
-def trajectory_or_error(line: bytes) -> Trajectory | SpanFormatError:
+def trajectory_or_error(
+    line: bytes, *, reads_replies: bool = False
+) -> Trajectory | SpanFormatError:
     """The trajectory of a line of JSON, or what is wrong with it. ValueError for no JSON."""
     try:
-        return Trajectory.from_json(line)
+        return Trajectory.from_json(line, reads_replies=reads_replies)
     except SpanFormatError as error:
         loads(line)
         return error

@@ -290,7 +290,8 @@ def rows_of(
 def _members(items: Sequence[bytes], tally: Tally) -> dict[str, Trajectory]:
     """The trajectories by id; of several with one id the last."""
     members: dict[str, Trajectory] = {}
-    for trajectory in map(Trajectory.from_json, items):
+    for item in items:
+        trajectory = Trajectory.from_json(item, reads_replies=True)
         tally.repeated += members.pop(trajectory.id, None) is not None
         members[trajectory.id] = trajectory
     return members

@@ -223,7 +223,7 @@ class Exchange:
     """The conversation of the request; None where it has none, or where that is not known."""
     prompt_is_known: bool
     """False if a span with a prefix of the conversation is missing."""
-    body: str | None
+    body: str | JsonText | None
     """The response's text; prompt token ids are replaced by `{"packed": index}`. None where
     nothing came, or events did."""
     events: str | None
@@ -291,6 +291,19 @@ class Exchange:
         name = "id" if api is None else api.id_name
         found = self.reply.get(name) if isinstance(self.reply, dict) else None
         return found if isinstance(found, str) and found else self.response_id
+
+    @property
+    def body_text(self) -> str | None:
+        """`body`, made if nobody has asked for it before."""
+        return self.body.text if isinstance(self.body, JsonText) else self.body
+
+    def take(self, found: Any, whole: JsonText) -> None:
+        """Take a response that was read as `REPLY`, with what gives its text: it is the body."""
+        self.body = whole
+        api = api_of(self.path)
+        if api is not None and self.events is None:
+            self._reply = api.reply_of(found, whole)
+            self._is_read = self._reply is not None
 
     def token_path(self, value: Json) -> TokenPath | None:
         """The ids that a field of `reply` stands for; None where there are none."""
@@ -370,7 +383,7 @@ class Exchange:
 
         None where nothing came, or events of an unknown shape.
         """
-        text, is_strict = self.body, False
+        text, is_strict = self.body_text, False
         if self.events is not None:
             found = merge(self._text(), path=self.path)
             body, is_strict = found.body, found.is_strict
@@ -391,7 +404,7 @@ class Exchange:
                 return unpack_events(self.events)
             except ValueError:  # nobody packed them: they stay as they are
                 return self.events
-        return self.body or ""
+        return self.body_text or ""
 
     def _parse(
         self, whole: Callable[[str], str], read: Callable[[str], Json] = loads_bounded

@@ -13,8 +13,9 @@ warnings say of its exchanges follows from these, and is not in the line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import cache, partial
 from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import msgspec
@@ -33,6 +34,8 @@ from otel_rollout.trajectory.record import FIELDS, Facts, RolloutRecord
 from otel_rollout.trajectory.reward import Reward
 from otel_rollout.trajectory.steps import Step
 from otel_rollout.wire import (
+    REPLY,
+    Bounded,
     Cut,
     Json,
     JsonText,
@@ -222,42 +225,61 @@ _TokenRow: Any = _struct("TokenRow", [("parent", _Row), ("ids", list[int])], arr
 _ParamsRow: Any = _struct(
     "ParamsRow", [("members", dict[str, Cut]), ("again", dict[str, _Row], {})], array_like=True
 )
-_ExchangeRow: Any = _struct(
-    "ExchangeRow",
-    [
+
+
+def _line(response: Any) -> Any:
+    """The type of a line whose responses are of this type."""
+    exchange: Any = [
         *((name, _HINTS[name]) for name in _EXCHANGE_FIELDS),
         *((name, _HINTS[name], None) for name in _MARKS),
         *(("source", str, EXACT_SOURCE), ("lost", list[str], [])),
         *(("prompt", _Row), ("params", _Row), ("prompt_token_ids", list[_Row])),
         ("supplied", tuple[int, _Row] | None, None),
-        *(("response", Cut), ("response_text", str | None)),
+        *(("response", response), ("response_text", str | None)),
         ("response_events", str | None, None),
-    ],
-)
-_Line: Any = _struct(
-    "Line",
-    [
+    ]
+    line = [
         ("schema_version", int),
         *((name, hint, *_ABSENT.get(name, ())) for name, hint in _FACT_HINTS if name in _FACTS),
         *(("logs", list[str]), ("warnings", list[str]), ("missing_calls", list[str], [])),
         *(("metrics", dict[str, bool | int | float]), ("metadata", dict[str, Any])),
         *(("rewards", list[dict[str, Any]]), ("steps", list[dict[str, Any]] | None, None)),
         ("appended", list[tuple[str, int, list[Any]]]),
-        *(("exchanges", list_of(_ExchangeRow)), ("params", list_of(_ParamsRow))),
+        ("exchanges", list_of(_struct("ExchangeRow", exchange))),
+        ("params", list_of(_ParamsRow)),
         *(("messages", list_of(_MessageRow)), ("tokens", list_of(_TokenRow))),
-    ],
-)
+    ]
+    return _struct("Line", line)
+
+
+_Line: Any = _line(Cut)
 _decode = msgspec.json.Decoder(_Line).decode
+_with_replies: Bounded[Any] = Bounded(_line(REPLY | None))
+_response: Any = _struct("Response", [("response", Cut)])
+_responses = msgspec.json.Decoder(_struct("Responses", [("exchanges", list_of(_response))])).decode
 
 
-def parameters_of_line(line: str | bytes) -> dict[str, Any]:
+def parameters_of_line(line: str | bytes, *, reads_replies: bool) -> dict[str, Any]:
     """The parameters of `Trajectory` that make the one this is a line of, but `sealed`.
 
-    Whatever is wrong with it raises as it comes, and so does NaN.
+    Whatever is wrong with it raises as it comes, and so does NaN. reads_replies: read the replies
+    with it, in one pass, if all of them can be; else each is read when somebody asks.
     """
-    found = _decode(line)
+    read = _with_replies(line) if reads_replies else None
+    found = _decode(line) if read is None else read
     _check_version(found.schema_version)
-    return _parameters(found)
+    parameters = _parameters(found)
+    if read is not None:
+        texts = cache(lambda: [bytes(row.response).decode() for row in _responses(line).exchanges])
+        for place, row in enumerate(read.exchanges):
+            if row.response is not None:
+                text = JsonText(partial(_element, texts, place))
+                parameters["exchanges"][place].take(row.response, text)
+    return parameters
+
+
+def _element(texts: Callable[[], list[str]], place: int) -> str:
+    return texts()[place]
 
 
 def parameters_of(data: Mapping[str, Json]) -> dict[str, Any]:
@@ -347,12 +369,14 @@ def _exchange_of(
     tokens: list[TokenPath | None],
     members: list[RequestMembers],
 ) -> Exchange:
-    reply, asked = bytes(row.response), row.supplied
+    text, asked = row.response_text, row.supplied
+    if isinstance(row.response, Cut) and (reply := bytes(row.response)) != b"null":
+        text = reply.decode()
     return Exchange(
         **{name: getattr(row, name) for name in (*_EXCHANGE_FIELDS, "source", "lost", *_MARKS)},
         prompt=paths[row.prompt],
         members=members[row.params],
-        body=row.response_text if reply == b"null" else reply.decode(),
+        body=text,
         events=row.response_events,
         prompts=[tokens[number] for number in row.prompt_token_ids],
         supplied=Supplied(asked[0], tokens[asked[1]]) if asked else None,

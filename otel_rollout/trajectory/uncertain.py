@@ -39,8 +39,7 @@ def _unknown_in(completion: Completion) -> list[str]:
     lacks_id = exchange.reply_id is None and completion.api.id_name is not None
     if completion.items and lacks_id and completion.choice_index == 0:
         found.append(sentences.NO_ID(id=repr(completion.id)))
-    text = exchange.body or exchange.events or ""
-    logprobs = completion.logprob_array if "prob" in text else None
+    logprobs = completion.logprob_array
     if logprobs and math.isnan(sum(logprobs)) and (unknown := sum(map(math.isnan, logprobs))):
         found.append(sentences.NO_NUMBERS(id=repr(completion.id), count=unknown))
     return found
@@ -72,7 +71,7 @@ def _damage_of(exchanges: Sequence[Exchange]) -> Iterator[str]:
 def _has_unread_choices(exchange: Exchange) -> bool:
     if api_of(exchange.path) is not None or exchange.status != "complete":
         return False
-    if '"choices"' not in (exchange.body or exchange.events or ""):
+    if '"choices"' not in (exchange.body_text or exchange.events or ""):
         return False
     reply = exchange.reply
     return isinstance(reply, dict) and bool(reply.get("choices"))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
@@ -150,7 +151,8 @@ class Reader:
         def fail(error: SpanFormatError) -> None:
             self._fail(state.number, error)
 
-        for line, found, where in parsed_lines(lines, name, fail, fail, trajectory_or_error):
+        parse = partial(trajectory_or_error, reads_replies=True)
+        for line, found, where in parsed_lines(lines, name, fail, fail, parse):
             self._add(found, where, state.number, *lines.place(line))
             if time.monotonic() > seen:
                 self._save(file, state.unfinished(), lines.start)

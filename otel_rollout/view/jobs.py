@@ -135,14 +135,18 @@ def read_lines(
     lines: Iterable[bytes | None],
     name: str,
     report: Report,
+    *,
+    reads_replies: bool = False,
     **place: Any,
 ) -> Iterator[tuple[bytes, _Found]]:
     """The line of each trajectory, and what the function returns for it, unless that is None.
 
     A damaged line is reported instead. Its exchanges are read when somebody asks: the function may
-    be the first to find that they are damaged. place: `first` and `goes_on` of `parsed_lines`.
+    be the first to find that they are damaged. reads_replies: see `Trajectory.from_json`.
+    place: `first` and `goes_on` of `parsed_lines`.
     """
-    found = parsed_lines(lines, name, report, report, trajectory_or_error, last=report, **place)
+    parse = partial(trajectory_or_error, reads_replies=reads_replies)
+    found = parsed_lines(lines, name, report, report, parse, last=report, **place)
     for line, trajectory, where in found:
         if isinstance(trajectory, SpanFormatError):
             report(SpanFormatError(f"{where}: {trajectory}"))
@@ -160,23 +164,30 @@ _Event = SpanFormatError | tuple[int | bytes, _Found]
 """A report; or the index of a line, or a part of one, and what was found in it."""
 
 
-def _events_of(of: Callable[[Trajectory], _Found | None], piece: Piece) -> list[_Event[_Found]]:
+def _events_of(
+    of: Callable[[Trajectory], _Found | None], reads_replies: bool, piece: Piece
+) -> list[_Event[_Found]]:
     """All that `read_lines` reports and yields of a piece, in order."""
     events: list[_Event[_Found]] = []
     numbers = {id(line): number for number, line in enumerate(piece.lines)}
-    found = read_lines(
-        of, piece.each_line(), piece.name, events.append, first=piece.first, goes_on=piece.goes_on
-    )
+    place = {"first": piece.first, "goes_on": piece.goes_on}
+    lines, name = piece.each_line(), piece.name
+    found = read_lines(of, lines, name, events.append, reads_replies=reads_replies, **place)
     for line, result in found:
         events.append((numbers.get(id(line), line), result))
     return events
 
 
 def read_pieces(
-    of: Callable[[Trajectory], _Found | None], pieces: Iterable[Piece], report: Report, jobs: int
+    of: Callable[[Trajectory], _Found | None],
+    pieces: Iterable[Piece],
+    report: Report,
+    jobs: int,
+    *,
+    reads_replies: bool = False,
 ) -> Iterator[tuple[bytes, _Found]]:
     """The same as `read_lines` of all pieces, by so many processes."""
-    for piece, events in in_order(partial(_events_of, of), pieces, jobs):
+    for piece, events in in_order(partial(_events_of, of, reads_replies), pieces, jobs):
         for event in events:
             if isinstance(event, SpanFormatError):
                 report(event)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
 
 from otel_rollout.wire.conversation import MessagePath, extend
@@ -22,6 +22,7 @@ from otel_rollout.wire.json import (
     Choice,
     Chunk,
     Json,
+    JsonText,
     Message,
     Params,
     Reply,
@@ -315,6 +316,13 @@ class ModelApi:
         Log-probabilities may be left to be read when somebody asks for them (`PartlyRead`).
         """
         return loads_bounded(text)
+
+    def reply_of(self, found: Any, whole: JsonText) -> Json:
+        """What `read` gives of a reply that was read as `REPLY` already, and is used up by this.
+
+        None: read it by its text. whole: that text, for what is asked of it later.
+        """
+        return None
 
     def outcome(self, reply: Json) -> str | None:
         """How the call ended by its reply's own account, as `Completion.status`; None: not told."""

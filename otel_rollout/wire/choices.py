@@ -75,7 +75,7 @@ _CHOICE = struct_of(
         "token_ids": list[int] | None,
     },
 )
-_REPLY = struct_of(
+REPLY = struct_of(
     "Reply",
     {
         **dict.fromkeys(("id", "object", "created", "model", "usage", "service_tier"), Any),
@@ -86,7 +86,7 @@ _REPLY = struct_of(
     },
 )
 """What servers put on replies; one with anything else is read as a whole."""
-_partly: Bounded[Any] = Bounded(_REPLY)
+_partly: Bounded[Any] = Bounded(REPLY)
 _WHOLE = 2048
 """Characters of a reply that costs less to be read as a whole."""
 _LOGPROBS = struct_of("Logprobs", {"content": Cut, "refusal": None})
@@ -131,11 +131,14 @@ class ChoicesApi(ModelApi):
 
     def read(self, text: str) -> Json:
         found = _partly(text) if len(text) > _WHOLE else None
-        if found is None or found.choices is UNSET:
-            return super().read(text)
+        reply = None if found is None else self.reply_of(found, JsonText(text))
+        return super().read(text) if reply is None else reply
+
+    def reply_of(self, found: Any, whole: JsonText) -> Json:
+        if found.choices is UNSET:
+            return None
         known = list(map(_taken_columns, found.choices))
         reply = as_objects(found)
-        whole = JsonText(text)
         reply["choices"] = [
             PartlyRead({**choice, **dict.fromkeys(columns, PASSED)}, whole, place, columns)
             for place, (choice, columns) in enumerate(zip(reply["choices"], known, strict=True))

@@ -56,23 +56,23 @@ class JsonText:
 
     __slots__ = ("_text", "_value")
 
-    def __init__(self, text: str | None, value: Json = None) -> None:
+    def __init__(self, text: str | Callable[[], str] | None, value: Json = None) -> None:
+        """text: None where nobody wrote it, or a function that gives it when somebody asks."""
         self._text = text
         self._value = _UNREAD if value is None and text is not None else value
 
     @property
     def text(self) -> str:
         """As it was written; compact where nobody wrote it."""
-        if self._text is None:
-            self._text = dumps(self._value)
+        if not isinstance(self._text, str):
+            self._text = dumps(self._value) if self._text is None else self._text()
         return self._text
 
     @property
     def value(self) -> Json:
         """What it says, one object however often it is asked for."""
         if self._value is _UNREAD:
-            assert self._text is not None
-            self._value = loads(self._text)
+            self._value = loads(self.text)
         return self._value
 
 
@@ -101,8 +101,10 @@ class Bounded(Generic[_Value]):
         except (ValueError, RecursionError):
             return None
 
-    def __call__(self, text: str) -> _Value | None:
+    def __call__(self, text: str | bytes) -> _Value | None:
         try:
+            if isinstance(text, bytes):
+                text = text.decode()  # who passes over a text does not look at its bytes
             if not self._is_read and _has_unread_number(text):
                 return None
             whole = text if text.isascii() else text.encode()

@@ -15,6 +15,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
+from otel_rollout.wire import JsonText
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d" * 1200}}
 LOGPROBS = {"content": [{"token": "b", "logprob": -2.0, "bytes": None, "top_logprobs": []}]}
@@ -123,12 +124,16 @@ def test_any_reply_comes_back(name: str) -> None:
     assert "\n" not in line
     assert "\r" not in line
     assert strict(line) == live.to_dict() or name == "out of range"
-    read = Trajectory.from_json(line)
-    assert [*map(repr, asked_for(read))] == [*map(repr, asked_for(live))]
+    for read in (
+        Trajectory.from_json(line),
+        Trajectory.from_json(line, reads_replies=True),
+        Trajectory.from_json(line.encode(), reads_replies=True),
+    ):
+        assert [*map(repr, asked_for(read))] == [*map(repr, asked_for(live))]
+        assert read.to_json() == line
     assert [*map(repr, asked_for(Trajectory.from_dict(live.to_dict())))] == [
         *map(repr, asked_for(live))
     ]
-    assert read.to_json() == line
 
 
 @pytest.mark.parametrize(
@@ -206,12 +211,56 @@ def test_damage_is_one_error(seed: int) -> None:
         if chance.random() < 0.3:
             at = chance.randrange(len(line))
             line = line[:at] + chance.choice('{}[]",:0n \\') + line[at + chance.randint(0, 2) :]
-        try:
-            trajectory = Trajectory.from_json(line)
-        except SpanFormatError:
-            continue
-        read += len([*map(repr, asked_for(trajectory))]) > 0
+        first, second = (outcome(line, reads_replies=reads) for reads in (False, True))
+        assert first == second
+        read += isinstance(first, list)
     assert 20 < read < 140
+
+
+def outcome(line: str | bytes, *, reads_replies: bool) -> str | list[str]:
+    """All that is asked of a line, or why it is refused."""
+    try:
+        return [*map(repr, asked_for(Trajectory.from_json(line, reads_replies=reads_replies)))]
+    except SpanFormatError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/completions", "/novel"])
+def test_a_reply_is_read_as_its_api_has_it(path: str) -> None:
+    """Also where it looks as one of a chat, or is one in part."""
+    data = recorded(
+        (request(0), json.dumps(REPLY)), (request(1), json.dumps({"id": "z"}))
+    ).to_dict()
+    for row in data["exchanges"]:
+        row["path"] = path
+    line = json.dumps(data)
+    first, second = (outcome(line, reads_replies=reads) for reads in (False, True))
+    assert first == second
+
+
+def test_bytes_that_are_no_text_are_found_in_replies() -> None:
+    """Those that only log-probabilities have are not read, and damage the line all the same."""
+    line = recorded((request(0), json.dumps(REPLY))).to_json().encode()
+    damaged = line.replace(b'"token":"b"', b'"token":"\xff"')
+    damaged = damaged.replace(b'"token": "b"', b'"token": "\xff"')
+    assert damaged != line
+    first, second = (outcome(damaged, reads_replies=reads) for reads in (False, True))
+    assert isinstance(first, str)
+    assert first == second
+
+
+def test_replies_that_are_read_with_their_line_need_no_second_look() -> None:
+    """The text of a reply is cut out of the line when somebody asks for it, and not before."""
+    line = recorded((request(0), json.dumps(REPLY)), (request(1), STREAM)).to_json()
+    for reads in (True, False):
+        trajectory = Trajectory.from_json(line, reads_replies=reads)
+        assert [len(row.token_ids) for row in trajectory.token_sequences()] == [3]
+        assert [c.logprobs for c in trajectory.completions] == [[-2.0], [-2.0, -2.0]]
+        bodies = [e.body for e in trajectory.exchanges]
+        assert [isinstance(body, str) for body in bodies] == [not reads, not reads]
+        texts = [body._text for body in bodies if isinstance(body, JsonText)]
+        assert not any(isinstance(text, str) for text in texts)
+        assert trajectory.to_json() == line
 
 
 def test_an_error_names_the_place() -> None:

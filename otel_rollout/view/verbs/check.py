@@ -45,7 +45,10 @@ def check(options: argparse.Namespace) -> int:
         report = _Report(required, Groups(options.expect_groups), options.expect)
         report.started = NeverEnded(options.started, sources.report)
         found = sources.trajectories(
-            partial(_examined, choice), infer_rollouts=options.infer_rollouts, jobs=options.jobs
+            partial(_examined, choice),
+            infer_rollouts=options.infer_rollouts,
+            jobs=options.jobs,
+            reads_replies=choice.reads_replies,
         )
         for sample, examined in found:
             checked = report.check(sample, examined)

@@ -52,10 +52,15 @@ class Choice:
         self._asked += 1
         return where is None or where.matches(Overview.of(trajectory, where.names))
 
+    @property
+    def reads_replies(self) -> bool:
+        """True if `examined` reads the replies of each trajectory: the filter needs them too."""
+        return self.where is None or not self.where.names <= HEAD
+
     def examined(self, trajectory: Trajectory) -> Examined | None:
         """What is computed of a trajectory; None for one that the filter does not keep."""
         where = self.where
-        if where is not None and where.names <= HEAD:
+        if not self.reads_replies:
             return examine(trajectory) if self.keeps(trajectory) else None
         self._asked += 1
         examined = examine(trajectory)

@@ -30,7 +30,9 @@ def drift(options: argparse.Namespace) -> int:
     total = _Total()
     each: list[Json] = []
     found = sources.trajectories(
-        lambda t: (t, t.drift(), _calls(t)), infer_rollouts=options.infer_rollouts
+        lambda t: (t, t.drift(), _calls(t)),
+        infer_rollouts=options.infer_rollouts,
+        reads_replies=True,
     )
     for trajectory, forked, calls in found:
         if options.json:

@@ -56,7 +56,10 @@ def _overviews(
 ) -> Iterator[Overview]:
     """The overviews that are kept, one at a time; they are counted as they come."""
     found = sources.trajectories(
-        choice.examined, infer_rollouts=options.infer_rollouts, jobs=options.jobs
+        choice.examined,
+        infer_rollouts=options.infer_rollouts,
+        jobs=options.jobs,
+        reads_replies=choice.reads_replies,
     )
     for examined in found:
         totals.add(examined.overview, examined.findings)
