@@ -491,7 +491,7 @@ LINES = {
     "record": 7_852,
     "spans": 2_014,
     "testing": 1_214,
-    "trajectory": 4_933,
+    "trajectory": 5_013,
     "view": 7_119,
     "wire": 5_190,
     "workflows": 854,

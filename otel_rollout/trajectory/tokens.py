@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.spans import TokenPath, extend_tokens
@@ -82,6 +82,11 @@ class TokenSequence:
                 if start + first < end:
                     found.append((version, start + first, min(start + last, end)))
         return found if any(version is not None for version, _, _ in found) else None
+
+    @property
+    def trained_tokens(self) -> int:
+        """The sum of its loss mask."""
+        return sum(self.loss_mask)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -175,7 +180,78 @@ class _Call:
         return self.path.length - len(self.path.ids)
 
 
-def token_sequences(
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedRow:
+    """A row whose lists are not made: what it trains is counted without them."""
+
+    path: TokenPath
+    """Its ids, before it is truncated."""
+    kept: int
+    """T, its number of tokens: fewer than those of `path` where it is truncated."""
+    calls: list[_Call]
+    """The calls in it, in order."""
+    trains: list[bool]
+    """For each of the calls, true if this row trains it."""
+
+    @property
+    def completions(self) -> list[Completion]:
+        """The completions in it, in order."""
+        return [call.completion for call in self.calls]
+
+    @property
+    def trained_tokens(self) -> int:
+        """The sum of its loss mask."""
+        return sum(
+            min(call.path.length, self.kept) - call.start
+            for call, trains in zip(self.calls, self.trains, strict=True)
+            if trains
+        )
+
+    def sequence(self) -> TokenSequence:
+        """The row with its lists."""
+        token_ids, kept = self.path.to_list()[: self.kept], self.kept
+        loss_mask, sampled, logprobs = [0] * kept, [0] * kept, [0.0] * kept
+        spans: list[tuple[str, int, int]] = []
+        for call, trains in zip(self.calls, self.trains, strict=True):
+            start, end = call.start, min(call.path.length, kept)
+            ones = [1] * (end - start)
+            sampled[start:end] = ones
+            if trains:
+                loss_mask[start:end] = ones
+            known = call.logprobs or array("d", [math.nan]) * (end - start)
+            logprobs[start:end] = known[: end - start].tolist()
+            spans.append((call.completion.id, start, end))
+        return TokenSequence(
+            token_ids=token_ids,
+            loss_mask=loss_mask,
+            logprobs=logprobs,
+            sampled=sampled,
+            prompt_length=spans[0][1] if spans else kept,
+            spans=spans,
+            completions=self.completions,
+            truncated=kept < self.path.length or any(c.truncated for c in self.completions),
+        )
+
+
+class PlannedRows(list[PlannedRow]):
+    """`TokenSequences` whose lists are not made."""
+
+    __slots__ = ("dropped",)
+
+    def __init__(self, rows: Iterable[PlannedRow] = (), dropped: Iterable[Dropped] = ()) -> None:
+        super().__init__(rows)
+        self.dropped: list[Dropped] = list(dropped)
+
+    def sequences(self) -> TokenSequences:
+        """The rows with their lists."""
+        return TokenSequences([row.sequence() for row in self], self.dropped)
+
+
+AnyRows: TypeAlias = TokenSequences | PlannedRows
+"""Rows to be counted, with their lists or without them."""
+
+
+def planned_rows(
     completions: Iterable[Completion],
     *,
     masked: Callable[[Completion], bool] = lambda _: False,
@@ -183,7 +259,7 @@ def token_sequences(
     keep_aborted: bool = False,
     keep_side_calls: bool = False,
     constrained_logprobs: Literal["keep", "nan"] = "keep",
-) -> TokenSequences:
+) -> PlannedRows:
     """The rows of the completions of one trajectory.
 
     masked: true for completions that stay in their row as context and are not trained.
@@ -214,14 +290,14 @@ def token_sequences(
         )
         calls.remove(call)
     parents = {id(call): parents[id(call)] for call in calls if id(call) in parents}
-    rows: list[TokenSequence] = []
+    rows: list[PlannedRow] = []
     trained: set[int] = set()
     ends = {id(parent) for parent in parents.values()}
     for leaf in calls:
         if id(leaf) in ends:
             continue
-        row = _row(_path(leaf, parents), trained, masked, max_length)
-        if any(row.loss_mask):
+        row = _planned(_path(leaf, parents), trained, masked, max_length)
+        if any(row.trains):
             rows.append(row)
     too_long = f"beyond {max_length} tokens of its row"
     dropped += [
@@ -231,7 +307,7 @@ def token_sequences(
         for call in calls
         if id(call) not in trained
     ]
-    return TokenSequences(rows, dropped)
+    return PlannedRows(rows, dropped)
 
 
 def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
@@ -250,7 +326,8 @@ def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
     parents = _link(calls)
     ends = {id(parent) for parent in parents.values()}
     leaves = [call for call in calls if id(call) not in ends]
-    return [_row(_path(leaf, parents), set(), lambda _: True, None) for leaf in leaves]
+    paths = (_path(leaf, parents) for leaf in leaves)
+    return [_planned(path, set(), lambda _: True, None).sequence() for path in paths]
 
 
 def _as_it_came(completion: Completion, sampled: TokenPath) -> _Call:
@@ -452,42 +529,16 @@ def _unresolved(calls: Sequence[_Call], parents: dict[int, _Call]) -> list[_Call
     return [call for call in doubtful if len(spans[prompt(call)]) > 1]
 
 
-def _row(
+def _planned(
     path: Sequence[_Call],
     trained: set[int],
     masked: Callable[[Completion], bool],
     max_length: int | None,
-) -> TokenSequence:
-    token_ids = path[-1].path.to_list()
-    length = len(token_ids)
-    kept = length if max_length is None else min(length, max_length)
-    loss_mask, sampled, logprobs = [0] * length, [0] * length, [0.0] * length
-    spans: list[tuple[str, int, int]] = []
-    completions: list[Completion] = []
-    truncated = kept < length
-    for call in path:
-        start, end = call.start, min(call.path.length, kept)
-        if start >= end:
-            continue
-        ones = [1] * (end - start)
-        sampled[start:end] = ones
-        if id(call) not in trained and not masked(call.completion):
-            loss_mask[start:end] = ones
-            trained.add(id(call))
-        known = call.logprobs or array("d", [math.nan]) * (end - start)
-        logprobs[start:end] = known[: end - start].tolist()
-        spans.append((call.completion.id, start, end))
-        completions.append(call.completion)
-        truncated = truncated or call.completion.truncated
-    for values in (token_ids, loss_mask, sampled, logprobs):
-        del values[kept:]
-    return TokenSequence(
-        token_ids=token_ids,
-        loss_mask=loss_mask,
-        logprobs=logprobs,
-        sampled=sampled,
-        prompt_length=spans[0][1] if spans else len(token_ids),
-        spans=spans,
-        completions=completions,
-        truncated=truncated,
-    )
+) -> PlannedRow:
+    """The row of these calls, each of which continues the one before it."""
+    ids = path[-1].path
+    kept = ids.length if max_length is None else min(ids.length, max_length)
+    calls = [call for call in path if call.start < min(call.path.length, kept)]
+    trains = [id(call) not in trained and not masked(call.completion) for call in calls]
+    trained.update(id(call) for call, trains_it in zip(calls, trains, strict=True) if trains_it)
+    return PlannedRow(ids, kept, calls, trains)

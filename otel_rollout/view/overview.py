@@ -11,9 +11,9 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TabularList, columns_of, members
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.trajectory import (
+    AnyRows,
     Completion,
     Episode,
-    TokenSequences,
     Trajectory,
     TrajectoryGroup,
 )
@@ -107,9 +107,9 @@ class Examined(NamedTuple):
     """The reason of the first completion that no row trains; None: rows train all."""
 
 
-def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Examined:
+def examine(trajectory: Trajectory, rows: AnyRows | None = None) -> Examined:
     """Overview, findings and rows. rows: others than those of `Trajectory.token_sequences()`."""
-    rows = trajectory.token_sequences() if rows is None else rows
+    rows = trajectory.planned_rows() if rows is None else rows
     findings = findings_of(trajectory, rows=rows)
     completions = trajectory.completions
     overview = Overview(
@@ -121,7 +121,7 @@ def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Exami
         histories=sum(1 for _ in trajectory.conversations.ends(trajectory.appended)),
         rows=len(rows),
         sampled_tokens=_sampled(completions),
-        trained_tokens=sum(sum(row.loss_mask) for row in rows),
+        trained_tokens=sum(row.trained_tokens for row in rows),
         dropped=sum(drop.completion is not None for drop in rows.dropped),
         versions=tuple(trajectory.policy_versions),
         models=tuple(dict.fromkeys(c.model for c in completions if c.model is not None)),

@@ -21,7 +21,7 @@ from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 from otel_rollout.trajectory.tokens import (
     TokenSequence,
-    token_sequences,
+    planned_rows,
     untrained_sequences,
 )
 from otel_rollout.wire import choices
@@ -224,7 +224,7 @@ def test_a_reply_that_only_unresolved_retries_follow_trains():
         replace(c, exchange=replace(c.exchange, source="a dialect"))
         for c in server.trajectory().completions
     ]
-    rows = token_sequences(inexact)
+    rows = planned_rows(inexact).sequences()
     assert list(map(brief, rows)) == [([1, 2, 3], "001")]
     assert [str(dropped)[:32] for dropped in rows.dropped] == [
         "b: the same prompt was sampled a",
@@ -553,6 +553,18 @@ def test_the_tokens_that_do_not_train_are_rows_too(server: Server):
                 assert row.token_ids[start:end] == completion.token_ids
                 assert row.token_ids[:start] == (completion.prompt_token_ids or [])
                 assert all(row.sampled[start:end])
+
+
+@given(plays(), st.none() | st.integers(1, 12))
+def test_what_rows_train_is_counted_without_their_lists(server: Server, most: int | None):
+    """The same, however they are truncated, as with the lists."""
+    trajectory = server.trajectory()
+    planned = trajectory.planned_rows(max_length=most)
+    rows = trajectory.token_sequences(max_length=most)
+    assert [row.trained_tokens for row in planned] == [sum(row.loss_mask) for row in rows]
+    assert [row.trained_tokens for row in rows] == [sum(row.loss_mask) for row in rows]
+    assert [row.completions for row in planned] == [row.completions for row in rows]
+    assert planned.dropped == rows.dropped
 
 
 @given(plays())

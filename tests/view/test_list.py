@@ -59,6 +59,13 @@ def listed(spans: str, capsys: Output) -> Any:
     return run
 
 
+def test_rows_are_counted_and_not_made(trajectories: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither verb has a use for lists of tokens."""
+    monkeypatch.setattr("otel_rollout.trajectory.tokens.PlannedRow.sequence", None)
+    assert main(["list", trajectories]) == 0
+    assert main(["check", trajectories]) == 1  # some failed
+
+
 def test_the_table(
     trajectories: str, spans: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
