@@ -483,7 +483,7 @@ LINES = {
     "": 1_539,
     "command": 2_672,
     "export": 2_851,
-    "gateway": 3_449,
+    "gateway": 3_452,
     "look": 2_260,
     "otlp": 2_021,
     "rebuild": 1_847,

@@ -338,7 +338,9 @@ class RecordedReply:
             self._set_headers(retried.form, JSON)
             if retried.body is None:
                 said = "the client did not read this error when it was recorded"
-                headers = tuple(self.headers[1:-1])
+                headers = tuple(
+                    each for each in self.headers if not each[0].startswith(b"content-")
+                )
                 self.refusal = Refusal(retried.status, said, "api_error", headers=headers)
             return
         self.status = exchange.status_code
@@ -354,10 +356,11 @@ class RecordedReply:
 
     def _set_headers(self, form: Form, usual: str) -> None:
         kind = usual if form.type is None else form.type
-        more = form.headers or {}
+        found = {"content-type": kind, **(form.headers or {})}
         self.headers = [
             (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-            for name, value in {"content-type": kind, **more}.items()
+            for name, value in found.items()
+            if value
         ]
         """Names and values as ASGI has them."""
         if usual == JSON and self.is_whole:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from otel_rollout import JsonlTrajectoryExporter, reconstruct
 from otel_rollout.command.cli import main
 from otel_rollout.otlp import read_json_lines
 from otel_rollout.testing import ModelServer
-from tests.agents.ran import FILE, WRONG, Agent, Ran
+from tests.agents.ran import FILE, WRONG, Again, Agent, Ran
 
 ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / ".agents"
@@ -59,12 +60,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def agent(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Agent:
     """Run an agent by `otel-rollout run`, in a folder with the file that is to be mended.
 
-    The trajectory of the process is equal to the one that its file of spans gives.
+    The trajectory of the process is equal to the one that its file of spans gives, and each reply
+    on these spans has the bytes that the server sent. `again` runs the agent once more, where it
+    began, by `otel-rollout replay`.
     """
     (folder / FILE).write_text(WRONG)
+    home, kept = Path.home(), tmp_path / "kept"
+
+    def again(command: Sequence[str], ignore: Sequence[str]) -> Again:
+        for each in (home, folder):
+            shutil.rmtree(each)
+            shutil.copytree(kept / each.name, each, symlinks=True)
+        os.chdir(folder)
+        options = [part for name in ignore for part in ("--ignore", name)]
+        status = main(["replay", str(tmp_path / "spans.jsonl"), *options, "--", *command])
+        return Again(status, *capfd.readouterr())
 
     def run(server: ModelServer, command: Sequence[str]) -> Ran:
         out, spans = tmp_path / "out.jsonl", tmp_path / "spans.jsonl"
+        for each in (home, folder):
+            shutil.copytree(each, kept / each.name, symlinks=True)
         files = ("--out", str(out), "--spans", str(spans))
         where = ("--upstream", server.base_url, "--timeout", "300", "--request-token-ids")
         status = main(["run", *where, *files, "--", *command])
@@ -75,6 +90,8 @@ def agent(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Ag
         assert rebuilt == live
         assert live.status == "complete"
         assert live.warnings == []
-        return Ran(status, printed, live, server.exchanges)
+        recorded = [exchange.reply_bytes() for exchange in rebuilt.exchanges]
+        assert sorted(filter(None, recorded)) == sorted(e.response for e in server.exchanges)
+        return Ran(status, printed, live, server.exchanges, again)
 
     return run

@@ -15,6 +15,15 @@ WRONG, RIGHT = "print(2 - 2)\n", "print(2 + 2)\n"
 TASK = f"{FILE} has to print 4. Read it, mend it, and run it."
 
 
+@dataclass(frozen=True)
+class Again:
+    """A run of an agent that got recorded replies."""
+
+    status: int
+    out: str
+    err: str
+
+
 @dataclass
 class Ran:
     """A run of an agent: what the server saw, and what became of it."""
@@ -23,6 +32,8 @@ class Ran:
     out: str
     trajectory: Trajectory
     exchanges: list[WireExchange]
+    again: Callable[[Sequence[str], Sequence[str]], Again]
+    """Replay it to a command; the members of requests that are ignored."""
 
 
 Agent = Callable[[ModelServer, Sequence[str]], Ran]

@@ -65,6 +65,8 @@ class Kind:
     stream: bool = True
     end: Sequence[tuple[str, dict[str, Any]]] = ()
     """The tools that its last reply calls."""
+    differs: Sequence[str] = ()
+    """Members of its requests that are others in each run: ids of sessions, times."""
 
 
 CLAUDE_COMMAND = ("claude", "-p", TASK, "--model", "m", "--allowedTools", "Read,Edit,Bash,Agent")
@@ -85,6 +87,7 @@ KINDS = {
             ("Bash", {"command": RUN, "description": "Run it"}),
         ],
         "/v1/messages?beta=true",
+        differs=["metadata.user_id"],
     ),
     "codex": Kind(
         ("sh", "-c", CODEX, TASK),
@@ -94,6 +97,7 @@ KINDS = {
             ("exec_command", {"cmd": RUN}),
         ],
         "/v1/responses",
+        differs=["prompt_cache_key", "client_metadata", "input[].id", "input[].output"],
     ),
     "gemini": Kind(
         ("gemini", "-m", "m", "--yolo", "--skip-trust", "-p", TASK),
@@ -111,6 +115,7 @@ KINDS = {
             ("run_shell_command", {"command": RUN, "description": "Run it"}),
         ],
         f"{GEMINI}?alt=sse",
+        differs=["contents[].parts[].functionCall.id", "contents[].parts[].functionResponse"],
     ),
     "qwen": Kind(
         # It sends every call through a proxy where one is set.
@@ -141,6 +146,7 @@ KINDS = {
             ),
         ],
         "/v1/chat/completions",
+        differs=["messages[].content[].text"],  # it prints the number of a process
     ),
     "mini": Kind(
         ("mini", "-m", "openai/m", "-t", TASK, "--yolo", "--exit-immediately", "-o", "said.json"),
@@ -242,6 +248,25 @@ def test_an_agent_mends_a_file(agent: Agent, name: str):
     (history,) = [each for each in ran.trajectory.histories if each.tools]
     assert len(history.completions) == 4
     assert all(item.trainable for item in history.items if item.completion is not None)
+    again = ran.again(kind.command, kind.differs)
+    assert again.status == 0, again.err
+    assert (folder / FILE).read_text() == RIGHT
+    assert "It prints 4 now: 2 + 2 = 4 ✓" in again.out
+    count = len(ran.exchanges)
+    assert f"{count} of {count} recorded calls asked again" in again.err
+
+
+def test_a_changed_agent_is_stopped(agent: Agent):
+    """At its first call, which asks for another task; nothing of the rest is asked."""
+    kind = KINDS["claude"]
+    with ModelServer(scripted(kind), token_ids=True, logprobs=True) as server:
+        ran = agent(server, kind.command)
+    changed = [each.replace("has to print 4", "has to print 5") for each in kind.command]
+    again = ran.again(changed, kind.differs)
+    assert again.status != 0
+    assert Path(FILE).read_text() == WRONG
+    assert "0 of 4 recorded calls asked again" in again.err
+    assert "has to print 5" in again.err
 
 
 def test_aider_mends_a_file(agent: Agent):
@@ -320,8 +345,9 @@ def test_a_client(agent: Agent, command: Sequence[str], path: str, stream: bool)
             return Reply(f"said: {'and now?' if 'and now?' in last else 0} ✓")
         return Reply(tool_calls=[ToolCall("shell", '{"command": "python3 sum.py"}')])
 
+    command = (*command, json.dumps(["what does it print?", "and now?"]))
     with ModelServer(reply, token_ids=True, logprobs=True) as server:
-        ran = agent(server, (*command, json.dumps(["what does it print?", "and now?"])))
+        ran = agent(server, command)
     assert "said: 0 ✓\nsaid: and now? ✓\n" in ran.out
     check_every_byte(ran, stream=stream, is_compact=command[0] != "java")
     assert {exchange.path for exchange in ran.exchanges} == {path}
@@ -332,3 +358,6 @@ def test_a_client(agent: Agent, command: Sequence[str], path: str, stream: bool)
         (row,) = to_token_rows([ran.trajectory])
         ids = [token for each in history.completions for token in each.token_ids or ()]
         assert [t for t, m in zip(row["input_ids"], row["loss_mask"], strict=True) if m] == ids
+    again = ran.again(command, ())
+    assert (again.status, again.out) == (0, ran.out)
+    assert f"3 of {len(ran.exchanges)} recorded calls asked again" in again.err
