@@ -40,24 +40,28 @@ def lines_of_documents(
             except SpanFormatError as error:
                 fail(SpanFormatError(f"{where}{f', element {number}' if many else ''}: {error}"))
     for trajectory in known.rollouts(
-        lambda error: fail(SpanFormatError(f"{name}: {error}")), _incomplete(name)
+        lambda error: fail(SpanFormatError(f"{name}: {error}")), _state_of(name)
     ):
         yield trajectory.to_json().encode() + b"\n"
 
 
-def _incomplete(name: str) -> str | None:
-    """The rollout of a file in a store of NeMo Gym if it is marked there as incomplete."""
+def _state_of(name: str) -> documents.CaptureState | None:
+    """The state of the rollout of a file in a store of NeMo Gym; None for any other file."""
     stem = next((name[: -len(end)] for end in _OF_STORE if name.endswith(end)), None)
     if stem is None:
         return None
-    with suppress(OSError):
-        if os.path.getsize(f"{stem}.tokens.incomplete"):
-            return os.path.basename(stem)
-    with suppress(OSError), open(f"{stem}{_STATE}", "rb") as file:
-        state = _value(file.read(lines.LONGEST))
-        if state is not None and isinstance(state[0], dict) and state[0].get("incomplete") is True:
-            return os.path.basename(stem)
-    return None
+    state = _value(_content(stem + _STATE))
+    members = state[0] if state is not None and isinstance(state[0], dict) else {}
+    is_marked = members.get("incomplete") is True or bool(_content(f"{stem}.tokens.incomplete"))
+    begun = _content(f"{stem}.tokens.intents").decode("utf-8", "replace").split()
+    return documents.CaptureState(os.path.basename(stem), is_marked, frozenset(begun))
+
+
+def _content(name: str) -> bytes:
+    """The content of a file; b"" where it is not there."""
+    with suppress(OSError), open(name, "rb") as file:
+        return file.read(lines.LONGEST)
+    return b""
 
 
 _STATE = ".tokens.state.json"

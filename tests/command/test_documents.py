@@ -105,3 +105,7 @@ def test_a_store_of_nemo_gym(tmp_path: Path, capsys: Output):
         ("whole", 1),
     ]
     assert ["incomplete" in line["findings"] for line in lines] == [True, True, False]
+    (tmp_path / "whole.tokens.intents").write_text("call-1\ncall-2\n")  # one has no entry
+    assert main(["list", "--json", "--where", "id == 'whole'", str(tmp_path)]) == 0
+    (line, _) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "incomplete" in line["findings"]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_rollout import SpanFormatError, Trajectory
-from otel_rollout.rebuild.documents import Documents, may_be_document
+from otel_rollout.rebuild.documents import CaptureState, Documents, may_be_document
 from tests.kit.documents import ATIF, ENTRY, MINI
 
 
@@ -156,6 +156,22 @@ def test_what_a_document_lacks_is_an_error():
         read(inside)
 
 
+def test_times_are_those_that_are_known():
+    """In any precision; a step without one is after the one before it."""
+    (trajectory,) = read(changed(ATIF, 2, timestamp=None))
+    assert (trajectory.start_time_ns, trajectory.end_time_ns) == (0, None)
+    for text in (
+        "2026-01-01T00:00:05.5Z",
+        "2026-01-01T00:00:05.500000123",
+        "2026-01-01 00:00:05.50",
+    ):
+        (trajectory,) = read(changed(ATIF, 2, timestamp=text))
+        assert trajectory.start_time_ns == 1_767_225_605_500_000_000
+        assert trajectory.end_time_ns == trajectory.start_time_ns + 1
+    (trajectory,) = read(changed(changed(ATIF, 2, timestamp=None), 3, timestamp="2026-01-01"))
+    assert trajectory.start_time_ns == trajectory.end_time_ns == 1_767_225_600_000_000_000
+
+
 def test_mini_swe_agent():
     """Replies as they were sent, also one that the agent could not read; how it ended."""
     (trajectory,) = read(MINI)
@@ -197,6 +213,9 @@ def test_token_entries():
     (row,) = trajectory.token_sequences()
     assert (row.token_ids, row.loss_mask) == ([1, 2, 3, 4, 5, 3, 4], [0, 0, 1, 1, 0, 1, 1])
     assert [each.id for each in trajectory.completions] == ["call-1", "call-2"]
+    state = CaptureState("r.1-a_B", True, frozenset())
+    (marked,) = Documents().rollouts(print, state)
+    assert marked.missing_calls == [marked.warnings[1]]
     for wrong, why in (
         ({"schema_version": 2}, "schema_version 2, and up to 1 is read"),
         ({"model_call_id": ""}, "model_call_id is ''"),

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote_to_bytes
@@ -17,6 +18,8 @@ from otel_rollout import TrajectoryGroup
 from otel_rollout.export import CheckedOptions, Dropped, dropped_completions
 from otel_rollout_atif.document import to_atif
 
+_LONGEST = 200
+"""Characters of a file's name, at most."""
 _SUFFIXES = {"jpeg": "jpg", "mpeg": "mp3"}
 
 
@@ -61,14 +64,20 @@ class AtifRows(CheckedOptions):
                 for document in _trees(lines):
                     media.write(document)
                     if is_folder:
-                        name = quote(document["trajectory_id"], safe="") + ".json"
-                        (part / name).write_text(json.dumps(document, indent=2))
+                        _file_of(part, document).write_text(json.dumps(document, indent=2))
                     else:
                         file.write(json.dumps(document, separators=(",", ":")).encode() + b"\n")
             os.replace(part, output)
         finally:
             _remove(part)
         rows.unlink()
+
+
+def _file_of(folder: Path, document: dict[str, Any]) -> Path:
+    """A file for a document, named after its id, which is not there yet."""
+    name = quote(document["trajectory_id"], safe="")[:_LONGEST]
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(path for each in names if not (path := folder / f"{each}.json").exists())
 
 
 def _remove(path: Path) -> None:

@@ -274,6 +274,10 @@ async def test_a_folder_of_documents(
     assert sorted(path.suffix for path in (output / "media").iterdir()) == [".png", ".wav"]
     assert main(["list", "--json", str(output)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(played) + 1
+    data = played[0].to_dict() | {"id": "a/" + "b" * 300}
+    long = [Trajectory.from_dict({**data, "group_id": group}) for group in ("g", "h")]
+    assert written(long, tmp_path / "long") == 0  # two of one id, which is longer than a name
+    assert len(list((tmp_path / "long").glob("*.json"))) == 2
 
 
 async def test_lines_of_documents(

@@ -74,12 +74,12 @@ pytestmark = pytest.mark.trainer
 IS_REAL = hasattr(gym, "TokenCaptureStore")
 
 
-def read(*lines: Any, incomplete: str | None = None) -> list[Trajectory]:
+def read(*lines: Any) -> list[Trajectory]:
     """The trajectories of entries."""
     known, errors = Documents(), list[SpanFormatError]()
     for line in lines:
         assert list(known.read(line)) == []
-    found = list(known.rollouts(errors.append, incomplete))
+    found = list(known.rollouts(errors.append))
     assert errors == []
     assert [Trajectory.from_json(each.to_json()) for each in found] == found
     return found
@@ -184,9 +184,6 @@ def test_gyms_entries_are_trajectories():
     assert (row.token_ids, row.loss_mask) == ([1, 2, 3, 4, 5, 3, 4], [0, 0, 1, 1, 0, 1, 1])
     assert "the messages of the request" in trajectory.completions[0].lost
     assert to_token_entries(trajectory).entries == [ENTRY, second]
-    (marked,) = read(ENTRY, incomplete="r.1-a_B")
-    assert marked.missing_calls == [marked.warnings[1]]
-    assert to_token_entries(marked).incomplete
 
 
 async def test_a_folder_for_gyms_store(

@@ -177,7 +177,7 @@ def _call(
     else:
         call.also_loses |= {Fact.TOOLS}
     ids = list_of(metrics.get("completion_token_ids"), int)
-    logprobs = list_of(metrics.get("logprobs"), (int, float))
+    logprobs = list_of(metrics.get("logprobs"), int, float)
     prompt_ids = list_of(metrics.get("prompt_token_ids"), int)
     prompt = calls.prompt_path(prompt_ids) if prompt_ids else None
     if prompt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -43,12 +44,16 @@ class Calls:
         self._exchanges: list[Exchange] = []
         self._prompt: tuple[Sequence[Json], MessagePath | None] = (), None
         self._time = 0
+        self._began: int | None = None
+        """The first time that is known."""
         self._after: list[Json] = []
         self._tokens: tuple[list[int], TokenPath] | None = None
 
     def add(self, call: ForeignCall, time_ns: int | None = None) -> None:
         """Add a call. time_ns: when it was made, Unix nanoseconds; it is after those before it."""
         self._time = max(time_ns or 0, self._time + 1)
+        if self._began is None and time_ns is not None:
+            self._began = self._time
         span = SpanRecord(
             name="",
             trace_id="",
@@ -91,16 +96,14 @@ class Calls:
         warning = sentences.FROM_DOCUMENT(
             format=repr(self._source), lost="; ".join(sorted(lost)) or "all of a call"
         )
-        times = [exchange.start_time_ns for exchange in self._exchanges]
         last = self._exchanges[-1] if self._exchanges else None
         key = (last.reply_id or f"span-{last.span_id}", 0) if last else None
-        known = len(times) > 0 and times[0] > len(times)  # else they only count
         return Trajectory(
             **{
                 "id": self._id,
                 "status": "unknown",
-                "start_time_ns": times[0] if known else 0,
-                "end_time_ns": times[-1] if known else None,
+                "start_time_ns": self._began or 0,
+                "end_time_ns": None if self._began is None else self._time,
                 "exchanges": self._exchanges,
                 "appended": {key: self._after} if key and self._after else {},
                 "warnings": [warning, *also_warns],
@@ -134,11 +137,9 @@ def chat_reply(
     }
 
 
-def list_of(value: Json, kind: type | tuple[type, ...]) -> list[Any] | None:
-    """A list of numbers of this type; None for anything else, and for an empty one."""
-    if not isinstance(value, list) or not value:
-        return None
-    is_list = all(isinstance(one, kind) and not isinstance(one, bool) for one in value)
+def list_of(value: Json, *types: type) -> list[Any] | None:
+    """A list of numbers of these types; None for anything else, and for an empty one."""
+    is_list = isinstance(value, list) and len(value) > 0 and set(map(type, value)) <= set(types)
     return value if is_list else None
 
 
@@ -151,13 +152,22 @@ def nanoseconds(value: Json) -> int | None:
     """Unix nanoseconds of seconds, or of a time as ISO 8601 writes it; None: it is neither."""
     if isinstance(value, str):
         try:
-            found = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+            found = datetime.fromisoformat(
+                _fraction(_six_digits, value.strip()).replace("Z", "+00:00")
+            )
         except ValueError:
             return None
         since = (found if found.tzinfo else found.replace(tzinfo=timezone.utc)) - _EPOCH
         return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return int(value * 1e6) * 1_000 if is_number and 0 < value < 1e11 else None
+
+
+_fraction = re.compile(r"\.(\d{1,6})\d*").sub
+
+
+def _six_digits(fraction: re.Match[str]) -> str:
+    return f".{fraction[1]:0<6}"  # Python 3.10 reads no other number of them
 
 
 def digest(data: Json) -> str:

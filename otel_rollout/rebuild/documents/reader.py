@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.rebuild.documents import atif, mini_swe, token_entries
@@ -21,6 +22,16 @@ may_be_document = re.compile(
     rf'\s*(?:\[\s*)?\{{\s*"(?:(?!schema_version)(?:{_KEYS})"|{_VERSION})'.encode()
 ).match
 """True of the first bytes of a file that may be a document, or a list or lines of them."""
+
+
+class CaptureState(NamedTuple):
+    """What NeMo Gym keeps of a rollout beside its entries."""
+
+    rollout_id: str
+    is_incomplete: bool
+    """True if it is marked so."""
+    call_ids: frozenset[str]
+    """The calls that were begun, as far as that was noted: each has an entry, or was lost."""
 
 
 class Documents:
@@ -49,18 +60,22 @@ class Documents:
         yield from self._new(found.name, found.read(members))
 
     def rollouts(
-        self, fail: Callable[[SpanFormatError], None], incomplete: str | None = None
+        self, fail: Callable[[SpanFormatError], None], state: CaptureState | None = None
     ) -> Iterator[Trajectory]:
         """The trajectories of the token entries that were read since the last time.
 
         fail: called for a rollout whose entries cannot be read.
-        incomplete: the id of a rollout that was marked as incomplete, with entries or without.
+        state: of the rollout that the entries are of, which may have none.
         """
         held, self._entries = self._entries, {}
-        if incomplete is not None:
-            held.setdefault(incomplete, [])
+        if state is not None and state.is_incomplete:
+            held.setdefault(state.rollout_id, [])
         for id_, entries in held.items():
-            made = token_entries.read(id_, entries, is_incomplete=id_ == incomplete)
+            is_incomplete = False
+            if state is not None and state.rollout_id == id_:
+                ids = {entry["model_call_id"] for entry in entries}
+                is_incomplete = state.is_incomplete or not state.call_ids <= ids
+            made = token_entries.read(id_, entries, is_incomplete=is_incomplete)
             try:
                 yield from self._new(token_entries.SOURCE, made)
             except SpanFormatError as error:

@@ -7,7 +7,6 @@ token ids. The reply is kept with every other member of the entry, so that it is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.rebuild.dialects import KEPT_BY_NONE, Fact, ForeignCall
@@ -54,8 +53,8 @@ def checked(data: Members) -> str:
         if text(data[name]) is None:
             raise SpanFormatError(f"a token entry whose {name} is {data[name]!r:.40}, not a text")
     for name in _ARRAYS:
-        kind: Any = int if name in _IDS else (int, float)
-        if data.get(name) != [] and list_of(data.get(name), kind) is None:
+        types = (int,) if name in _IDS else (int, float)
+        if data.get(name) != [] and list_of(data.get(name), *types) is None:
             raise SpanFormatError(f"a token entry whose {name} is no list of numbers")
     counts = [len(data[name]) for name in _ARRAYS[1:]]
     if counts[0] != counts[1]:
