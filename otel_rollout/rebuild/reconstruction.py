@@ -25,7 +25,7 @@ from otel_rollout.trajectory import (
     Trajectory,
     sentences,
 )
-from otel_rollout.wire import loads
+from otel_rollout.wire import Json, loads
 
 logger = logging.getLogger("otel_rollout")
 
@@ -130,9 +130,20 @@ def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
             status=status,
             termination_reason=None if error is None else status,
             error=error,
+            metadata=_metadata(first),
             source=_Inferred(exchanges, is_whole=is_root),
         )
     ]
+
+
+def _metadata(record: SpanRecord) -> dict[str, Json]:
+    """The metadata that a span has as JSON, as OpenInference and exports of products have them."""
+    text = record.text(sc.METADATA) or ""
+    try:
+        found = loads(text) if text.startswith("{") else None
+    except (ValueError, RecursionError):
+        return {}  # cut, or another's
+    return found if isinstance(found, dict) else {}
 
 
 def _top(records: Sequence[SpanRecord]) -> SpanRecord:

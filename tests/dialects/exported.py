@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -59,8 +60,11 @@ def agents(instrument: Callable[[Any], Any] | None = None) -> Run:
     return importlib.import_module("tests.dialects.agent_kinds").run  # type: ignore[no-any-return]
 
 
-def by_langsmith(servers: dict[str, str]) -> Lines:
-    """Runs as `Client.list_runs` gives them, of a store that keeps what the client sends."""
+def by_langsmith(servers: dict[str, str], *, langchain: bool = False) -> Lines:
+    """Runs as `Client.list_runs` gives them, of a store that keeps what the client sends.
+
+    langchain: of an agent of LangChain's.
+    """
     langsmith = importlib.import_module("langsmith")
     wrap_openai = importlib.import_module("langsmith.wrappers").wrap_openai
     runs: dict[str, dict[str, Any]] = {}
@@ -80,6 +84,7 @@ def by_langsmith(servers: dict[str, str]) -> Lines:
             url, api_key="k", auto_batch_tracing=False, omit_traced_runtime_info=True
         )
         run = agents(lambda made: wrap_openai(made, tracing_extra={"client": client}))
+        run = by_chat_model if langchain else run
         with langsmith.tracing_context(enabled=True, client=client):
             for name, address in servers.items():
                 with langsmith.trace(name, client=client):
@@ -87,6 +92,24 @@ def by_langsmith(servers: dict[str, str]) -> Lines:
         client.flush()
         found = list(client.list_runs(project_id="1" * 32))
     return [json.loads(each.json(exclude_none=True)) for each in found]
+
+
+def by_chat_model(name: str, url: str) -> None:
+    """A tool loop, or a talk, of LangChain's chat model."""
+    tools = importlib.import_module("tests.dialects.agent").TOOLS
+    model = importlib.import_module("langchain_openai").ChatOpenAI(
+        model="org/test-model", base_url=url, api_key="k", max_retries=0, temperature=0.7
+    )
+    model = model.bind_tools(tools) if name.endswith("tools") else model
+    messages: list[Any] = [("system", "Be terse."), ("user", "1.50 + 2?")]
+    for _ in range(2):
+        reply = model.invoke(messages)
+        messages.append(reply)
+        for call in reply.tool_calls:
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "3.50"}
+            messages.append(result)
+        if not reply.tool_calls:
+            messages.append(("user", "sure?"))
 
 
 def by_langfuse(servers: dict[str, str]) -> Lines:
@@ -241,6 +264,7 @@ def by_litellm(servers: dict[str, str]) -> Lines:
 UNREAD = ("model_map_information", "hidden_params", "response_cost_failure_debug_info", "metadata")
 """Members of LiteLLM's payload that are large, and that nothing is read from."""
 PRODUCTS: dict[str, Callable[[dict[str, str]], Lines]] = {
+    "langchain": partial(by_langsmith, langchain=True),
     "langfuse": by_langfuse,
     "langsmith": by_langsmith,
     "litellm": by_litellm,

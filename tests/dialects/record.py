@@ -156,7 +156,7 @@ LIMITS = {
 """Environment of the scenarios that run under a limit, or without content."""
 BOTH = ["chat", "error", "stream", "stream_tools", "tools"]
 """What is recorded under two instrumentations at once."""
-EXPORTED = ("langfuse", "langsmith", "litellm", "weave")
+EXPORTED = ("langchain", "langfuse", "langsmith", "litellm", "weave")
 """Products whose exports are recorded, not spans."""
 CONTENT = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY"}
 ENVIRONMENT = {

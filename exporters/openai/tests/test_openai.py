@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +23,12 @@ from otel_rollout import (
     gather_group,
     gather_trajectory,
     get_current_trajectory,
+    reconstruct,
     record_reward,
     rollout,
 )
 from otel_rollout.export import row_exporter_from_texts
+from otel_rollout.otlp import read
 from otel_rollout.testing import Reply, ToolCall
 
 pytestmark = pytest.mark.trainer
@@ -369,3 +372,20 @@ def test_the_readme_runs(clients: Clients, monkeypatch: pytest.MonkeyPatch):
     assert len(rows) == 2
     for row in rows:
         check_sft(row)
+
+
+@pytest.mark.parametrize("product", ["langchain", "langfuse", "langsmith", "litellm", "weave"])
+def test_exports_of_tracing_products_become_lines(product: str):
+    """What a product recorded of a real client is messages that the format takes."""
+    found = reconstruct(read(RECORDED / f"{product}.jsonl"), infer_rollouts=True)
+    trajectories = [each for each in found if each.name in SHORT or each.id in IDS]
+    rows = [row for each in trajectories for row in to_openai_sft([each])]
+    assert len(rows) >= len(trajectories) >= 2
+    for row in rows:
+        check_messages(row["messages"])
+    assert any(row.get("tools") for row in rows)
+
+
+SHORT = ("chat", "stream", "tools", "stream_tools", "parallel_tools")
+IDS = [hashlib.sha256(name.encode()).hexdigest()[:32] for name in SHORT]
+RECORDED = Path(__file__).parents[3] / "tests" / "dialects" / "recorded"

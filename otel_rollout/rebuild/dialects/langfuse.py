@@ -171,12 +171,15 @@ def _said(message: dict[str, Json]) -> dict[str, Json]:
 
 
 def _usage(counted: Mapping[str, Json], asked: str, said: str) -> dict[str, Json] | None:
-    """Usage by Langfuse's names or an API's, in the shape of the call's API."""
+    """Usage by an API's names, or by Langfuse's, in the shape of the call's API.
+
+    Langfuse's server counts tokens of each kind apart: `input` is without `input_cached_tokens`.
+    """
     found = usage(
-        _first(counted, "input", "prompt_tokens", "input_tokens"),
-        _first(counted, "output", "completion_tokens", "output_tokens"),
-        cached=_first(counted, "input_cached_tokens", "input_cache_read"),
-        reasoning=_first(counted, "output_reasoning_tokens", "output_reasoning"),
+        _number(counted, "prompt_tokens", "input_tokens") or _sum(counted, "input"),
+        _number(counted, "completion_tokens", "output_tokens") or _sum(counted, "output"),
+        cached=_number(counted, "input_cached_tokens", "input_cache_read"),
+        reasoning=_number(counted, "output_reasoning_tokens", "output_reasoning"),
     )
     if found is None:
         return None
@@ -187,9 +190,20 @@ def _usage(counted: Mapping[str, Json], asked: str, said: str) -> dict[str, Json
     }
 
 
-def _first(counted: Mapping[str, Json], *names: str) -> int | None:
+def _number(counted: Mapping[str, Json], *names: str) -> int | None:
     found = member(counted, *names)
     return found if isinstance(found, int) else None
+
+
+def _sum(counted: Mapping[str, Json], kind: str) -> int | None:
+    """The tokens of a kind and of its kinds, such as `input` and `input_cached_tokens`."""
+    if _number(counted, kind) is None:
+        return None
+    return sum(
+        number
+        for name, number in counted.items()
+        if name.split("_")[0] == kind and isinstance(number, int)
+    )
 
 
 DIALECT = Dialect(
