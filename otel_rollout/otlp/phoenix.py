@@ -172,6 +172,8 @@ def _flat(held: Mapping[str, Any]) -> dict[str, Any]:
 def _value(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         return {"arrayValue": {"values": [_value(item) for item in value]}}
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a dataframe makes floats of a column with gaps
     kinds = {bool: "boolValue", int: "intValue", float: "doubleValue"}
     return {kinds.get(type(value), "stringValue"): value}
 

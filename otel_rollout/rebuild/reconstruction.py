@@ -111,6 +111,7 @@ def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
         return []
     first = _top(records)
     is_root = first.parent_span_id is None and first.end_time_ns is not None
+    is_alone = sum(record.parent_span_id is None for record in records) == 1
     ends = [record.end_time_ns for record in records if record.end_time_ns is not None]
     status, error = ("complete" if is_root else "unknown"), None
     if first.status_error is not None:
@@ -126,7 +127,7 @@ def _inferred(trace_id: str, records: Sequence[SpanRecord]) -> list[Trajectory]:
             start_time_ns=first.start_time_ns
             if is_root
             else min(record.start_time_ns for record in records),
-            end_time_ns=first.end_time_ns if is_root else max(ends, default=None),
+            end_time_ns=first.end_time_ns if is_root and is_alone else max(ends, default=None),
             status=status,
             termination_reason=None if error is None else status,
             error=error,

@@ -164,8 +164,10 @@ def test_spend_logs_of_litellm():
     assert trajectory.messages() == [*body["messages"], SAID]
     assert trajectory.start_time_ns % 10**9 == 123_000_000
     assert (trajectory.end_time_ns or 0) - trajectory.start_time_ns == 877_000_000
-    again = {**row, "request_id": "d", "startTime": "2026-11-26T06:00:02Z"}
-    assert len(only(file([row, again])).completions) == 2
+    times = {"startTime": "2026-11-26T06:00:02Z", "endTime": "2026-11-26T06:00:03Z"}
+    both = only(file([row, {**row, **times, "request_id": "d"}]))
+    assert len(both.completions) == 2
+    assert (both.end_time_ns or 0) - trajectory.start_time_ns == 2_877_000_000
     (completion,) = only(file({**row, "proxy_server_request": {}, "response": {}})).completions
     assert not completion.trainable
     assert any("store_prompts_in_spend_logs" in each for each in completion.exchange.damage)

@@ -204,16 +204,19 @@ def _choice(choice: dict[str, Json]) -> dict[str, Json]:
     message = choice.get("message")
     if not isinstance(message, dict):
         return without_none(choice)
-    calls = [
-        {**each, "function": {k: v for k, v in named.items() if k != "parsed_arguments"}}
-        if isinstance(named := each.get("function"), dict)
-        else each
-        for each in objects(message.pop("tool_calls", None))
-    ]
     kept = {k: v for k, v in message.items() if k != "parsed" and (v is not None or k == "content")}
-    if calls:
-        kept["tool_calls"] = [without_none({**each, "index": None}) for each in calls]
+    if isinstance(calls := kept.get("tool_calls"), list):
+        kept["tool_calls"] = [
+            _tool_call(made) if isinstance(made, dict) else made for made in calls
+        ]
     return without_none({**choice, "message": kept})
+
+
+def _tool_call(made: dict[str, Json]) -> dict[str, Json]:
+    function = made.get("function")
+    if isinstance(function, dict):
+        function = {k: v for k, v in function.items() if k != "parsed_arguments"}
+    return without_none({**made, "function": function, "index": None})
 
 
 def usage_by_kind(counted: Mapping[str, Any], call: ForeignCall) -> dict[str, Json] | None:
