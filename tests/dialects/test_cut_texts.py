@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout.rebuild.dialects.call import Fact, ForeignCall, check_not_cut
 from otel_rollout.spans.record import SpanRecord
-from tests.dialects.compare import ALL, NAMES, spans_of
+from tests.dialects.compare import ALL, NAMES, spans_of, trajectories_of
 
 pytestmark = pytest.mark.slow
 LONG = ("long_text", "long_reply")
 
 
 def of_scenario(name: str, scenario: str) -> list[SpanRecord]:
-    root = next(s for s in spans_of(name) if s.name == scenario and s.parent_span_id is None)
-    return [span for span in spans_of(name) if span.trace_id == root.trace_id]
+    trace_id = trajectories_of(name)[scenario].trace_id
+    return [span for span in spans_of(name) if span.trace_id == trace_id]
 
 
 def cut(span: SpanRecord, length: int) -> SpanRecord:

@@ -27,6 +27,7 @@ from tests.dialects.compare import (
     trajectories_of,
     wire_of,
 )
+from tests.dialects.record import EXPORTED
 from tests.kit.recording import Clients, Recording
 
 every_dialect = pytest.mark.parametrize("name", NAMES)
@@ -44,8 +45,8 @@ def completions(name: str, scenario: str) -> Any:
 
 def changed(name: str, scenario: str, change: Any) -> list[SpanRecord]:
     """The recorded spans of one scenario, each as `change` leaves it (None: it did not come)."""
-    root = next(s for s in spans_of(name) if s.name == scenario and s.parent_span_id is None)
-    spans = [change(span) for span in spans_of(name) if span.trace_id == root.trace_id]
+    trace_id = trajectories_of(name)[scenario].trace_id
+    spans = [change(span) for span in spans_of(name) if span.trace_id == trace_id]
     return [span for span in spans if span is not None]
 
 
@@ -246,10 +247,12 @@ def test_a_failed_call_is_an_error(name: str):
 @pytest.mark.parametrize("scenario", ["cut", "abandoned"])
 def test_a_reply_that_broke_off_is_not_trained_on(name: str, scenario: str):
     """A stream that did not come to its end is never a complete reply, whatever its span says."""
+    if (name, scenario) == ("litellm", "abandoned"):
+        return  # it has no record
     (completion,) = completions(name, scenario)
     assert completion.status in ("error", "abandoned")
     assert not completion.trainable
-    if scenario == "cut" and name != "openllmetry-flat":
+    if scenario == "cut" and name not in ("openllmetry-flat", "weave", "litellm"):
         assert completion.message["content"] == "A reply that is long eno"
 
 
@@ -303,7 +306,7 @@ def test_a_long_conversation_in_one_attribute_is_whole(name: str):
 
 
 @pytest.mark.slow
-@every_dialect
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in EXPORTED])
 def test_texts_that_a_limit_cut_are_damage(name: str):
     """Whatever a limit on the length of values cut is not trained on."""
     of_limit = completions(name, "value_limit")
@@ -396,7 +399,7 @@ def test_the_order_of_spans_is_no_matter(name: str):
     spans = [*spans_of(name), *spans_of(name)[:40]]
     random.Random(name).shuffle(spans)
     shuffled = reconstruct(spans, infer_rollouts=True)
-    assert {t.name: t for t in shuffled} == trajectories_of(name)
+    assert {t.id: t for t in shuffled} == {t.id: t for t in trajectories_of(name).values()}
 
 
 @every_dialect
