@@ -306,6 +306,6 @@ RESPONSE_BODY: Final = "rollout.exchange.response.body"
 RESPONSE_EVENTS: Final = "rollout.exchange.response.events"
 RESPONSE_FORM: Final = "rollout.exchange.response.form"
 """What of the reply was not as usual, so that its bytes can be made again: a JSON object, members
-of which are in `spans.exchange.Form`. Not set where all was as usual."""
+of which are in `spans.reply_form.Form`. Not set where all was as usual."""
 RESPONSE_PROMPT_IDS: Final = "rollout.exchange.response.prompt_token_ids"
 EVENT_RETRY: Final = "retry"

@@ -397,6 +397,6 @@ def _is_whole(exchange: Exchange) -> bool:
     if exchange.status == "complete" or (exchange.status_code or 0) >= 400 or kind in _ENDED:
         return True
     if exchange.events is None:
-        return cut_value(exchange.body or "") is not None
+        return cut_value(exchange.body_text or "") is not None
     found = merge((exchange.reply_bytes() or b"").decode("utf-8", "replace"), path=exchange.path)
     return found.complete is True or found.error is not None

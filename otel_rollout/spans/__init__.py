@@ -1,14 +1,10 @@
 """What is on a span: any span as plain data, and the exchange span, written and read. Pure."""
 
 from otel_rollout.spans.copies import united as united
-from otel_rollout.spans.exchange import EVENTS as EVENTS
 from otel_rollout.spans.exchange import EXACT_SOURCE as EXACT_SOURCE
-from otel_rollout.spans.exchange import JSON as JSON
 from otel_rollout.spans.exchange import LARGE as LARGE
 from otel_rollout.spans.exchange import Exchange as Exchange
-from otel_rollout.spans.exchange import Form as Form
 from otel_rollout.spans.exchange import RequestMembers as RequestMembers
-from otel_rollout.spans.exchange import Retried as Retried
 from otel_rollout.spans.exchange import Supplied as Supplied
 from otel_rollout.spans.exchange import TokenPath as TokenPath
 from otel_rollout.spans.exchange import digest_of as digest_of
@@ -27,8 +23,12 @@ from otel_rollout.spans.record import as_record as as_record
 from otel_rollout.spans.record import as_records as as_records
 from otel_rollout.spans.record import carried as carried
 from otel_rollout.spans.record import label as label
+from otel_rollout.spans.record import nanoseconds_of as nanoseconds_of
 from otel_rollout.spans.record import unchecked_record as unchecked_record
+from otel_rollout.spans.reply_form import EVENTS as EVENTS
+from otel_rollout.spans.reply_form import JSON as JSON
+from otel_rollout.spans.reply_form import Form as Form
+from otel_rollout.spans.reply_form import Retried as Retried
 from otel_rollout.spans.seals import numbers_of as numbers_of
 from otel_rollout.spans.seals import with_lengths as with_lengths
-from otel_rollout.spans.times import nanoseconds_of as nanoseconds_of
 from otel_rollout.spans.writer import ExchangeWriter as ExchangeWriter

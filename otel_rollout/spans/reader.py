@@ -14,11 +14,11 @@ from otel_rollout.spans.exchange import (
     RequestMembers,
     Supplied,
     TokenPath,
-    as_it_was,
     digest_of,
     extend_tokens,
 )
 from otel_rollout.spans.record import SpanKey, SpanRecord
+from otel_rollout.spans.reply_form import as_it_was
 from otel_rollout.wire import (
     Json,
     JsonText,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from operator import is_
 from typing import Any
 
 from otel_rollout.rebuild.dialects import Fact, ForeignCall, exchange_of, lost_in
-from otel_rollout.spans import Exchange, SpanRecord, TokenPath, digest_of, extend_tokens
+from otel_rollout.spans import (
+    Exchange,
+    SpanRecord,
+    TokenPath,
+    digest_of,
+    extend_tokens,
+    nanoseconds_of,
+)
 from otel_rollout.trajectory import Trajectory, sentences
 from otel_rollout.wire import Json, MessagePath, dumps, extend
 
 Members = Mapping[str, Any]
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +156,10 @@ def text(value: Json) -> str | None:
 def nanoseconds(value: Json) -> int | None:
     """Unix nanoseconds of seconds, or of a time as ISO 8601 writes it; None: it is neither."""
     if isinstance(value, str):
-        try:
-            found = datetime.fromisoformat(
-                _fraction(_six_digits, value.strip()).replace("Z", "+00:00")
-            )
-        except ValueError:
-            return None
-        since = (found if found.tzinfo else found.replace(tzinfo=timezone.utc)) - _EPOCH
-        return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
+        with suppress(ValueError):
+            return nanoseconds_of(value.strip())
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return int(value * 1e6) * 1_000 if is_number and 0 < value < 1e11 else None
-
-
-_fraction = re.compile(r"\.(\d{1,6})\d*").sub
-
-
-def _six_digits(fraction: re.Match[str]) -> str:
-    return f".{fraction[1]:0<6}"  # Python 3.10 reads no other number of them
 
 
 def digest(data: Json) -> str:
