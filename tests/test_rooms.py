@@ -487,7 +487,7 @@ LINES = {
     "look": 2_260,
     "otlp": 2_023,
     "rebuild": 1_875,
-    "rebuild/dialects": 3_125,
+    "rebuild/dialects": 3_126,
     "record": 7_852,
     "spans": 2_025,
     "testing": 1_214,

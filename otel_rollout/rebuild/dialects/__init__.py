@@ -6,7 +6,8 @@ Anything that a single span should have and lacks is its `damage`; a damaged cal
 Roles, rewards and the order of calls are never inferred from names.
 
 To add a dialect: a module with a `DIALECT`, its entry in `DIALECTS`, and a recording of the real
-instrumentation in `tests/dialects` (README there), which shows what it keeps.
+instrumentation in `tests/dialects` (README there), which shows what it keeps. A product whose
+exports are to be read has a `dump` in its dialect (`products.py`).
 They are imported for the first foreign span.
 """
 
