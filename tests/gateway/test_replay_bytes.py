@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_rollout
 from otel_rollout import ConfigurationError, reconstruct, rollout
 from otel_rollout import semconv as sc
-from otel_rollout.gateway import ReplayServer
+from otel_rollout.gateway import Difference, ReplayServer
+from otel_rollout.gateway.recorded_calls import RecordedCalls, RecordedReply
 from otel_rollout.spans import EVENTS, unchecked_record
 from otel_rollout.testing import Raw, Reply
 from tests.gateway.programs import Serve
@@ -113,6 +114,14 @@ async def test_what_the_gateway_added(
     (exchange,) = trajectories[0].exchanges
     assert exchange.asked() == body
     assert exchange.request() == json.loads(server.exchanges[0].request) != body
+    calls, spellings = RecordedCalls(trajectories), [exchange.request(), body]
+    first, second = (
+        calls.take("/chat/completions", json.dumps(spellings[place]).encode())
+        for place in (asks, not asks)
+    )
+    assert isinstance(first, RecordedReply)
+    assert isinstance(second, Difference)
+    assert second.kind == "repeated"
     if asks:
         asked, before = [("/v1/chat/completions", exchange.request())], []
     async with ReplayServer(trajectories) as replay:
