@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics._internal import _ProxyMeterProvider
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
 
 from otel_rollout.errors import ConfigurationError
@@ -22,9 +22,9 @@ _MIN_ATTRIBUTES = 40
 
 
 def span_provider(
-    given: TracerProvider | None, service_name: str | None
+    given: TracerProvider | None, attributes: Mapping[str, str]
 ) -> tuple[TracerProvider, bool]:
-    """The provider to use, and True if it was created here."""
+    """The provider to use, and True if it was created here: its resource has these attributes."""
     found = trace.get_tracer_provider() if given is None else given
     if isinstance(found, TracerProvider):
         return found, False
@@ -35,8 +35,7 @@ def span_provider(
             f"(opentelemetry.sdk.trace.TracerProvider), got {found!r}, which takes no span "
             f"processors; set an SDK provider first, or none"
         )
-    resource = Resource.create({SERVICE_NAME: service_name} if service_name else {})
-    return TracerProvider(resource=resource), True
+    return TracerProvider(resource=Resource.create(attributes)), True
 
 
 def meter_provider(exporters: Sequence[MetricExporter], resource: Resource) -> MeterProvider | None:

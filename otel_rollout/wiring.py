@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from otel_rollout import look
+from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.look import SpanQueue, otlp_exporters, otlp_metric_exporters
@@ -139,6 +140,7 @@ def configure(
     baggage: bool = False,
     reward_in_name: bool = False,
     policy_model: str | None = None,
+    rl_conventions: bool = False,
     side_calls: Iterable[Rule] | None = None,
     announce: bool = True,
     max_bytes: int = MAX_BYTES,
@@ -196,6 +198,9 @@ def configure(
     policy_model: the model that is trained, as requests name it. Calls of other models are side
         calls then: they stay in the trajectory and do not train. None (default): calls of every
         model train.
+    rl_conventions: True puts `policy_model` on the resource of a provider that it creates, as
+        `rl.model.name`, which is proposed for the conventions of training runs. The other names
+        (`rl.system`, `rl.run.id`, ...) are for OTEL_RESOURCE_ATTRIBUTES, since only you know them.
     side_calls: functions that are given a completion and what its rollout's calls have in common
         (`otel_rollout.side_calls.SideCalls`), and return why it is a side call, or None. They are
         asked when a rollout ends, and hold instead of the default one; () finds none. None
@@ -222,6 +227,7 @@ def configure(
         baggage=baggage,
         reward_in_name=reward_in_name,
         policy_model=policy_model,
+        rl_conventions=rl_conventions,
         side_calls=as_rules(side_calls),
         announce=announce,
         max_bytes=max_bytes,
@@ -244,7 +250,7 @@ def _set_up(
     span_exporters: Sequence[SpanExporter],
     tracer_provider: TracerProvider | None,
 ) -> _Setup:
-    provider, own = span_provider(tracer_provider, settings.service_name)
+    provider, own = span_provider(tracer_provider, dict(_of_resource(settings)))
     if settings.instrumentor is not None:
         look.check_installed(settings.instrumentor)
     to_look = [*span_exporters, *(otlp_exporters() if own else ())]
@@ -271,6 +277,14 @@ def _set_up(
     process_state.setup = setup
     process_state.said_unrecorded = True  # whoever shuts it down knows that nothing records
     return setup
+
+
+def _of_resource(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The attributes of the resource of a provider that is created."""
+    if settings.service_name is not None:
+        yield SERVICE_NAME, settings.service_name
+    if settings.rl_conventions and settings.policy_model is not None:
+        yield sc.RL_MODEL_NAME, settings.policy_model
 
 
 def _gateway_here(upstream: str | None) -> Any:

@@ -409,6 +409,7 @@ class NotAnExporter:
         ({"request_token_ids": 1}, r"request_token_ids=...\): expected True or False, got 1"),
         ({"tool_spans": None}, r"tool_spans=...\): expected True or False, got None"),
         ({"reward_in_name": 0}, r"reward_in_name=...\): expected True or False, got 0"),
+        ({"rl_conventions": "m"}, r"rl_conventions=...\): expected True or False, got 'm'"),
         ({"policy_model": ""}, r"policy_model=...\): expected the name of a model, got ''"),
         ({"side_calls": "x"}, r"side_calls=...\): expected a list of functions, got 'x'"),
         ({"side_calls": [1]}, r"side_calls=...\): expected functions of a completion"),
@@ -430,6 +431,21 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], text: str):
 
 
 @pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"policy_model": "m", "rl_conventions": True}, "m"),
+        ({"policy_model": "m"}, None),
+        ({"rl_conventions": True}, None),
+    ],
+)
+def test_the_name_of_the_policy_is_on_the_resource(options: dict[str, Any], name: str | None):
+    """Where it is asked for; the environment gives what else is proposed of a training run."""
+    resource = otel_rollout.configure("agent", **options).resource
+    assert resource.attributes.get("rl.model.name") == name
+    assert resource.attributes["service.name"] == "agent"
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"service_name": "other"},
@@ -438,6 +454,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], text: str):
         {"redact": bytes},
         {"llm_spans": "both"},
         {"tool_spans": False},
+        {"rl_conventions": True},
         {"max_bytes": 5},
     ],
     ids=lambda options: next(iter(options)),
