@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJg"
     "gg=="
 )
-LOSSES = (Path(__file__).parents[1] / "README.md").read_text()
+README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def checked(document: dict[str, Any]) -> dict[str, Any]:
@@ -359,16 +359,70 @@ async def test_a_damaged_record_is_an_error(recording: Recording, clients: Clien
         from_atif(document)
 
 
+FACTS: dict[str, Callable[[Trajectory], Any]] = {
+    "texts and reasoning": lambda t: [
+        [m.get(name) for name in ("role", "content", "reasoning_content", "reasoning")]
+        for m in t.messages()
+    ],
+    "tool calls whose arguments are an object": lambda t: [
+        [call["function"]["name"], json.loads(call["function"]["arguments"])]
+        for message in t.messages()
+        for call in message.get("tool_calls") or ()
+    ],
+    "the text of arguments": lambda t: [m.get("tool_calls") for m in t.messages()],
+    "tool definitions": lambda t: [c.tools for c in t.completions],
+    "models": lambda t: [c.model for c in t.completions],
+    "token ids of replies": lambda t: [c.token_ids for c in t.completions],
+    "log-probabilities": lambda t: [c.logprobs for c in t.completions],
+    "prompt token ids": lambda t: [c.prompt_token_ids for c in t.completions],
+    "usage": lambda t: [c.usage for c in t.completions],
+    "when each reply began": lambda t: [c.exchange.start_time_ns // 10**9 for c in t.completions],
+    "top log-probabilities": lambda t: [c.choice.get("logprobs") for c in t.completions],
+    "sampling parameters": lambda t: [c.exchange.params.get("temperature") for c in t.completions],
+    "finish reasons": lambda t: [c.finish_reason for c in t.completions],
+    "policy versions": lambda t: [c.policy_versions for c in t.completions],
+    "rewards": lambda t: [t.reward, t.rewards],
+    "group, sample, task": lambda t: [t.group_id, t.sample_index, t.task_id],
+    "how it ended": lambda t: t.status,
+    "metadata": lambda t: t.metadata,
+}
+"""What a trajectory has."""
+
+
 async def test_the_table_of_losses(recording: Recording, clients: Clients):
-    """The README's rows say where each fact is."""
-    document = to_atif(await agents.play(clients, agents.chain), prompt_token_ids=True)
-    step, own = document["steps"][2], document["extra"]["otel_rollout"]
-    assert {"reward", "status"} <= own.keys() - {"trajectory"}
-    assert {"finish_reason", "trainable"} <= step["extra"]["otel_rollout"].keys()
-    without = to_atif(await agents.play(clients, agents.chain))["steps"][2]["metrics"]
-    assert step["metrics"].keys() - without.keys() == {"prompt_token_ids"}
-    for said in ("rewards, group, sample", "`prompt_token_ids=true` writes them", "exact bytes"):
-        assert said in LOSSES
+    """The README's table is what other readers find in a document, which know no `extra`."""
+    call = Reply(reasoning="hm", tool_calls=[ToolCall("f", '{"a": 1.50}')], finish_reason="length")
+    client = clients.asynchronous(clients.serve([call, Reply("so")]))
+
+    @rollout(group_id="g", sample_index=3, task_id="t", policy_version=7)
+    async def agent() -> None:
+        messages: list[Any] = [{"role": "user", "content": "go"}]
+        more = {"logprobs": True, "top_logprobs": 2}
+        asked = await agents.ask(client, messages, tools=agents.TOOLS, temperature=0.5, **more)
+        result = {"role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "1.5"}
+        await agents.ask(client, [*messages, result], tools=agents.TOOLS, temperature=0.5, **more)
+        get_current_trajectory().rewards["style"] = 0.5
+        record_reward(1.0)
+        get_current_trajectory().metadata["seed"] = 4
+
+    trajectory = await gather_trajectory(agent())
+    rows = ["| | by default | with `prompt_token_ids=true` |", "|---|---|---|"]
+    read = [
+        from_atif(without_extra(to_atif(trajectory, prompt_token_ids=ids)))[0]
+        for ids in (False, True)
+    ]
+    for name, fact in FACTS.items():
+        assert fact(trajectory)
+        kept = ["yes" if fact(other) == fact(trajectory) else "no" for other in read]
+        rows.append(f"| {name} | {' | '.join(kept)} |")
+    assert "\n".join(rows) in README, "\n".join(rows)
+
+
+def without_extra(value: Any) -> Any:
+    """The document as a reader has it that knows no `extra`."""
+    if isinstance(value, dict):
+        return {key: without_extra(each) for key, each in value.items() if key != "extra"}
+    return [without_extra(each) for each in value] if isinstance(value, list) else value
 
 
 def test_options_are_checked():
