@@ -32,13 +32,14 @@ def lines_of_documents(
     if is_state and os.path.exists(name.removesuffix(_STATE) + ".tokens.jsonl"):
         return  # that file gives the rollout
     for data, where in () if is_state else _values(file, name, fail):
-        many = isinstance(data, list)
-        for number, document in enumerate(data if many else [data], 1):
+        found = documents.documents_in(data)
+        for number, document in enumerate(found, 1):
             try:
                 for trajectory in known.read(document):
                     yield trajectory.to_json().encode() + b"\n"
             except SpanFormatError as error:
-                fail(SpanFormatError(f"{where}{f', element {number}' if many else ''}: {error}"))
+                place = f"{where}, element {number}" if found is data else where
+                fail(SpanFormatError(f"{place}: {error}"))
     for trajectory in known.rollouts(
         lambda error: fail(SpanFormatError(f"{name}: {error}")), _state_of(name)
     ):

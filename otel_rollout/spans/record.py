@@ -388,7 +388,7 @@ def _plain(attributes: Any) -> dict[str, AttributeValue]:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _time = re.compile(
-    r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s?(?:(Z|UTC)|([+-]\d\d):?(\d\d)?)?"
+    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?)?\s?(?:(Z|UTC)|([+-]\d\d):?(\d\d)?)?"
 ).fullmatch
 
 
@@ -398,6 +398,7 @@ def nanoseconds_of(text: str) -> int:
     if match is None:
         raise ValueError(f"expected a time such as 2026-11-26T07:00:00.123456Z, got {text!r:.80}")
     day, clock, fraction, _, hours, minutes = match.groups()
+    clock = clock or "00:00:00"
     whole = datetime.fromisoformat(f"{day}T{clock}{hours or '+00'}:{minutes or '00'}")
     seconds = (whole - _EPOCH) // timedelta(seconds=1)
     return seconds * 1_000_000_000 + int((fraction or "").ljust(9, "0"))

@@ -13,7 +13,7 @@ import pytest
 from otel_rollout.command.cli import main
 from otel_rollout.view.answers import Answers
 from otel_rollout.view.index import Index
-from tests.kit.documents import ATIF, ENTRY, MINI
+from tests.kit.documents import ATIF, ENTRY, HISTORY, MINI
 
 Output = pytest.CaptureFixture[str]
 LAYOUTS: dict[str, Callable[[list[Any]], bytes]] = {
@@ -38,6 +38,8 @@ def test_every_layout_is_read(layout: str, tmp_path: Path, capsys: Output):
     path = tmp_path / "documents"
     path.write_bytes(LAYOUTS[layout]([ATIF, MINI, ATIF]))
     assert listed(capsys, path) == [("mini-swe-agent", 3), ("terminus-2", 2)]
+    path.write_bytes(LAYOUTS[layout]([HISTORY] if layout == "lines" else HISTORY))
+    assert listed(capsys, path) == [("pydantic-ai", 2)]
 
 
 def test_a_folder_of_documents(tmp_path: Path, capsys: Output):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -14,6 +15,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from otel_rollout import rollout
+from otel_rollout.rebuild.documents import Documents, documents_in
 from otel_rollout.testing import Reply, ToolCall
 from tests.frameworks.wire import ADD, TOOL_LOOP, checked
 from tests.kit.conversations import table
@@ -221,3 +223,28 @@ async def test_its_own_telemetry(
         Agent.instrument_all(False)
     assert any("pydantic-ai" in str(span.instrumentation_scope) for span in recording.spans)
     assert len(checked(recording, server, calls=2).histories) == 1
+
+
+async def test_its_own_history(recording: Recording, clients: Clients) -> None:
+    """`all_messages_json` is read as the conversation that the server saw, arguments as JSON."""
+    called = Reply("Adding.", reasoning="hm", tool_calls=[ADD])
+    server = clients.serve([called, Reply("It is 5.")])
+    prompts: Any = {"system_prompt": "You add.", "instructions": "Be short."}
+    run = await agent_of(clients.asynchronous(server), **prompts).run("2 + 3?")
+    (document,) = documents_in(json.loads(run.all_messages_json()))
+    (trajectory,) = Documents().read(document)
+    asked = [json.loads(exchange.request)["messages"] for exchange in server.exchanges]
+    assert [parsed(each.request_messages) for each in trajectory.completions] == [
+        parsed(messages) for messages in asked
+    ]
+    assert table(trajectory) == [
+        "system You add., system Be short., user 2 + 3?, 0* Adding. add(), tool 5, 1* It is 5."
+    ]
+
+
+def parsed(messages: list[Any]) -> list[Any]:
+    """The messages with the arguments of tools as JSON."""
+    made = json.loads(json.dumps(messages))
+    for function in (call["function"] for each in made for call in each.get("tool_calls") or ()):
+        function["arguments"] = json.loads(function["arguments"])
+    return list(made)

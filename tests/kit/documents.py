@@ -1,4 +1,4 @@
-"""Documents of other programs: ATIF of Harbor's agents, mini-swe-agent's own, Gym's entries."""
+"""Documents of other programs: Harbor's ATIF, mini-swe-agent's, Pydantic AI's, Gym's entries."""
 
 from __future__ import annotations
 
@@ -87,3 +87,51 @@ ENTRY: dict[str, Any] = {
     "created_at": 1_706_000_000.123457,
     "later": {"a": None},
 }
+_RUN: dict[str, Any] = {"run_id": "run-1", "conversation_id": "c", "state": "complete"}
+_SAMPLED = {"kind": "response", "model_name": "m", "provider_name": "openai", **_RUN}
+HISTORY: list[Any] = [  # of 2.68, without members that are null
+    {
+        "parts": [
+            {"content": "You add.", "part_kind": "system-prompt"},
+            {"content": "1 + 2?", "part_kind": "user-prompt"},
+        ],
+        "instructions": "Be short.",
+        "kind": "request",
+        **_RUN,
+    },
+    {
+        "parts": [
+            {"content": "hm", "id": "reasoning_content", "part_kind": "thinking"},
+            {"content": "Adding.", "part_kind": "text"},
+            {
+                "tool_name": "add",
+                "args": '{"a": 1, "b": 2}',
+                "tool_call_id": "c1",
+                "part_kind": "tool-call",
+            },
+        ],
+        "usage": {"input_tokens": 30, "output_tokens": 71},
+        "timestamp": "2026-11-26T08:12:00.170325Z",
+        "provider_details": {"finish_reason": "tool_calls"},
+        "provider_response_id": "r1",
+        "finish_reason": "tool_call",
+        **_SAMPLED,
+    },
+    {
+        "parts": [
+            {"tool_name": "add", "content": 3, "tool_call_id": "c1", "part_kind": "tool-return"}
+        ],
+        "instructions": "Be short.",
+        "kind": "request",
+        **_RUN,
+    },
+    {
+        "parts": [{"content": "It is 3.", "part_kind": "text"}],
+        "usage": {"input_tokens": 102, "output_tokens": 9},
+        "timestamp": "2026-11-26T08:12:00.197Z",
+        "provider_response_id": "r2",
+        "finish_reason": "stop",
+        **_SAMPLED,
+    },
+]
+"""What `all_messages_json` gives of a run with a tool."""

@@ -13,8 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_rollout import SpanFormatError, Trajectory
-from otel_rollout.rebuild.documents import CaptureState, Documents, may_be_document
-from tests.kit.documents import ATIF, ENTRY, MINI
+from otel_rollout.rebuild.documents import (
+    CaptureState,
+    Documents,
+    documents_in,
+    may_be_document,
+)
+from tests.kit.documents import ATIF, ENTRY, HISTORY, MINI
 
 
 def read(*documents: Any) -> list[Trajectory]:
@@ -160,13 +165,13 @@ def test_times_are_those_that_are_known():
     """In any precision; a step without one is after the one before it."""
     (trajectory,) = read(changed(ATIF, 2, timestamp=None))
     assert (trajectory.start_time_ns, trajectory.end_time_ns) == (0, None)
-    for text in (
-        "2026-01-01T00:00:05.5Z",
-        "2026-01-01T00:00:05.500000123",
-        "2026-01-01 00:00:05.50",
+    for text, nanoseconds in (
+        ("2026-01-01T00:00:05.5Z", 0),
+        ("2026-01-01T00:00:05.500000123", 123),
+        ("2026-01-01 00:00:05.50", 0),
     ):
         (trajectory,) = read(changed(ATIF, 2, timestamp=text))
-        assert trajectory.start_time_ns == 1_767_225_605_500_000_000
+        assert trajectory.start_time_ns == 1_767_225_605_500_000_000 + nanoseconds
         assert trajectory.end_time_ns == trajectory.start_time_ns + 1
     (trajectory,) = read(changed(changed(ATIF, 2, timestamp=None), 3, timestamp="2026-01-01"))
     assert trajectory.start_time_ns == trajectory.end_time_ns == 1_767_225_600_000_000_000
@@ -204,6 +209,68 @@ def test_mini_swe_agent_with_responses():
     assert len(history.messages()) == 5
 
 
+def test_a_history_of_pydantic_ai():
+    """Each reply with all that was said before; instructions come after the system prompts."""
+    (trajectory,) = read(*documents_in(HISTORY))
+    (history,) = trajectory.histories
+    assert trajectory.id == "run-1"
+    asked, answer = trajectory.completions
+    system = [{"role": "system", "content": text} for text in ("You add.", "Be short.")]
+    assert asked.request_messages == [*system, {"role": "user", "content": "1 + 2?"}]
+    assert [m["role"] for m in history.messages()[3:]] == ["assistant", "tool", "assistant"]
+    assert history.messages()[3] == {
+        "role": "assistant",
+        "content": "Adding.",
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'},
+            }
+        ],
+    }
+    assert history.messages()[4] == {"role": "tool", "tool_call_id": "c1", "content": "3"}
+    assert [(c.id, c.finish_reason) for c in (asked, answer)] == [
+        ("r1", "tool_calls"),
+        ("r2", "stop"),
+    ]
+    assert (answer.usage or {})["prompt_tokens"] == 102
+    assert asked.exchange.start_time_ns == 1_795_680_720_170_325_000
+    assert asked.trainable
+    assert answer.trainable
+    assert "log-probabilities" in answer.lost
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        ({"part_kind": "retry-prompt", "content": "no", "tool_name": "add"}, "'retry-prompt'"),
+        ({"part_kind": "retry-prompt", "content": [{"loc": ["a"]}]}, "'retry-prompt'"),
+        ({"part_kind": "user-prompt", "content": [{"kind": "audio-url", "url": "u"}]}, "audio-url"),
+    ],
+)
+def test_what_a_history_does_not_keep(part: dict[str, Any], sentence: str):
+    """A reply to it does not train, those before do."""
+    messages = copy.deepcopy(HISTORY)
+    messages[2]["parts"] = [{"tool_call_id": "c1", **part}]
+    (trajectory,) = read(*documents_in(messages))
+    first, second = trajectory.completions
+    assert first.trainable
+    assert not second.trainable
+    assert any(sentence in text for text in trajectory.warnings)
+    image = {"kind": "binary", "media_type": "image/png", "data": "aGk="}
+    link = {"kind": "image-url", "url": "https://a.b/c.png"}
+    messages[2]["parts"] = [{"part_kind": "user-prompt", "content": ["see", image, link]}]
+    (trajectory,) = read(*documents_in(messages))
+    assert trajectory.completions[1].trainable
+    assert trajectory.completions[1].request_messages[-1]["content"] == [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+        {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}},
+    ]
+
+
 def test_token_entries():
     """Those of a rollout are one trajectory, in any order; a newer version is refused."""
     second = {**ENTRY, "model_call_id": "call-2", "prompt_token_ids": [1, 2, 3, 4, 5]}
@@ -227,7 +294,7 @@ def test_token_entries():
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from([ATIF, MINI, ENTRY]), st.integers(0, 2**32))
+@given(st.sampled_from([ATIF, MINI, ENTRY, *documents_in(HISTORY)]), st.integers(0, 2**32))
 def test_any_change_is_a_trajectory_or_an_error(document: dict[str, Any], seed: int):
     """Whatever stands in a place of it."""
     rng, made = random.Random(seed), copy.deepcopy(document)
@@ -249,7 +316,7 @@ def test_any_change_is_a_trajectory_or_an_error(document: dict[str, Any], seed: 
         pass
 
 
-@pytest.mark.parametrize("document", [ATIF, MINI, ENTRY])
+@pytest.mark.parametrize("document", [ATIF, MINI, ENTRY, HISTORY[0]])
 def test_the_first_bytes_show_a_document(document: dict[str, Any]):
     """In every layout and order of members; our own lines and spans are none."""
     for text in (

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.rebuild.documents import atif, mini_swe, token_entries
+from otel_rollout.rebuild.documents import atif, mini_swe, pydantic_ai, token_entries
 from otel_rollout.rebuild.documents.calls import Members
 from otel_rollout.spans import digest_of
 from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.wire import Json
 
-FORMATS = (atif.FORMAT, mini_swe.FORMAT)
+FORMATS = (atif.FORMAT, mini_swe.FORMAT, pydantic_ai.FORMAT)
 """All formats. Where several would read a document, the first of them does."""
 _KEYS = "|".join(sorted({*token_entries.KEYS, *(k for each in FORMATS for k in each.keys)}))
 # Our own lines begin with a number for `schema_version`, too.
@@ -22,6 +22,13 @@ may_be_document = re.compile(
     rf'\s*(?:\[\s*)?\{{\s*"(?:(?!schema_version)(?:{_KEYS})"|{_VERSION})'.encode()
 ).match
 """True of the first bytes of a file that may be a document, or a list or lines of them."""
+
+
+def documents_in(data: Json) -> list[Json]:
+    """The documents of a JSON value: a list of them, or one, which may be a list of messages."""
+    if pydantic_ai.is_history(data):
+        return [{pydantic_ai.HISTORY: data}]
+    return data if isinstance(data, list) else [data]
 
 
 class CaptureState(NamedTuple):
@@ -99,5 +106,6 @@ class Documents:
 
 _NO_DOCUMENT = (
     "expected a trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like, one of "
-    "mini-swe-agent, which has trajectory_format, or a token entry of NeMo Gym"
+    "mini-swe-agent, which has trajectory_format, a history of Pydantic AI, which is a list of "
+    "messages with parts, or a token entry of NeMo Gym"
 )
