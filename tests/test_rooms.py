@@ -486,7 +486,7 @@ LINES = {
     "gateway": 3_452,
     "look": 2_260,
     "otlp": 2_023,
-    "rebuild": 2_054,
+    "rebuild": 2_081,
     "rebuild/dialects": 3_126,
     "record": 7_853,
     "spans": 2_026,

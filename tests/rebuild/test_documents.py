@@ -191,6 +191,24 @@ def test_mini_swe_agent():
     assert (failed.status, failed.error and failed.error["type"]) == ("error", "ValueError")
 
 
+def test_a_list_of_chat_messages():
+    """As mini-swe-agent wrote before it had a format, and as anybody may; each reply is a call."""
+    messages = [
+        {"role": "system", "content": "sys"},
+        {"role": "user", "content": "mend"},
+        {"role": "assistant", "content": "ls"},
+        {"role": "user", "content": "out"},
+        {"role": "assistant", "content": "done"},
+        {"role": "user", "content": "diff"},
+    ]
+    (trajectory,) = read(*documents_in(messages))
+    (history,) = trajectory.histories
+    assert history.messages() == messages
+    assert [c.trainable for c in trajectory.completions] == [True, True]
+    assert trajectory.name == "chat"
+    assert documents_in([*messages, {"content": "no role"}])[0] == messages[0]
+
+
 def test_mini_swe_agent_with_responses():
     """Replies of the Responses API are their items."""
     reply = {
@@ -294,7 +312,10 @@ def test_token_entries():
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from([ATIF, MINI, ENTRY, *documents_in(HISTORY)]), st.integers(0, 2**32))
+@given(
+    st.sampled_from([ATIF, MINI, ENTRY, *documents_in(HISTORY), *documents_in(MINI["messages"])]),
+    st.integers(0, 2**32),
+)
 def test_any_change_is_a_trajectory_or_an_error(document: dict[str, Any], seed: int):
     """Whatever stands in a place of it."""
     rng, made = random.Random(seed), copy.deepcopy(document)
@@ -316,7 +337,7 @@ def test_any_change_is_a_trajectory_or_an_error(document: dict[str, Any], seed: 
         pass
 
 
-@pytest.mark.parametrize("document", [ATIF, MINI, ENTRY, HISTORY[0]])
+@pytest.mark.parametrize("document", [ATIF, MINI, ENTRY, HISTORY[0], MINI["messages"][0]])
 def test_the_first_bytes_show_a_document(document: dict[str, Any]):
     """In every layout and order of members; our own lines and spans are none."""
     for text in (

@@ -1,5 +1,7 @@
 """Trajectories of mini-swe-agent (`.traj.json`): chat messages, each with what is known in `extra`.
 
+Its first releases wrote the messages alone, as many programs do: such a list is a document, too.
+
 The reply of a call is as the server sent it, where the agent kept it (from 1.1 on), also one that
 the agent could not read and did not go on with. The request is what was said before.
 """
@@ -32,17 +34,34 @@ _ENDED = ("Submitted", "LimitsExceeded", "TimeExceeded", "RepeatedFormatError")
 """Exit statuses of runs that ended as they may."""
 
 
+MESSAGES = "chat_messages"
+"""The member under which a list of messages alone is a document."""
+
+
+def is_messages(data: Json) -> bool:
+    """True if a list is chat messages."""
+    return (
+        isinstance(data, list)
+        and bool(data)
+        and all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in data)
+    )
+
+
 def _recognises(data: Members) -> bool:
     format_ = data.get("trajectory_format")
     return isinstance(format_, str) and format_.startswith(_PREFIX)
 
 
-def _read(data: Members) -> Iterator[Trajectory]:
+def _read_messages(data: Members) -> Iterator[Trajectory]:
+    yield from _read({"messages": data[MESSAGES]}, name="chat")
+
+
+def _read(data: Members, name: str = "mini-swe-agent") -> Iterator[Trajectory]:
     info = data.get("info") or {}
     config = info.get("config") or {}
     model = text((config.get("model") or {}).get("model_name"))
     id_ = text(data.get("instance_id")) or digest(data)
-    calls = Calls("mini-swe-agent", _LOSES, id_)
+    calls = Calls(name, _LOSES, id_)
     said: list[Json] = []
     extra: Members = {}
     for message in data["messages"]:
@@ -55,7 +74,7 @@ def _read(data: Members) -> Iterator[Trajectory]:
         if reply is None or message.get("role") == "user":  # not what the call of it sampled
             calls.follow(items)
         said = [*said, *items]
-    yield calls.trajectory(name="mini-swe-agent", **_end(info, extra, config))
+    yield calls.trajectory(name=name, **_end(info, extra, config))
 
 
 def _end(info: Members, extra: Members, config: Members) -> dict[str, Any]:
@@ -116,4 +135,10 @@ FORMAT = Format(
     frozenset(("info", "messages", "trajectory_format", "instance_id")),
     _recognises,
     _read,
+)
+FORMAT_OF_MESSAGES = Format(
+    "chat",
+    frozenset((MESSAGES, "role", "content")),
+    lambda data: is_messages(data.get(MESSAGES)),
+    _read_messages,
 )

@@ -13,7 +13,7 @@ from otel_rollout.spans import digest_of
 from otel_rollout.trajectory import UNREADABLE, Trajectory
 from otel_rollout.wire import Json
 
-FORMATS = (atif.FORMAT, mini_swe.FORMAT, pydantic_ai.FORMAT)
+FORMATS = (atif.FORMAT, mini_swe.FORMAT, mini_swe.FORMAT_OF_MESSAGES, pydantic_ai.FORMAT)
 """All formats. Where several would read a document, the first of them does."""
 _KEYS = "|".join(sorted({*token_entries.KEYS, *(k for each in FORMATS for k in each.keys)}))
 # Our own lines begin with a number for `schema_version`, too.
@@ -28,6 +28,8 @@ def documents_in(data: Json) -> list[Json]:
     """The documents of a JSON value: a list of them, or one, which may be a list of messages."""
     if pydantic_ai.is_history(data):
         return [{pydantic_ai.HISTORY: data}]
+    if mini_swe.is_messages(data):
+        return [{mini_swe.MESSAGES: data}]
     return data if isinstance(data, list) else [data]
 
 
@@ -106,6 +108,6 @@ class Documents:
 
 _NO_DOCUMENT = (
     "expected a trajectory of ATIF, which has schema_version 'ATIF-v1.8' and the like, one of "
-    "mini-swe-agent, which has trajectory_format, a history of Pydantic AI, which is a list of "
-    "messages with parts, or a token entry of NeMo Gym"
+    "mini-swe-agent, which has trajectory_format, a list of chat messages, a history of Pydantic "
+    "AI, which is a list of messages with parts, or a token entry of NeMo Gym"
 )
