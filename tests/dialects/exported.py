@@ -276,8 +276,22 @@ def main(product: str, path: str, servers: str) -> None:
     lines = PRODUCTS[product](json.loads(servers))
     with open(path, "a", encoding="utf-8") as file:
         for line in lines:
-            text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str)
-            file.write(text + "\n")
+            kept = without_stacks(json.loads(json.dumps(line, default=str)))
+            file.write(json.dumps(kept, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def without_stacks(value: Any) -> Any:
+    """The record without stack traces, which name files of this machine."""
+    if isinstance(value, dict):
+        empty = {name: type(each)() for name, each in value.items() if name == "traceback"}
+        return {name: without_stacks(each) for name, each in value.items()} | empty
+    if isinstance(value, list):
+        return list(map(without_stacks, value))
+    if not isinstance(value, str):
+        return value
+    if value.startswith('{"type": ') and '"traceback"' in value:  # an exception, in Weave
+        return json.dumps(without_stacks(json.loads(value)))
+    return value.partition("\n\nTraceback (most recent call last)")[0]
 
 
 if __name__ == "__main__":
