@@ -157,7 +157,7 @@ async def test_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "rows.parquet").stat().st_size > 0
     assert names["table"].num_rows == 100
     page = (ROOT / "docs" / "metrics.md").read_text()
-    listed = set(re.findall(r"^\| `(rollout\.[\w.]+)` \|", page, re.MULTILINE))
+    listed = set(re.findall(r"^\| `((?:rollout|gen_ai)\.[\w.]+)` \|", page, re.MULTILINE))
     assert listed == {v for k, v in vars(semconv).items() if k.startswith("METRIC_")}
 
 

@@ -10,10 +10,11 @@ A source is a file (- for stdin) of
   an answer of Jaeger's API v3, of Phoenix or of MLflow
 or the address of a trace in Jaeger, Phoenix or MLflow, such as
   http://127.0.0.1:16686/trace/6f2a...
-or of a project in Phoenix.
-What a file is, its content says; it may be gzipped. But for rebuild, it may also
-be of trajectories: those of JsonlTrajectoryExporter and rebuild, ATIF as Harbor and
-Terminal-Bench write it, .traj.json of mini-swe-agent, token entries of NeMo Gym."""
+or of a project in Phoenix; or an export of LangSmith, Langfuse, Weave, LiteLLM;
+or, but for rebuild and replay, a file of trajectories: JsonlTrajectoryExporter,
+  Harbor and Terminal-Bench (ATIF), mini-swe-agent, Pydantic AI, NeMo Gym, or
+  a list of chat messages.
+What a file is, its content says; it may be gzipped."""
 REBUILD = """\
 Rebuild trajectories from recorded spans, one JSON object a line, as
 JsonlTrajectoryExporter writes them. The spans of a rollout may be spread over

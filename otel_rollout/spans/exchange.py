@@ -303,19 +303,19 @@ class Exchange:
         form = self.form
         if form.raw is not None:
             return unpacked(form.raw)
-        text = self._with_ids(self._text())
+        text = self._with_ids(self._text(), form.separator or ",")
         if form.framing == "lines":
             return as_lines(text.encode())
         return (text if form.line_end is None else text.replace("\n", form.line_end)).encode()
 
-    def _with_ids(self, text: str) -> str:
+    def _with_ids(self, text: str, separator: str = ",") -> str:
         """The response's text, or that of its events, with all prompt token ids."""
 
         def ids(match: re.Match[str]) -> str:
             path = self.prompts[int(match[1])] if int(match[1]) < len(self.prompts) else None
             if path is None:
                 return "null"
-            return f"[{(self.form.separator or ',').join(map(str, path.to_list()))}]"
+            return f"[{separator.join(map(str, path.to_list()))}]"
 
         return _packed_ids(ids, text) if self.prompts else text
 
