@@ -15,6 +15,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -32,11 +33,32 @@ OVERRIDES = ROOT / "requirements" / "overrides"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 INSTRUMENTOR = "opentelemetry-instrumentation-openai"
 CLIENTS = (
-    *("test_configure.py", "look", "wire/test_servers.py", "dialects"),
+    *("test_configure.py", "look", "wire/test_servers.py"),
     *("record/anthropic", "record/clients", "record/endings", "record/processor"),
 )
 
+_OPENINFERENCE = "openinference-instrumentation-openai"
+DIALECTS = {
+    "openllmetry": [INSTRUMENTOR],
+    "openinference": [_OPENINFERENCE],
+    "logfire": ["logfire"],
+    "logfire-v1": ["logfire"],
+    "genai": ["opentelemetry-instrumentation-genai-openai"],
+    "openai-v2": ["opentelemetry-instrumentation-openai-v2", "openai<3"],  # imports httpx
+    "both": [_OPENINFERENCE, INSTRUMENTOR],
+    "anthropic": ["anthropic"],
+    "langsmith": ["langsmith"],
+    "langfuse": ["langfuse"],
+    "weave": ["weave"],
+    "litellm": ["litellm"],
+}
+"""The packages that write each dialect; spans that none writes any more are as recorded."""
+
 PARTS: dict[str, dict[str, Any]] = {
+    "dialects": {
+        "shown": tuple(dict.fromkeys(packages[0] for packages in DIALECTS.values())),
+        "runs": [["-m", "not fuzz", "tests/dialects"]],
+    },
     "clients": {
         "shown": ("openai", "anthropic", "opentelemetry-sdk", INSTRUMENTOR),
         "sources": ["--extra", "gateway", "--extra", "genai", "--group", "dev", "pyproject.toml"],
@@ -95,17 +117,23 @@ def tried(part: str, python: str) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
     place = ROOT / "build" / "newest" / f"{part}-{python}"
+    unrecorded: list[str] = []
     try:
-        interpreter = installed(part, python, place)
+        if part == "dialects":
+            interpreter, (versions, unrecorded) = Path(sys.executable), recorded_anew(python, place)
+        else:
+            interpreter = installed(part, python, place)
+            versions = versions_in(interpreter)
     except subprocess.CalledProcessError as error:
         text = (error.stderr or b"").decode(errors="replace")
         print(text, file=sys.stderr)
         return {**entry, "packages": {}, "passed": 0, "failed": [], "refused": text[-600:]}
-    versions = versions_in(interpreter)
+    found = outcome(part, interpreter, place)
+    found["failed"] += unrecorded
     return {
         **entry,
         "packages": {name: versions[name] for name in shown(part) if name in versions},
-        **outcome(part, interpreter, place),
+        **found,
     }
 
 
@@ -130,6 +158,31 @@ def installed(part: str, python: str, place: Path) -> Path:
     editable = [text for path in ours for text in ("--editable", str(path))]
     uv("pip", "install", "--python", interpreter, "--no-deps", "--no-build-isolation", *editable)
     return interpreter
+
+
+def recorded_anew(python: str, place: Path) -> tuple[dict[str, str], list[str]]:
+    """Record each dialect into a folder: the versions of all that wrote, and what failed."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(ROOT / "tests" / "dialects" / "recorded", place)
+    versions, failed = dict[str, str](), list[str]()
+    for name, packages in DIALECTS.items():
+        environment = place.parent / f"{name}-{python}"
+        interpreter = environment / "bin" / "python"
+        uv("venv", "--clear", "--python", python, environment)
+        # Some of them have no release that is not a pre-release.
+        allowed = ("--prerelease", "if-necessary-or-explicit")
+        needed = ("opentelemetry-sdk", "openai", *packages)
+        uv("pip", "install", "--python", interpreter, *allowed, *needed)
+        versions |= versions_in(interpreter)
+        made = subprocess.run(
+            [sys.executable, "-m", "tests.dialects.record", name, interpreter],
+            cwd=ROOT,
+            env={**os.environ, "OTEL_ROLLOUT_RECORDED": str(place)},
+            check=False,
+        )
+        if made.returncode:
+            failed.append(f"{name} (its agents could not be recorded)")
+    return versions, failed
 
 
 def uv(*arguments: object) -> None:
@@ -175,9 +228,10 @@ def outcome(part: str, interpreter: Path, place: Path) -> dict[str, Any]:
         report.unlink(missing_ok=True)
         command = [interpreter, "-m", "pytest", "-q", "-W", "ignore", f"--junitxml={report}"]
         jobs = [] if part == "exporters" else ["-n", "auto"]
-        subprocess.run(
-            [*command, *jobs, *selection], cwd=ROOT, env={**os.environ, **OFFLINE}, check=False
-        )
+        environment = {**os.environ, **OFFLINE}
+        if part == "dialects":
+            environment["OTEL_ROLLOUT_RECORDED"] = str(place)
+        subprocess.run([*command, *jobs, *selection], cwd=ROOT, env=environment, check=False)
         if not report.exists():
             failed.append(f"{selection[-1]} (did not start)")
             continue

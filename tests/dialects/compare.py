@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from otel_rollout import Completion, Trajectory, reconstruct
@@ -21,9 +20,9 @@ from otel_rollout.spans.exchange import Exchange
 from otel_rollout.spans.record import SpanRecord
 from otel_rollout.wire import merge
 from tests.dialects.differences import Difference, in_reply, in_request
+from tests.dialects.record import RECORDED as RECORDED
 from tests.dialects.record import REPLIES
 
-RECORDED = Path(__file__).parent / "recorded"
 ALL = [dialect.name for dialect in DIALECTS]
 NAMES = [name for name in ALL if name != "anthropic"]
 """Dialects of which runs of the OpenAI client were recorded; the other has scenarios of its own."""

@@ -19,7 +19,8 @@ from otel_rollout.testing import ModelServer, Raw, Reply, ToolCall
 from tests.dialects.agent_kinds import LENGTHS, text_of
 
 ROOT = Path(__file__).parents[2]
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(os.environ.get("OTEL_ROLLOUT_RECORDED") or Path(__file__).parent / "recorded")
+"""Folder of the recordings; `make test-newest` names another."""
 ARGUMENTS = '{"a": 1.50,\n  "b": "\\u00fc"}'
 """Valid JSON that does not survive being parsed and written anew."""
 SERVED = {"model": "org/served-model", "system_fingerprint": "fp"}
