@@ -44,7 +44,11 @@ DIALECTS = {
     "logfire": ["logfire"],
     "logfire-v1": ["logfire"],
     "genai": ["opentelemetry-instrumentation-genai-openai"],
-    "openai-v2": ["opentelemetry-instrumentation-openai-v2", "openai<3"],  # imports httpx
+    # It imports httpx, which openai 3 has not, and what util-genai 0.5 has no more.
+    "openai-v2": [
+        *("opentelemetry-instrumentation-openai-v2", "openai<3"),
+        "opentelemetry-util-genai<0.5b0",
+    ],
     "both": [_OPENINFERENCE, INSTRUMENTOR],
     "anthropic": ["anthropic"],
     "langsmith": ["langsmith"],

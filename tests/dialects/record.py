@@ -177,6 +177,8 @@ def record(dialect: str, python: str, *names: str) -> None:
         wire.unlink(missing_ok=True)
     replies = ANTHROPIC if dialect == "anthropic" else REPLIES
     asked = names or (BOTH if dialect == "both" else sorted(replies))
+    if dialect == "langfuse":  # its records are made of attributes that are whole
+        asked = [name for name in asked if name not in LIMITS]
     plain = [name for name in asked if name not in LIMITS]
     runs = [(plain, dict[str, str]()), *(([n], LIMITS[n]) for n in asked if n in LIMITS)]
     for run, environment in runs:
