@@ -383,6 +383,25 @@ def test_the_comparison_of_the_readme() -> None:
         comparison.table(tomllib.loads(text.replace('verifiers = ["prime', 'verifier = ["prime')))
 
 
+def test_the_table_of_the_newest_versions() -> None:
+    """The page's table is made of docs/compatibility.json, which has each part, in order."""
+    newest = tool("newest")
+    results = json.loads((ROOT / "docs" / "compatibility.json").read_text())
+    page = (ROOT / "docs" / "versions.md").read_text()
+    assert newest.paged(page, results) == page
+    tried = [(entry["part"], entry["python"]) for entry in results]
+    known = [(part, python) for part in newest.PARTS for python in newest.PYTHONS]
+    assert tried == [each for each in known if each in tried]
+    assert {part for part, _ in tried} == set(newest.PARTS)
+    for entry in results:
+        assert entry["passed"]
+        assert set(entry["packages"]) <= set(newest.shown(entry["part"]))
+    failed = {**results[0], "passed": 3, "failed": ["tests.a"]}
+    assert "3 tests passed, 1 failed" in newest.table([failed])
+    refused = {**results[0], "refused": "no"}
+    assert "cannot be installed together" in newest.table([refused])
+
+
 def test_the_advice_of_the_page_about_errors() -> None:
     """Each message of docs/errors.md is a warning's, with its advice; each class is there."""
     page = (ROOT / "docs" / "errors.md").read_text()
