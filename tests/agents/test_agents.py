@@ -280,6 +280,9 @@ def test_aider_mends_a_file(agent: Agent):
     assert history.messages()[-1]["content"] == said
     (row,) = to_token_rows([ran.trajectory])
     assert sum(row["loss_mask"]) == len(history.completions[-1].token_ids or ())
+    again = ran.again(AIDER, ())
+    assert again.status == 0, again.err
+    assert Path(FILE).read_text() == RIGHT
 
 
 def test_claude_rewrites_what_was_sampled(agent: Agent):
@@ -298,6 +301,8 @@ def test_claude_rewrites_what_was_sampled(agent: Agent):
     assert edited.completion is None
     items = [item for history in ran.trajectory.histories for item in history.items]
     assert sum(item.trainable for item in items) == len(ran.exchanges) == 3
+    again = ran.again(CLAUDE_COMMAND, kind.differs)
+    assert again.status == 0, again.err
 
 
 def test_claude_has_a_sub_agent(agent: Agent):
@@ -318,6 +323,9 @@ def test_claude_has_a_sub_agent(agent: Agent):
     assert sorted(len(history.completions) for history in ran.trajectory.histories) == [2, 2]
     items = [item for history in ran.trajectory.histories for item in history.items]
     assert sum(item.trainable for item in items) == len(ran.exchanges) == 4
+    took = "messages[].content[].content"  # how many milliseconds it took is in it
+    again = ran.again(CLAUDE_COMMAND, [*KINDS["claude"].differs, took])
+    assert again.status == 0, again.err
 
 
 def java(name: str) -> Sequence[str]:
