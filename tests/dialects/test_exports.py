@@ -180,21 +180,23 @@ def test_spans_of_phoenix_in_its_other_forms():
     """Its `/spans` and its dataframe hold what its OTLP does."""
     root = next(s for s in spans_of("openinference") if s.name == "tools")
     spans = [span for span in spans_of("openinference") if span.trace_id == root.trace_id]
-    plain = [
+    spans.sort(key=lambda span: span.start_time_ns)
+    plain: list[dict[str, Any]] = [
         {
             "name": span.name,
             "span_kind": span.attributes.get("openinference.span.kind", "CHAIN"),
             "parent_id": span.parent_span_id,
-            "start_time": span.start_time_ns // 1_000_000,
-            "end_time": (span.end_time_ns or 0) // 1_000_000,
+            "start_time": 1_790_000_000_000 + 10 * number,  # recorded ones may be equal
+            "end_time": 1_790_000_000_005 + 10 * number,
             "status_code": "UNSET",
             "status_message": "",
         }
-        for span in spans
+        for number, span in enumerate(spans)
     ]
     ids = [{"trace_id": span.trace_id, "span_id": span.span_id} for span in spans]
     answer = [
-        {**row, "context": each, "attributes": dict(span.attributes), "start_time": TIME}
+        {**row, "context": each, "attributes": dict(span.attributes)}
+        | {"start_time": f"2026-11-26T07:00:00.{row['start_time'] % 1000:03}Z"}
         for row, each, span in zip(plain, ids, spans, strict=True)
     ]
     frame = [
@@ -206,14 +208,8 @@ def test_spans_of_phoenix_in_its_other_forms():
     for form in ({"data": answer, "next_cursor": None}, frame, answer):
         trajectory = only(file(form))
         assert trajectory.messages() == expected.messages()
-        # Calls that begin in one millisecond may come in another order.
-        assert {c.id: c.usage for c in trajectory.completions} == {
-            c.id: c.usage for c in expected.completions
-        }
+        assert [c.usage for c in trajectory.completions] == [c.usage for c in expected.completions]
         assert [c.tools for c in trajectory.completions] == [c.tools for c in expected.completions]
-
-
-TIME = "2026-11-26T07:00:00.123456+00:00"
 
 
 def nested(attributes: Any) -> dict[str, Any]:
