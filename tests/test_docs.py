@@ -396,6 +396,8 @@ def test_the_table_of_the_newest_versions() -> None:
         assert set(entry["packages"]) <= set(newest.shown(entry["part"]))
     failed = {**results[0], "passed": 3, "failed": ["tests.a"]}
     assert "3 tests passed, 1 failed" in newest.table([failed])
+    again = {**results[0], "passed": 3, "again": ["tests.a"]}
+    assert "3 tests passed, 1 only when run again |" in newest.table([again])
     refused = {**results[0], "refused": "no"}
     assert "cannot be installed together" in newest.table([refused])
 

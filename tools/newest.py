@@ -2,7 +2,8 @@
 
 Each environment is resolved anew, without our pins, for each Python; what is installed and how its
 tests went is written to docs/compatibility.json, from which `--pages` writes the table of
-docs/versions.md. An entry is replaced only by a run of the same part and Python.
+docs/versions.md. An entry is replaced only by a run of the same part and Python. `again` in it
+names tests that failed there and passed when they were run again alone; who did that adds it.
 
     python tools/newest.py [--python 3.12 --python 3.13] [PART ...]
     python tools/newest.py --pages
@@ -284,7 +285,8 @@ def _outcome(entry: dict[str, Any]) -> str:
     if "refused" in entry:
         return f"{entry['date']}: cannot be installed together"
     failed = f", {len(entry['failed'])} failed" if entry["failed"] else ""
-    return f"{entry['date']}: {entry['passed']} tests passed{failed}"
+    again = f", {len(entry['again'])} only when run again" if entry.get("again") else ""
+    return f"{entry['date']}: {entry['passed']} tests passed{again}{failed}"
 
 
 if __name__ == "__main__":
