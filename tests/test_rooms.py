@@ -284,7 +284,7 @@ def test_what_is_allowed_is_not_caught():
 
 LATER_IMPORTS = {
     "command/cli.py": "a verb loads what it needs, --help nothing",
-    "command/parser.py": "reads the version, for --version alone",
+    "command/arguments.py": "reads the version, for --version alone",
     "look/environment.py": "the exporters of OTLP, which are optional packages",
     "record/transports/capture.py": "the openai that the program has imported",
     "record/transports/encoding.py": "decoders that are optional packages",
@@ -481,8 +481,8 @@ def test_every_public_method_says_what_it_does(name: str):
 
 LINES = {
     "": 1_554,
-    "command": 2_673,
-    "export": 2_856,
+    "command": 2_729,
+    "export": 3_153,
     "gateway": 3_452,
     "look": 2_260,
     "otlp": 2_023,

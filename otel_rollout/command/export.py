@@ -15,6 +15,8 @@ from typing import Any
 
 from otel_rollout.export import (
     Group,
+    LeftOut,
+    PolicyLag,
     RowExporter,
     RowFile,
     Tally,
@@ -46,13 +48,15 @@ def export(options: argparse.Namespace) -> int:
             print(f"{entry.name:<14} {_about(entry)}")
         return 0
     output = _checked_output(options)
-    maker = _RowMaker(options.to, dict(options.option), options.strict)
+    made_of = options.to, dict(options.option), options.strict
+    _RowMaker(*made_of)  # a wrong option is an error before anything is read
     choice = Choice(options)
     sources = Sources(options.sources)
     file = RowFile(output, _plan(options), restart=options.restart)
     try:
         _collect(file, sources, choice, options)
-        _write(file, maker, options.jobs)
+        lag = None if options.policy_lag is None else _lag_limit(file, options.policy_lag)
+        _write(file, _RowMaker(*made_of, lag), options.jobs)
     except KeyboardInterrupt:
         note("interrupted: the same command goes on from here")
         raise
@@ -96,12 +100,22 @@ def _collect(file: RowFile, sources: Sources, choice: Choice, options: argparse.
         note(f"going on with {file.output.name}: {number_of(file.tally.groups, 'group')} are done")
 
 
+def _lag_limit(file: RowFile, most: int) -> PolicyLag:
+    """The limit of --policy-lag: counted from the newest version in the sources."""
+    limit = PolicyLag.of(most, file.facts())
+    if limit.newest is None:
+        note("--policy-lag: no trajectory names a version that is a number: none is left out")
+    return limit
+
+
 class _RowMaker:
     """Makes the rows of groups; a copy in another process has an exporter of its own."""
 
-    def __init__(self, to: str, options: dict[str, str], strict: bool) -> None:
+    def __init__(
+        self, to: str, options: dict[str, str], strict: bool, lag: PolicyLag | None = None
+    ) -> None:
         self.exporter: RowExporter = row_exporter_from_texts(to, options)
-        self._made_of = to, options, strict
+        self._made_of = to, options, strict, lag
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _RowMaker, self._made_of
@@ -109,8 +123,8 @@ class _RowMaker:
     def __call__(self, group: Group) -> tuple[list[bytes], Tally, list[str]]:
         """The rows of a group, what is counted of it, and what is to be printed."""
         tally, reports = Tally(), list[str]()
-        strict = self._made_of[-1]
-        rows = rows_of(group.items, self.exporter, tally, reports.append, strict=strict)
+        *_, strict, lag = self._made_of
+        rows = rows_of(group.items, self.exporter, tally, reports.append, strict=strict, lag=lag)
         return rows, tally, reports
 
 
@@ -143,6 +157,7 @@ def _plan(options: argparse.Namespace) -> dict[str, Json]:
         "sources": sources,
         "infer_rollouts": options.infer_rollouts,
         "where": options.where,
+        "policy_lag": options.policy_lag,
         "version": version("otel-rollout"),
     }
 
@@ -177,6 +192,8 @@ def _note_tally(tally: Tally, output: str) -> int:
     _note_reasons("completion", "in no row", tally.dropped)
     _note_reasons("group", "not whole", tally.partial)
     _note_reasons("trajectory", "refused", tally.refused)
+    for line in LeftOut(tally.left_out).lines():
+        note(f"  {line}")
     return max(note_unreadable(tally.unreadable), int(not tally.rows))
 
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Sequence
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from otel_rollout.command.arguments import (
+    Argument,
+    PrintVersion,
+    address,
+    argument,
+    count,
+    flag,
+    key_value,
+    lag,
+    number,
+    option,
+    policy_version,
+    seconds,
+)
 from otel_rollout.command.descriptions import (
     CHECK,
     DOCTOR,
@@ -30,128 +41,57 @@ _NEEDS = "\n".join(f"  {name:<14} {what}" for name, (_, what) in REQUIREMENTS.it
 _SEE = "What a SOURCE is, and an EXPR of --where: otel-rollout --help"
 
 
-def _key_value(text: str) -> tuple[str, str]:
-    """An option KEY=VALUE as a pair."""
-    name, is_there, value = text.partition("=")
-    if not name or not is_there:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
-    return name, value
-
-
-def _version(text: str) -> str | int:
-    return int(text) if text.isascii() and text.isdigit() else text
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    seconds = _number(text)
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"expected more than 0 seconds, got {text!r}")
-    return seconds
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
-    return number
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)
-
-
-class _Version(argparse.Action):
-    """Prints the version; what reads it takes longer to import than all else, so it is late."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
-        super().__init__(option_strings, argparse.SUPPRESS, 0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(import_module("importlib.metadata").version("otel-rollout"))
-        parser.exit()
-
-
-_Argument = tuple[tuple[str, ...], dict[str, Any]]
-
-
-def _argument(*names: str, **settings: Any) -> _Argument:
-    """An argument as `add_argument` takes it."""
-    return names, settings
-
-
-def _flag(name: str, text: str) -> _Argument:
-    return _argument(name, action="store_true", help=text)
-
-
-def _option(name: str, metavar: str, text: str, **settings: Any) -> _Argument:
-    return _argument(name, metavar=metavar, help=text, **settings)
-
-
-_INFER = _flag(
+_INFER = flag(
     "--infer-rollouts", "also make a trajectory of each trace that has model calls, but no rollout"
 )
-_READ = (_argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help"), _INFER)
-_ONLY = _option("--where", "EXPR", "only those of which this is true")
-_SORT = _option(
+_READ = (argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help"), _INFER)
+_ONLY = option("--where", "EXPR", "only those of which this is true")
+_SORT = option(
     "--sort",
     "FIELD",
     "in order of a field, --sort=-FIELD from the greatest on; unknown ones are last",
 )
 _CHOICE = (*_READ, _ONLY, _SORT)
 """Sources, which of their trajectories, and in which order."""
-_JOBS = _option(
+_JOBS = option(
     "--jobs",
     "N",
     "processes that read files of trajectories; the output is the same; default: 1",
-    type=_count,
+    type=count,
     default=1,
 )
-_JSON = _flag("--json", "print JSON objects, one a line")
+_JSON = flag("--json", "print JSON objects, one a line")
 
 _REBUILD_ARGUMENTS = (
     *_CHOICE,
-    _argument(
-        "-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"
-    ),
+    argument("-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"),
 )
 _LIST_ARGUMENTS = (
     *_CHOICE,
-    _option(
+    option(
         "--group-by",
         "FIELD",
         "count, reward, pass rate and pass@k for each policy_version, minute, hour, day (UTC) or "
         "value of a field, such as task_id",
     ),
-    _option(
+    option(
         "--pass-threshold",
         "REWARD",
         "a reward from this one on is a pass; default: %(default)s",
-        type=_number,
+        type=number,
         default=0.5,
     ),
     _JOBS,
     _JSON,
 )
 _CHECK_ARGUMENTS = (
-    _argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
+    argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
     _INFER,
     _ONLY,
-    _option(
+    option(
         "--require", "LIST", "what is required; default: %(default)s", default=",".join(DEFAULT)
     ),
-    _option(
+    option(
         "--started",
         "FILE",
         "name what began and never ended, by the files FILE.started beside those of trajectories; "
@@ -159,86 +99,93 @@ _CHECK_ARGUMENTS = (
         nargs="+",
         default=[],
     ),
-    _option("--expect", "N", "fail unless there are N trajectories", type=_count),
-    _option("--expect-groups", "K", "fail unless each group has K samples", type=_count),
+    option("--expect", "N", "fail unless there are N trajectories", type=count),
+    option("--expect-groups", "K", "fail unless each group has K samples", type=count),
     _JOBS,
     _JSON,
 )
 _SHOW_ARGUMENTS = (
     *_CHOICE,
-    _option("--id", "ID", "only those whose id or trace id begins with this"),
-    _flag("--full", "do not cut texts"),
+    option("--id", "ID", "only those whose id or trace id begins with this"),
+    flag("--full", "do not cut texts"),
 )
 _VIEW_ARGUMENTS = (
     *_READ,
     _ONLY,
-    _option("--html", "FILE", "write one page that needs no server, and end"),
-    _argument("--port", type=int, default=0, help="default: a free one"),
-    _argument("--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"),
-    _flag("--no-browser", "only print the address"),
-    _option("--jaeger", "URL", "link traces to this Jaeger"),
-    _option(
+    option("--html", "FILE", "write one page that needs no server, and end"),
+    argument("--port", type=int, default=0, help="default: a free one"),
+    argument("--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"),
+    flag("--no-browser", "only print the address"),
+    option("--jaeger", "URL", "link traces to this Jaeger"),
+    option(
         "--tokenizer",
         "NAME",
         "tokenizer.json, a folder with one, or a name on the model hub: gives the texts of tokens "
         "whose texts the server did not send",
     ),
-    _flag("--no-cache", "keep no index"),
+    flag("--no-cache", "keep no index"),
 )
 _DRIFT_ARGUMENTS = (
     *_READ,
-    _flag("--json", "print one JSON object with all forks"),
-    _flag("--full", "list all forks of each trajectory"),
+    flag("--json", "print one JSON object with all forks"),
+    flag("--full", "list all forks of each trajectory"),
 )
 _EXPORT_ARGUMENTS = (
-    _argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
+    argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
     _INFER,
-    _option(
+    option(
         "--where",
         "EXPR",
         "only those of which this is true; before they are grouped: leaving members out of a group "
         "changes the advantages of the others",
     ),
-    _option("--to", "NAME", "the trainer's format; see --list"),
-    _argument("-o", "--output", metavar="FILE", help="where to write"),
-    _option(
+    option("--to", "NAME", "the trainer's format; see --list"),
+    argument("-o", "--output", metavar="FILE", help="where to write"),
+    option(
         "--option",
         "KEY=VALUE",
         "an option of the exporter; may be given several times",
         action="append",
         default=[],
-        type=_key_value,
+        type=key_value,
+    ),
+    option(
+        "--policy-lag",
+        "N",
+        "leave out what was sampled more than N policy versions before the newest one, before it "
+        "is grouped; what that does to what trains is printed",
+        type=lag,
     ),
     _JOBS,
-    _flag("--restart", "begin anew"),
-    _flag("--strict", "end at the first trajectory that the format cannot carry"),
-    _flag("--list", "list the exporters that are installed"),
+    flag("--restart", "begin anew"),
+    flag("--strict", "end at the first trajectory that the format cannot carry"),
+    flag("--list", "list the exporters that are installed"),
 )
 _SERVED = (
-    _option(
+    option(
         "--upstream",
         "URL",
         "base URL of the model server, such as http://localhost:8000/v1",
         required=True,
     ),
-    _option(
+    option(
         "--api-key-env",
         "NAME",
         "environment variable with the model server's key, which agents do not get; default: they "
         "send their own",
     ),
-    _flag(
+    flag(
         "--request-token-ids",
         "ask the model server for token ids and log-probabilities; agents do not see them",
     ),
-    _option(
+    option(
         "--renderer",
         "NAME",
         "send the token ids that a conversation has instead of its messages: `server` asks the "
         "model server for those of new messages; else a tokenizer that the package renderers "
         "knows. Needs token ids, and a server that takes them (docs/drift.md)",
     ),
-    _option(
+    option(
         "--allow-path",
         "PREFIX",
         "also pass requests to this path of the model server and all below it, which is none of a "
@@ -246,34 +193,34 @@ _SERVED = (
         dest="allow_paths",
         action="append",
     ),
-    _option(
+    option(
         "--policy-model",
         "NAME",
         "the model that is trained: calls of others are side calls (docs/side-calls.md)",
     ),
-    _option("--out", "FILE", "append finished trajectories, one JSON object a line"),
-    _option("--spans", "FILE", "append spans, as OTLP/JSON lines"),
+    option("--out", "FILE", "append finished trajectories, one JSON object a line"),
+    option("--spans", "FILE", "append spans, as OTLP/JSON lines"),
 )
 """Arguments of the gateway that a verb serves."""
 _RUN_ARGUMENTS = (
     *_SERVED,
-    _argument(
+    argument(
         "--host",
         default="127.0.0.1",
         help="address that the gateway listens on, for a command in a container; default: this "
         "machine alone",
     ),
-    _option("--task", "ID", "the task that the command works on"),
-    _option("--samples", "N", "how often to run it; default: 1", type=_count, default=1),
-    _option(
+    option("--task", "ID", "the task that the command works on"),
+    option("--samples", "N", "how often to run it; default: 1", type=count, default=1),
+    option(
         "--parallel",
         "N",
         "how many samples may run at once; their output is marked [0], [1], ...; default: 1",
-        type=_count,
+        type=count,
         default=1,
     ),
-    _option("--timeout", "S", "seconds that each sample may take", type=_seconds),
-    _option(
+    option("--timeout", "S", "seconds that each sample may take", type=seconds),
+    option(
         "--pass-env",
         "NAME",
         "let the command have this variable, which is one of the secrets that it does not get; may "
@@ -281,63 +228,63 @@ _RUN_ARGUMENTS = (
         action="append",
         default=[],
     ),
-    _argument("--name", help="name of the rollout; default: that of the command"),
-    _option(
+    argument("--name", help="name of the rollout; default: that of the command"),
+    option(
         "--group",
         "ID",
         "the group that a trainer compares; default: a new one if there are several samples",
     ),
-    _option(
+    option(
         "--policy-version",
         "VERSION",
         "the version of the weights that sample, a whole number or a text",
-        type=_version,
+        type=policy_version,
     ),
-    _option(
+    option(
         "--metadata",
         "KEY=VALUE",
         "metadata of the rollout, a text; may be given several times",
         action="append",
         default=[],
-        type=_key_value,
+        type=key_value,
     ),
-    _option(
+    option(
         "--reward-command",
         "CMD",
         "run through the shell after each sample, with the trajectory on stdin; the last line of "
         "its output is the reward",
     ),
-    _argument("command", nargs="+", metavar="CMD", help="the command, after --"),
+    argument("command", nargs="+", metavar="CMD", help="the command, after --"),
 )
 _REPLAY_ARGUMENTS = (
-    _argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help; spans alone"),
-    _option("--id", "ID", "only rollouts whose id or trace id begins with this"),
-    _option("--listen", "HOST:PORT", "default: a free port of 127.0.0.1", type=_address),
-    _option("--upstream", "URL", "base URL of a model server for calls that were not recorded"),
-    _option("--api-key-env", "NAME", "environment variable with the key of that server"),
-    _option("--ignore", "MEMBER", "let this differ; several times", action="append", default=[]),
-    _flag("--pace", "take as long for each reply as it took; default: answer at once"),
+    argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help; spans alone"),
+    option("--id", "ID", "only rollouts whose id or trace id begins with this"),
+    option("--listen", "HOST:PORT", "default: a free port of 127.0.0.1", type=address),
+    option("--upstream", "URL", "base URL of a model server for calls that were not recorded"),
+    option("--api-key-env", "NAME", "environment variable with the key of that server"),
+    option("--ignore", "MEMBER", "let this differ; several times", action="append", default=[]),
+    flag("--pace", "take as long for each reply as it took; default: answer at once"),
 )
 _REWARD_ARGUMENTS = (
-    _argument("id", metavar="ID", help="the rollout's id, or how it begins"),
-    _argument("value", type=_number, metavar="VALUE", help="a finite number"),
-    _argument("--name", help="makes it one of the named rewards"),
-    _option(
+    argument("id", metavar="ID", help="the rollout's id, or how it begins"),
+    argument("value", type=number, metavar="VALUE", help="a finite number"),
+    argument("--name", help="makes it one of the named rewards"),
+    option(
         "--in",
         "SOURCE",
         "where the rollout is; default: the file of --spans",
         dest="sources",
         action="append",
     ),
-    _option("--spans", "FILE", "append the reward to this file of spans"),
+    option("--spans", "FILE", "append the reward to this file of spans"),
 )
 _GATEWAY_ARGUMENTS = (
     *_SERVED,
-    _argument(
+    argument(
         "--host", default="127.0.0.1", help="address to listen on; others than this need a secret"
     ),
-    _argument("--port", type=int, default=4040, help="default: 4040; 0: any free port"),
-    _option(
+    argument("--port", type=int, default=4040, help="default: 4040; 0: any free port"),
+    option(
         "--secret-env",
         "NAME",
         "environment variable with the secret that /rollouts asks for; default: "
@@ -345,20 +292,20 @@ _GATEWAY_ARGUMENTS = (
     ),
 )
 _DOCTOR_ARGUMENTS = (
-    _argument(
+    argument(
         "setup",
         nargs="?",
         metavar="MODULE[:FUNCTION]|SCRIPT",
         help="what sets your program up: a module to import, a function in it to call, or a Python "
         "file to run; default: otel_rollout.configure()",
     ),
-    _option(
+    option(
         "--server",
         "URL",
         "base URL of your model server, such as http://localhost:8000/v1; its key is "
         "OPENAI_API_KEY",
     ),
-    _option("--model", "NAME", "the model to ask there; default: the first it lists"),
+    option("--model", "NAME", "the model to ask there; default: the first it lists"),
 )
 
 
@@ -368,7 +315,7 @@ class _Verb(NamedTuple):
     description: str
     after: str | None
     """Text after the arguments."""
-    arguments: tuple[_Argument, ...]
+    arguments: tuple[Argument, ...]
 
 
 _VERBS = (
@@ -431,7 +378,7 @@ def command_parser() -> argparse.ArgumentParser:
         epilog=f"{SOURCES}\n\n{WHERE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, help="show the version, and exit")
+    parser.add_argument("--version", action=PrintVersion, help="show the version, and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, summary, description, after, arguments in _VERBS:
         verb = commands.add_parser(

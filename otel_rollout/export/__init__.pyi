@@ -9,6 +9,9 @@ from otel_rollout.export.jsonl import layout_of as layout_of
 from otel_rollout.export.jsonl import lines_of as lines_of
 from otel_rollout.export.jsonl import parsed_lines as parsed_lines
 from otel_rollout.export.jsonl import trajectory_or_error as trajectory_or_error
+from otel_rollout.export.left_out import Facts as Facts
+from otel_rollout.export.left_out import LeftOut as LeftOut
+from otel_rollout.export.left_out import PolicyLag as PolicyLag
 from otel_rollout.export.memory import InMemoryTrajectoryExporter as InMemoryTrajectoryExporter
 from otel_rollout.export.memory import renew_after_fork as renew_after_fork
 from otel_rollout.export.options import CheckedOptions as CheckedOptions

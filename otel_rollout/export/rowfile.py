@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from otel_rollout.errors import ConfigurationError, ExportError, RolloutError, SpanFormatError
+from otel_rollout.export.left_out import Facts, LeftOut, PolicyLag
 from otel_rollout.export.row_contract import RowExporter
 from otel_rollout.export.rows import Rows
 from otel_rollout.export.store import Store
@@ -164,6 +165,12 @@ class RowFile:
         for number, key in self._store.each_key(after=self._number):
             yield Group(number, self._store.items(key))
 
+    def facts(self) -> Iterator[Facts]:
+        """Those of all trajectories that were brought together and can be read."""
+        for item in self._store.every():
+            if (facts := _facts_of(Trajectory.from_json(item))) is not None:
+                yield facts
+
     def write(self, group: Group, rows: Sequence[bytes], tally: Tally) -> None:
         """Write the rows of a group, after those of the groups that `groups` gave before."""
         if self._rows is None:
@@ -231,6 +238,8 @@ class Tally:
     """Completions that the exporter trains in no row, by reason."""
     partial: Counter[str] = field(default_factory=Counter)
     """Groups that are not whole, each with what it lacks."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """What is kept and what is left out, as `LeftOut` counts it, if a lag is asked for."""
 
     def add(self, other: Tally) -> None:
         """Add the counts of the other."""
@@ -251,40 +260,69 @@ class Tally:
 
 
 def rows_of(
-    items: Sequence[bytes], exporter: RowExporter, tally: Tally, report: Report, *, strict: bool
+    items: Sequence[bytes],
+    exporter: RowExporter,
+    tally: Tally,
+    report: Report,
+    *,
+    strict: bool,
+    lag: PolicyLag | None = None,
 ) -> list[bytes]:
     """The rows, as lines of JSON, of the trajectories of one key.
 
+    lag: those that are older are left out, as if they were not there, and what is left out is
+        counted beside what is kept. None: neither.
     A trajectory that is damaged, or that the format cannot carry, is reported and left out, and the
     others of its group are exported as if it were not there; with `strict` its error is raised.
     """
     members = _members(items, tally)
-    group = TrajectoryGroup.of(members.values())
     tally.groups += 1
     tally.trajectories += len(members)
-    tally.failures += len(group.failures)
     tally.partial.update(map(str, groups_not_whole(members.values())))
+    facts = {id_: _facts_of(member) for id_, member in members.items()} if lag else {}
+    left = {id_: why for id_, each in facts.items() if lag and each and (why := lag.reason(each))}
+    group = TrajectoryGroup.of(member for member in members.values() if member.id not in left)
+    tally.failures += len(group.failures)
+    made = _Made(exporter, tally)
     try:
-        return _lines(group, exporter, tally)
+        made.add(group)
     except UNREADABLE as error:
         if strict:
             raise
-        refused = _refused(members, exporter, error)
+        _add_carried(made, group, report, left, error)
+    for id_, each in facts.items():
+        if each is not None:
+            LeftOut(tally.left_out).add(each, left.get(id_, made.why_none(members[id_])))
+    return made.rows
+
+
+def _facts_of(trajectory: Trajectory) -> Facts | None:
+    try:
+        return Facts.of(trajectory)
+    except UNREADABLE:  # it is reported where its rows are made
+        return None
+
+
+def _add_carried(
+    made: _Made, group: TrajectoryGroup, report: Report, left: dict[str, str], error: Exception
+) -> None:
+    """Make the rows of those that the format can carry; the others are reported, and left out."""
+    members = {member.id: member for member in (*group, *group.failures)}
+    refused = _refused(members, made.exporter, error)
     kept = [member for member in members.values() if member.id not in refused]
-    rows: list[bytes] = []
     try:
         if kept:
-            rows = _lines(TrajectoryGroup.of(kept, id=group.id), exporter, tally)
-    except ExportError as error:
-        refused = {**dict.fromkeys(members, error), **refused}
+            made.add(TrajectoryGroup.of(kept, id=group.id))
+    except ExportError as other:
+        refused = {**dict.fromkeys(members, other), **refused}
     for text in dict.fromkeys(map(str, refused.values())):
         report(text)
-    for each in refused.values():
+    for id_, each in refused.items():
+        left[id_] = "refused by the format"
         if isinstance(each, ExportError):
-            tally.refused[without_ids_and_numbers(str(each))] += 1
+            made.tally.refused[without_ids_and_numbers(str(each))] += 1
         else:
-            tally.unreadable += 1
-    return rows
+            made.tally.unreadable += 1
 
 
 def _members(items: Sequence[bytes], tally: Tally) -> dict[str, Trajectory]:
@@ -297,22 +335,45 @@ def _members(items: Sequence[bytes], tally: Tally) -> dict[str, Trajectory]:
     return members
 
 
-def _lines(group: TrajectoryGroup, exporter: RowExporter, tally: Tally) -> list[bytes]:
-    """The rows of a group; counts them, and the completions that the exporter trains in none."""
-    made = exporter.rows(group)
-    rows = [_line(row) for row in made]
-    dropped_of = getattr(exporter, "dropped", None)  # optional in `RowExporter`
-    if isinstance(made, Rows):
-        drops: Iterable[Dropped] = made.dropped
-    else:
-        drops = dropped_of(group) if callable(dropped_of) else ()
-    for drop in drops:
-        if drop.completion is not None:
-            tally.dropped[without_ids_and_numbers(drop.reason)] += 1
-    empty = (member.why_empty for member in group)  # failures are counted as such
-    tally.empty.update(without_ids_and_numbers(why) for why in empty if why is not None)
-    tally.rows += len(rows)
-    return rows
+class _Made:
+    """The rows of a group as lines; counts them, and the completions that none of them trains."""
+
+    def __init__(self, exporter: RowExporter, tally: Tally) -> None:
+        self.exporter = exporter
+        self.tally = tally
+        self.rows: list[bytes] = []
+        self._dropped = set[tuple[str, int]]()
+        """Span and choice of these completions."""
+        self._failed = set[str]()
+        """The trajectories that failed without a reward, and have no row."""
+
+    def add(self, group: TrajectoryGroup) -> None:
+        """Make the rows. ExportError if the format cannot carry a trajectory."""
+        made = self.exporter.rows(group)
+        rows = [_line(row) for row in made]
+        dropped_of = getattr(self.exporter, "dropped", None)  # optional in `RowExporter`
+        kept = set[object]()
+        if isinstance(made, Rows):
+            drops: Iterable[Dropped] = made.dropped
+            kept = {row["trajectory_id"] for row in made}
+        else:
+            drops = dropped_of(group) if callable(dropped_of) else ()
+        for drop in drops:
+            if (completion := drop.completion) is not None:
+                self._dropped.add((completion.span_id, completion.choice_index))
+                self.tally.dropped[without_ids_and_numbers(drop.reason)] += 1
+        empty = (member.why_empty for member in group)  # failures are counted as such
+        self.tally.empty.update(without_ids_and_numbers(why) for why in empty if why is not None)
+        self.tally.rows += len(rows)
+        self.rows += rows
+        self._failed |= {each.id for each in group.failures} - kept
+
+    def why_none(self, trajectory: Trajectory) -> str | None:
+        """Why no row trains anything of a trajectory; None: one does, as far as is known."""
+        if trajectory.id in self._failed:
+            return "failed without a reward"
+        places = {(each.span_id, each.choice_index) for each in trajectory.completions}
+        return "without a token that trains" if places <= self._dropped else None
 
 
 def _refused(

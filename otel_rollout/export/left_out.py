@@ -1,0 +1,236 @@
+"""What an export leaves out, beside what it keeps: by version, ending, task, length and time. Pure.
+
+Leaving out what is old, long or failed changes what is learned from: rollouts that take long are
+the first to become old. The sums are counts by buckets, which can be added.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from otel_rollout.terminal import number_of
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.wire import Json, dumps, loads
+
+_NAMED = ("version", "ending", "task")
+_SPREAD = ("seconds", "tokens", "calls")
+_STEPS = 20
+"""Buckets of each doubling: a number is known to 2 %."""
+_SHOWN = 10
+"""Versions, endings and tasks that are printed; the others are counted."""
+_QUARTERS = 4
+
+
+class Facts(NamedTuple):
+    """What is compared of a trajectory; None is unknown."""
+
+    versions: tuple[str | int, ...]
+    """Policy versions that it was sampled with."""
+    ending: str
+    task_id: str | None
+    calls: int
+    tokens: int | None
+    """Tokens that were sampled, as far as they are known."""
+    seconds: float | None
+    reward: float | None
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Facts:
+        """Those of a trajectory; its calls are read."""
+        own = [] if trajectory.policy_version is None else [trajectory.policy_version]
+        started, ended = trajectory.start_time_ns, trajectory.end_time_ns
+        completions = trajectory.completions
+        counts = [each.sampled_count for each in completions]
+        known = [count for count in counts if count is not None]
+        return cls(
+            tuple(dict.fromkeys([*trajectory.policy_versions, *own])),
+            trajectory.termination_reason or trajectory.status,
+            trajectory.task_id,
+            len({each.span_id for each in completions}),
+            sum(known) if known else None,
+            (ended - started) / 1e9 if ended is not None and started else None,
+            None if trajectory.reward is None else float(trajectory.reward),
+        )
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest of the versions that are numbers."""
+        return min(_numbers(self), default=None)
+
+
+class PolicyLag(NamedTuple):
+    """A limit on how many versions behind the newest one a trajectory may be."""
+
+    most: int
+    newest: int | None
+    """None: no trajectory names a version that is a number."""
+
+    @classmethod
+    def of(cls, most: int, each: Iterable[Facts]) -> PolicyLag:
+        """The limit, with the newest version of all."""
+        return cls(most, max(itertools.chain.from_iterable(map(_numbers, each)), default=None))
+
+    def reason(self, facts: Facts) -> str | None:
+        """Why a trajectory is left out; None: it is not, or its versions are not known."""
+        oldest = facts.oldest
+        if self.newest is None or oldest is None or self.newest - oldest <= self.most:
+            return None
+        return f"sampled more than {number_of(self.most, 'version')} before {self.newest}"
+
+
+def _numbers(facts: Facts) -> Iterator[int]:
+    """The versions that are numbers, or texts of one."""
+    for version in facts.versions:
+        if isinstance(version, int) or _is_number(version):
+            yield int(version)
+
+
+_is_number = re.compile(r"-?[0-9]{1,18}").fullmatch
+
+
+class LeftOut:
+    """Counts of the trajectories that are kept and of those that are left out.
+
+    counts: by reason ("" for what is kept), what is counted, and its value, as JSON lists.
+    """
+
+    def __init__(self, counts: Counter[str] | None = None) -> None:
+        self.counts: Counter[str] = Counter() if counts is None else counts
+
+    def add(self, facts: Facts, reason: str | None) -> None:
+        """Count a trajectory; `reason` says why it is left out. None: it is kept."""
+
+        def count(what: str, value: Json, by: Any = 1) -> None:
+            self.counts[dumps([reason or "", what, value])] += by
+
+        version: Json = next(iter(facts.versions), None) if facts.oldest is None else facts.oldest
+        for what, value in zip(_NAMED, (version, facts.ending, facts.task_id), strict=True):
+            count(what, value)
+        for what, number in zip(_SPREAD, (facts.seconds, facts.tokens, facts.calls), strict=True):
+            if number is not None:
+                count(what, _bucket(number))
+        if facts.reward is not None and math.isfinite(facts.reward):
+            count("scored", None)
+            count("reward", None, facts.reward)
+
+    @property
+    def reasons(self) -> dict[str, Json]:
+        """How many trajectories are left out, by reason; "": how many are kept."""
+        found = Counter[str]()
+        for key, count in self.counts.items():
+            reason, what, _ = loads(key)
+            found[reason] += count if what == "ending" else 0
+        return {**found}
+
+    def to_dict(self) -> dict[str, Json]:
+        """The same as JSON: counts, quantiles, and the share left out of each quarter."""
+        reasons = self.reasons
+        kept = reasons.pop("", 0)
+        named: dict[str, Json] = {
+            what: [
+                {"value": value, "kept": kept, "left_out": left}
+                for value, kept, left in sorted(self._beside(what), key=lambda row: -row[2])
+            ]
+            for what in _NAMED
+        }
+        spread = {what: _spread(sorted(self._beside(what))) for what in _SPREAD}
+        (_, *sums), (_, *scored) = (
+            next(self._beside(what), (None, 0, 0)) for what in ("reward", "scored")
+        )
+        means = [sum_ / count if count else None for sum_, count in zip(sums, scored, strict=True)]
+        return {
+            "kept": kept,
+            "left_out": sum(reasons.values()),
+            "reasons": reasons,
+            "reward": dict(zip(("kept", "left_out"), means, strict=True)),
+            **named,
+            **spread,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people; nothing where no trajectory was counted."""
+        found: dict[str, Any] = self.to_dict()
+        if not found["left_out"]:
+            if found["kept"]:
+                yield "nothing was left out"
+            return
+        total = number_of(found["kept"] + found["left_out"], "trajectory")
+        whys = ", ".join(f"{count} {why}" for why, count in found["reasons"].items())
+        yield f"{found['left_out']} of {total} left out: {whys}"
+        for what in _NAMED:
+            rows = [row for row in found[what] if row["value"] is not None]
+            texts = [
+                f"{row['value']}: {row['left_out']} of {row['kept'] + row['left_out']}"
+                for row in rows[:_SHOWN]
+            ]
+            texts += [f"{len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+            if len(rows) > 1:
+                yield f"  by {what}: {', '.join(texts)}"
+        for what in _SPREAD:
+            shares = found[what]["left_out_by_quarter"]
+            texts = ["-" if each is None else f"{each:.0%}" for each in shares]
+            if texts:
+                yield f"  by {what}, of each quarter from the least on: {', '.join(texts)}"
+        rewards = found["reward"]
+        if None not in rewards.values():
+            yield f"  reward: {rewards['kept']:.3f} on average kept, {rewards['left_out']:.3f} not"
+
+    def _beside(self, what: str) -> Iterator[tuple[Any, Any, Any]]:
+        """Each value with the count that is kept of it and the one that is left out."""
+        sides = Counter[Any](), Counter[Any]()
+        for key, count in self.counts.items():
+            reason, name, value = loads(key)
+            if name == what:
+                sides[reason != ""][value] += count
+        for value in {**sides[1], **sides[0]}:
+            yield value, sides[0][value], sides[1][value]
+
+
+def _spread(rows: Sequence[tuple[int, int, int]]) -> dict[str, Json]:
+    """How buckets, in order, are distributed: quantiles, and the share left out by quarter."""
+    total = sum(kept + left for _, kept, left in rows)
+    both, left_of = [0] * _QUARTERS, [0] * _QUARTERS
+    before = 0
+    for _, kept, left in rows:
+        middle = (before + (kept + left) / 2) / total
+        both[int(middle * _QUARTERS)] += kept + left
+        left_of[int(middle * _QUARTERS)] += left
+        before += kept + left
+    return {
+        "kept": _quantiles([(bucket, kept) for bucket, kept, _ in rows]),
+        "left_out": _quantiles([(bucket, left) for bucket, _, left in rows]),
+        "left_out_by_quarter": [
+            left / count if count else None for left, count in zip(left_of, both, strict=True)
+        ]
+        if rows
+        else [],
+    }
+
+
+def _quantiles(rows: Sequence[tuple[int, int]]) -> dict[str, Json]:
+    """Median and 90th percentile of buckets with their counts; None where there is none."""
+    total = sum(count for _, count in rows)
+    found: dict[str, Json] = {}
+    for name, share in (("p50", 0.5), ("p90", 0.9)):
+        passed = itertools.accumulate(count for _, count in rows)
+        buckets = (b for (b, _), sum_ in zip(rows, passed, strict=True) if sum_ >= share * total)
+        found[name] = _number_in(next(buckets)) if total else None
+    return found
+
+
+_ZERO = -1_000_000
+"""The bucket of zero, before all others."""
+
+
+def _bucket(number: float) -> int:
+    return round(_STEPS * math.log2(number)) if number > 0 else _ZERO
+
+
+def _number_in(bucket: int) -> float:
+    """About the number that a bucket stands for."""
+    return 0.0 if bucket == _ZERO else float(f"{2 ** (bucket / _STEPS):.3g}")

@@ -1,0 +1,135 @@
+"""What an export leaves out for its age, and what that does to what trains."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_rollout import Trajectory, gather_group, record_reward, rollout
+from otel_rollout.command.cli import main
+from otel_rollout.export import Facts, LeftOut, PolicyLag
+from tests.command.exports import rows_in, trajectories_of
+from tests.kit.recording import Clients
+
+ANY_FACTS = st.builds(
+    Facts,
+    versions=st.lists(st.integers(0, 9) | st.just("7") | st.just("main"), max_size=3).map(tuple),
+    ending=st.sampled_from(["complete", "error", "timeout"]),
+    task_id=st.none() | st.sampled_from("ab"),
+    calls=st.integers(0, 50),
+    tokens=st.none() | st.integers(0, 10**6),
+    seconds=st.none() | st.floats(0, 1e5),
+    reward=st.none() | st.floats(-1, 1),
+)
+
+
+@given(st.lists(ANY_FACTS, max_size=30), st.integers(0, 4), st.integers(0, 30))
+def test_every_trajectory_is_counted_once_whatever_is_added_to_what(
+    each: list[Facts], most: int, cut: int
+):
+    limit = PolicyLag.of(most, each)
+    whole, parts = LeftOut(), (LeftOut(), LeftOut())
+    for number, facts in enumerate(each):
+        whole.add(facts, limit.reason(facts))
+        parts[number < cut].add(facts, limit.reason(facts))
+    found: Any = whole.to_dict()
+    left = [facts for facts in each if limit.reason(facts)]
+    assert found["left_out"] == len(left)
+    assert found["kept"] == len(each) - len(left)
+    for what in ("version", "ending", "task"):
+        assert sum(row["kept"] for row in found[what]) == found["kept"]
+        assert sum(row["left_out"] for row in found[what]) == found["left_out"]
+    joined: Any = LeftOut(parts[0].counts + parts[1].counts).to_dict()
+    assert joined["seconds"] == found["seconds"]
+    assert joined["calls"] == found["calls"]
+    numbers = [int(v) for facts in each for v in facts.versions if v != "main"]
+    for facts in each:
+        own = [int(v) for v in facts.versions if v != "main"]
+        assert (limit.reason(facts) is not None) == bool(own and max(numbers) - min(own) > most)
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_limit_on_age_takes_the_long_ones():
+    """Quarters show it: rollouts that take long are sampled with older weights."""
+    counts = LeftOut()
+    for seconds in range(1, 101):
+        facts = Facts((9 - seconds // 25,), "complete", "t", 1, None, float(seconds), 1.0)
+        counts.add(facts, PolicyLag(2, 9).reason(facts))
+    found: Any = counts.to_dict()
+    assert found["seconds"]["left_out_by_quarter"][:2] == [0, 0]
+    assert found["seconds"]["left_out_by_quarter"][3] == 1
+    assert found["seconds"]["kept"]["p50"] == pytest.approx(37, rel=0.05)
+    assert found["seconds"]["left_out"] == {
+        "p50": pytest.approx(87, rel=0.05),
+        "p90": pytest.approx(97, rel=0.05),
+    }
+
+
+@rollout
+async def agent(client: Any, calls: int, reward: float | None):
+    for _ in range(calls):
+        await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "q"}], logprobs=True
+        )
+    if reward is None:
+        raise RuntimeError("it broke")
+    record_reward(reward)
+
+
+async def several_versions(clients: Clients) -> list[Trajectory]:
+    client = clients.asynchronous(clients.serve())
+    found: list[Trajectory] = []
+    for version, calls in ((1, 3), (2, 2), (4, 1)):
+        group = await gather_group(
+            [agent(client, calls, reward) for reward in (0.0, 1.0, None)],
+            group_id=f"g{version}",
+            policy_version=version,
+        )
+        found += [*group, *group.failures]
+    return found
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.usefixtures("recording")
+async def test_what_is_left_out_is_not_there_and_is_reported(
+    clients: Clients, tmp_path: Path, capsys: Any, jobs: int
+):
+    source = trajectories_of(await several_versions(clients), tmp_path / "t")
+    to = ["--to", "tokens", "-o", str(tmp_path / "rows"), "--jobs", str(jobs)]
+    assert main(["export", *to, source, "--policy-lag", "2"]) == 0
+    kept = {(row["group_id"], row["trajectory_id"]) for row in rows_in(tmp_path / "rows")}
+    assert Counter(group for group, _ in kept) == {"g2": 2, "g4": 2}
+    told = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert told[-7] == (
+        "5 of 9 trajectories left out: 3 sampled more than 2 versions before 4, "
+        "2 failed without a reward"
+    )
+    assert told[-6] == "by version: 1: 3 of 3, 2: 1 of 3, 4: 1 of 3"
+    assert told[-5] == "by ending: error: 3 of 3, complete: 2 of 6"
+    assert told[-2].startswith("by calls, of each quarter from the least on: ")
+    assert told[-1] == "reward: 0.500 on average kept, 0.500 not"
+    assert main(["export", *to, source]) == 0
+    assert len({row["trajectory_id"] for row in rows_in(tmp_path / "rows")}) == 6
+    assert "left out" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("recording")
+async def test_versions_without_numbers(clients: Clients, tmp_path: Path, capsys: Any):
+    """Nothing is left out for an age that nobody knows, and that is said."""
+    group = await gather_group(
+        [agent(clients.asynchronous(clients.serve()), 1, 1.0)], group_id="g", policy_version="main"
+    )
+    source = trajectories_of(group, tmp_path / "t")
+    to = ["export", "--to", "tokens", "-o", str(tmp_path / "rows"), source, "--policy-lag"]
+    assert main([*to, "0"]) == 0
+    told = capsys.readouterr().err
+    assert "no trajectory names a version that is a number" in told
+    assert "nothing was left out" in told
+    with pytest.raises(SystemExit):
+        main([*to, "-1"])
