@@ -285,6 +285,13 @@ _GATEWAY_ARGUMENTS = (
     ),
     argument("--port", type=int, default=4040, help="default: 4040; 0: any free port"),
     option(
+        "--workers",
+        "N",
+        "processes that take the calls, on one port; needs --spans or OTLP; default: 1",
+        type=count,
+        default=1,
+    ),
+    option(
         "--secret-env",
         "NAME",
         "environment variable with the secret that /rollouts asks for; default: "

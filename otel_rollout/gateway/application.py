@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry import context as otel_context
 
 from otel_rollout.errors import ConfigurationError
-from otel_rollout.gateway.control import Control
+from otel_rollout.gateway.control import Control, ControlReply
 from otel_rollout.gateway.exchange import Cut, Exchange, Request
 from otel_rollout.gateway.http import (
     ClientGone,
@@ -61,6 +61,10 @@ from otel_rollout.wire import Json, asks_a_model, endpoint_of, hiding_of
 
 logger = logging.getLogger("otel_rollout")
 _CARRIER = (b"traceparent", b"tracestate", b"baggage")
+_CONTROL = (b"authorization", b"content-type")
+"""Headers that the control routes read."""
+_ROOT = b"otel-rollout-root"
+"""The address that a client reached another process of the gateway at."""
 
 
 MAX_BODY_BYTES = 128 << 20
@@ -107,6 +111,9 @@ class Settings:
     allow_paths: Sequence[str] = ()
     """Further paths of the model server that the token of a rollout opens, each with all below it;
     `("/",)` is every path."""
+    holder: str | None = None
+    """Address of the gateway that holds what `POST /rollouts` begins; such requests are passed on
+    to it. None: this one does."""
     renderer: str | Renderer | None = None
     """Sends the token ids that a conversation has instead of its messages: "server", the name of a
     tokenizer, or an object with `bridge_to_next_turn`. None: requests pass as they are."""
@@ -159,12 +166,16 @@ class Application:
                 ", ".join(self._allow_paths),
                 ", with the model server's key" if self._api_key else "",
             )
-        self.tokens = Tokens(self._secret, settings.token_seconds, settings.rollout_seconds)
+        elsewhere = settings.rollout_seconds if settings.holder is None else None
+        self.tokens = Tokens(self._secret, settings.token_seconds, elsewhere)
         self.held = HeldRollouts(most=settings.most_parts, idle_seconds=settings.idle_seconds)
         self._upstream = Upstream(
             settings.upstream,
             api_key=settings.api_key,
             connect_seconds=settings.connect_seconds,
+        )
+        self._holder = settings.holder and Upstream(
+            settings.holder, api_key=None, connect_seconds=settings.connect_seconds
         )
         renderer = settings.renderer
         self._supply = None if renderer is None else Supply(next_prompt_by(renderer))
@@ -199,6 +210,8 @@ class Application:
         """End every rollout that it holds, and the connections to the model server."""
         self.held.close()
         await self._upstream.close()
+        if self._holder:
+            await self._holder.close()
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -224,7 +237,7 @@ class Application:
                 self._control.check(scope, asked.path)
                 with self._bodies.body("") as hold:
                     body = await self._read_body(scope, receive, hold)
-                    reply = self._control.answer(scope, asked.path, body, _root_of(scope))
+                    reply = await self._controlled(scope, asked.path, body)
                 await answer(send, *reply)
                 return
             carried = self._rollout_of(asked, scope)
@@ -241,6 +254,18 @@ class Application:
             await refuse(send, refusal, asked.path)
         except (ClientGone, Cut):
             return  # uvicorn closes a connection whose reply is not complete
+
+    async def _controlled(self, scope: Scope, path: str, body: bytes) -> ControlReply:
+        """The reply of the control routes, from the gateway that holds the rollouts."""
+        if not self._holder:
+            return self._control.answer(scope, path, body, _root_of(scope))
+        headers = [(k.decode(), v.decode("latin-1")) for k, v in scope["headers"] if k in _CONTROL]
+        headers.append((_ROOT.decode(), _root_of(scope)))
+        try:
+            async with await self._holder.ask(scope["method"], path, headers, body) as reply:
+                return reply.status, await reply.read(), reply.content_type
+        except self._holder.errors as error:
+            raise Refusal(503, f"what holds the rollouts is away: {error!r:.200}") from None
 
     def _rollout_of(self, asked: Asked, scope: Scope) -> Carried:
         """The rollout that a request belongs to. Refusal for one that proves none."""
@@ -390,7 +415,8 @@ def _is_websocket(scope: Scope) -> bool:
 
 def _root_of(scope: Scope) -> str:
     """The address that the client reached the application at."""
-    host = next(
-        (value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), ""
-    )
+    said: dict[bytes, str] = {k: v.decode("latin-1") for k, v in scope["headers"]}
+    if _ROOT in said:
+        return said[_ROOT]
+    host = said.get(b"host", "")
     return f"{scope.get('scheme', 'http')}://{host}{scope.get('root_path', '')}"

@@ -82,6 +82,7 @@ class Served(ABC, Generic[_Handle]):
     thread of its own; the block gets the handle that `_begun` makes.
 
     host, port: where to listen; port 0 is any free one.
+    listening: a socket that is bound there. None: one is made.
     header_seconds: how long a client may take for the head of a request.
     ConfigurationError without the extra `gateway`; OSError if the port is not free.
     """
@@ -89,11 +90,18 @@ class Served(ABC, Generic[_Handle]):
     url = ""
     """Its address, without a path, once it is served."""
 
-    def __init__(self, application: Any, host: str, port: int, header_seconds: float) -> None:
+    def __init__(
+        self,
+        application: Any,
+        host: str,
+        port: int,
+        header_seconds: float,
+        listening: socket.socket | None = None,
+    ) -> None:
         for name in ("uvicorn", "httptools"):
             module_of("gateway", name, "otel_rollout.gateway")
         self._application, self._header_seconds = application, header_seconds
-        self._host, self._port = host, port
+        self._host, self._port, self._listening = host, port, listening
         self._server: GatewayServer | None = None
 
     @abstractmethod
@@ -105,7 +113,7 @@ class Served(ABC, Generic[_Handle]):
         """It is served no longer: release what it holds."""
 
     async def __aenter__(self) -> _Handle:
-        listening = listening_socket(self._host, self._port)
+        listening = self._listening or listening_socket(self._host, self._port)
         port = listening.getsockname()[1]
         # What is current here must not be so in the tasks of the requests.
         self._server = GatewayServer(self._application, listening, self._header_seconds)
@@ -155,6 +163,8 @@ class serve(Served[Gateway]):  # noqa: N801 - used as `async with serve(...)`
     secret: signs tokens, and opens the control routes. None: that of `configure`, or
         OTEL_ROLLOUT_SECRET; without one, a random one is made (`Gateway.made_secret`).
     max_body_bytes: a longer request is refused.
+    listening: a socket that is bound to host and port, which processes may share. None: one is
+        made.
     options: further fields of `Settings`, such as `idle_seconds`.
 
     ConfigurationError for a wrong option, and where the extra `gateway` is not installed; OSError
@@ -170,10 +180,11 @@ class serve(Served[Gateway]):  # noqa: N801 - used as `async with serve(...)`
         api_key: str | None = None,
         secret: str | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
+        listening: socket.socket | None = None,
         **options: Any,
     ) -> None:
         self._gateway = Application(Settings(upstream, api_key, secret, max_body_bytes, **options))
-        super().__init__(self._gateway, host, port, self._gateway.header_seconds)
+        super().__init__(self._gateway, host, port, self._gateway.header_seconds, listening)
         if is_loopback(host):
             self._gateway.names = LOOPBACK | {host}
         elif self._gateway.made_secret is not None:

@@ -1,0 +1,119 @@
+"""`otel-rollout gateway --workers`: several processes on one port record the same rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_rollout import reconstruct
+from otel_rollout import semconv as sc
+from otel_rollout.command import main
+from otel_rollout.otlp import read
+from tests.gateway.programs import HARNESS, command
+from tests.kit.outside import send
+from tests.kit.recording import Clients
+
+GROUP = {"name": "agent", "group_id": "g", "group_size": 4}
+
+
+def children(pid: int) -> set[int]:
+    """The workers of a gateway; `multiprocessing` has one process more, which tracks resources."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {
+        int(each)
+        for each in found
+        if b"resource_tracker" not in Path(f"/proc/{each}/cmdline").read_bytes()
+    }
+
+
+async def begun(url: str, sample: int) -> Any:
+    answered = await send(f"{url}/rollouts", {**GROUP, "sample_index": sample}, **HARNESS)
+    assert answered.status == 201, answered.body
+    return answered.json()
+
+
+async def turns(base_url: str, count: int) -> list[str]:
+    """A conversation whose calls come over connections of their own; the replies' ids."""
+    messages: list[Any] = [{"role": "user", "content": "begin"}]
+    ids: list[str] = []
+    while len(ids) < count:
+        try:
+            reply = await send(f"{base_url}/chat/completions", {"model": "m", "messages": messages})
+        except (OSError, asyncio.IncompleteReadError):
+            continue  # as clients do: the worker was killed
+        if reply.status == 200 and reply.whole:
+            ids.append(reply.json()["id"])
+            messages += [reply.json()["choices"][0]["message"], {"role": "user", "content": "on"}]
+    return ids
+
+
+async def stop(process: asyncio.subprocess.Process) -> str:
+    process.send_signal(signal.SIGTERM)
+    _, said = await asyncio.wait_for(process.communicate(), 60)
+    return said.decode()
+
+
+async def test_workers_take_turns_on_a_rollout(clients: Clients, tmp_path: Path):
+    """Each has calls of each conversation, and what is rebuilt is whole, with its reward."""
+    spans = tmp_path / "spans.jsonl"
+    process, url = await command(clients.serve(), "--workers", "2", "--spans", str(spans))
+    rollouts = [await begun(url, sample) for sample in range(2)]
+    assert all(each["openai_base_url"].startswith(url) for each in rollouts)
+    ids = await asyncio.gather(*(turns(each["openai_base_url"], 8) for each in rollouts))
+    for each in rollouts:
+        address = f"{url}/rollouts/{each['id']}"
+        assert (await send(address, {"reward": 1}, "PATCH", **HARNESS)).status == 200
+        assert (await send(address, None, "DELETE", **HARNESS)).status == 200
+        assert (await send(address, None, "DELETE", **HARNESS)).status == 404
+        assert (await send(address, None, "DELETE", authorization="Bearer no")).status == 401
+    await stop(process)
+    assert process.returncode == 0
+    trajectories = reconstruct(read(spans))
+    assert sorted(t.id for t in trajectories) == sorted(each["id"] for each in rollouts)
+    for each, own in zip(rollouts, ids, strict=True):
+        (trajectory,) = (t for t in trajectories if t.id == each["id"])
+        assert trajectory.warnings == []
+        assert trajectory.status == "complete"
+        assert trajectory.reward == 1
+        assert [completion.id for completion in trajectory.histories[0].completions] == own
+        assert len(trajectory.histories) == 1
+    assert len({record.text(sc.EXCHANGE_PROCESS) for record in read(spans)} - {None}) >= 2
+
+
+@pytest.mark.slow
+async def test_a_worker_that_is_killed_loses_nothing_in_silence(clients: Clients, tmp_path: Path):
+    """The others go on, another takes its place, and what it had not sent is a warning."""
+    spans = tmp_path / "spans.jsonl"
+    process, url = await command(clients.serve(), "--workers", "2", "--spans", str(spans))
+    rollouts = [await begun(url, sample) for sample in range(4)]
+    asking = [asyncio.create_task(turns(each["openai_base_url"], 40)) for each in rollouts]
+    await asyncio.sleep(0.5)
+    before = children(process.pid)
+    os.kill(min(before), signal.SIGKILL)
+    ids = await asyncio.gather(*asking)
+    while len(children(process.pid)) < 2:
+        await asyncio.sleep(0.1)
+    for each in rollouts:
+        answered = await send(f"{url}/rollouts/{each['id']}", None, "DELETE", **HARNESS)
+        assert answered.status == 200
+    assert "another one takes its place" in await stop(process)
+    for each, own in zip(rollouts, ids, strict=True):
+        (trajectory,) = (t for t in reconstruct(read(spans)) if t.id == each["id"])
+        recorded = {completion.id for completion in trajectory.completions}
+        assert recorded <= {*own} | {None}
+        assert recorded.issuperset(own) or trajectory.warnings
+        trained = {id_ for row in trajectory.token_sequences() for id_ in row.completion_ids}
+        assert trained <= recorded
+
+
+@pytest.mark.parametrize("options", [[], ["--out", "t.jsonl", "--spans", "s.jsonl"]])
+def test_workers_need_spans(options: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    with pytest.raises(SystemExit):
+        main(["gateway", "--upstream", "http://127.0.0.1:1", "--workers", "2", *options])
+    assert "they need --spans, or OTLP" in capsys.readouterr().err
