@@ -18,6 +18,7 @@ ALWAYS = "tests/test_rooms.py"
 BESIDE_ROOMS = {
     "otel_rollout/wiring.py": "tests/test_configure.py",
     "otel_rollout/providers.py": "tests/test_configure.py",
+    "otel_rollout/journal.py": "tests/test_journal.py",
     "otel_rollout/lines.py": "tests/test_lines.py",
     "README.md": "tests/test_docs.py",
     "docs": "tests/test_docs.py",
