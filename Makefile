@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-OURS := not install and not hooked and not backend and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
+OURS := not install and not hooked and not backend and not scale and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= auto# tests at once: as many as there are cores; 0 is one after the other, to debug
 ROOM ?=# of quick: rooms, instead of those that the change touches
@@ -17,7 +17,7 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 
-.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-phoenix backends page check-page check format docs bench instructions check-instructions pins clean
+.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-phoenix backends scale-backends page check-page check format docs bench instructions check-instructions pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -111,6 +111,12 @@ test-trackers: .venv-trackers/.ready  ## examples/track_*.py with the real W&B, 
 
 test-backends: $(READY) backends  ## the tests against them
 	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m backend $(TESTS)
+
+scale-backends:  ## what many hosts need besides: the collector with more parts, and Kafka (needs Go, Maven and Java 17)
+	$(MAKE) --no-print-directory -C tools -j 2 scale
+
+test-scale: $(READY) scale-backends  ## collectors on several hosts, and the real Kafka; minutes; not in .ci/run
+	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m scale $(or $(TESTS),tests/backends)
 
 test-phoenix: $(READY) .venv-phoenix/.ready  ## the tests against the real Phoenix and MLflow
 	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m phoenix $(or $(TESTS),tests/backends)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds one program with Go, and says meanwhile how far it is: build.sh FOLDER PACKAGE OUTPUT
+# Builds one program with Go, and says meanwhile how far it is: build.sh FOLDER PACKAGE OUTPUT [TAGS]
 set -euo pipefail
-folder=$1 package=$2 output=$3
+folder=$1 package=$2 output=$3 tags=${4:-}
 
 say() {
     printf '%s: %s (%d s)\n' "$folder" "$1" "$SECONDS"
@@ -26,6 +26,6 @@ show() {
 }
 
 cd "$(dirname "$0")/$folder"
-say "go build $package, into $output; minutes if Go's caches are empty"
-"${GO:-go}" build -v -mod=readonly -trimpath -buildvcs=false -ldflags '-s -w' -o "$output" "$package" 2>&1 | show
+say "go build $package${tags:+ with $tags}, into $output; minutes if Go's caches are empty"
+"${GO:-go}" build -v -mod=readonly -trimpath -buildvcs=false -tags "$tags" -ldflags '-s -w' -o "$output" "$package" 2>&1 | show
 say "done, $(du -h "$output" | cut -f1)"

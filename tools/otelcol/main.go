@@ -29,27 +29,35 @@ import (
 	"go.opentelemetry.io/collector/service/telemetry/otelconftelemetry"
 )
 
+// Components for many hosts: scale.go adds them, under the build tag "scale",
+// since they take minutes to compile.
+var (
+	moreReceivers  []receiver.Factory
+	moreProcessors []processor.Factory
+	moreExporters  []exporter.Factory
+)
+
 func components() (otelcol.Factories, error) {
 	factories := otelcol.Factories{Telemetry: otelconftelemetry.NewFactory()}
 	var err error
-	if factories.Receivers, err = otelcol.MakeFactoryMap[receiver.Factory](
+	if factories.Receivers, err = otelcol.MakeFactoryMap(append(moreReceivers,
 		otlpreceiver.NewFactory(),
-	); err != nil {
+	)...); err != nil {
 		return otelcol.Factories{}, err
 	}
-	if factories.Processors, err = otelcol.MakeFactoryMap[processor.Factory](
+	if factories.Processors, err = otelcol.MakeFactoryMap(append(moreProcessors,
 		memorylimiterprocessor.NewFactory(),
 		batchprocessor.NewFactory(),
 		filterprocessor.NewFactory(),
-	); err != nil {
+	)...); err != nil {
 		return otelcol.Factories{}, err
 	}
-	if factories.Exporters, err = otelcol.MakeFactoryMap[exporter.Factory](
+	if factories.Exporters, err = otelcol.MakeFactoryMap(append(moreExporters,
 		debugexporter.NewFactory(),
 		otlpexporter.NewFactory(),
 		otlphttpexporter.NewFactory(),
 		fileexporter.NewFactory(),
-	); err != nil {
+	)...); err != nil {
 		return otelcol.Factories{}, err
 	}
 	if factories.Extensions, err = otelcol.MakeFactoryMap[extension.Factory](
@@ -66,7 +74,7 @@ func main() {
 		BuildInfo: component.BuildInfo{
 			Command:     "otelcol",
 			Description: "OpenTelemetry Collector with the components that otel_rollout uses",
-			Version:     "0.159.0",
+			Version:     "0.160.0",
 		},
 		Factories: components,
 		ConfigProviderSettings: otelcol.ConfigProviderSettings{
