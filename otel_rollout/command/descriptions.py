@@ -12,6 +12,7 @@ or the address of a trace in Jaeger, Phoenix or MLflow, such as
   http://127.0.0.1:16686/trace/6f2a...
 or of a project in Phoenix; or an export of LangSmith, Langfuse, Weave, LiteLLM;
 or, but for rebuild and replay, a file of trajectories: JsonlTrajectoryExporter,
+  Parquet with exchanges (and a folder of it, partitioned or not),
   Harbor and Terminal-Bench (ATIF), mini-swe-agent, Pydantic AI, NeMo Gym, or
   a list of chat messages.
 What a file is, its content says; it may be gzipped."""

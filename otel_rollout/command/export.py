@@ -47,9 +47,10 @@ def export(options: argparse.Namespace) -> int:
         for entry in row_exporters():
             print(f"{entry.name:<14} {_about(entry)}")
         return 0
-    output = _checked_output(options)
+    _check_given(options)
     made_of = options.to, dict(options.option), options.strict
-    _RowMaker(*made_of)  # a wrong option is an error before anything is read
+    maker = _RowMaker(*made_of)  # a wrong option is an error before anything is read
+    output = _checked_output(options, getattr(maker.exporter, "writes_folder", False))
     choice = Choice(options)
     sources = Sources(options.sources)
     file = RowFile(output, _plan(options), restart=options.restart)
@@ -69,11 +70,8 @@ def export(options: argparse.Namespace) -> int:
     return status
 
 
-def _checked_output(options: argparse.Namespace) -> Path:
-    """The file to write; SystemExit where an argument is missing, or it is no file.
-
-    OSError where its folder is not there.
-    """
+def _check_given(options: argparse.Namespace) -> None:
+    """SystemExit where an argument is missing."""
     required = {
         "--to": options.to,
         "-o/--output": options.output,
@@ -82,9 +80,17 @@ def _checked_output(options: argparse.Namespace) -> Path:
     missing = [name for name, value in required.items() if not value]
     if missing:
         options.wrong(f"the following arguments are required: {', '.join(missing)}")
+
+
+def _checked_output(options: argparse.Namespace, writes_folder: bool) -> Path:
+    """What is to be written; SystemExit where it is no file, or no folder as the exporter writes.
+
+    OSError where its folder is not there.
+    """
     output = Path(os.path.realpath(options.output))
-    if options.output == "-" or (output.exists() and not output.is_file()):
-        options.wrong(f"-o: expected a file, or a new name, got {options.output!r}")
+    kind, is_right = ("folder", Path.is_dir) if writes_folder else ("file", Path.is_file)
+    if options.output == "-" or (output.exists() and not is_right(output)):
+        options.wrong(f"-o: expected a {kind}, or a new name, got {options.output!r}")
     check_folder(options.output)
     return output
 

@@ -156,6 +156,23 @@ _EXPORT_ARGUMENTS = (
         "is grouped; what that does to what trains is printed",
         type=lag,
     ),
+    option(
+        "--partition-by",
+        "COLUMNS",
+        "of parquet: write a folder, with a file for each combination of values of these columns, "
+        "such as day,policy_version; the same as --option partition_by=COLUMNS",
+        action="append",
+        dest="option",
+        type=lambda text: ("partition_by", text),
+    ),
+    argument(
+        "--exchanges",
+        action="append_const",
+        dest="option",
+        const=("exchanges", "true"),
+        help="of parquet: keep the whole record, from which equal trajectories are read back; the "
+        "same as --option exchanges=true",
+    ),
     _JOBS,
     flag("--restart", "begin anew"),
     flag("--strict", "end at the first trajectory that the format cannot carry"),
@@ -326,52 +343,16 @@ class _Verb(NamedTuple):
 
 
 _VERBS = (
-    _Verb(
-        "rebuild",
-        "trajectories from recorded spans",
-        REBUILD,
-        _SEE,
-        _REBUILD_ARGUMENTS,
-    ),
-    _Verb(
-        "list",
-        "a line for each trajectory, and sums",
-        LIST,
-        _SEE,
-        _LIST_ARGUMENTS,
-    ),
-    _Verb(
-        "check",
-        "is it what a trainer needs?",
-        CHECK + _NEEDS,
-        _SEE,
-        _CHECK_ARGUMENTS,
-    ),
+    _Verb("rebuild", "trajectories from recorded spans", REBUILD, _SEE, _REBUILD_ARGUMENTS),
+    _Verb("list", "a line for each trajectory, and sums", LIST, _SEE, _LIST_ARGUMENTS),
+    _Verb("check", "is it what a trainer needs?", CHECK + _NEEDS, _SEE, _CHECK_ARGUMENTS),
     _Verb("show", "look at trajectories", SHOW, _SEE, _SHOW_ARGUMENTS),
-    _Verb(
-        "view",
-        "a page that shows trajectories",
-        VIEW,
-        _SEE,
-        _VIEW_ARGUMENTS,
-    ),
-    _Verb(
-        "drift",
-        "which conversations forked by tokens, and why",
-        DRIFT,
-        _SEE,
-        _DRIFT_ARGUMENTS,
-    ),
+    _Verb("view", "a page that shows trajectories", VIEW, _SEE, _VIEW_ARGUMENTS),
+    _Verb("drift", "which conversations forked by tokens, and why", DRIFT, _SEE, _DRIFT_ARGUMENTS),
     _Verb("export", "rows that a trainer reads", EXPORT, _SEE, _EXPORT_ARGUMENTS),
     _Verb("run", "run a command as a rollout", RUN, None, _RUN_ARGUMENTS),
     _Verb("replay", "answer with recorded replies", REPLAY, _SEE, _REPLAY_ARGUMENTS),
-    _Verb(
-        "reward",
-        "reward a rollout that has ended",
-        REWARD,
-        _SEE,
-        _REWARD_ARGUMENTS,
-    ),
+    _Verb("reward", "reward a rollout that has ended", REWARD, _SEE, _REWARD_ARGUMENTS),
     _Verb("gateway", "record agents in any language", GATEWAY, None, _GATEWAY_ARGUMENTS),
     _Verb("doctor", "check a set-up", DOCTOR, None, _DOCTOR_ARGUMENTS),
 )

@@ -13,6 +13,7 @@ from typing import BinaryIO, Literal, TypeVar
 from otel_rollout.compressed import BUFFER, UNPACKING_ERRORS, begun, content_of
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.export.started import started_beside
+from otel_rollout.first_use import loaded_on_first_call
 from otel_rollout.lines import (
     HALF_A_LINE,
     STARTED,
@@ -97,7 +98,7 @@ class JsonlTrajectoryExporter:
     def read(
         path: str | os.PathLike[str], *, on_error: OnError | None = None
     ) -> Iterator[Trajectory]:
-        """The trajectories of a file, which may be gzipped, one at a time.
+        """The trajectories of a file, which may be gzipped, or an archive, one at a time.
 
         A line that a stopped writer left unfinished is left out: without a word if it is the last
         one, else with a warning in the log; a whole trajectory after it on the same line is read.
@@ -117,12 +118,14 @@ class JsonlTrajectoryExporter:
 
 LINE_PREFIX = b'{"schema_version":'
 """Prefix of every line that is written."""
+_PARQUET = b"PAR1"
+_lines_of_parquet = loaded_on_first_call("otel_rollout.export.parquet", "lines_of_parquet")
 _HEAD = 64
 _LONG_HEADS = (1 << 21, 1 << 24)
 """Bytes in which the first line that is something begins: before it may be the end of one."""
 _ZEROS = b"\0 \t\r"
 """What a loss of power leaves of a line, and white space."""
-Layout = Literal["lines", "indented", "list"]
+Layout = Literal["lines", "indented", "list", "parquet"]
 # "appended" is the first key where keys were sorted.
 _is_no_text = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f]").search
 # Documents of other programs have a text for their version, or are of a rollout_id.
@@ -166,8 +169,10 @@ def layout_of(head: bytes) -> Layout | None:
     """The layout of a file of trajectories whose content begins so; None: it holds none.
 
     The exporter writes "lines". What other programs made of them may be an "indented" object each,
-    or a "list"; these are not read.
+    or a "list"; these are not read. An archive is "parquet".
     """
+    if head.startswith(_PARQUET):
+        return "parquet"
     found = _begins(head)
     if found is None:
         return None
@@ -177,13 +182,14 @@ def layout_of(head: bytes) -> Layout | None:
 def lines_of(file: BinaryIO, name: str) -> Iterator[bytes | None]:
     """The lines of a file of trajectories, which may be gzipped; None for one that is too long.
 
+    name: of an archive, its path.
     SpanFormatError for another layout than one line each, and where its content is damaged.
     """
     head, _, whole = begun_file(file, name)
-    way = _UNREAD.get(layout_of(head) or "")
-    if way is not None:
+    layout = layout_of(head)
+    if (way := _UNREAD.get(layout or "")) is not None:
         raise SpanFormatError(f"its trajectories must stand on one line each, as {way} writes them")
-    yield from content_lines(whole, name)
+    yield from _lines_of_parquet(name) if layout == "parquet" else content_lines(whole, name)
 
 
 def content_lines(file: BinaryIO, name: str) -> Iterator[bytes | None]:

@@ -42,7 +42,8 @@ class RowExporter(Protocol):
     An exporter may have a further method, `dropped(group)`: the completions (`Dropped`) of a group
     that `rows` trains in no row, with the reasons. It is called after `rows` with the same group,
     but where that gave `Rows`, which have them, and the command prints how often each reason was
-    given. `dropped_completions` helps to write it.
+    given. `dropped_completions` helps to write it. A further attribute, `writes_folder`, is True
+    for one whose output is a folder, which may be there already.
 
     Every exporter that `row_exporter` makes has two options (bool, False). `require_all_calls`
     refuses trajectories that would train beside model calls which are not in them.
@@ -191,6 +192,7 @@ class _Prepared:
         self._all_calls, self._side_calls = require_all_calls, include_side_calls
         self._whole_groups = require_whole_groups
         self.finish = exporter.finish
+        self.writes_folder = getattr(exporter, "writes_folder", False)
         if callable(dropped := getattr(exporter, "dropped", None)):
             self.dropped = lambda group: dropped(self._prepared(group))
 

@@ -21,12 +21,12 @@ from otel_rollout.wire import dumps
 
 
 @dataclass(frozen=True, slots=True)
-class _ColumnKind:
+class ColumnKind:
     """How one kind of value is stored."""
 
     arrow: Callable[[Any], Any]
     """Its Arrow type, made with the module `pyarrow`."""
-    pandas: str
+    pandas: str = "object"
     """Its dtype in pandas."""
     store: Callable[[Any], Any] = lambda value: value
     """The value that Arrow stores, of one that is not None."""
@@ -41,7 +41,7 @@ def _texts(values: Iterable[object]) -> list[str | None]:
     return [None if value is None else _text(value) for value in values]
 
 
-def _spans(of: str) -> _ColumnKind:
+def _spans(of: str) -> ColumnKind:
     """Spans of tokens, each of what `of` names."""
     names = (of, "start", "end")
 
@@ -52,23 +52,23 @@ def _spans(of: str) -> _ColumnKind:
         types = (pa.string(), pa.int64(), pa.int64())
         return pa.list_(pa.struct(list(zip(names, types, strict=True))))
 
-    return _ColumnKind(arrow, "object", store)
+    return ColumnKind(arrow, store=store)
 
 
 def _numbers(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return [(_text(name), float(value)) for name, value in values.items()]
 
 
-TEXT = _ColumnKind(lambda pa: pa.string(), "object", _text)
-INT = _ColumnKind(lambda pa: pa.int64(), "Int64")
-FLOAT = _ColumnKind(lambda pa: pa.float64(), "float64")
-BOOL = _ColumnKind(lambda pa: pa.bool_(), "boolean")
-TEXTS = _ColumnKind(lambda pa: pa.list_(pa.string()), "object", _texts)
-IDS = _ColumnKind(lambda pa: pa.list_(pa.int32()), "object")
-FLAGS = _ColumnKind(lambda pa: pa.list_(pa.int8()), "object")
-FLOATS = _ColumnKind(lambda pa: pa.list_(pa.float64()), "object")
-NUMBERS = _ColumnKind(lambda pa: pa.map_(pa.string(), pa.float64()), "object", _numbers)
-JSON = _ColumnKind(lambda pa: pa.string(), "object", lambda value: _text(dumps(value)))
+TEXT = ColumnKind(lambda pa: pa.string(), store=_text)
+INT = ColumnKind(lambda pa: pa.int64(), "Int64")
+FLOAT = ColumnKind(lambda pa: pa.float64(), "float64")
+BOOL = ColumnKind(lambda pa: pa.bool_(), "boolean")
+TEXTS = ColumnKind(lambda pa: pa.list_(pa.string()), store=_texts)
+IDS = ColumnKind(lambda pa: pa.list_(pa.int32()))
+FLAGS = ColumnKind(lambda pa: pa.list_(pa.int8()))
+FLOATS = ColumnKind(lambda pa: pa.list_(pa.float64()))
+NUMBERS = ColumnKind(lambda pa: pa.map_(pa.string(), pa.float64()), store=_numbers)
+JSON = ColumnKind(lambda pa: pa.string(), store=lambda value: _text(dumps(value)))
 
 _ROW_COLUMNS = {
     "input_ids": IDS,
@@ -109,7 +109,7 @@ _KIND_OF = {
 """The kind of a field of a dataclass, by its annotation."""
 
 
-def columns_of(kind: type[Any]) -> dict[str, _ColumnKind]:
+def columns_of(kind: type[Any]) -> dict[str, ColumnKind]:
     """The columns of a table whose rows are objects of a dataclass."""
     return {field.name: _KIND_OF[str(field.type)] for field in fields(kind)}
 
@@ -120,7 +120,7 @@ class TabularList:
     They need pandas or pyarrow: `pip install 'otel-rollout[tables]'`.
     """
 
-    _columns: ClassVar[Mapping[str, _ColumnKind]]
+    _columns: ClassVar[Mapping[str, ColumnKind]]
     """The columns in order, by name."""
 
     def _dicts(self) -> list[dict[str, Any]]:

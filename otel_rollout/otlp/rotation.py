@@ -76,17 +76,26 @@ _BESIDE = (STARTED, ".tokens.lock", ".tokens.intents", ".tokens.incomplete")
 def files_of(path: str | os.PathLike[str]) -> list[str]:
     """The files of a folder, without those that `parts_of` another one has; of a file itself.
 
+    Folders in it are searched too if they are Hive partitions, named KEY=VALUE.
     SpanFormatError for a folder without files.
     """
     name = os.fspath(path)
     if not os.path.isdir(name):
         return [name]
-    paths = [os.path.join(name, each) for each in sorted(os.listdir(name)) if each[0] != "."]
-    files = [each for each in paths if os.path.isfile(each) and not each.endswith(_BESIDE)]
+    files = list(_files_in(name))
     if not files:
         raise SpanFormatError(f"{name}: there is no file in this folder")
     rotated = {part for each in files for part in rotated_beside(each)}
     return [each for each in files if each not in rotated]
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    for each in sorted(os.listdir(folder)):
+        path = os.path.join(folder, each)
+        if "=" in each and os.path.isdir(path) and not os.path.islink(path):
+            yield from _files_in(path)
+        elif each[0] != "." and os.path.isfile(path) and not each.endswith(_BESIDE):
+            yield path
 
 
 def inode_of(file: BinaryIO) -> Inode:
