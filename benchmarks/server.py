@@ -1,7 +1,8 @@
 """The model server of the benchmarks, in its own process; its replies have realistic sizes.
 
 512 sampled tokens with ids and log-probabilities, the prompt's ids (one per 4 characters), 5-digit
-ids; streamed, 51 events of 10 tokens each. Prints its base URL; ends when its input does.
+ids; streamed, 51 events of 10 tokens each; fewer where a request that is not streamed has
+`max_tokens`. Prints its base URL; ends when its input does.
 """
 
 import json
@@ -34,14 +35,16 @@ def reply(request: dict[str, Any]) -> Raw:
     head = {"id": f"chatcmpl-{next(_number)}", "created": 1_700_000_000, "model": "m"}
     prompt = {"prompt_token_ids": _prompt_ids(request["messages"])}
     if not request.get("stream"):
+        count = request.get("max_tokens", TOKENS)
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": "word" * TOKENS},
-            "logprobs": {"content": LOGPROBS},
+            "message": {"role": "assistant", "content": "word" * count},
+            "logprobs": {"content": LOGPROBS[:count]},
             "finish_reason": "stop",
-            "token_ids": IDS,
+            "token_ids": IDS[:count],
         }
-        body = {**head, "object": "chat.completion", "choices": [choice], "usage": USAGE, **prompt}
+        usage = {**USAGE, "completion_tokens": count, "total_tokens": count}
+        body = {**head, "object": "chat.completion", "choices": [choice], "usage": usage, **prompt}
         return Raw(body=json.dumps(body, separators=(",", ":")).encode())
     chunks = []
     for start in range(0, TOKENS, 10):

@@ -1,0 +1,268 @@
+"""Many rollouts in one process: memory, lateness and rate; and how soon a trainer has them.
+
+    python benchmarks/many.py [--parts open arrival] [--rollouts 16384] [--variants bare capture]
+        [--ways memory file receiver] [--rate 16]
+
+open: so many rollouts are open at once, and each makes ten calls, 64 calls at a time; none ends
+before all are done. Printed: calls a second, how late a sleep of 2 ms is (ms), and by how much the
+process grew for each rollout (KB; what the bare client holds is its conversation). Replies have 64
+sampled tokens with ids and log-probabilities. The variants are processes of their own.
+arrival: seconds from the last byte of a rollout's last reply until a trainer has it, in groups of
+eight rollouts of ten calls, so many rollouts a second: `memory` is an exporter in the process, for
+a file the trainer reads its new lines every 20 ms, `receiver` is spans over OTLP to `otel-rollout
+receive`, which writes such a file, a group when it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import openai
+from lateness import be_late, freeze  # type: ignore[import-not-found]  # the one beside this script
+from opentelemetry.sdk.trace import TracerProvider
+from overhead import server  # type: ignore[import-not-found]
+
+import otel_rollout
+from otel_rollout import InMemoryTrajectoryExporter, JsonlTrajectoryExporter, rollout
+
+TURNS, AT_ONCE, GROUP = 10, 64, 8
+TEXT = "word " * 40
+LOOK = 0.02
+DELAY_MS = "200"
+"""OTEL_BSP_SCHEDULE_DELAY: spans are sent so often."""
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def turns(client: openai.AsyncOpenAI, gate: asyncio.Semaphore) -> list[Any]:
+    """The calls of one rollout; its conversation."""
+    messages: list[Any] = []
+    for _ in range(TURNS):
+        messages.append({"role": "user", "content": TEXT})
+        async with gate:
+            reply = await client.chat.completions.create(
+                model="m", messages=messages, logprobs=True, max_tokens=64
+            )
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+    return messages
+
+
+async def all_open(variant: str, rollouts: int) -> dict[str, Any]:
+    """What the first table has of a variant."""
+    if variant == "capture":
+        otel_rollout.configure(
+            exporters=[InMemoryTrajectoryExporter(max_trajectories=1)],
+            tracer_provider=TracerProvider(),
+            instrumentor=None,
+            max_bytes=1 << 40,
+        )
+    scope: Any = rollout if variant == "capture" else nullcontext
+    done, gate, left = asyncio.Event(), asyncio.Semaphore(AT_ONCE), rollouts
+
+    async def agent(client: openai.AsyncOpenAI) -> None:
+        nonlocal left
+        with scope("bench"):
+            held = await turns(client, gate)
+            left -= 1
+            if not left:
+                done.set()
+            await done.wait()
+            del held
+
+    async with openai.AsyncOpenAI(base_url=os.environ["BASE_URL"], api_key="none") as client:
+        with scope("bench"):
+            await turns(client, gate)
+        freeze()
+        before, began, cpu = resident(), time.monotonic(), time.process_time()
+        late = asyncio.create_task(be_late(done))
+        agents = asyncio.gather(*(agent(client) for _ in range(rollouts)))
+        await done.wait()
+        calls, seconds = rollouts * TURNS, time.monotonic() - began
+        found = {
+            "rate": calls / seconds,
+            "cpu": (time.process_time() - cpu) / calls,
+            "kb": (resident() - before) / rollouts / 1024,
+            "late": sorted(each for each, _ in await late),
+        }
+        await agents
+    return found
+
+
+def in_own_process(*arguments: str) -> Any:
+    command = [sys.executable, __file__, "--here", *arguments]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def percentiles(values: Sequence[float], *shares: float) -> list[float]:
+    ordered = sorted(values)
+    return [ordered[int(len(ordered) * share)] for share in shares]
+
+
+def open_at_once(variants: Sequence[str], rollouts: int) -> None:
+    """Print the first table."""
+    print(f"{rollouts} open rollouts of {TURNS} calls, {AT_ONCE} calls at a time")
+    print(f"{'':<10}{'calls/s':>9}{'CPU ms':>9}{'late p50':>10}{'p99':>8}{'KB each':>9}")
+    with server() as base_url:
+        os.environ["BASE_URL"] = base_url
+        for variant in variants:
+            found = in_own_process("open", variant, str(rollouts))
+            p50, p99 = percentiles(found["late"], 0.5, 0.99)
+            print(
+                f"{variant:<10}{found['rate']:>9.0f}{1e3 * found['cpu']:>9.2f}"
+                f"{1e3 * p50:>10.1f}{1e3 * p99:>8.1f}{found['kb']:>9.0f}",
+                flush=True,
+            )
+
+
+# --- how soon a trainer has them
+
+
+class Arrivals:
+    """When trajectories came to the trainer, by id."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+
+    def export(self, trajectories: Sequence[Any]) -> None:
+        """As an exporter in the process."""
+        for each in trajectories:
+            self.times[each.id] = time.monotonic()
+
+    blocking = True
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return True
+
+    def shutdown(self) -> None:
+        pass
+
+    def wait_for(self, count: int) -> None:
+        """Until so many have come, a minute at most."""
+        end = time.monotonic() + 60
+        while len(self.times) < count and time.monotonic() < end:
+            time.sleep(LOOK)
+
+    def follow(self, path: Path, done: threading.Event) -> None:
+        """As a reader of a file's new lines."""
+        while not path.exists() and not done.is_set():
+            time.sleep(LOOK)
+        with open(path, "rb") as file:
+            rest = b""
+            while not done.is_set():
+                *lines, rest = (rest + file.read()).split(b"\n")
+                for line in lines:
+                    self.times[json.loads(line)["id"]] = time.monotonic()
+                time.sleep(LOOK)
+
+
+@contextmanager
+def receiver(folder: str) -> Iterator[str]:
+    """The address of `otel-rollout receive`, which writes trajectories into the folder."""
+    program = "import sys; from otel_rollout.command import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", program, "receive", "--http", "127.0.0.1:0"),
+            *("--journal", f"{folder}/journal", "--out", f"{folder}/out.jsonl"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    try:
+        yield next(word for word in process.stdout.readline().split() if word.startswith("http"))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def arrival(way: str, rate: float, seconds: float, folder: str) -> list[float]:
+    """Seconds from the last byte of each rollout until the trainer has it."""
+    arrivals, done, ended = Arrivals(), threading.Event(), dict[str, float]()
+    exporters: list[Any] = [arrivals] if way == "memory" else []
+    exporters += [JsonlTrajectoryExporter(f"{folder}/out.jsonl")] if way == "file" else []
+    otel_rollout.configure("arrival", exporters=exporters, instrumentor=None)
+    reader = threading.Thread(target=arrivals.follow, args=(Path(folder, "out.jsonl"), done))
+    if way != "memory":
+        reader.start()
+
+    async def agent(client: openai.AsyncOpenAI, number: int) -> None:
+        await asyncio.sleep(number / rate)
+        group, sample = divmod(number, GROUP)
+        place: Any = {"group_id": f"g{group}", "group_size": GROUP, "sample_index": sample}
+        with rollout("bench", **place) as trajectory:
+            await turns(client, asyncio.Semaphore(AT_ONCE))
+            ended[trajectory.id] = time.monotonic()
+
+    count = int(rate * seconds) // GROUP * GROUP
+    async with openai.AsyncOpenAI(base_url=os.environ["BASE_URL"], api_key="none") as client:
+        await asyncio.gather(*(agent(client, number) for number in range(count)))
+    otel_rollout.shutdown(60_000)
+    arrivals.wait_for(count)
+    done.set()
+    assert len(arrivals.times) == count, f"{len(arrivals.times)} of {count} came"
+    return [arrivals.times[id_] - when for id_, when in ended.items()]
+
+
+def arrivals(ways: Sequence[str], rate: float, seconds: float) -> None:
+    """Print the second table."""
+    print(f"From the last byte of a rollout until a trainer has it, {rate:g} rollouts a second")
+    print(f"{'seconds':<10}{'p50':>8}{'p99':>8}")
+    os.environ["OTEL_BSP_SCHEDULE_DELAY"] = DELAY_MS
+    with server() as base_url:
+        os.environ["BASE_URL"] = base_url
+        for way in ways:
+            with tempfile.TemporaryDirectory() as folder:
+                opened: Any = receiver(folder) if way == "receiver" else nullcontext("")
+                with opened as address:
+                    os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = address
+                    late = in_own_process("arrival", way, str(rate), str(seconds), folder)
+            p50, p99 = percentiles(late, 0.5, 0.99)
+            print(f"{way:<10}{p50:>8.2f}{p99:>8.2f}", flush=True)
+
+
+def here(part: str, name: str, *more: str) -> Any:
+    """What is measured in a process of its own."""
+    random.seed(0)
+    if part == "open":
+        return asyncio.run(all_open(name, int(more[0])))
+    return asyncio.run(arrival(name, float(more[0]), float(more[1]), more[2]))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--here"]:
+        print(json.dumps(here(*sys.argv[2:])))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--parts", nargs="+", default=["open", "arrival"])
+    parser.add_argument("--rollouts", type=int, default=16_384)
+    parser.add_argument("--variants", nargs="+", default=["bare", "capture"])
+    parser.add_argument("--ways", nargs="+", default=["memory", "file", "receiver"])
+    parser.add_argument("--rate", type=float, default=16)
+    parser.add_argument("--seconds", type=float, default=20)
+    options = parser.parse_args()
+    parts: dict[str, Callable[[], None]] = {
+        "open": lambda: open_at_once(options.variants, options.rollouts),
+        "arrival": lambda: arrivals(options.ways, options.rate, options.seconds),
+    }
+    for part in options.parts:
+        parts[part]()
+
+
+if __name__ == "__main__":
+    main()
