@@ -39,17 +39,31 @@ class Sample(NamedTuple):
     @classmethod
     def of(cls, trajectory: Trajectory) -> Sample:
         """That of a trajectory."""
-        index = trajectory.sample_index
-        # A part of a workflow need not be in each of its samples.
-        if index is None or not 0 <= index < _NUMBERED or trajectory.parent_id is not None:
-            index = None
-        return cls(
+        return cls.placed(
             trajectory.id,
             trajectory.group_id,
             trajectory.group_size,
-            trajectory.status != "unknown",
-            index,
+            trajectory.sample_index,
+            trajectory.parent_id,
+            has_ended=trajectory.status != "unknown",
         )
+
+    @classmethod
+    def placed(
+        cls,
+        id_: str,
+        group_id: str | None,
+        group_size: int | None,
+        index: int | None,
+        parent_id: str | None,
+        *,
+        has_ended: bool,
+    ) -> Sample:
+        """That of a rollout with this `sample_index` and `parent_id`."""
+        # A part of a workflow need not be in each of its samples.
+        if index is None or not 0 <= index < _NUMBERED or parent_id is not None:
+            index = None
+        return cls(id_, group_id, group_size, has_ended, index)
 
 
 @dataclass(slots=True)

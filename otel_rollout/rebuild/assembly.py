@@ -17,6 +17,7 @@ from otel_rollout.spans import (
     ExchangeReader,
     SpanKey,
     SpanRecord,
+    absent,
     as_record,
     united,
 )
@@ -264,6 +265,11 @@ class Assembly(Source):
         return frozenset((fields and fields.read(sc.ROLLOUT_CLAIMS, texts)) or ())
 
     @property
+    def around(self) -> str | None:
+        """The rollout around this one, by its id, if calls of it are claimed; else None."""
+        return self._rollout.text(sc.ROLLOUT_PARENT_ID) if self._rollout and self.claims else None
+
+    @property
     def is_empty_workflow(self) -> bool:
         """Whether it is a workflow without a reward, and calls but those of its trajectories."""
         operation = self._rollout and self._rollout.text(sc.GEN_AI_OPERATION_NAME)
@@ -340,6 +346,28 @@ class Assembly(Source):
                 [*calls.not_captured(), *calls.none(), *calls.programs()] if calls.are_none else []
             )
 
+    def lost(self) -> list[str]:
+        """What has not come of the rollout, or came damaged, as warnings; [] if it is whole.
+
+        From attributes alone: no request and no reply is read, and they need not be on the spans.
+        """
+        with self._lock:
+            found = [] if self._rollout else [sentences.NO_SPAN()]
+            found += self._calls().incomplete(late=False)
+            for record in self.spans.values():
+                found += [_damage(record, why) for why in absent(record)]
+            doubts = doubts_of(self._in_time, self._rollout, self._trusted_parts())
+            found += [_damage(self.spans[key], why) for key, why in doubts.items()]
+            return found + self._disputes() + self.lost_rewards()
+
+    def claimed_of(self, around: Assembly | None) -> list[str]:
+        """A warning where calls that the rollout claims of the one around it have not come."""
+        if not (claims := self.claims):
+            return []
+        there = {span_id for _, span_id in around._in_time} if around is not None else ()
+        missing = len(claims.difference(there))
+        return [sentences.MISSING(missing=missing, began=len(claims))] if missing else []
+
     def lost_rewards(self) -> list[str]:
         """A warning where rewards that came after the rollout are missing or truncated."""
         return lost_rewards(self._evaluations.values())
@@ -403,6 +431,12 @@ class _Claimed(Source):
 def _start(record: SpanRecord) -> tuple[int, int, str, str]:
     started = record.integer(sc.EXCHANGE_STARTED) or 0
     return record.start_time_ns, started, record.span_id, record.trace_id
+
+
+def _damage(record: SpanRecord, why: str) -> str:
+    """A warning about a span; that about a call names it."""
+    is_call = sc.EXCHANGE_VERSION in record.attributes
+    return sentences.DAMAGED(span=record.span_id, damage=why) if is_call else why
 
 
 def _names_group(record: SpanRecord) -> bool:

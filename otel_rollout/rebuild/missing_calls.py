@@ -108,8 +108,11 @@ class Calls:
             found += missed_calls(fields, outside=outside) + unreadable
         return found
 
-    def incomplete(self) -> list[str]:
-        """Warnings about calls that began, and are not here."""
+    def incomplete(self, *, late: bool = True) -> list[str]:
+        """Warnings about calls that began, and are not here.
+
+        late: also about those that were still open when the rollout ended.
+        """
         found: list[str] = []
         began = still_open = missing = 0
         counted: set[str | None] = {""}
@@ -128,7 +131,7 @@ class Calls:
             found.append(self._missing(missing=missing, began=began))
         if gaps := sum(map(self._gaps, self.present.keys() - counted)):
             found.append(sentences.GAPS(gaps=gaps))
-        if still_open:
+        if still_open and late:
             found.append(sentences.LATE(count=still_open))
         if self._is_elsewhere:
             found.append(sentences.ELSEWHERE())

@@ -219,6 +219,11 @@ LOST_REWARDS = Sentence(
     "incomplete",
     "Give the sources that have the spans of the rewards too.",
 )
+EPISODE_NOT_HERE = Sentence(
+    "{count} of the {of} trajectories of its episode have not come",
+    "incomplete",
+    f"{_ALL_SPANS}.",
+)
 NOT_HERE = Sentence(
     "completion {id} continues the response {previous}, which is not here: what was said before "
     "its own request is not known",

@@ -1,0 +1,8 @@
+"""Whether rollouts and groups are whole, from the attributes of their spans alone. Pure."""
+
+from otel_rollout.evidence.open_rollouts import OpenRollouts as OpenRollouts
+from otel_rollout.evidence.open_rollouts import Unit as Unit
+from otel_rollout.evidence.open_rollouts import Verdict as Verdict
+from otel_rollout.evidence.rollout import Evidence as Evidence
+from otel_rollout.evidence.rollout import Head as Head
+from otel_rollout.evidence.rollout import rollout_of as rollout_of

@@ -1,0 +1,372 @@
+"""Rollouts and groups whose spans are coming: which are whole, and which are out of time.
+
+    rollouts = OpenRollouts(rollout_seconds=600, group_seconds=3600)
+    rollouts.add(record, place, now)  # for each span; it can be read again at `place`
+    for unit in (*rollouts.whole(), *rollouts.due(now)):
+        ...  # read `unit.places`, hand over the trajectories of `unit.heads`
+        free = rollouts.done(unit)  # places that nothing needs any more
+
+It does no I/O and has no clock: `now` is in seconds of any clock that does not go back. Places are
+the caller's: a record of a journal, an offset; they need only be hashable. One place may have spans
+of several rollouts. What is in `held` is still needed: after a restart the spans there are added
+again, and all times begin anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+from otel_rollout import semconv as sc
+from otel_rollout.evidence.rollout import Came, Evidence, Head, rollout_of
+from otel_rollout.export import Groups
+from otel_rollout.spans import SpanRecord
+from otel_rollout.trajectory import sentences
+
+Place = TypeVar("Place", bound=Hashable)
+Verdict = Literal["new", "copy", "damaged", "differs", "late", "other"]
+"""As `Came`; or of a rollout that is handed over, or is being so; or of no rollout."""
+
+
+@dataclass(frozen=True)
+class Unit(Generic[Place]):
+    """Rollouts that are handed over together: a group, or one that has none."""
+
+    group: str | None
+    heads: tuple[Head, ...]
+    """Those whose trajectories are to be handed over."""
+    places: tuple[Place, ...]
+    """Where all their spans are, and those of rollouts that are read with them."""
+    size: int | None = None
+    """Samples that the group was to have."""
+    whole: int = 0
+    """Samples that are whole."""
+    is_extra: bool = False
+    """True if the group is handed over already: these are to be reported, not handed over."""
+
+    @property
+    def name(self) -> str:
+        """What names it: the id of its group, or of its rollout."""
+        return self.heads[0].rollout if self.group is None else self.group
+
+    @property
+    def short_by(self) -> int:
+        """Samples that are missing, or not whole."""
+        return max(0, (self.size or 0) - self.whole)
+
+
+@dataclass(slots=True)
+class _Open(Generic[Place]):
+    """A rollout of which spans came."""
+
+    evidence: Evidence
+    last: float
+    """When the last span came."""
+    places: dict[Place, None] = field(default_factory=dict)
+    group: str | None = None
+    head: Head | None = None
+    """None: not judged since the last span."""
+    is_taken: bool = False
+    """True while it is handed over."""
+    is_handed: bool = False
+    """True when it was, and another one that is read with it was not."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return not (self.is_taken or self.is_handed)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it was judged whole."""
+        return self.head is not None and self.head.is_whole
+
+
+@dataclass(slots=True)
+class _Members:
+    """The rollouts of a group that are open."""
+
+    last: float
+    ids: dict[str, None] = field(default_factory=dict)
+    is_taken: bool = False
+    is_handed: bool = False
+
+
+class OpenRollouts(Generic[Place]):
+    """The rollouts that are not handed over yet. Memory: some hundred bytes for each span.
+
+    rollout_seconds: how long after its last span a rollout that is not whole is handed over.
+    group_seconds: how long after the last span of any of its rollouts a group is.
+    rollout_is_done, group_is_done: True for an id of what was handed over before; they are asked
+        about ids that are not open.
+    """
+
+    def __init__(
+        self,
+        *,
+        rollout_seconds: float,
+        group_seconds: float,
+        rollout_is_done: Callable[[str], bool] = lambda _: False,
+        group_is_done: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._seconds, self._group_seconds = rollout_seconds, group_seconds
+        self._rollout_is_done, self._group_is_done = rollout_is_done, group_is_done
+        self._open: dict[str, _Open[Place]] = {}
+        self._groups: dict[str, _Members] = {}
+        self._claimers: dict[str, set[str]] = {}
+        """The open rollouts that claim calls of one, by its id."""
+        self._waiting: dict[str, set[str]] = {}
+        """The open workflow runs that wait for one, by its id."""
+        self._changed: dict[str, None] = {}
+        """Those that have to be judged again."""
+        self.held: dict[Place, int] = {}
+        """The places that are needed, each with the number of rollouts that need it."""
+
+    def __len__(self) -> int:
+        """Number of rollouts that are open."""
+        return len(self._open)
+
+    def spans_of(self, rollout_id: str) -> int:
+        """Number of spans that came of a rollout which is open."""
+        found = self._open.get(rollout_id)
+        return len(found.evidence) if found else 0
+
+    def is_open(self, rollout_id: str) -> bool:
+        """True if spans of this rollout came, and it is not handed over."""
+        return rollout_id in self._open
+
+    def heads(self) -> Iterator[Head]:
+        """What is known of the rollouts that are not handed over."""
+        for found in self._open.values():
+            if not found.is_handed:
+                yield self._head(found)
+
+    def add(self, record: SpanRecord, place: Place, now: float) -> Verdict:
+        """Take in a span, as `as_record` gives it, that can be read again at this place.
+
+        Only of "new" and "differs" the place is held.
+        """
+        rollout_id = rollout_of(record)
+        if rollout_id is None:
+            return "other"
+        found = self._open.get(rollout_id)
+        if found is None:
+            if self._rollout_is_done(rollout_id):
+                return "late"
+            found = self._open[rollout_id] = _Open(Evidence(rollout_id), now)
+        elif not found.is_waiting:
+            return "copy" if found.evidence.has_span(record) else "late"
+        came: Came = found.evidence.add(record)
+        if came in ("copy", "damaged"):
+            return came
+        if place not in found.places:
+            found.places[place] = None
+            self.held[place] = self.held.get(place, 0) + 1
+        found.last = now
+        if found.group is None and (group := record.text(sc.ROLLOUT_GROUP_ID)) is not None:
+            found.group = group
+        if found.group is not None:
+            self._members(found.group, now).ids.setdefault(rollout_id)
+        self._change(rollout_id, found)
+        return came
+
+    def _members(self, group: str, now: float) -> _Members:
+        members = self._groups.get(group)
+        if members is None:
+            members = _Members(now, is_handed=self._group_is_done(group))
+            self._groups[group] = members
+        members.last = now
+        return members
+
+    def _change(self, rollout_id: str, found: _Open[Place]) -> None:
+        """Have it judged again, and those whose judgement depends on it."""
+        if (around := found.evidence.around) is not None:
+            self._claimers.setdefault(around, set()).add(rollout_id)
+        for inside in found.evidence.inside:
+            self._waiting.setdefault(inside, set()).add(rollout_id)
+        others = (*self._claimers.get(rollout_id, ()), *self._waiting.get(rollout_id, ()))
+        for changed in (rollout_id, *others):
+            if (other := self._open.get(changed)) is not None:
+                other.head = None
+                self._changed[changed] = None
+
+    # --- what is ready
+
+    def whole(self) -> list[Unit[Place]]:
+        """The units that have become whole since the last call; each is to be `done`."""
+        changed, self._changed = self._changed, {}
+        units = list[Unit[Place]]()
+        for rollout_id in changed:
+            found = self._open.get(rollout_id)
+            if found is None or not found.is_waiting:
+                continue
+            if self._head(found).is_whole:
+                ready = self._whole_with(rollout_id, found)
+                units += [self._take(ready, found.group)] if ready else []
+        return units
+
+    def due(self, now: float) -> list[Unit[Place]]:
+        """The units that are out of time; each is to be `done`. Looks at all that is open."""
+        units = list[Unit[Place]]()
+        for rollout_id, found in list(self._open.items()):
+            if found.group is None and found.is_waiting and self._is_out_of_time(found, now):
+                units.append(self._take([rollout_id], None))
+        for group, members in list(self._groups.items()):
+            if members.is_taken:
+                continue
+            ready = self._due_of(members, now)
+            units += [self._take(ready, group)] if ready else []
+        return units
+
+    def _due_of(self, members: _Members, now: float) -> list[str]:
+        """The rollouts of a group that are to be handed over; [] if it is not due."""
+        ids = [i for i in members.ids if self._open[i].is_waiting]
+        settled = [i for i in ids if self._is_settled(self._open[i], now)]
+        if members.is_handed:
+            return settled
+        if now - members.last >= self._group_seconds:
+            return ids
+        # Were all of them whole, `whole` would have found them.
+        is_short = any(not self._open[i].is_whole for i in settled)
+        return ids if is_short and self._are_all(settled) else []
+
+    def _is_out_of_time(self, found: _Open[Place], now: float) -> bool:
+        return now - found.last >= self._seconds
+
+    def _is_settled(self, found: _Open[Place], now: float) -> bool:
+        return self._head(found).is_whole or self._is_out_of_time(found, now)
+
+    def _head(self, found: _Open[Place]) -> Head:
+        if found.head is None:
+            found.head = found.evidence.head(self._missing(found))
+        return found.head
+
+    def _missing(self, found: _Open[Place]) -> tuple[str, ...]:
+        evidence = found.evidence
+        missing = evidence.missing(self._around(evidence))
+        away = sum(not self._has_come(inside) for inside in evidence.inside)
+        if away:
+            missing += (sentences.EPISODE_NOT_HERE(count=away, of=len(evidence.inside)),)
+        return missing
+
+    def _around(self, evidence: Evidence) -> Evidence | None:
+        around = self._open.get(evidence.around or "")
+        return around.evidence if around else None
+
+    def _has_come(self, rollout_id: str) -> bool:
+        found = self._open.get(rollout_id)
+        return found.evidence.has_ended if found else self._rollout_is_done(rollout_id)
+
+    def _whole_with(self, rollout_id: str, found: _Open[Place]) -> list[str]:
+        """The rollouts to be handed over, now that this one is whole; [] if others are missing."""
+        if found.group is None:
+            return [rollout_id]
+        members = self._groups[found.group]
+        if members.is_handed:
+            return [rollout_id]
+        whole = [i for i in members.ids if self._open[i].is_whole]
+        return whole if not members.is_taken and self._are_all(whole) else []
+
+    def _are_all(self, ids: Iterable[str]) -> bool:
+        """True if these are as many samples as their group is to have; False if nobody knows."""
+        _, size, short_by = self._count(ids)
+        return size is not None and not short_by
+
+    def _count(self, ids: Iterable[str]) -> tuple[int, int | None, int]:
+        """The number of samples that these are, how many there are to be, and how many less."""
+        heads = [self._head(self._open[i]) for i in ids]
+        every = {head.rollout for head in heads}
+        groups, size = Groups(), max((head.size or 0 for head in heads), default=0)
+        for head in heads:
+            if head.parent not in every:  # else it is a part of one of them
+                groups.add(head.as_sample())
+                groups.ask_for(head.group)
+        not_whole = next(groups.not_whole(), None)
+        if not size:
+            return len(heads), None, 0
+        if not_whole is None:
+            return size, size, 0
+        short_by = max(len(not_whole.missing), size - not_whole.samples)
+        return size - short_by, size, short_by
+
+    # --- handing over
+
+    def _take(self, ids: list[str], group: str | None) -> Unit[Place]:
+        members = self._groups.get(group) if group is not None else None
+        places: dict[Place, None] = {}
+        for rollout_id in ids:
+            for other in self._family(rollout_id):
+                places |= self._open[other].places
+        heads = tuple(self._head(self._open[i]) for i in ids)
+        whole, size, _ = self._count(i for i in ids if self._open[i].is_whole)
+        size = size or max((head.size or 0 for head in heads), default=0) or None
+        is_extra = members is not None and members.is_handed
+        for rollout_id in ids:
+            self._open[rollout_id].is_taken = True
+        if members is not None and not is_extra:
+            members.is_taken = True
+        return Unit(group, heads, tuple(places), size, whole, is_extra)
+
+    def _family(self, rollout_id: str) -> set[str]:
+        """The open rollouts that are read together with this one, and itself."""
+        found, waiting = set[str](), [rollout_id]
+        while waiting:
+            if (one := waiting.pop()) in found or one not in self._open:
+                continue
+            found.add(one)
+            evidence = self._open[one].evidence
+            waiting += [
+                *self._claimers.get(one, ()),
+                *([evidence.around] if evidence.around else ()),
+            ]
+        return found
+
+    def done(self, unit: Unit[Place]) -> list[Place]:
+        """The unit is handed over; the places that nothing needs any more."""
+        for head in unit.heads:
+            found = self._open[head.rollout]
+            found.is_taken, found.is_handed = False, True
+        if unit.group is not None:
+            members = self._groups[unit.group]
+            members.is_taken, members.is_handed = False, True
+            # Some may have become whole meanwhile, or are left.
+            self._changed |= dict.fromkeys(i for i in members.ids if not self._open[i].is_handed)
+        free = list[Place]()
+        for head in unit.heads:
+            family = self._family(head.rollout)
+            if all(self._open[one].is_handed for one in family):
+                for one in family:
+                    free += self._drop(one)
+        return free
+
+    def failed(self, unit: Unit[Place]) -> None:
+        """The unit could not be handed over: it comes again, by `whole` or by `due`."""
+        for head in unit.heads:
+            self._open[head.rollout].is_taken = False
+            self._changed[head.rollout] = None
+        if unit.group is not None:
+            self._groups[unit.group].is_taken = False
+
+    def _drop(self, rollout_id: str) -> Iterator[Place]:
+        found = self._open.pop(rollout_id)
+        evidence = found.evidence
+        self._forget(self._claimers, [evidence.around] if evidence.around else [], rollout_id)
+        self._forget(self._waiting, evidence.inside, rollout_id)
+        if found.group is not None:
+            members = self._groups[found.group]
+            members.ids.pop(rollout_id, None)
+            if not members.ids:
+                del self._groups[found.group]
+        for place in found.places:
+            self.held[place] -= 1
+            if not self.held[place]:
+                del self.held[place]
+                yield place
+
+    @staticmethod
+    def _forget(index: dict[str, set[str]], keys: Iterable[str], rollout_id: str) -> None:
+        for key in keys:
+            others = index.get(key, set())
+            others.discard(rollout_id)
+            if not others:
+                index.pop(key, None)

@@ -1,0 +1,223 @@
+"""What the spans of one rollout tell of it from attributes alone: is it whole, and what is missing.
+
+No request and no reply is read or kept. `Assembly.lost` is the judge, the same as of a trajectory's
+warnings; here are the copies of spans, and what is kept of a span: some hundred bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from otel_rollout import semconv as sc
+from otel_rollout.export import Sample
+from otel_rollout.rebuild import Assembly
+from otel_rollout.spans import SpanKey, SpanRecord
+from otel_rollout.trajectory import UNREADABLE
+from otel_rollout.wire import loads
+
+Came = Literal["new", "copy", "damaged", "differs"]
+"""What a span is that came: the first of its key; equal to one that came; a copy that is damaged,
+where a whole one is there; a copy that is not damaged, and differs."""
+_KINDS = (
+    *(sc.ROLLOUT_SCHEMA_VERSION, sc.EXCHANGE_VERSION, sc.REWARD, sc.ROLLOUT_PART),
+    sc.ROLLOUT_STARTED,
+)
+"""A span with one of these is of a rollout; any other is for people."""
+_READ = frozenset(
+    (
+        *_KINDS,
+        *(sc.ROLLOUT_ID, sc.ROLLOUT_PARENT_ID, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID),
+        *(sc.ROLLOUT_GROUP_SIZE, sc.ROLLOUT_SAMPLE_INDEX, sc.ROLLOUT_EXCHANGE_COUNT),
+        *(sc.ROLLOUT_OPEN_COUNT, sc.ROLLOUT_PROCESS, sc.ROLLOUT_PROPAGATED, sc.ROLLOUT_STATUS),
+        *(sc.ROLLOUT_CONTENT, sc.ROLLOUT_CLAIMS, sc.GEN_AI_OPERATION_NAME),
+        *(sc.REWARD_NUMBER, sc.GEN_AI_EVALUATION_NAME),
+        *(sc.EXCHANGE_PROCESS, sc.EXCHANGE_STARTED, sc.EXCHANGE_LATE),
+    )
+)
+"""Attributes that decide whether a rollout is whole."""
+_EXACT = 1_000_000
+"""Nanoseconds to which every store keeps times."""
+
+
+def rollout_of(record: SpanRecord) -> str | None:
+    """The id of the rollout that a span is evidence of; None: it is of none, or that was cut."""
+    attributes = record.attributes
+    if not any(kind in attributes or kind in record.cut for kind in _KINDS):
+        return None
+    return record.text(sc.ROLLOUT_ID) or record.text(sc.ROLLOUT_STARTED) or None
+
+
+class Head(Struct, frozen=True, omit_defaults=True):
+    """What is known of a rollout without its contents; it is kept when these are handed over."""
+
+    rollout: str
+    """Its id."""
+    group: str | None = None
+    size: int | None = None
+    """Samples that the group is to have."""
+    sample: int | None = None
+    task: str | None = None
+    parent: str | None = None
+    """The rollout around it."""
+    ended: bool = False
+    """True if its own span came."""
+    missing: tuple[str, ...] = ()
+    """What has not come of it, or came damaged; () if it is whole."""
+    copies: int = 0
+    """Spans that came again."""
+    damaged: int = 0
+    """Copies of spans that were damaged on the way, where a whole one came."""
+    late: int = 0
+    """Spans that came when it had been handed over."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it ended, and nothing of it is missing."""
+        return self.ended and not self.missing
+
+    def as_sample(self) -> Sample:
+        """Its place in its group."""
+        return Sample.placed(
+            self.rollout, self.group, self.size, self.sample, self.parent, has_ended=self.ended
+        )
+
+
+class Evidence:
+    """The spans of one rollout that came, in any order, more than once, or not at all."""
+
+    def __init__(self, rollout_id: str) -> None:
+        self.rollout_id = rollout_id
+        self.copies = self.damaged = 0
+        self.inside: frozenset[str] = frozenset()
+        """The rollouts of its episode, if it is the run of a workflow: some may claim its calls."""
+        self._spans: dict[SpanKey, tuple[int, SpanRecord]] = {}
+        """Each with a hash of what was in it."""
+        self._assembly = Assembly(rollout_id)
+        self._differ: list[str] = []
+        self._missing: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        """Number of spans."""
+        return len(self._spans)
+
+    def add(self, record: SpanRecord) -> Came:
+        """Take in a span of this rollout, as `as_record` gives it."""
+        key, content = record.key, _content(record)
+        known = self._spans.get(key)
+        if known is None:
+            self._keep(content, record)
+            return "new"
+        if known[0] == content:
+            self.copies += 1
+            return "copy"
+        if record.cut and not known[1].cut:
+            self.damaged += 1
+            return "damaged"
+        if known[1].cut and not record.cut:
+            self.damaged += 1
+            self._keep(content, record)
+            self._assembly = Assembly(self.rollout_id)
+            for _, kept in self._spans.values():
+                self._assembly.add(kept)
+            return "new"
+        self._differ.append(f"copies of its span {record.span_id} differ")
+        self._missing = None
+        return "differs"
+
+    def _keep(self, content: int, record: SpanRecord) -> None:
+        there = record.attributes
+        if sc.ROLLOUT_EPISODE in there:
+            self.inside |= _ids_of_episode(record.text(sc.ROLLOUT_EPISODE) or "")
+        slim = replace(
+            record,
+            attributes={name: there[name] for name in _READ & there.keys()},
+            events=(),
+            is_checked=True,
+        )
+        self._spans[record.key] = content, slim
+        self._assembly.add(slim)
+        self._missing = None
+
+    @property
+    def span_ids(self) -> Iterable[str]:
+        """The ids of its spans."""
+        return (span_id for _, span_id in self._spans)
+
+    def has_span(self, record: SpanRecord) -> bool:
+        """True if a copy of this span came."""
+        return record.key in self._spans
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its own span came."""
+        return self._assembly.trace_id is not None
+
+    @property
+    def has_contents(self) -> bool:
+        """True if more came than the news that it started."""
+        return any(sc.ROLLOUT_STARTED not in r.attributes for _, r in self._spans.values())
+
+    @property
+    def around(self) -> str | None:
+        """The rollout whose calls it claims, which is read with it; None: it claims none."""
+        return self._assembly.around
+
+    def missing(self, around: Evidence | None = None) -> tuple[str, ...]:
+        """What has not come of it, or came damaged; () if it is whole.
+
+        around: that of the rollout of `self.around`, if spans of it came.
+        """
+        if self._missing is None:
+            self._missing = (*self._assembly.lost(), *self._differ)
+        if self.around is None:
+            return self._missing
+        of_others = self._assembly.claimed_of(around._assembly if around else None)
+        return (*self._missing, *of_others)
+
+    def head(self, missing: tuple[str, ...]) -> Head:
+        """What is known of it by now. missing: what has not come."""
+        # Its own span knows best.
+        spans = sorted(
+            (record for _, record in self._spans.values()),
+            key=lambda record: sc.ROLLOUT_SCHEMA_VERSION not in record.attributes,
+        )
+
+        def text(name: str) -> str | None:
+            return next((t for record in spans if (t := record.text(name)) is not None), None)
+
+        def number(name: str) -> int | None:
+            return next((n for record in spans if (n := record.integer(name)) is not None), None)
+
+        return Head(
+            rollout=self.rollout_id,
+            group=text(sc.ROLLOUT_GROUP_ID),
+            size=number(sc.ROLLOUT_GROUP_SIZE),
+            sample=number(sc.ROLLOUT_SAMPLE_INDEX),
+            task=text(sc.ROLLOUT_TASK_ID),
+            parent=text(sc.ROLLOUT_PARENT_ID),
+            ended=self.has_ended,
+            missing=missing,
+            copies=self.copies,
+            damaged=self.damaged,
+        )
+
+
+def _content(record: SpanRecord) -> int:
+    """A hash of what we wrote on a span, in whatever order; each process has hashes of its own."""
+    found = hash((record.start_time_ns // _EXACT, (record.end_time_ns or 0) // _EXACT))
+    for name, value in record.attributes.items():
+        if name.startswith(sc.PREFIX):
+            found ^= hash((name, value if isinstance(value, str | int) else repr(value)))
+    return found ^ hash(record.cut)
+
+
+def _ids_of_episode(text: str) -> frozenset[str]:
+    try:
+        rows: Any = loads(text)["trajectories"]
+        return frozenset(str(row["id"]) for row in rows)
+    except UNREADABLE:
+        return frozenset()  # what was cut is in `missing`

@@ -1,0 +1,273 @@
+"""Open rollouts and groups: each is handed over once, when it is whole or out of time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_rollout import Reward
+from otel_rollout import semconv as sc
+from otel_rollout.evidence import OpenRollouts, Unit
+from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.spans.seals import with_lengths
+from otel_rollout.wire.json import dumps
+
+
+def made(rollout: str, span_id: str, **attributes: object) -> SpanRecord:
+    """A span of a rollout, with further attributes by the names of `semconv`."""
+    named = {getattr(sc, name): value for name, value in attributes.items() if value is not None}
+    every = with_lengths({sc.ROLLOUT_ID: rollout, **named})
+    return as_record(SpanRecord("s", "1" * 32, rollout + span_id, None, 5, 6, every))
+
+
+def own(rollout: str, calls: int = 0, **attributes: object) -> SpanRecord:
+    """A rollout's own span."""
+    counts = {"ROLLOUT_EXCHANGE_COUNT": calls, "ROLLOUT_OPEN_COUNT": 0}
+    return made(
+        rollout, "own", ROLLOUT_SCHEMA_VERSION=1, ROLLOUT_PROCESS="p", **counts, **attributes
+    )
+
+
+def call(rollout: str, number: int, **attributes: object) -> SpanRecord:
+    """The span of a call."""
+    return made(
+        rollout,
+        f"call{number}",
+        EXCHANGE_VERSION=1,
+        EXCHANGE_PROCESS="p",
+        EXCHANGE_STARTED=number,
+        **attributes,
+    )
+
+
+def start(rollout: str, **attributes: object) -> SpanRecord:
+    """The span of its start."""
+    named = {getattr(sc, name): value for name, value in attributes.items()}
+    every: dict[str, Any] = {sc.ROLLOUT_STARTED: rollout, **named}
+    return as_record(SpanRecord("s", "1" * 32, f"{rollout}start", None, 5, 5, every))
+
+
+def machine() -> OpenRollouts[int]:
+    """Rollouts wait for 10 seconds, groups for 100."""
+    return OpenRollouts(rollout_seconds=10, group_seconds=100)
+
+
+def names(units: list[Unit[int]]) -> list[list[str]]:
+    """The ids of the rollouts in each unit."""
+    return [sorted(head.rollout for head in unit.heads) for unit in units]
+
+
+GROUP: dict[str, Any] = {"ROLLOUT_GROUP_ID": "g", "ROLLOUT_GROUP_SIZE": 2}
+
+
+def test_a_rollout_is_ready_when_it_is_whole():
+    """Whatever came first; then its places are free, and what comes is late."""
+    rollouts = machine()
+    assert rollouts.add(own("a", 2), 1, 0) == "new"
+    assert rollouts.add(call("a", 2), 2, 1) == "new"
+    assert (rollouts.whole(), rollouts.due(10.9)) == ([], [])
+    assert rollouts.add(call("a", 2), 3, 2) == "copy"
+    assert rollouts.add(call("a", 1), 2, 3) == "new"
+    [unit] = rollouts.whole()
+    assert (unit.name, unit.places, unit.heads[0].is_whole) == ("a", (1, 2), True)
+    assert rollouts.add(call("a", 3), 4, 3) == "late"
+    assert rollouts.add(call("a", 1), 4, 3) == "copy"
+    assert (rollouts.whole(), rollouts.due(1000), [*rollouts.held]) == ([], [], [1, 2])
+    assert rollouts.done(unit) == [1, 2]
+    assert (len(rollouts), rollouts.held) == (0, {})
+
+
+def test_out_of_time_it_is_handed_over_with_what_is_missing():
+    """Counted from the last span that came."""
+    rollouts = machine()
+    rollouts.add(own("a", 2), 1, 0)
+    rollouts.add(call("a", 2), 2, 5)
+    rollouts.add(start("b"), 3, 5)
+    assert rollouts.due(14.9) == []
+    first, second = rollouts.due(15)
+    assert "1 of 2 model calls are missing" in first.heads[0].missing[0]
+    assert (second.heads[0].ended, second.places) == (False, (3,))
+
+
+def test_a_group_is_ready_when_it_has_its_samples():
+    """All of them whole; other groups and rollouts do not wait for it."""
+    rollouts = machine()
+    rollouts.add(own("a", **GROUP), 1, 0)
+    rollouts.add(start("b", **GROUP), 2, 0)
+    rollouts.add(own("c"), 3, 0)
+    assert names(rollouts.whole()) == [["c"]]
+    rollouts.add(own("b", **GROUP), 4, 0)
+    [unit] = rollouts.whole()
+    assert (names([unit]), unit.size, unit.whole, unit.short_by) == ([["a", "b"]], 2, 2, 0)
+    assert rollouts.done(unit) == [1, 2, 4]
+
+
+def test_a_group_that_is_short():
+    """It waits for its own time, unless all of its samples are known and none can still come."""
+    rollouts = machine()
+    rollouts.add(own("a", **GROUP), 1, 0)
+    assert rollouts.due(99) == []
+    [unit] = rollouts.due(100)
+    assert (unit.short_by, unit.whole) == (1, 1)
+    rollouts.add(own("b", 1, **GROUP | {"ROLLOUT_GROUP_ID": "h"}), 2, 0)
+    rollouts.add(own("c", **GROUP | {"ROLLOUT_GROUP_ID": "h"}), 3, 0)
+    [unit] = rollouts.due(10)
+    assert (names([unit]), unit.short_by) == ([["b", "c"]], 1)
+
+
+def test_a_group_without_a_size_waits():
+    """Nobody knows how many there are to be."""
+    rollouts = machine()
+    rollouts.add(own("a", ROLLOUT_GROUP_ID="g"), 1, 0)
+    rollouts.add(own("b", ROLLOUT_GROUP_ID="g"), 1, 50)
+    assert (rollouts.whole(), rollouts.due(149)) == ([], [])
+    [unit] = rollouts.due(150)
+    assert (names([unit]), unit.size, unit.short_by) == ([["a", "b"]], None, 0)
+
+
+def test_a_sample_that_was_tried_again():
+    """The group has each number once; the rollout that never ended is extra, and reported."""
+    rollouts = machine()
+    rollouts.add(start("a", **GROUP, ROLLOUT_SAMPLE_INDEX=0), 1, 0)
+    rollouts.add(own("b", **GROUP, ROLLOUT_SAMPLE_INDEX=1), 2, 0)
+    rollouts.add(own("c", **GROUP, ROLLOUT_SAMPLE_INDEX=0), 3, 0)
+    [unit] = rollouts.whole()
+    assert names([unit]) == [["b", "c"]]
+    assert rollouts.done(unit) == [2, 3]
+    assert rollouts.whole() == []
+    [extra] = rollouts.due(10)
+    assert (names([extra]), extra.is_extra, extra.heads[0].ended) == ([["a"]], True, False)
+    assert rollouts.done(extra) == [1]
+
+
+def test_what_fails_comes_again():
+    """With what came meanwhile."""
+    rollouts = machine()
+    for name in "ab":
+        rollouts.add(own(name, **GROUP), 1, 0)
+    [unit] = rollouts.whole()
+    rollouts.failed(unit)
+    reward = made("a", "r", REWARD=dumps(Reward(1.0).to_dict()), REWARD_NUMBER=0)
+    assert rollouts.add(reward, 2, 1) == "new"
+    [again] = rollouts.whole()
+    assert again.places == (1, 2)
+    assert sorted(rollouts.done(again)) == [1, 2]
+
+
+def test_rollouts_of_an_episode_are_read_together():
+    """A trajectory that claims calls of the run around it needs its spans, and takes them away."""
+    rollouts = machine()
+    episode = dumps({"trajectories": [{"id": "b"}]})
+    rollouts.add(own("a", 1, ROLLOUT_EPISODE=episode), 1, 0)
+    rollouts.add(call("a", 1), 2, 0)
+    assert rollouts.whole() == []
+    claims = dumps(["acall1", "acall2"])
+    rollouts.add(own("b", ROLLOUT_PARENT_ID="a", ROLLOUT_CLAIMS=claims), 3, 0)
+    [unit] = rollouts.whole()
+    assert (unit.name, sorted(unit.places)) == ("a", [1, 2, 3])
+    assert rollouts.done(unit) == []
+    [unit] = rollouts.due(10)
+    assert (unit.name, sorted(unit.places)) == ("b", [1, 2, 3])
+    assert "1 of 2 model calls are missing" in unit.heads[0].missing[0]
+    assert sorted(rollouts.done(unit)) == [1, 2, 3]
+    assert (len(rollouts), rollouts._claimers, rollouts._waiting) == (0, {}, {})
+
+
+def test_after_a_restart_what_is_done_is_not_open():
+    """Of a group that is done, others are extra."""
+    rollouts = OpenRollouts[int](
+        rollout_seconds=10,
+        group_seconds=100,
+        rollout_is_done="ab".__contains__,
+        group_is_done="g".__contains__,
+    )
+    assert rollouts.add(own("a", **GROUP), 1, 0) == "late"
+    assert rollouts.add(own("c", **GROUP), 2, 0) == "new"
+    [unit] = rollouts.whole()
+    assert (unit.is_extra, names([unit])) == (True, [["c"]])
+
+
+def test_spans_of_nobody():
+    """Those of other libraries, those for people, and one whose rollout's id was cut."""
+    rollouts = machine()
+    other = SpanRecord("s", "1" * 32, "2" * 16, None, 5, 6, {"rollout.turn": 1})
+    damaged = as_record(
+        SpanRecord(
+            "s", "1" * 32, "3" * 16, None, 5, 6, {**own("abc").attributes, sc.ROLLOUT_ID: "ab"}
+        )
+    )
+    assert [rollouts.add(each, 1, 0) for each in (other, damaged)] == ["other", "other"]
+    assert rollouts.held == {}
+
+
+@dataclass
+class Sent:
+    """A rollout's spans, and whether all of them are sent."""
+
+    group: str | None
+    spans: list[SpanRecord] = field(default_factory=list)
+    kept: list[SpanRecord] = field(default_factory=list)
+
+
+@st.composite
+def sent(draw: st.DrawFn) -> dict[str, Sent]:
+    """Rollouts in groups of their sizes, of which some spans are lost."""
+    found: dict[str, Sent] = {}
+    for number in range(draw(st.integers(1, 4))):
+        size = draw(st.integers(0, 3))
+        for index in range(size or 1):
+            name = f"r{number}{index}"
+            group: dict[str, Any] = {
+                "ROLLOUT_GROUP_ID": f"g{number}" if size else None,
+                "ROLLOUT_GROUP_SIZE": size or None,
+                "ROLLOUT_SAMPLE_INDEX": index if size else None,
+            }
+            each = found[name] = Sent(f"g{number}" if size else None)
+            calls = draw(st.integers(0, 3))
+            each.spans = [call(name, n + 1, **group) for n in range(calls)]
+            each.spans.append(own(name, calls, **group))
+            is_lost = draw(st.sampled_from([False] * 5 + [True]))
+            each.kept = [s for s in each.spans if not (is_lost and draw(st.booleans()))]
+    return found
+
+
+@given(sent(), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_each_is_handed_over_once(every: dict[str, Sent], order: random.Random):
+    """In any order, with copies: whole ones at once, others in time; no place is left."""
+    done = set[str]()
+    rollouts = OpenRollouts[int](
+        rollout_seconds=10, group_seconds=100, rollout_is_done=done.__contains__
+    )
+    spans = [span for each in every.values() for span in each.kept]
+    spans += spans[::3]
+    order.shuffle(spans)
+    units = list[Unit[int]]()
+
+    def hand_over(found: list[Unit[int]]) -> None:
+        units.extend(found)
+        for unit in found:
+            done.update(head.rollout for head in unit.heads)
+            rollouts.done(unit)
+
+    for now, span in enumerate(spans):
+        rollouts.add(span, now // 2, 0)
+        hand_over(rollouts.whole())
+    at_once = {head.rollout for unit in units for head in unit.heads}
+    groups = {each.group: True for each in every.values()}
+    for each in every.values():
+        groups[each.group] &= len(each.kept) == len(each.spans)
+    for name, each in every.items():
+        is_ready = len(each.kept) == len(each.spans) and (each.group is None or groups[each.group])
+        assert (name in at_once) == is_ready
+    hand_over(rollouts.due(1000))
+    came = Counter(head.rollout for unit in units for head in unit.heads)
+    assert came == Counter(name for name, each in every.items() if each.kept)
+    whole = {head.rollout for unit in units for head in unit.heads if head.is_whole}
+    assert whole == {name for name, each in every.items() if len(each.kept) == len(each.spans)}
+    assert (len(rollouts), rollouts.held, rollouts._groups) == (0, {}, {})
