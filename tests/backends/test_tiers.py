@@ -1,0 +1,259 @@
+"""A collector on each host, as deploy/ has it: what arrives where, while anything is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from otel_rollout import JsonlTrajectoryExporter, Trajectory, reconstruct
+from otel_rollout.otlp import read
+from tests.backends.hosts import Host, Program, hosts
+from tests.backends.programs import COLLECTOR_CONFIG, REPOSITORY, binary
+
+pytestmark = pytest.mark.scale
+
+DEPLOY = REPOSITORY / "deploy"
+READY = "Everything is ready"
+SIZE = 8
+"""Rollouts of a group."""
+
+
+@pytest.fixture(scope="session")
+def otelcol() -> Path:
+    """The collector with the parts for many hosts."""
+    return binary("otelcol-scale")
+
+
+@pytest.mark.parametrize("name", ["collector-agent.yaml", "collector-kafka.yaml"])
+def test_the_shipped_config_is_valid(otelcol: Path, name: str, tmp_path: Path) -> None:
+    """`otelcol validate` finds nothing wrong with it, and something with a broken copy."""
+    text = (DEPLOY / name).read_text()
+    broken = tmp_path / name
+    broken.write_text(text.replace("max_elapsed_time:", "max_elapsed_tyme:"))
+    for path, status in ((DEPLOY / name, 0), (broken, 1)):
+        command = [str(otelcol), "validate", "--config", str(path)]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert found.returncode == status, found.stderr
+
+
+@dataclass
+class Tiers:
+    """Two hosts of agents with a collector each, and two receivers."""
+
+    folder: Path
+    agents: list[Host]
+    receivers: list[Program]
+    collectors: list[Program]
+    running: list[Program] = field(default_factory=list)
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where the collectors listen, over HTTP."""
+        return [f"http://{each.environment['OTEL_ROLLOUT_OTLP_HTTP']}" for each in self.collectors]
+
+    def play(self, groups: int, processes: int = 2) -> list[Path]:
+        """Start agents on both hosts: each has some samples of each group. Their truth."""
+        stride = len(self.agents) * processes
+        truths = []
+        for number in range(stride):
+            host = number % len(self.agents)
+            truth = self.folder / f"truth-{number}.jsonl"
+            arguments = [str(truth), "0", str(groups), str(SIZE), str(number), str(stride)]
+            program = Program(
+                self.agents[host],
+                [sys.executable, "-m", "tests.backends.scale_agents", *arguments],
+                self.folder / f"agents-{number}",
+                "",
+                {
+                    "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoints[host],
+                    "OTEL_BSP_SCHEDULE_DELAY": "200",
+                    "PYTHONPATH": str(REPOSITORY),
+                },
+            )
+            self.running.append(program.start())
+            truths.append(truth)
+        return truths
+
+    def end(self) -> None:
+        """End everything."""
+        for each in (*self.running, *self.collectors, *self.receivers):
+            each.kill()
+
+    def wait(self, seconds: float) -> None:
+        """Until the agents have ended; each says that all of its spans were acknowledged."""
+        for program in self.running:
+            assert program.wait(seconds) == 0, program.log.read_text()[-3000:]
+
+
+@contextmanager
+def tiers(folder: Path, otelcol: Path) -> Iterator[Tiers]:
+    """All of it, started."""
+    with hosts("agents-0", "agents-1", "receiver-0", "receiver-1") as net, ExitStack() as stack:
+        receivers = [
+            Program(
+                host := net[f"receiver-{n}"],
+                [str(binary("otelcol")), "--config", str(COLLECTOR_CONFIG)],
+                folder / f"receiver-{n}",
+                READY,
+                {
+                    "OTEL_ROLLOUT_OTLP_GRPC": host.free_address(),
+                    "OTEL_ROLLOUT_OTLP_HTTP": host.free_address(),
+                    "OTEL_ROLLOUT_HEALTH": host.free_address(),
+                    "OTEL_ROLLOUT_JAEGER": host.free_address(),
+                },
+            )
+            for n in range(2)
+        ]
+        addresses = [each.environment["OTEL_ROLLOUT_OTLP_GRPC"] for each in receivers]
+        collectors = [
+            Program(
+                host := net[f"agents-{n}"],
+                [str(otelcol), "--config", str(DEPLOY / "collector-agent.yaml")],
+                folder / f"collector-{n}",
+                READY,
+                {
+                    "OTEL_ROLLOUT_OTLP_GRPC": host.free_address(),
+                    "OTEL_ROLLOUT_OTLP_HTTP": host.free_address(),
+                    "OTEL_ROLLOUT_HEALTH": host.free_address(),
+                    "OTEL_ROLLOUT_METRICS_PORT": host.free_address().rpartition(":")[2],
+                    "OTEL_ROLLOUT_RECEIVERS": json.dumps(addresses),
+                },
+            )
+            for n in range(2)
+        ]
+        made = Tiers(folder, [net["agents-0"], net["agents-1"]], receivers, collectors)
+        stack.callback(made.end)
+        for each in (*receivers, *collectors):
+            each.start()
+        yield made
+
+
+def truth_of(paths: list[Path]) -> dict[str, Trajectory]:
+    """The trajectories as they were in the agents' processes."""
+    return {t.id: t for path in paths for t in JsonlTrajectoryExporter.read(path)}
+
+
+def arrived(receivers: list[Program]) -> list[dict[str, Trajectory]]:
+    """The trajectories at each receiver."""
+    found = []
+    for each in receivers:
+        path = each.folder / "traces" / "traces.jsonl"
+        spans = read(path, on_error=lambda _: None) if path.exists() else iter(())
+        found.append({t.id: t for t in reconstruct(spans)})
+    return found
+
+
+def judge(truth: dict[str, Trajectory], found: list[dict[str, Trajectory]]) -> list[str]:
+    """What does not hold: each trajectory whole at one receiver, each group at one."""
+    problems = []
+    places: defaultdict[str, set[int]] = defaultdict(set)
+    for id_, live in truth.items():
+        at = [place for place, each in enumerate(found) if id_ in each]
+        if len(at) != 1:
+            problems.append(f"{id_} of {live.group_id} is at {at}")
+        elif found[at[0]][id_] != live:
+            problems.append(f"{id_} is not as it was: {found[at[0]][id_].warnings}")
+        if live.group_id is not None:
+            places[live.group_id].update(at)
+    problems += [f"{group} is at {at}" for group, at in places.items() if len(at) != 1]
+    return problems
+
+
+def settled(made: Tiers, seconds: float) -> list[dict[str, Trajectory]]:
+    """What is at the receivers once nothing waits in the collectors, or no time is left."""
+    deadline = time.monotonic() + seconds
+    while any(map(waiting, made.collectors)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return arrived(made.receivers)
+
+
+def waiting(collector: Program) -> float:
+    """Bytes in the collector's queue, as it counts them."""
+    address = f"127.0.0.1:{collector.environment['OTEL_ROLLOUT_METRICS_PORT']}"
+    script = (
+        f"import urllib.request as u; print(u.urlopen('http://{address}/metrics').read().decode())"
+    )
+    command = collector.host.command(sys.executable, "-c", script)
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    found = re.search(r"^otelcol_exporter_queue_size\{.*\} (\S+)$", shown, re.MULTILINE)
+    assert found is not None, shown
+    return float(found[1])
+
+
+def test_each_group_is_whole_at_one_receiver(otelcol: Path, tmp_path: Path) -> None:
+    """Samples of a group from several processes of two hosts, whose traces have other groups."""
+    with tiers(tmp_path, otelcol) as made:
+        paths = made.play(12)
+        made.wait(120)
+        truth = truth_of(paths)
+        found = settled(made, 60)
+    assert len(truth) == 12 * SIZE * 2  # each has one inside it
+    assert judge(truth, found) == []
+    assert all(len(each) > SIZE for each in found)
+
+
+def test_nothing_is_lost_while_anything_is_killed(otelcol: Path, tmp_path: Path) -> None:
+    """Collectors and receivers by SIGKILL, a link cut, a full disk: everything arrives, once.
+
+    SCALE_ROLLOUTS=200 runs fewer than 2,000 rollouts, SCALE_SEED= in another order.
+    """
+    groups = int(os.environ.get("SCALE_ROLLOUTS", "2000")) // SIZE
+    chance = random.Random(int(os.environ.get("SCALE_SEED", "1")))
+    with tiers(tmp_path, otelcol) as made:
+        with full_disk(made.collectors[0]):
+            paths = made.play(groups)
+            time.sleep(10)
+        done = list[str]()
+        while not all(each.has_ended() for each in made.running):
+            victim = chance.choice([*made.collectors, *made.receivers])
+            how = chance.choice(("restart", "restart", "away", "cut"))
+            if how == "restart":
+                victim.restart()
+            elif how == "away":
+                victim.kill()
+                time.sleep(chance.uniform(1, 10))
+                victim.start()
+            elif victim.host.namespace:
+                with victim.host.cut_off():
+                    time.sleep(chance.uniform(1, 60))
+            done.append(f"{victim.folder.name}: {how}")
+            time.sleep(chance.uniform(0.5, 3))
+        made.wait(1)
+        truth = truth_of(paths)
+        found = settled(made, 120)
+    print(len(truth), "trajectories", done)
+    assert len(truth) == groups * SIZE * 2
+    assert judge(truth, found) == []
+
+
+@contextmanager
+def full_disk(collector: Program) -> Iterator[None]:
+    """The queue of a collector is on a disk of 4 MiB meanwhile, where disks can be mounted."""
+    queue = collector.folder / "queue"
+    collector.stop()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(queue)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        collector.start()
+        yield
+        return
+    collector.start()
+    yield
+    collector.stop()
+    moved = collector.folder / "moved"
+    shutil.copytree(queue, moved)
+    subprocess.run(["umount", str(queue)], check=True)
+    shutil.copytree(moved, queue, dirs_exist_ok=True)
+    collector.start()
