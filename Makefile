@@ -17,7 +17,7 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 
-.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-phoenix backends scale-backends page check-page check format docs bench instructions check-instructions pins clean
+.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-ray test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-phoenix backends scale-backends page check-page check format docs bench instructions check-instructions pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -67,8 +67,11 @@ test-trainers: .venv-trainers/.ready  ## exporters/, each against its real train
 	.venv-trainers/bin/mypy --cache-dir .venv-trainers/mypy exporters/*/tests
 	# A process each: ART changes transformers for all that runs in its process, verl other things.
 	set -e; for tests in $(or $(TESTS),$(EXPORTERS:/pyproject.toml=)); do \
-		$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore $$tests; \
+		$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore -m "not ray" $$tests; \
 	done
+
+test-ray: .venv-trainers/.ready  ## exporters/ on a real Ray of this machine; minutes; not in .ci/run
+	$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore -m ray $(or $(TESTS),$(EXPORTERS:/pyproject.toml=))
 
 test-newest: $(READY)  ## clients, frameworks and exporters with the newest releases, on Python 3.12 and 3.13; writes docs/compatibility.json
 	$(BIN)/python tools/newest.py $(NEWEST)

@@ -24,7 +24,6 @@ from otel_rollout.export.tables import (
     FLOAT,
     INT,
     JSON,
-    NUMBERS,
     TEXT,
     TEXTS,
     ColumnKind,
@@ -57,8 +56,7 @@ class _Archive(TabularList, list[dict[str, Any]]):
         "seconds": FLOAT,
         **dict.fromkeys(("status", "termination_reason", "error"), TEXT),
         "reward": FLOAT,
-        **dict.fromkeys(("rewards", "metrics"), NUMBERS),
-        "metadata": JSON,
+        **dict.fromkeys(("rewards", "metrics", "metadata"), JSON),  # `datasets` reads no maps
         **dict.fromkeys(("messages", "tools"), TEXTS),
         "histories": INT,
         "input_ids": ColumnKind(lambda pa: pa.list_(pa.list_(pa.int32()))),
