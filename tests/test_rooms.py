@@ -483,7 +483,7 @@ LINES = {
     "": 1_864,
     "command": 2_859,
     "evidence": 603,
-    "export": 3_490,
+    "export": 3_488,
     "gateway": 3_490,
     "look": 2_260,
     "otlp": 2_032,
