@@ -44,7 +44,7 @@ from overhead import one_rollout, server  # type: ignore[import-not-found]
 
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, JsonlTrajectoryExporter, rollout
-from otel_rollout.look import otlp_exporters
+from otel_rollout.look import train_exporter
 from otel_rollout.otlp import JsonLinesSpanExporter
 
 VARIANTS = ("bare", "capture", "spans", "otlp", "trajectories", "default, both")
@@ -81,7 +81,7 @@ def configured(variant: str, folder: str) -> type[rollout | nullcontext[Any]]:
         ],
         span_exporters=[
             *([JsonLinesSpanExporter(f"{folder}/spans.jsonl")] if variant == "spans" else ()),
-            *(otlp_exporters() if variant == "otlp" else ()),
+            *([exporter] if variant == "otlp" and (exporter := train_exporter(None)) else ()),
         ],
         tracer_provider=None if is_default else TracerProvider(),
         instrumentor="openai" if is_default else None,

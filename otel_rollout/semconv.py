@@ -224,10 +224,6 @@ HAS_EXCHANGE: Final = "rollout.has_exchange"
 """True on the span of a model call if an exchange span below it has that call, whole: it is for
 eyes, and rebuilding does not read it."""
 
-# Any span.
-CUT_ATTRIBUTES: Final = "rollout.cut_attributes"
-"""Texts that were cut, since the receiver takes no span as large: for each a note with lengths."""
-
 # Tool span.
 TOOL_INFERRED: Final = "rollout.tool.inferred"
 """True on the span of a tool that was drawn from the calls around it: its times are theirs."""

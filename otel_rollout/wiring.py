@@ -5,15 +5,16 @@ from __future__ import annotations
 import atexit
 import inspect
 import logging
+import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from opentelemetry import trace
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
@@ -25,13 +26,13 @@ from otel_rollout import look
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
-from otel_rollout.look import SpanQueue, otlp_exporters, otlp_metric_exporters
+from otel_rollout.lanes import Lanes, otlp_lanes
+from otel_rollout.look import otlp_metric_exporters
 from otel_rollout.providers import (
     cutting_limits,
     forget_global,
     forget_global_metrics,
     meter_provider,
-    remove_processor,
     span_provider,
 )
 from otel_rollout.record import (
@@ -46,16 +47,12 @@ from otel_rollout.record import (
     check_exporter,
     content_rule,
     continue_environment,
-    in_time,
     leave_environment,
     process_state,
     switch_off,
 )
 from otel_rollout.terminal import did_you_mean
 from otel_rollout.trajectory import Rule
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics import MeterProvider
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -67,8 +64,6 @@ _INSTRUMENTORS = (
     "opentelemetry.instrumentation.genai.openai",
 )
 """Those that are guarded also where the user has put them in."""
-_LAST_SECONDS = 5.0
-"""Time that exporters have for their own shutdown, whatever the flush before it took."""
 
 
 class TruncationWarning(UserWarning):
@@ -79,31 +74,27 @@ class TruncationWarning(UserWarning):
 class _Setup:
     """State that `configure` set up, for `shutdown` to undo."""
 
-    provider: TracerProvider
+    lanes: Lanes
     own_provider: bool
     """True if `configure` made the provider."""
-    processor: TrajectorySpanProcessor
-    queues: list[SpanQueue] = field(default_factory=list)
-    """The queues of `span_exporters` and OTLP."""
-    metrics: MeterProvider | None = None
-    """The meter provider that `configure` made. None: it made none."""
     part: ActiveRollout | None = None
     """The rollout that this process continues, from its environment. None: there is none."""
     undo: ExitStack = field(default_factory=ExitStack)
     """Takes out what was put into libraries."""
 
+    @property
+    def provider(self) -> TracerProvider:
+        """The provider that rollouts are recorded on."""
+        return self.lanes.provider
+
     def add(
         self, exporters: Iterable[TrajectoryExporter], span_exporters: Iterable[SpanExporter]
     ) -> None:
         """Export to these too, as far as they are new."""
-        for exporter in exporters:
-            if exporter not in self.processor.exporters:
-                self.processor.exporters.append(exporter)
+        known = self.lanes.processor.exporters
+        known += [exporter for exporter in exporters if exporter not in known]
         for span_exporter in span_exporters:
-            if all(queue.exporter is not span_exporter for queue in self.queues):
-                queue = SpanQueue(span_exporter, process_state.settings.max_bytes)
-                self.queues.append(queue)
-                self.provider.add_span_processor(queue)
+            self.lanes.add(span_exporter, process_state.settings.max_bytes)
 
 
 def _names_checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -144,6 +135,8 @@ def configure(
     side_calls: Iterable[Rule] | None = None,
     announce: bool = True,
     max_bytes: int = MAX_BYTES,
+    train_endpoint: str | None = None,
+    train_folder: str | os.PathLike[str] | None = None,
 ) -> TracerProvider:
     """Record rollouts from now on; call it once, at start-up.
 
@@ -210,6 +203,13 @@ def configure(
         the span `rollout started`, which they export at once. False: they do not.
     max_bytes: limit, in bytes, of the span text that running rollouts may hold in memory; the same
         limit holds for what waits for each exporter.
+    train_endpoint: address of an OTLP receiver (`http://127.0.0.1:4318`) for the spans that
+        rollouts are rebuilt from, sampled or not. Those of model calls go there and to
+        `span_exporters`, and no longer to OTEL_EXPORTER_OTLP_ENDPOINT. None (default): the
+        environment variable OTEL_ROLLOUT_TRAIN_ENDPOINT, else OTEL_EXPORTER_OTLP_ENDPOINT.
+    train_folder: folder that has these spans from before they are sent until they have arrived;
+        those that a process leaves there are sent by the next one. None (default): spans wait in
+        memory.
 
     Calling it again adds the exporters that are new and returns the same provider.
     ConfigurationError for a wrong argument or a provider that is not the SDK's;
@@ -231,6 +231,8 @@ def configure(
         side_calls=as_rules(side_calls),
         announce=announce,
         max_bytes=max_bytes,
+        train_endpoint=train_endpoint,
+        train_folder=train_folder,
     )
     with process_state.configuring:
         before = cast("_Setup | None", process_state.setup)
@@ -253,23 +255,25 @@ def _set_up(
     provider, own = span_provider(tracer_provider, dict(_of_resource(settings)))
     if settings.instrumentor is not None:
         look.check_installed(settings.instrumentor)
-    to_look = [*span_exporters, *(otlp_exporters() if own else ())]
+    over_otlp = otlp_lanes(settings, has_look=own)
     for sentence in cutting_limits(provider):
         warnings.warn(sentence, TruncationWarning, stacklevel=4)
-    setup = _Setup(provider, own, TrajectorySpanProcessor(max_bytes=settings.max_bytes))
+    lanes = Lanes(provider, TrajectorySpanProcessor(max_bytes=settings.max_bytes))
+    setup = _Setup(lanes, own)
     capture.instrument(settings.content)
     setup.undo.callback(capture.uninstrument)
     process_state.use(settings)
     process_state.observers = Observers([look.Measurements(), *_for_people(settings)])
     process_state.gateway_here = _gateway_here
     setup.undo.callback(_close_gateways)
-    provider.add_span_processor(setup.processor)
-    setup.add(exporters, to_look)
+    provider.add_span_processor(lanes.processor)
+    setup.add(exporters, span_exporters)
+    lanes.use(over_otlp)
     _instrument(setup, settings)
     process_state.provider = provider
     if own:
         trace.set_tracer_provider(provider)
-        setup.metrics = meter_provider(otlp_metric_exporters(), provider.resource)
+        lanes.metrics = meter_provider(otlp_metric_exporters(), provider.resource)
     setup.part = continue_environment()
     if setup.part is not None:
         # The provider's own exit handler was registered before, so it runs after this one.
@@ -340,7 +344,8 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         if setup.part is not None:
             leave_environment(setup.part)
         setup.undo.close()
-        flushed = _flush_and_end(setup, time.monotonic() + timeout_millis / 1000)
+        deadline = time.monotonic() + timeout_millis / 1000
+        flushed = setup.lanes.flush_and_end(deadline, own_provider=setup.own_provider)
         kept = process_state.content  # else what still runs might be exported whole
         runs = any(getattr(each, "running", False) for each in process_state.rollouts.values())
         process_state.use(Settings(content=kept) if runs else Settings())
@@ -348,49 +353,9 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
         process_state.said_without_calls = False
         if setup.own_provider:
             forget_global(setup.provider)
-        if setup.metrics is not None:
-            forget_global_metrics(setup.metrics)
-        return flushed and not _log_lost(setup)
-
-
-def _flush_and_end(setup: _Setup, deadline: float) -> bool:
-    """Flush the provider, and end our processors; False if that was not done by the deadline."""
-
-    def left() -> int:
-        return max(0, int((deadline - time.monotonic()) * 1000))
-
-    provider = setup.provider
-    # All at once: a trajectory exporter that hangs must not take the time of the spans.
-    flushed: tuple[TracerProvider | SpanQueue, ...] = (provider, *setup.queues)
-    late = in_time([(each, partial(each.force_flush, left())) for each in flushed], left() / 1000)
-    in_its_time = setup.processor.end(left())
-    ends: list[tuple[object, Callable[[], object]]] = [
-        (queue, partial(queue.end, left())) for queue in setup.queues
-    ]
-    if setup.metrics is not None:
-        ends.append((setup.metrics, partial(setup.metrics.shutdown, left())))
-    # Each queue keeps to its own time, and says what is lost when that is over.
-    late += in_time(ends, left() / 1000 + 2 * _LAST_SECONDS)
-    if setup.own_provider:
-        late += in_time([(provider, provider.shutdown)], left() / 1000 + _LAST_SECONDS)
-    else:
-        for processor in (setup.processor, *setup.queues):
-            remove_processor(provider, processor)
-    return in_its_time and not late
-
-
-def _log_lost(setup: _Setup) -> bool:
-    """True if trajectories or spans did not arrive; the queues of spans have said how many."""
-    ended = process_state.ended_exporters
-    lost = [
-        queue
-        for queue in setup.queues
-        if queue.lost and not (queue.exporter in ended and queue.has_exported_none)
-    ]
-    ended.update(queue.exporter for queue in setup.queues)
-    if setup.processor.dropped:
-        logger.error("%d trajectories did not reach their exporters", setup.processor.dropped)
-    return setup.processor.dropped > 0 or bool(lost)
+        if setup.lanes.metrics is not None:
+            forget_global_metrics(setup.lanes.metrics)
+        return flushed and not setup.lanes.log_lost()
 
 
 def _checked(

@@ -23,7 +23,7 @@ LAYERS = {
     5: ("export", "otlp", "providers"),
     6: ("evidence", "record"),
     7: ("look", "testing"),
-    8: ("gateway", "view", "workflows"),
+    8: ("gateway", "lanes", "view", "workflows"),
     9: ("wiring",),
     10: ("command",),
 }
@@ -285,7 +285,6 @@ def test_what_is_allowed_is_not_caught():
 LATER_IMPORTS = {
     "command/cli.py": "a verb loads what it needs, --help nothing",
     "command/arguments.py": "reads the version, for --version alone",
-    "look/environment.py": "the exporters of OTLP, which are optional packages",
     "record/transports/capture.py": "the openai that the program has imported",
     "record/transports/encoding.py": "decoders that are optional packages",
     "export/memory.py": "asyncio, which who waits in a coroutine has loaded",
@@ -298,6 +297,7 @@ LATER_IMPORTS = {
     "providers.py": "the SDK's metrics, where they are asked for",
     "view/verbs/view.py": "the server's packages, which --html does not need",
     "otlp/encoding.py": "protobuf, where spans are sent over it",
+    "otlp/writing.py": "the exporters of OTLP, where they are used",
     "otlp/source.py": "protobuf and an HTTP client, for the sources that need them",
 }
 """Modules that import inside a function, and why."""
@@ -480,16 +480,15 @@ def test_every_public_method_says_what_it_does(name: str):
 
 
 LINES = {
-    "": 1_864,
-    "command": 2_859,
-    "evidence": 603,
+    "": 2_593,
+    "command": 2_869,
     "export": 3_488,
     "gateway": 3_490,
-    "look": 2_260,
-    "otlp": 2_032,
+    "look": 1_934,
+    "otlp": 1_694,
     "rebuild": 2_118,
     "rebuild/dialects": 3_126,
-    "record": 7_853,
+    "record": 8_705,
     "spans": 2_026,
     "testing": 1_214,
     "trajectory": 5_018,

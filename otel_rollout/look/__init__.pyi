@@ -1,12 +1,12 @@
-from otel_rollout.look.environment import otlp_exporters as otlp_exporters
+from otel_rollout.look.environment import otlp_exporter as otlp_exporter
 from otel_rollout.look.environment import otlp_metric_exporters as otlp_metric_exporters
+from otel_rollout.look.environment import train_exporter as train_exporter
 from otel_rollout.look.instrumentors import check_installed as check_installed
 from otel_rollout.look.instrumentors import instrument as instrument
 from otel_rollout.look.llm_spans import LlmSpans as LlmSpans
 from otel_rollout.look.metrics import Measurements as Measurements
 from otel_rollout.look.metrics import Score as Score
 from otel_rollout.look.metrics import rollout_metrics as rollout_metrics
-from otel_rollout.look.span_queue import SpanQueue as SpanQueue
 from otel_rollout.look.sums import Sums as Sums
 from otel_rollout.look.sums import built_summary as built_summary
 from otel_rollout.look.tool_spans import ToolSpans as ToolSpans

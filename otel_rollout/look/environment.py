@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
-from inspect import signature
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_ENDPOINT,
@@ -22,27 +22,62 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
 )
 from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.util.re import parse_env_headers
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.otlp import try_once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
 
-_CODES_VARIABLE = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_RETRYABLE_ERROR_CODES"
-_CODES = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")
-"""The codes after which the exporter sends again, less RESOURCE_EXHAUSTED: it was too large."""
+TRAIN_ENDPOINT = "OTEL_ROLLOUT_TRAIN_ENDPOINT"
+TRAIN_HEADERS = "OTEL_ROLLOUT_TRAIN_HEADERS"
 
 
-def otlp_exporters() -> list[SpanExporter]:
-    """The OTLP exporter that the OTEL_* variables ask for; [] if none."""
-    own = os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
+def otlp_exporter() -> SpanExporter | None:
+    """The OTLP exporter of spans that the OTEL_* variables ask for; None if they do not."""
     if not _names_otlp(os.environ.get("OTEL_TRACES_EXPORTER", "otlp")):
-        return []
+        return None
+    own = os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT)
     if not (own or os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT)):
-        return []
+        return None
+    made: Callable[[], SpanExporter] = _span_exporter()
+    return made()
+
+
+def train_exporter(endpoint: str | None) -> SpanExporter | None:
+    """An OTLP exporter of its own for the spans that rollouts are rebuilt from.
+
+    It sends each request once: whoever calls it sends again.
+
+    endpoint: the address of a receiver. None: the one of the environment.
+    None is returned if there is neither.
+    """
+    if endpoint is None:
+        exporter = otlp_exporter()
+    else:
+        made = _span_exporter()
+        is_http = "proto.http" in made.__module__
+        if is_http and "://" not in endpoint:
+            raise ConfigurationError(
+                f"configure(train_endpoint=...): expected an address such as "
+                f"'http://127.0.0.1:4318', got {endpoint!r}"
+            )
+        if is_http and urlsplit(endpoint).path in ("", "/"):
+            endpoint = endpoint.rstrip("/") + "/v1/traces"
+        headers = parse_env_headers(os.environ.get(TRAIN_HEADERS, ""), liberal=True)
+        exporter = made(endpoint=endpoint, headers=headers or None)
+    if exporter is not None:
+        if hasattr(exporter, "_max_request_size"):
+            exporter._max_request_size = 0  # it would drop what is larger
+        try_once(exporter)
+    return exporter
+
+
+def _span_exporter() -> Callable[..., SpanExporter]:
     module = _module(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, "trace_exporter")
     made: Callable[..., SpanExporter] = module.OTLPSpanExporter
-    return [made(**_retries(made))]
+    return made
 
 
 def otlp_metric_exporters() -> list[MetricExporter]:
@@ -80,14 +115,3 @@ def _module(variable: str, name: str) -> ModuleType:
             f"{OTEL_EXPORTER_OTLP_PROTOCOL}={protocol} needs the package "
             f"opentelemetry-exporter-otlp-proto-grpc: install it, or use http/protobuf"
         ) from None
-
-
-def _retries(made: Callable[..., SpanExporter]) -> dict[str, Any]:
-    """Keeps an OTLP exporter over gRPC from sending again what was too large.
-
-    It would try for ten seconds, with all other spans behind it. Older ones have no such option.
-    """
-    if "retryable_error_codes" not in signature(made).parameters or os.environ.get(_CODES_VARIABLE):
-        return {}
-    codes = import_module("grpc").StatusCode
-    return {"retryable_error_codes": [codes[name] for name in _CODES]}

@@ -180,8 +180,8 @@ class Measurements(Observer):
             lag = max(0, time.time_ns() - trajectory.end_time_ns) / 1e9
             rollout_metrics().lag.record(lag, _of(exporter))
 
-    def dropped(self, exporter: object, count: int) -> None:
-        rollout_metrics().dropped(exporter, count)
+    def dropped(self, exporter: object, count: int, signal: str = "trajectory") -> None:
+        rollout_metrics().dropped(exporter, count, signal)
 
 
 class Score:

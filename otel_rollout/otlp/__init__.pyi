@@ -1,4 +1,7 @@
 from otel_rollout.otlp.clickhouse import read_clickhouse as read_clickhouse
+from otel_rollout.otlp.encoding import EncodedSpan as EncodedSpan
+from otel_rollout.otlp.encoding import encode_spans as encode_spans
+from otel_rollout.otlp.encoding import plain as plain
 from otel_rollout.otlp.jaeger import find_jaeger as find_jaeger
 from otel_rollout.otlp.jaeger import read_jaeger as read_jaeger
 from otel_rollout.otlp.json import read_json as read_json
@@ -11,6 +14,6 @@ from otel_rollout.otlp.rotation import parts_of as parts_of
 from otel_rollout.otlp.rotation import rotated_beside as rotated_beside
 from otel_rollout.otlp.source import read as read
 from otel_rollout.otlp.source import read_json_lines as read_json_lines
-from otel_rollout.otlp.splitting import SplittingSpanExporter as SplittingSpanExporter
-from otel_rollout.otlp.splitting import size_of as size_of
 from otel_rollout.otlp.writing import JsonLinesSpanExporter as JsonLinesSpanExporter
+from otel_rollout.otlp.writing import try_once as try_once
+from otel_rollout.otlp.writing import use_encoder as use_encoder

@@ -11,13 +11,11 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
@@ -39,6 +37,14 @@ _encode = msgspec.json.Encoder().encode
 _camel_case = cache(camel_case)
 
 
+class EncodedSpan(ReadableSpan):
+    """A span as the request that `encode_spans` has made of it alone."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__("", resource=Resource.get_empty())
+        self.data = data
+
+
 def encode_spans(spans: Iterable[ReadableSpan]) -> ExportTraceServiceRequest:
     """The request with these spans, as OpenTelemetry's function of this name makes it.
 
@@ -47,9 +53,18 @@ def encode_spans(spans: Iterable[ReadableSpan]) -> ExportTraceServiceRequest:
     """
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # loaded when needed
 
-    encoding = _Protobuf()
-    rows = [(span, encoding.span(span)) for span in spans]
-    return trace_service_pb2.ExportTraceServiceRequest(resource_spans=encoding.resource_spans(rows))
+    encoding, rows, encoded = _Protobuf(), list[tuple[ReadableSpan, Any]](), list[bytes]()
+    for span in spans:
+        if isinstance(span, EncodedSpan):
+            encoded.append(span.data)
+        else:
+            rows.append((span, encoding.span(span)))
+    request = trace_service_pb2.ExportTraceServiceRequest(
+        resource_spans=encoding.resource_spans(rows)
+    )
+    for data in encoded:
+        request.MergeFromString(data)
+    return request
 
 
 def json_lines(spans: Iterable[ReadableSpan]) -> Iterator[bytes]:
@@ -68,25 +83,6 @@ def json_lines(spans: Iterable[ReadableSpan]) -> Iterator[bytes]:
             encoding, rows, size = _Json(), [], 0
     if rows:
         yield encoding.line(rows)
-
-
-def use_encoder(exporter: SpanExporter) -> None:
-    """Let an OTLP exporter of OpenTelemetry, HTTP or gRPC, use the `encode_spans` of this module.
-
-    Its method that calls theirs is the same with another function of that name; one that does not
-    call it stays as it is.
-    """
-    from opentelemetry.exporter.otlp.proto.common import trace_encoder
-
-    for name in ("export", "_translate_data"):
-        method = getattr(type(exporter), name, None)
-        if not isinstance(method, FunctionType) or "encode_spans" not in method.__code__.co_names:
-            continue
-        names = method.__globals__
-        if names.get("encode_spans") is trace_encoder.encode_spans:
-            own, rest = {**names, "encode_spans": encode_spans}, (name, method.__defaults__)
-            function = FunctionType(method.__code__, own, *rest, method.__closure__)
-            setattr(exporter, name, MethodType(function, exporter))
 
 
 def plain(attributes: Mapping[str, Any]) -> Mapping[str, Any]:

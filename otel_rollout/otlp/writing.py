@@ -1,4 +1,4 @@
-"""A span exporter to a file, for runs without a collector."""
+"""Exporters of spans: one to a file, and those of OpenTelemetry, changed in two respects."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_rollout.lines import append_at_once, append_line, check_folder
-from otel_rollout.otlp.encoding import json_lines
+from otel_rollout.otlp.encoding import encode_spans, json_lines
 
 logger = logging.getLogger("otel_rollout")
 
@@ -31,20 +33,12 @@ class JsonLinesSpanExporter(SpanExporter):
         self.path = Path(path)
         """The file. It is created when the first spans are written."""
         self._lock = threading.Lock()
-        self._failed = False
-        """True if the last spans could not be written."""
         self._appended = Path(os.path.abspath(path))
         """The file, also after the process has gone to another folder."""
         check_folder(path, type(self).__name__)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append the spans. FAILURE, and an entry in the log, if they cannot all be written.
-
-        No spans: nothing is written, and the result is that of the call before.
-        """
-        if not spans:
-            return SpanExportResult.FAILURE if self._failed else SpanExportResult.SUCCESS
-        self._failed = True
+        """Append the spans. FAILURE, and an entry in the log, if they cannot all be written."""
         try:
             lines = b"".join(json_lines(spans))
             with self._lock:
@@ -52,7 +46,6 @@ class JsonLinesSpanExporter(SpanExporter):
         except Exception:  # a span exporter does not raise
             logger.exception("%d spans were not written to %s", len(spans), self.path)
             return SpanExportResult.FAILURE
-        self._failed = False
         return SpanExportResult.SUCCESS
 
     def export_at_once(self, span: ReadableSpan) -> None:
@@ -65,3 +58,52 @@ class JsonLinesSpanExporter(SpanExporter):
 
     def shutdown(self) -> None:
         """Nothing is held."""
+
+
+def use_encoder(exporter: SpanExporter) -> bool:
+    """Let an OTLP exporter of OpenTelemetry, HTTP or gRPC, use our `encode_spans`.
+
+    Its method that calls theirs is the same with another function of that name. False: none calls
+    it, and the exporter stays as it is.
+    """
+    from opentelemetry.exporter.otlp.proto.common import trace_encoder
+
+    changed = [
+        _with_global(exporter, name, "encode_spans", encode_spans)
+        for name in ("export", "_translate_data")
+        if _globals(exporter, name).get("encode_spans") is trace_encoder.encode_spans
+    ]
+    return any(changed)
+
+
+def try_once(exporter: SpanExporter) -> None:
+    """Let an OTLP exporter of OpenTelemetry, HTTP or gRPC, send each request once.
+
+    By itself it tries for ten seconds, and whoever waits for it cannot try anything else.
+    """
+    for owner in (exporter, getattr(exporter, "_client", None)):
+        for name in ("export", "_export"):
+            for retries in ("_MAX_RETRYS", "_MAX_RETRIES"):
+                _with_global(owner, name, retries, 1)
+
+
+def _globals(owner: object, name: str) -> dict[str, Any]:
+    """The global names of a method. {}: there is no such method in Python."""
+    method = getattr(owner, name, None)
+    function = getattr(method, "__func__", None)
+    return function.__globals__ if isinstance(function, FunctionType) else {}
+
+
+def _with_global(owner: object, name: str, global_name: str, value: object) -> bool:
+    """Let a method of this object see another value of a global name. False: it does not use it."""
+    names = _globals(owner, name)
+    if global_name not in names:
+        return False
+    was = getattr(owner, name).__func__
+    if global_name not in was.__code__.co_names:
+        return False
+    rest = name, was.__defaults__, was.__closure__
+    function = FunctionType(was.__code__, {**names, global_name: value}, *rest)
+    function.__kwdefaults__ = was.__kwdefaults__
+    setattr(owner, name, MethodType(function, owner))
+    return True

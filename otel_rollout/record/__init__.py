@@ -70,6 +70,9 @@ from otel_rollout.record.recorder import ExchangeRecorder as ExchangeRecorder
 from otel_rollout.record.rollout_span import close as close
 from otel_rollout.record.rollouts import rollout as rollout
 from otel_rollout.record.running import ActiveRollout as ActiveRollout
+from otel_rollout.record.sending import Outlet as Outlet
+from otel_rollout.record.sending import Sender as Sender
+from otel_rollout.record.sending import is_ours as is_ours
 from otel_rollout.record.settings import MAX_BYTES as MAX_BYTES
 from otel_rollout.record.settings import Settings as Settings
 from otel_rollout.record.side_calls import as_rules as as_rules

@@ -131,8 +131,8 @@ class Observer:
     def exported(self, exporter: object, trajectory: Trajectory) -> None:
         """An exporter has taken a trajectory."""
 
-    def dropped(self, exporter: object, count: int) -> None:
-        """So many trajectories did not reach an exporter."""
+    def dropped(self, exporter: object, count: int, signal: str = "trajectory") -> None:
+        """So many trajectories did not reach an exporter, or spans. signal: which."""
 
 
 class Observers:

@@ -1,4 +1,4 @@
-"""The span of a rollout: it begins with `start_span` and ends with `close`.
+"""The span of a rollout: `start_span` begins it, `started` reports that, `close` ends it.
 
 Ending never raises: a rollout that cannot be recorded still runs.
 """
@@ -6,13 +6,16 @@ Ending never raises: a rollout that cannot be recorded still runs.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import traceback
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.attributes import (
@@ -28,7 +31,7 @@ from otel_rollout.record.deferred import settle
 from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
-from otel_rollout.spans import with_lengths
+from otel_rollout.spans import label, with_lengths
 from otel_rollout.trajectory import Reward
 from otel_rollout.wire import checked_json
 
@@ -50,6 +53,40 @@ def start_span(active: ActiveRollout, context: otel_context.Context) -> otel_con
     trajectory.start_time_ns = getattr(active.span, "start_time", None) or 0
     process_state.observers.notify("rollout_began", active)
     return context
+
+
+def is_start(span: ReadableSpan) -> bool:
+    """True for the span of a rollout, not of a part of one, that has just started."""
+    written = span.attributes or {}
+    return sc.ROLLOUT_SCHEMA_VERSION in written and sc.LENGTHS not in written
+
+
+def started(span: ReadableSpan) -> ReadableSpan:
+    """The span `rollout started` of a rollout whose own span has started; it has ended."""
+    own, written = span.context, span.attributes or {}
+    attributes: dict[str, Any] = {name: written[name] for name in _IDENTITY if name in written}
+    attributes[sc.ROLLOUT_STARTED] = written[sc.ROLLOUT_ID]
+    attributes |= {sc.HOST_NAME: _host(), sc.PROCESS_PID: os.getpid()}
+    span_id = int.from_bytes(os.urandom(8), "big") or 1
+    return ReadableSpan(
+        _STARTED_NAME,
+        context=own and trace.SpanContext(own.trace_id, span_id, False, own.trace_flags),
+        parent=own,
+        resource=span.resource,
+        attributes=attributes,
+        instrumentation_scope=span.instrumentation_scope,
+        start_time=span.start_time,
+        end_time=span.start_time,
+    )
+
+
+_STARTED_NAME = "rollout started"
+_IDENTITY = (
+    *(sc.GEN_AI_AGENT_NAME, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_GROUP_SIZE),
+    *(sc.ROLLOUT_SAMPLE_INDEX, *label(sc.ROLLOUT_POLICY_VERSION, 0)),
+)
+"""Attributes of a rollout's own span that are on the one of its start, too."""
+_host = cache(socket.gethostname)
 
 
 def close(active: ActiveRollout, output: object = None, error: BaseException | None = None) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -21,6 +22,10 @@ WHOLE = Content()
 
 def _is_text(value: object) -> bool:
     return value is None or (isinstance(value, str) and value != "")
+
+
+def _is_path(value: object) -> bool:
+    return _is_text(value) or isinstance(value, os.PathLike)
 
 
 def _is_switch(value: object) -> bool:
@@ -92,6 +97,10 @@ class Settings:
     """The user's own rules for side calls. None: the default ones."""
     announce: bool = _option(True, "True or False", _is_switch, later=True, unasked=True)
     max_bytes: int = _option(MAX_BYTES, "a number from 1 on", _is_count)
+    train_endpoint: str | None = _option(None, "an address that is not empty", _is_text)
+    train_folder: str | os.PathLike[str] | None = _option(  # noqa: RUF009
+        None, "a folder", _is_path
+    )
 
     def __post_init__(self) -> None:
         for option in fields(self):

@@ -35,8 +35,8 @@ from otel_rollout import (
 )
 from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.look import SpanQueue
 from otel_rollout.otlp import JsonLinesSpanExporter, read
+from otel_rollout.record import Sender
 from otel_rollout.spans import SpanRecord
 from tests.kit.disks import limit_files
 
@@ -129,7 +129,8 @@ class Run:
         )
         found = provider._active_span_processor._span_processors
         self.processor = next(p for p in found if isinstance(p, TrajectorySpanProcessor))
-        self.queue = next(q for q in found if isinstance(q, SpanQueue) and q.exporter is spans)
+        senders = (each for each in found if isinstance(each, Sender))
+        self.sender = next(each for each in senders if each.outlet.exporter is spans)
         self.jsonl = jsonl
         self.who, self.ended = "parent", 0
         if self.disk is not None:
@@ -175,8 +176,8 @@ class Run:
         note = {
             "ended": self.ended,
             "dropped": self.processor._delivery_of[id(self.jsonl)].dropped,
-            "spans": self.queue.taken,
-            "lost": self.queue.lost,
+            "spans": self.sender.taken,
+            "lost": self.sender.lost,
         }
         (self.folder / f"{self.who}.json").write_text(json.dumps(note))
 
@@ -242,9 +243,9 @@ class Run:
 def main(folder: str, first: str, count: str) -> None:
     """Fork the programs, some at a time, and print what each of them breaks."""
     any_processor: Any = TrajectorySpanProcessor
-    any_queue: Any = SpanQueue
-    any_processor.shutdown.__defaults__ = any_queue.shutdown.__defaults__ = (TIMEOUT_MILLIS,)
-    for name in ("record.processor", "look.span_queue", "wiring"):
+    any_sender: Any = Sender
+    any_processor.shutdown.__defaults__ = any_sender.shutdown.__defaults__ = (TIMEOUT_MILLIS,)
+    for name in ("record.processor", "record.sending.sender", "lanes"):
         module: Any = importlib.import_module(f"otel_rollout.{name}")
         module._LAST_SECONDS = 0.5
     running: dict[int, Run] = {}

@@ -1,8 +1,9 @@
-"""Receivers of OTLP over real HTTP and gRPC that have limits, are away, or hang."""
+"""Receivers of OTLP over real HTTP and gRPC that have limits, refuse, are away, or hang."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
@@ -16,12 +17,19 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from otel_rollout.otlp import read_protobuf
 from otel_rollout.spans import SpanRecord
 
+TOO_LARGE, BUSY, AWAY, FULL = 413, 429, 503, 507
+"""Refusals, by HTTP status; over gRPC RESOURCE_EXHAUSTED twice, and UNAVAILABLE."""
+UNANSWERED = -1
+"""The request is taken, and the connection closed without an answer."""
+
 
 class Receiver:
     """What both have: the requests that came, and what they took."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.refuse: Callable[[int], int] = lambda size: TOO_LARGE if size > self.max_bytes else 0
+        """Gives the answer to a request of so many bytes. 0: it is taken."""
         self.go = threading.Event()
         """Not set: requests are not answered."""
         self.go.set()
@@ -32,24 +40,24 @@ class Receiver:
         self.spans: list[SpanRecord] = []
         self._lock = threading.Lock()
 
-    def take(self, body: bytes) -> bool:
-        """Take a request; False if it is too large."""
+    def take(self, body: bytes) -> int:
+        """Take a request, or refuse it; its answer."""
         self.go.wait(60)
         with self._lock:
-            if len(body) > self.max_bytes:
+            answer = self.refuse(len(body))
+            if answer > 0:
                 self.refused.append(len(body))
-                return False
-            if body:
+            elif body:
                 self.sizes.append(len(body))
                 self.spans += read_protobuf(body)
-            return True
+            return answer
 
     def names(self) -> list[str]:
         return sorted(span.name for span in self.spans)
 
 
 class HttpReceiver(Receiver):
-    """OTLP/HTTP on a port of this host; 413 for what is too large."""
+    """OTLP/HTTP on a port of this host."""
 
     def __init__(self, max_bytes: int = 20 << 20, port: int = 0) -> None:
         super().__init__(max_bytes)
@@ -58,7 +66,11 @@ class HttpReceiver(Receiver):
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                self.send_response(200 if receiver.take(body) else 413)
+                answer = receiver.take(body)
+                if answer == UNANSWERED:
+                    self.close_connection = True
+                    return
+                self.send_response(answer or 200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
@@ -105,8 +117,11 @@ class GrpcReceiver(Receiver):
         self._response = received.ExportTraceServiceResponse
         self.url = f"http://127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
 
-    def _export(self, body: bytes, _: object) -> Any:
-        self.take(body)
+    def _export(self, body: bytes, context: Any) -> Any:
+        if answer := self.take(body):
+            codes = import_module("grpc").StatusCode
+            exhausted = answer in (TOO_LARGE, BUSY)
+            context.abort(codes.RESOURCE_EXHAUSTED if exhausted else codes.UNAVAILABLE, "no")
         return self._response()
 
     def __enter__(self) -> GrpcReceiver:

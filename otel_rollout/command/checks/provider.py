@@ -14,9 +14,14 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
 
 from otel_rollout.command.checks.finding import Finding
-from otel_rollout.otlp import SplittingSpanExporter
 from otel_rollout.providers import cutting_limits
-from otel_rollout.record import TrajectorySpanProcessor, process_state, switched_off
+from otel_rollout.record import (
+    Outlet,
+    Sender,
+    TrajectorySpanProcessor,
+    process_state,
+    switched_off,
+)
 
 T = TypeVar("T")
 _SMALL_QUEUE = 16_384
@@ -119,13 +124,13 @@ def sampler(provider: TracerProvider) -> Iterator[Finding]:
     else:
         yield Finding.warning(
             "sampler",
-            f"{description}: what it drops is in trajectories of this process, but not in traces, "
-            f"so it cannot be rebuilt later. Sample in the collector, after the file",
+            f"{description}: what it drops is not in traces for people. Rollouts are recorded and "
+            f"sent all the same",
         )
 
 
 def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
-    """The exporters of spans for people, and whether they keep up and can be reached."""
+    """The exporters of spans, and whether they keep up and can be reached."""
     found = [
         (processor, exporter)
         for processor in flat(provider._active_span_processor)
@@ -137,15 +142,35 @@ def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
             "there are none: no trace to look at, and nothing to rebuild from later. Set "
             "OTEL_EXPORTER_OTLP_ENDPOINT, or pass configure(span_exporters=[...])",
         )
+    seen = set[object]()
     for processor, exporter in found:
-        inner = exporter.exporter if isinstance(exporter, SplittingSpanExporter) else exporter
+        inner = exporter.exporter if isinstance(exporter, Outlet) else exporter
         name, address = type(inner).__name__, getattr(inner, "_endpoint", None)
         if not isinstance(address, str):
             address = None
-        yield Finding.ok("span exporter", name if address is None else f"{name} {address}")
+        if isinstance(processor, Sender):
+            yield Finding.ok("train lane", f"spans of rollouts go to {_at(name, address)}")
+        elif inner not in seen:
+            yield Finding.ok("span exporter", _at(name, address))
         yield from _queue(processor, name, is_network=address is not None)
-        if address is not None:
-            yield from _network(exporter, name, address)
+        if address is not None and not isinstance(exporter, Outlet):
+            yield Finding.warning(
+                "size of batches",
+                f"{name} sends a batch whatever its size, and receivers refuse it above 4 MiB "
+                f"(gRPC) or 20 MiB (HTTP) with all that is in it. Pass it as "
+                f"configure(span_exporters=[...])",
+            )
+        if address is not None and address not in seen and (error := _unreachable(address)):
+            yield Finding.warning(
+                "span exporter",
+                f"{address} cannot be reached ({error}): no span arrives. Start the collector, or "
+                f"correct the address",
+            )
+        seen |= {inner, address}
+
+
+def _at(name: str, address: str | None) -> str:
+    return name if address is None else f"{name} {address}"
 
 
 def _queue(processor: SpanProcessor, name: str, *, is_network: bool) -> Iterator[Finding]:
@@ -154,11 +179,11 @@ def _queue(processor: SpanProcessor, name: str, *, is_network: bool) -> Iterator
         yield Finding.warning(
             "span queue",
             f"the queue to {name} holds {size} spans, and a rollout of 1,000 calls ends more than "
-            f"2,000: what finds it full is dropped from traces (not from trajectories). Raise "
+            f"2,000: what finds it full is dropped. Raise "
             f"max_queue_size or OTEL_BSP_MAX_QUEUE_SIZE to {_SMALL_QUEUE} or more, or pass the "
             f"exporter as configure(span_exporters=[...])",
         )
-    if size is None and is_network:
+    if size is None and is_network and not isinstance(processor, Sender):
         yield Finding.warning(
             "span exporter",
             f"{name} is on a {type(processor).__name__}: each span that ends waits for the "
@@ -166,24 +191,9 @@ def _queue(processor: SpanProcessor, name: str, *, is_network: bool) -> Iterator
         )
 
 
-def _network(exporter: SpanExporter, name: str, address: str) -> Iterator[Finding]:
-    if not isinstance(exporter, SplittingSpanExporter):
-        yield Finding.warning(
-            "size of batches",
-            f"{name} sends a batch whatever its size, and receivers refuse it above 4 MiB "
-            f"(gRPC) or 20 MiB (HTTP) with all that is in it. Wrap it: "
-            f"otel_rollout.otlp.SplittingSpanExporter",
-        )
-    if error := _unreachable(address):
-        yield Finding.warning(
-            "span exporter",
-            f"{address} cannot be reached ({error}): spans will be dropped. Start the "
-            f"collector, or correct OTEL_EXPORTER_OTLP_ENDPOINT",
-        )
-
-
 def _exporter(processor: SpanProcessor) -> SpanExporter | None:
-    return _attribute(processor, ("span_exporter", "_exporter"), SpanExporter)
+    names = ("outlet", "span_exporter", "_exporter")
+    return _attribute(processor, names, SpanExporter)
 
 
 def _queue_size(processor: SpanProcessor) -> int | None:

@@ -57,6 +57,7 @@ def record_reward(
     weight: float | None = None,
     label: str | None = None,
     trajectory: Trajectory | str | None = None,
+    group_id: str | None = None,
 ) -> Reward:
     """Record a reward of a trajectory, or of one completion of it.
 
@@ -71,6 +72,8 @@ def record_reward(
     trajectory: a trajectory, or its id: a judge's process need not have the trajectory. Its
         rollout may have ended, here or in another process: then the reward is a span of its own,
         from which `reconstruct` knows it. None (default): the current trajectory.
+    group_id: the group of a trajectory that is given by its id: a load balancer that gives each
+        receiver whole groups needs it. None (default): not known.
 
     ValueError if `value` is not a finite number, NoActiveRolloutError if there is no trajectory,
     UnknownCompletionError for a completion that it does not have.
@@ -85,7 +88,8 @@ def record_reward(
         label=label,
     )
     if isinstance(trajectory, str):
-        record_late_reward(rollout_tracer(), trajectory, None, reward.key, reward)
+        about = {} if group_id is None else {sc.ROLLOUT_GROUP_ID: group_id}
+        record_late_reward(rollout_tracer(), trajectory, None, reward.key, reward, about=about)
         return reward
     trajectory = get_current_trajectory() if trajectory is None else trajectory
     trajectory.add_reward(reward)

@@ -1,0 +1,164 @@
+"""What waits for an exporter: whatever it takes and refuses, each span arrives once it is taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_rollout.record.sending.backlog import Backlog, Waiting
+from otel_rollout.record.sending.requests import REQUEST_BYTES, REQUEST_SPANS
+
+
+def backlog_of(*sizes: int) -> Backlog:
+    backlog = Backlog()
+    for number, size in enumerate(sizes, 1):
+        backlog.put(Waiting(number, f"{number}", size, None), 0.0)
+    return backlog
+
+
+class Clock:
+    """Times without waiting."""
+
+    now = 0.0
+
+    def next_request(self, backlog: Backlog) -> list[int]:
+        """The numbers of the next request, which is left as it is taken, at its time."""
+        self.batch = self.take(backlog)
+        return [item.number for item in self.batch]
+
+    def take(self, backlog: Backlog) -> list[Waiting]:
+        time = backlog.time_of_next()
+        assert time < math.inf
+        self.now = max(self.now, time)
+        return backlog.take(self.now)
+
+
+def play(
+    backlog: Backlog, takes: Callable[[list[int], int], bool], most: int
+) -> tuple[list[int], list[int], float]:
+    """Sizes of the requests that arrived, and that failed, and the time that it took.
+
+    takes: a function of the numbers and the size of a request.
+    """
+    clock, arrived, failed = Clock(), list[int](), list[int]()
+    while len(backlog) and len(arrived) + len(failed) < most:
+        batch = clock.take(backlog)
+        size = sum(item.size for item in batch)
+        if takes([item.number for item in batch], size):
+            backlog.arrived(batch)
+            arrived.append(size)
+        else:
+            backlog.failed(batch, clock.now)
+            failed.append(size)
+    return arrived, failed, clock.now
+
+
+def test_a_request_is_below_the_limit_of_grpc():
+    """By bytes and by number; a larger span goes alone."""
+    clock, backlog = Clock(), backlog_of(*[1 << 20] * 4, 5 << 20, *[1] * 600)
+    assert clock.next_request(backlog) == [1, 2, 3]
+    assert clock.next_request(backlog) == [4]
+    assert clock.next_request(backlog) == [5]
+    assert clock.next_request(backlog) == list(range(6, 6 + REQUEST_SPANS))
+
+
+def test_a_receiver_that_takes_less_refuses_few_requests():
+    """After the first ones the size stays below what it refused, and is tried again at times."""
+    backlog = backlog_of(*[30_000] * 2000)
+    arrived, failed, seconds = play(backlog, lambda _, size: size <= 1_000_000, 1000)
+    assert sum(arrived) == 60_000_000
+    assert len(failed) <= 2 + len(arrived) // 16
+    assert seconds < 1
+
+
+def test_what_is_refused_keeps_nothing_else_waiting():
+    """Spans that are too large do not stop the small ones behind them, and arrive later."""
+    backlog = backlog_of(*[100_000] * 20, *[100] * 300)
+    limit = 50_000
+    small = set(range(21, 321))
+    arrived = set[int]()
+
+    def takes(numbers: list[int], size: int) -> bool:
+        if size <= limit:
+            arrived.update(numbers)
+        return size <= limit
+
+    clock = Clock()
+    while not small <= arrived:
+        batch = clock.take(backlog)
+        if takes([item.number for item in batch], sum(item.size for item in batch)):
+            backlog.arrived(batch)
+        else:
+            backlog.failed(batch, clock.now)
+    assert clock.now < 10
+    limit = REQUEST_BYTES
+    play(backlog, takes, 200)
+    assert len(backlog) == 0
+
+
+def test_a_receiver_that_is_away_is_asked_with_one_span_and_longer_pauses():
+    """Requests get small, and further apart, up to ten seconds; then all goes fast."""
+    backlog = backlog_of(*[1000] * 5000)
+    _, failed, seconds = play(backlog, lambda *_: False, 100)
+    assert failed[-80:] == [1000] * 80
+    assert 10 * 70 < seconds < 10 * 100
+    asked = backlog.time_of_next()
+    arrived, failed, end = play(backlog, lambda *_: True, 10_000)
+    assert sum(arrived) == 5_000_000
+    assert len(arrived) < 150
+    assert end == asked
+
+
+def test_who_waits_has_short_pauses():
+    """`hurry` tries at once, and at least every second then."""
+    backlog = backlog_of(1000, 1000)
+    _, _, before = play(backlog, lambda *_: False, 50)
+    backlog.hurry()
+    assert backlog.time_of_next() == -math.inf
+    backlog.failed(backlog.take(before), before)
+    play(backlog, lambda *_: False, 10)
+    assert backlog.pause == 1.0
+
+
+def test_one_that_fails_alone_is_set_aside_once():
+    """It is reported when others have arrived in between; it waits longer from try to try."""
+    backlog, clock = backlog_of(5000, 10, 10), Clock()
+    aside = list[Waiting]()
+    for _ in range(12):
+        if not (batch := clock.take(backlog)):
+            break
+        if batch[0].size == 5000:
+            found = backlog.failed(batch, clock.now)
+            aside += [] if found is None else [found]
+        else:
+            backlog.arrived(batch)
+    assert [item.number for item in aside] == [1]
+    assert backlog.pause == 0
+    assert aside[0].pause > 1
+
+
+@given(
+    st.lists(st.integers(1, 4 << 20), min_size=1, max_size=40),
+    st.lists(st.sampled_from([True, False, 1000, 1 << 20]), max_size=60),
+)
+def test_whatever_it_answers_each_span_arrives_in_the_end(
+    sizes: list[int], answers: list[bool | int]
+):
+    """Answers are yes, no, or a limit; none is lost or taken twice, and the time always comes."""
+    backlog, arrived, left = backlog_of(*sizes), list[int](), iter(answers)
+
+    def takes(numbers: list[int], size: int) -> bool:
+        answer = next(left, True)
+        taken = answer if isinstance(answer, bool) else size <= answer
+        if taken:
+            arrived.extend(numbers)
+        return taken
+
+    play(backlog, takes, 1000)
+    assert sorted(arrived) == list(range(1, len(sizes) + 1))
+    assert len(backlog) == 0
+    assert backlog.has_arrived(len(sizes))
+    assert backlog.time_of_next() == math.inf

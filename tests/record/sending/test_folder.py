@@ -1,0 +1,159 @@
+"""Spans that wait on the disk: those of a process that is killed, or that ends too early."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import otel_rollout
+from otel_rollout import reconstruct, rollout
+from tests.kit.disks import full_disk
+from tests.kit.receivers import AWAY, HttpReceiver
+
+PROGRAM = """
+import sys, time, otel_rollout
+from otel_rollout import rollout
+otel_rollout.configure("x", train_endpoint=sys.argv[1], train_folder=sys.argv[2],
+    instrumentor=None, max_bytes=int(sys.argv[3]))
+for number in range(20):
+    with rollout(f"{number}", group_id="g") as trajectory:
+        trajectory.metadata["text"] = "x" * 1000
+"""
+FORKS = """
+import os
+if os.fork() == 0:
+    with rollout("child", group_id="g"):
+        pass
+    otel_rollout.shutdown(200)
+    os._exit(0)
+os.wait()
+with rollout("parent", group_id="g"):
+    pass
+otel_rollout.shutdown(200)
+"""
+
+
+KILLED = """
+import os, signal
+time.sleep(0.5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+NUMBERS = {str(number) for number in range(20)}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Senders send soon."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+
+
+def run(receiver: HttpReceiver, folder: Path, more: str, max_bytes: int = 1 << 20) -> int:
+    """Run the program; its exit status. The receiver takes nothing meanwhile."""
+    receiver.refuse = lambda _: AWAY
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM + more]
+    done = subprocess.run([*command, receiver.url, str(folder), f"{max_bytes}"], timeout=60)
+    assert receiver.spans == []
+    receiver.refuse = lambda _: 0
+    return done.returncode
+
+
+def configure(receiver: HttpReceiver, folder: Path) -> None:
+    otel_rollout.configure("x", train_endpoint=receiver.url, train_folder=folder, instrumentor=None)
+
+
+def send_what_is_there(receiver: HttpReceiver, folder: Path) -> set[str | None]:
+    """The names of the rollouts that a process sends that does nothing else."""
+    configure(receiver, folder)
+    deadline = time.monotonic() + 20
+    while not receiver.spans and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert otel_rollout.shutdown()
+    return {each.name for each in reconstruct(receiver.spans)}
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_continued(tmp_path: Path):
+    """What it had on the disk the next process sends, also what found no room in memory."""
+    with HttpReceiver() as receiver:
+        assert run(receiver, tmp_path, KILLED, max_bytes=6000) == -signal.SIGKILL
+        assert send_what_is_there(receiver, tmp_path) == NUMBERS
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_keeps_its_own(tmp_path: Path):
+    """Each has a journal; both leave there what `shutdown` could not send."""
+    with HttpReceiver() as receiver:
+        assert run(receiver, tmp_path, FORKS) == 0
+        assert len([*tmp_path.rglob("*.segment")]) == 2
+        assert send_what_is_there(receiver, tmp_path) == NUMBERS | {"child", "parent"}
+        names = [span.name for span in receiver.spans]
+    assert len(names) == len({span.span_id for span in receiver.spans}) == 44
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_shutdown_could_not_send_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It is False, the log names the folder, and the next set-up of this process sends it."""
+    with HttpReceiver() as receiver:
+        receiver.refuse = lambda _: AWAY
+        configure(receiver, tmp_path)
+        with rollout("x") as live:
+            pass
+        assert not otel_rollout.shutdown(300)
+        said = caplog.records[-1].getMessage()
+        assert said.startswith("2 of 2 spans did not reach OTLPSpanExporter; 2 of them are in ")
+        assert str(tmp_path) in said
+        receiver.refuse = lambda _: 0
+        assert send_what_is_there(receiver, tmp_path) == {"x"}
+    assert reconstruct(receiver.spans) == [live]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_arrived_is_not_kept(tmp_path: Path):
+    """While the process runs, too: a segment is deleted when all in it has arrived."""
+    with HttpReceiver() as receiver:
+        configure(receiver, tmp_path)
+        with rollout("x"):
+            assert [*tmp_path.glob("*/lock")]
+        assert otel_rollout.shutdown()
+        assert len(receiver.spans) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_record_costs_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """The others are sent, and the log names the place."""
+    with HttpReceiver() as receiver:
+        receiver.refuse = lambda _: AWAY
+        configure(receiver, tmp_path)
+        for number in range(3):
+            with rollout(f"{number}"):
+                pass
+        assert not otel_rollout.shutdown(300)
+        (segment,) = tmp_path.rglob("*.segment")
+        data = segment.read_bytes()
+        segment.write_bytes(data.replace(b"invoke_agent 1", b"invoke_agent 7"))
+        receiver.refuse = lambda _: 0
+        assert "1" not in send_what_is_there(receiver, tmp_path)
+    assert "spans are lost" in caplog.text
+    names = [span.name for span in receiver.spans]
+    assert sorted(names) == ["invoke_agent 0", "invoke_agent 2", *["rollout started"] * 3]
+
+
+def test_a_folder_that_is_full_lets_spans_wait_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """They arrive all the same, and the log says so."""
+    with HttpReceiver() as receiver, full_disk(50):
+        configure(receiver, tmp_path)
+        with rollout("x"):
+            pass
+        assert otel_rollout.shutdown()
+    assert len(receiver.spans) == 2
+    assert "spans wait in memory, not in " in caplog.text
