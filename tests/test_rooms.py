@@ -485,7 +485,7 @@ LINES = {
     "export": 3_488,
     "gateway": 3_490,
     "look": 1_934,
-    "otlp": 1_694,
+    "otlp": 1_700,
     "rebuild": 2_118,
     "rebuild/dialects": 3_126,
     "record": 8_705,

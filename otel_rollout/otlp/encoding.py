@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
+from otel_rollout import semconv as sc
 from otel_rollout.otlp.json import camel_case
 from otel_rollout.wire import dumps
 
@@ -118,16 +119,21 @@ class _Protobuf:
         return value
 
     def resource_spans(self, rows: Iterable[tuple[ReadableSpan, Any]]) -> list[Any]:
-        """`ResourceSpans` of spans, each with what it was encoded to."""
-        groups: dict[int, tuple[Resource, dict[InstrumentationScope | None, list[Any]]]] = {}
+        """`ResourceSpans` of spans, each with what it was encoded to.
+
+        Spans of several groups of rollouts are not in one `ScopeSpans`: a load balancer that sends
+        by an attribute looks at the first span of each.
+        """
+        groups: dict[int, tuple[Resource, dict[tuple[Any, str], list[Any]]]] = {}
         for span, encoded in rows:
             # By identity: the SDK makes JSON of a resource to hash it.
             _, scopes = groups.setdefault(id(span.resource), (span.resource, {}))
-            scopes.setdefault(span.instrumentation_scope or None, []).append(encoded)
+            group = str((span.attributes or {}).get(sc.ROLLOUT_GROUP_ID))
+            scopes.setdefault((span.instrumentation_scope or None, group), []).append(encoded)
         return [
             self.message(
                 resource=self.message(attributes=self._attributes(resource.attributes)),
-                scope_spans=[self._scope_spans(*each) for each in scopes.items()],
+                scope_spans=[self._scope_spans(scope, each) for (scope, _), each in scopes.items()],
                 schema_url=self.name(resource.schema_url),
             )
             for resource, scopes in groups.values()

@@ -18,6 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 
+from otel_rollout import semconv as sc
 from otel_rollout.otlp import encoding, read_json, read_protobuf, use_encoder, writing
 from otel_rollout.otlp.encoding import PIECE, encode_spans, json_lines
 from tests.kit.receivers import GrpcReceiver, HttpReceiver
@@ -143,6 +144,18 @@ def test_lines_are_short():
     assert [name for line in names for name in line] == [span.name for span in several]
     assert [len(line) for line in names] == [10] * 5 + [1] + [10] * 5
     assert max(len(line) for line in lines if b'"long"' not in line) < PIECE * 1.1
+
+
+def test_spans_of_two_groups_are_apart():
+    """A load balancer looks at the first span of each resource, scope and trace only."""
+    groups, provider = ["g", "h", None, "g"], TracerProvider()
+    several = [
+        ended(f"{number}", provider, **({} if group is None else {sc.ROLLOUT_GROUP_ID: group}))
+        for number, group in enumerate(groups)
+    ]
+    (resource,) = encode_spans(several).resource_spans
+    names = [[span.name for span in scope.spans] for scope in resource.scope_spans]
+    assert names == [["0", "3"], ["1"], ["2"]]
 
 
 def test_a_text_is_copied_once(monkeypatch: pytest.MonkeyPatch):
