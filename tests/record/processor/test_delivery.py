@@ -132,7 +132,7 @@ def test_a_hanging_exporter_is_left_behind(where: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(stuck, where, lambda *_: go.wait(60))
     otel_rollout.configure("x", [stuck, other])
     monkeypatch.setattr("otel_rollout.record.processor._LAST_SECONDS", 0.2)
-    monkeypatch.setattr("otel_rollout.wiring._LAST_SECONDS", 0.2)
+    monkeypatch.setattr("otel_rollout.lanes._LAST_SECONDS", 0.2)
     names = run(5)
     began = time.monotonic()
     assert not otel_rollout.shutdown(2000)
