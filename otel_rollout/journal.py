@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -107,9 +108,40 @@ class Journal:
         """Bytes on the disk."""
         return sum(self._sizes.values())
 
-    def append(self, records: Sequence[bytes]) -> list[Place]:
+    def has_room(self, size: int) -> bool:
+        """True if records of so many bytes are likely to fit, by the limit and by the disk."""
+        with self._lock:
+            self._make_room(size)
+            is_below = self._max_bytes is None or self.size + size + _HEAD <= self._max_bytes
+        return is_below and shutil.disk_usage(self.folder).free > size
+
+    def _make_room(self, size: int) -> None:
+        """End the segment that is appended to, if it is in the way and nothing of it is held."""
+        is_over = self._max_bytes is not None and self.size + size + _HEAD > self._max_bytes
+        if is_over and self._file is not None and not self._held[self._segment]:
+            self._end_segment()
+
+    def sparse(self, held: Iterable[Place]) -> list[Place]:
+        """Those of the records which are held that keep more bytes of others on the disk.
+
+        Once they are appended again, and released here, their segments go.
+        """
+        by_segment: dict[int, list[Place]] = {}
+        for place in held:
+            by_segment.setdefault(place.segment, []).append(place)
+        with self._lock:
+            return [
+                place
+                for segment, places in by_segment.items()
+                if len(places) == self._held[segment] and segment != self._segment
+                if 2 * sum(place.length for place in places) < self._sizes[segment]
+                for place in places
+            ]
+
+    def append(self, records: Sequence[bytes], *, is_limited: bool = True) -> list[Place]:
         """Append records, all or none, and sync once; where each is.
 
+        is_limited: False ignores `max_bytes`, for records that move.
         OSError if the disk does not take them, or with them the journal would have more than
         `max_bytes` (`errno.ENOSPC`): nothing was appended then, and a later try may succeed.
         """
@@ -117,8 +149,10 @@ class Journal:
             return []
         needed = sum(map(len, records)) + _HEAD * len(records)
         with self._lock:
-            if self._max_bytes is not None and self.size + needed > self._max_bytes:
-                problem = f"the journal may have {self._max_bytes} bytes, and has {self.size}"
+            self._make_room(needed)
+            most = self._max_bytes if is_limited else None
+            if most is not None and self.size + needed > most:
+                problem = f"the journal may have {most} bytes, and has {self.size}"
                 raise OSError(errno.ENOSPC, problem, str(self.folder))
             file, begin = self._open_segment(), self._sizes.get(self._segment, 0)
             places, offset = list[Place](), begin

@@ -1,92 +1,357 @@
-"""Arguments of the command line: how one is declared, and what reads its text."""
+"""The arguments of each verb, as `argparse` takes them. It imports no verb."""
 
 from __future__ import annotations
 
-import argparse
-import math
-from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
+from otel_rollout.command.argument_types import (
+    address,
+    argument,
+    count,
+    flag,
+    key_value,
+    lag,
+    number,
+    option,
+    policy_version,
+    seconds,
+)
+from otel_rollout.view import DEFAULT
 
+_INFER = flag(
+    "--infer-rollouts", "also make a trajectory of each trace that has model calls, but no rollout"
+)
+_READ = (argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help"), _INFER)
+_ONLY = option("--where", "EXPR", "only those of which this is true")
+_SORT = option(
+    "--sort",
+    "FIELD",
+    "in order of a field, --sort=-FIELD from the greatest on; unknown ones are last",
+)
+_CHOICE = (*_READ, _ONLY, _SORT)
+"""Sources, which of their trajectories, and in which order."""
+_JOBS = option(
+    "--jobs",
+    "N",
+    "processes that read files of trajectories; the output is the same; default: 1",
+    type=count,
+    default=1,
+)
+_JSON = flag("--json", "print JSON objects, one a line")
 
-def key_value(text: str) -> tuple[str, str]:
-    """An option KEY=VALUE as a pair."""
-    name, is_there, value = text.partition("=")
-    if not name or not is_there:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
-    return name, value
-
-
-def policy_version(text: str) -> str | int:
-    """A version: a number where it is one, else the text."""
-    return int(text) if text.isascii() and text.isdigit() else text
-
-
-def lag(text: str) -> int:
-    """A number of versions, 0 and more."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number of versions, got {text!r}")
-    return int(text)
-
-
-def count(text: str) -> int:
-    """A number from 1 on."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """A time of more than 0 seconds."""
-    found = number(text)
-    if found <= 0:
-        raise argparse.ArgumentTypeError(f"expected more than 0 seconds, got {text!r}")
-    return found
-
-
-def number(text: str) -> float:
-    """A finite number."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
-    return found
-
-
-def address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)
-
-
-class PrintVersion(argparse.Action):
-    """Prints the version; what reads it takes longer to import than all else, so it is late."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
-        super().__init__(option_strings, argparse.SUPPRESS, 0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(import_module("importlib.metadata").version("otel-rollout"))
-        parser.exit()
-
-
-Argument = tuple[tuple[str, ...], dict[str, Any]]
-
-
-def argument(*names: str, **settings: Any) -> Argument:
-    """An argument as `add_argument` takes it."""
-    return names, settings
-
-
-def flag(name: str, text: str) -> Argument:
-    """A switch; `text` is its help."""
-    return argument(name, action="store_true", help=text)
-
-
-def option(name: str, metavar: str, text: str, **settings: Any) -> Argument:
-    """An option with a value; `text` is its help."""
-    return argument(name, metavar=metavar, help=text, **settings)
+REBUILD_ARGUMENTS = (
+    *_CHOICE,
+    argument("-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"),
+)
+LIST_ARGUMENTS = (
+    *_CHOICE,
+    option(
+        "--group-by",
+        "FIELD",
+        "count, reward, pass rate and pass@k for each policy_version, minute, hour, day (UTC) or "
+        "value of a field, such as task_id",
+    ),
+    option(
+        "--pass-threshold",
+        "REWARD",
+        "a reward from this one on is a pass; default: %(default)s",
+        type=number,
+        default=0.5,
+    ),
+    _JOBS,
+    _JSON,
+)
+CHECK_ARGUMENTS = (
+    argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
+    _INFER,
+    _ONLY,
+    option(
+        "--require", "LIST", "what is required; default: %(default)s", default=",".join(DEFAULT)
+    ),
+    option(
+        "--started",
+        "FILE",
+        "name what began and never ended, by the files FILE.started beside those of trajectories; "
+        "without a SOURCE check these",
+        nargs="+",
+        default=[],
+    ),
+    option("--expect", "N", "fail unless there are N trajectories", type=count),
+    option("--expect-groups", "K", "fail unless each group has K samples", type=count),
+    _JOBS,
+    _JSON,
+)
+SHOW_ARGUMENTS = (
+    *_CHOICE,
+    option("--id", "ID", "only those whose id or trace id begins with this"),
+    flag("--full", "do not cut texts"),
+)
+VIEW_ARGUMENTS = (
+    *_READ,
+    _ONLY,
+    option("--html", "FILE", "write one page that needs no server, and end"),
+    argument("--port", type=int, default=0, help="default: a free one"),
+    argument("--host", default="127.0.0.1", help="address to listen at; default: 127.0.0.1"),
+    flag("--no-browser", "only print the address"),
+    option("--jaeger", "URL", "link traces to this Jaeger"),
+    option(
+        "--tokenizer",
+        "NAME",
+        "tokenizer.json, a folder with one, or a name on the model hub: gives the texts of tokens "
+        "whose texts the server did not send",
+    ),
+    flag("--no-cache", "keep no index"),
+)
+DRIFT_ARGUMENTS = (
+    *_READ,
+    flag("--json", "print one JSON object with all forks"),
+    flag("--full", "list all forks of each trajectory"),
+)
+EXPORT_ARGUMENTS = (
+    argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
+    _INFER,
+    option(
+        "--where",
+        "EXPR",
+        "only those of which this is true; before they are grouped: leaving members out of a group "
+        "changes the advantages of the others",
+    ),
+    option("--to", "NAME", "the trainer's format; see --list"),
+    argument("-o", "--output", metavar="FILE", help="where to write"),
+    option(
+        "--option",
+        "KEY=VALUE",
+        "an option of the exporter; may be given several times",
+        action="append",
+        default=[],
+        type=key_value,
+    ),
+    option(
+        "--policy-lag",
+        "N",
+        "leave out what was sampled more than N policy versions before the newest one, before it "
+        "is grouped; what that does to what trains is printed",
+        type=lag,
+    ),
+    option(
+        "--partition-by",
+        "COLUMNS",
+        "of parquet: write a folder, with a file for each combination of values of these columns, "
+        "such as day,policy_version; the same as --option partition_by=COLUMNS",
+        action="append",
+        dest="option",
+        type=lambda text: ("partition_by", text),
+    ),
+    argument(
+        "--exchanges",
+        action="append_const",
+        dest="option",
+        const=("exchanges", "true"),
+        help="of parquet: keep the whole record, from which equal trajectories are read back; the "
+        "same as --option exchanges=true",
+    ),
+    _JOBS,
+    flag("--restart", "begin anew"),
+    flag("--strict", "end at the first trajectory that the format cannot carry"),
+    flag("--list", "list the exporters that are installed"),
+)
+_SERVED = (
+    option(
+        "--upstream",
+        "URL",
+        "base URL of the model server, such as http://localhost:8000/v1",
+        required=True,
+    ),
+    option(
+        "--api-key-env",
+        "NAME",
+        "environment variable with the model server's key, which agents do not get; default: they "
+        "send their own",
+    ),
+    flag(
+        "--request-token-ids",
+        "ask the model server for token ids and log-probabilities; agents do not see them",
+    ),
+    option(
+        "--renderer",
+        "NAME",
+        "send the token ids that a conversation has instead of its messages: `server` asks the "
+        "model server for those of new messages; else a tokenizer that the package renderers "
+        "knows. Needs token ids, and a server that takes them (docs/drift.md)",
+    ),
+    option(
+        "--allow-path",
+        "PREFIX",
+        "also pass requests to this path of the model server and all below it, which is none of a "
+        "model call; may be given several times",
+        dest="allow_paths",
+        action="append",
+    ),
+    option(
+        "--policy-model",
+        "NAME",
+        "the model that is trained: calls of others are side calls (docs/side-calls.md)",
+    ),
+    option("--out", "FILE", "append finished trajectories, one JSON object a line"),
+    option("--spans", "FILE", "append spans, as OTLP/JSON lines"),
+)
+"""Arguments of the gateway that a verb serves."""
+RUN_ARGUMENTS = (
+    *_SERVED,
+    argument(
+        "--host",
+        default="127.0.0.1",
+        help="address that the gateway listens on, for a command in a container; default: this "
+        "machine alone",
+    ),
+    option("--task", "ID", "the task that the command works on"),
+    option("--samples", "N", "how often to run it; default: 1", type=count, default=1),
+    option(
+        "--parallel",
+        "N",
+        "how many samples may run at once; their output is marked [0], [1], ...; default: 1",
+        type=count,
+        default=1,
+    ),
+    option("--timeout", "S", "seconds that each sample may take", type=seconds),
+    option(
+        "--pass-env",
+        "NAME",
+        "let the command have this variable, which is one of the secrets that it does not get; may "
+        "be given several times",
+        action="append",
+        default=[],
+    ),
+    argument("--name", help="name of the rollout; default: that of the command"),
+    option(
+        "--group",
+        "ID",
+        "the group that a trainer compares; default: a new one if there are several samples",
+    ),
+    option(
+        "--policy-version",
+        "VERSION",
+        "the version of the weights that sample, a whole number or a text",
+        type=policy_version,
+    ),
+    option(
+        "--metadata",
+        "KEY=VALUE",
+        "metadata of the rollout, a text; may be given several times",
+        action="append",
+        default=[],
+        type=key_value,
+    ),
+    option(
+        "--reward-command",
+        "CMD",
+        "run through the shell after each sample, with the trajectory on stdin; the last line of "
+        "its output is the reward",
+    ),
+    argument("command", nargs="+", metavar="CMD", help="the command, after --"),
+)
+REPLAY_ARGUMENTS = (
+    argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help; spans alone"),
+    option("--id", "ID", "only rollouts whose id or trace id begins with this"),
+    option("--listen", "HOST:PORT", "default: a free port of 127.0.0.1", type=address),
+    option("--upstream", "URL", "base URL of a model server for calls that were not recorded"),
+    option("--api-key-env", "NAME", "environment variable with the key of that server"),
+    option("--ignore", "MEMBER", "let this differ; several times", action="append", default=[]),
+    flag("--pace", "take as long for each reply as it took; default: answer at once"),
+)
+REWARD_ARGUMENTS = (
+    argument("id", metavar="ID", help="the rollout's id, or how it begins"),
+    argument("value", type=number, metavar="VALUE", help="a finite number"),
+    argument("--name", help="makes it one of the named rewards"),
+    option(
+        "--in",
+        "SOURCE",
+        "where the rollout is; default: the file of --spans",
+        dest="sources",
+        action="append",
+    ),
+    option("--spans", "FILE", "append the reward to this file of spans"),
+)
+GATEWAY_ARGUMENTS = (
+    *_SERVED,
+    argument(
+        "--host", default="127.0.0.1", help="address to listen on; others than this need a secret"
+    ),
+    argument("--port", type=int, default=4040, help="default: 4040; 0: any free port"),
+    option(
+        "--workers",
+        "N",
+        "processes that take the calls, on one port; needs --spans or OTLP; default: 1",
+        type=count,
+        default=1,
+    ),
+    option(
+        "--secret-env",
+        "NAME",
+        "environment variable with the secret that /rollouts asks for; default: "
+        "OTEL_ROLLOUT_SECRET, else one is made",
+    ),
+)
+DOCTOR_ARGUMENTS = (
+    argument(
+        "setup",
+        nargs="?",
+        metavar="MODULE[:FUNCTION]|SCRIPT",
+        help="what sets your program up: a module to import, a function in it to call, or a Python "
+        "file to run; default: otel_rollout.configure()",
+    ),
+    option(
+        "--server",
+        "URL",
+        "base URL of your model server, such as http://localhost:8000/v1; its key is "
+        "OPENAI_API_KEY",
+    ),
+    option("--model", "NAME", "the model to ask there; default: the first it lists"),
+)
+RECEIVE_ARGUMENTS = (
+    option("--out", "FILE", "append trajectories, one JSON object a line", required=True),
+    option("--journal", "FOLDER", "keep what is not handed over yet", required=True),
+    option(
+        "--grpc",
+        "HOST:PORT",
+        "OTLP over gRPC; default: 127.0.0.1:4317",
+        type=address,
+        default=("127.0.0.1", 4317),
+    ),
+    option(
+        "--http",
+        "HOST:PORT",
+        "OTLP over HTTP, and /metrics; default: 127.0.0.1:4318",
+        type=address,
+        default=("127.0.0.1", 4318),
+    ),
+    option(
+        "--rollout-timeout",
+        "S",
+        "seconds after its last span in which a rollout may become whole; default: 3600",
+        type=seconds,
+        default=3600.0,
+    ),
+    option(
+        "--group-timeout",
+        "S",
+        "seconds after the last span of its rollouts in which a group may; default: 7200",
+        type=seconds,
+        default=7200.0,
+    ),
+    option("--token", "TOKEN", "what clients have to send (Authorization: Bearer TOKEN)"),
+    option("--token-file", "FILE", "a file with this token"),
+    option("--tls-cert", "FILE", "certificate, for TLS"),
+    option("--tls-key", "FILE", "key of the certificate"),
+    option(
+        "--journal-bytes",
+        "N",
+        "bytes of the journal at most; default: as many as the disk takes",
+        type=count,
+    ),
+    option(
+        "--jobs",
+        "N",
+        "processes that rebuild trajectories; default: 1",
+        type=count,
+        default=1,
+    ),
+)

@@ -106,6 +106,17 @@ REWARD = """\
 Give a rollout that has ended a reward. It is a span on the rollout's trace: in a
 file of spans, or sent over OTLP as OTEL_EXPORTER_OTLP_ENDPOINT says. `rebuild`
 then gives the trajectory with the reward; of several with one name, the last."""
+RECEIVE = """\
+Receive spans of rollouts over OTLP, from otel-rollout or a collector, and append
+their trajectories to a file when they are whole: a rollout when its spans prove
+it, a group when it has its samples, one line after the other. A request is
+answered when its spans are on the disk, in the journal: killed at any moment, a
+receiver goes on where it was. What is not whole in time is handed over with what
+is missing; `otel-rollout audit JOURNAL` has it all. When the journal is full,
+clients have to try again (503, UNAVAILABLE).
+The first line of output has the addresses. SIGTERM or SIGINT ends it.
+Environment: each limit of otel_rollout.receive.Limits after
+OTEL_ROLLOUT_RECEIVER_, such as OTEL_ROLLOUT_RECEIVER_BODY_BYTES."""
 GATEWAY = """\
 Stand between agents and their model server, and record every model call. An
 agent in any language says which rollout a call belongs to: by its base URL

@@ -5,4 +5,5 @@ from otel_rollout.evidence.open_rollouts import Unit as Unit
 from otel_rollout.evidence.open_rollouts import Verdict as Verdict
 from otel_rollout.evidence.rollout import Evidence as Evidence
 from otel_rollout.evidence.rollout import Head as Head
+from otel_rollout.evidence.rollout import Late as Late
 from otel_rollout.evidence.rollout import rollout_of as rollout_of

@@ -14,19 +14,20 @@ again, and all times begin anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, Literal, TypeVar
 
 from otel_rollout import semconv as sc
-from otel_rollout.evidence.rollout import Came, Evidence, Head, rollout_of
+from otel_rollout.evidence.rollout import Came, Evidence, Head, Late, rollout_of
 from otel_rollout.export import Groups
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import sentences
 
 Place = TypeVar("Place", bound=Hashable)
 Verdict = Literal["new", "copy", "damaged", "differs", "late", "other"]
-"""As `Came`; or of a rollout that is handed over, or is being so; or of no rollout."""
+"""As `Came`; or of a rollout that is handed over; or of no rollout."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Unit(Generic[Place]):
     """Those whose trajectories are to be handed over."""
     places: tuple[Place, ...]
     """Where all their spans are, and those of rollouts that are read with them."""
+    reads: frozenset[str] = frozenset()
+    """Their ids, and those of the rollouts that are read with them."""
     size: int | None = None
     """Samples that the group was to have."""
     whole: int = 0
@@ -71,6 +74,8 @@ class _Open(Generic[Place]):
     """True while it is handed over."""
     is_handed: bool = False
     """True when it was, and another one that is read with it was not."""
+    since: list[Late] = field(default_factory=list)
+    """What came while it was handed over."""
 
     @property
     def is_waiting(self) -> bool:
@@ -135,6 +140,10 @@ class OpenRollouts(Generic[Place]):
         """True if spans of this rollout came, and it is not handed over."""
         return rollout_id in self._open
 
+    def span_ids(self, rollout_id: str) -> Iterable[str]:
+        """The ids of the spans that came of a rollout which is open."""
+        return self._open[rollout_id].evidence.span_ids
+
     def heads(self) -> Iterator[Head]:
         """What is known of the rollouts that are not handed over."""
         for found in self._open.values():
@@ -154,7 +163,7 @@ class OpenRollouts(Generic[Place]):
             if self._rollout_is_done(rollout_id):
                 return "late"
             found = self._open[rollout_id] = _Open(Evidence(rollout_id), now)
-        elif not found.is_waiting:
+        elif found.is_handed:
             return "copy" if found.evidence.has_span(record) else "late"
         came: Came = found.evidence.add(record)
         if came in ("copy", "damaged"):
@@ -162,6 +171,8 @@ class OpenRollouts(Generic[Place]):
         if place not in found.places:
             found.places[place] = None
             self.held[place] = self.held.get(place, 0) + 1
+        if found.is_taken:
+            found.since.append(Late.of(rollout_id, record))
         found.last = now
         if found.group is None and (group := record.text(sc.ROLLOUT_GROUP_ID)) is not None:
             found.group = group
@@ -190,13 +201,30 @@ class OpenRollouts(Generic[Place]):
                 other.head = None
                 self._changed[changed] = None
 
+    def movable(self) -> set[Place]:
+        """The places that are held, and are not read by now."""
+        taken = (found.places for found in self._open.values() if not found.is_waiting)
+        return self.held.keys() - {place for places in taken for place in places}
+
+    def move(self, moved: Mapping[Place, Place]) -> None:
+        """What was at some of the places of `movable` is at others now."""
+        for found in self._open.values():
+            if not moved.keys().isdisjoint(found.places):
+                found.places = {moved.get(place, place): None for place in found.places}
+        for old, new in moved.items():
+            self.held[new] = self.held.pop(old)
+
     # --- what is ready
 
-    def whole(self) -> list[Unit[Place]]:
-        """The units that have become whole since the last call; each is to be `done`."""
-        changed, self._changed = self._changed, {}
+    def whole(self, most: int | None = None) -> list[Unit[Place]]:
+        """The units that have become whole, each once; each is to be `done`, or `failed`.
+
+        most: units at most; the others are given by the next call.
+        """
         units = list[Unit[Place]]()
-        for rollout_id in changed:
+        while self._changed and (most is None or len(units) < most):
+            rollout_id = next(iter(self._changed))
+            del self._changed[rollout_id]
             found = self._open.get(rollout_id)
             if found is None or not found.is_waiting:
                 continue
@@ -205,18 +233,23 @@ class OpenRollouts(Generic[Place]):
                 units += [self._take(ready, found.group)] if ready else []
         return units
 
-    def due(self, now: float) -> list[Unit[Place]]:
-        """The units that are out of time; each is to be `done`. Looks at all that is open."""
-        units = list[Unit[Place]]()
+    def due(self, now: float, most: int | None = None) -> list[Unit[Place]]:
+        """The units that are out of time, at most so many; each is to be `done`, or `failed`.
+
+        Looks at all that is open: to be called now and then.
+        """
+        found = self._due(now)
+        return list(found if most is None else islice(found, most))
+
+    def _due(self, now: float) -> Iterator[Unit[Place]]:
         for rollout_id, found in list(self._open.items()):
             if found.group is None and found.is_waiting and self._is_out_of_time(found, now):
-                units.append(self._take([rollout_id], None))
+                yield self._take([rollout_id], None)
         for group, members in list(self._groups.items()):
             if members.is_taken:
                 continue
-            ready = self._due_of(members, now)
-            units += [self._take(ready, group)] if ready else []
-        return units
+            if ready := self._due_of(members, now):
+                yield self._take(ready, group)
 
     def _due_of(self, members: _Members, now: float) -> list[str]:
         """The rollouts of a group that are to be handed over; [] if it is not due."""
@@ -293,33 +326,37 @@ class OpenRollouts(Generic[Place]):
 
     def _take(self, ids: list[str], group: str | None) -> Unit[Place]:
         members = self._groups.get(group) if group is not None else None
+        read = dict.fromkeys(other for one in ids for other in self._family(one))
         places: dict[Place, None] = {}
-        for rollout_id in ids:
-            for other in self._family(rollout_id):
-                places |= self._open[other].places
+        for other in read:
+            places |= self._open[other].places
         heads = tuple(self._head(self._open[i]) for i in ids)
-        whole, size, _ = self._count(i for i in ids if self._open[i].is_whole)
-        size = size or max((head.size or 0 for head in heads), default=0) or None
+        whole, _, _ = self._count(i for i in ids if self._open[i].is_whole)
+        _, size, _ = self._count(ids)
         is_extra = members is not None and members.is_handed
         for rollout_id in ids:
             self._open[rollout_id].is_taken = True
-        if members is not None and not is_extra:
-            members.is_taken = True
-        return Unit(group, heads, tuple(places), size, whole, is_extra)
+        if members is not None:
+            members.is_taken = not is_extra
+        return Unit(group, heads, tuple(places), frozenset(read), size, whole, is_extra)
 
-    def _family(self, rollout_id: str) -> set[str]:
+    def _family(self, rollout_id: str) -> list[str]:
         """The open rollouts that are read together with this one, and itself."""
-        found, waiting = set[str](), [rollout_id]
+        found, waiting = dict[str, None](), [rollout_id]
         while waiting:
             if (one := waiting.pop()) in found or one not in self._open:
                 continue
-            found.add(one)
+            found[one] = None
             evidence = self._open[one].evidence
             waiting += [
                 *self._claimers.get(one, ()),
                 *([evidence.around] if evidence.around else ()),
             ]
-        return found
+        return [*found]
+
+    def came_since(self, unit: Unit[Place]) -> list[Late]:
+        """What came of these rollouts while they were handed over."""
+        return [late for head in unit.heads for late in self._open[head.rollout].since]
 
     def done(self, unit: Unit[Place]) -> list[Place]:
         """The unit is handed over; the places that nothing needs any more."""
@@ -342,7 +379,9 @@ class OpenRollouts(Generic[Place]):
     def failed(self, unit: Unit[Place]) -> None:
         """The unit could not be handed over: it comes again, by `whole` or by `due`."""
         for head in unit.heads:
-            self._open[head.rollout].is_taken = False
+            found = self._open[head.rollout]
+            found.is_taken = False
+            found.since.clear()
             self._changed[head.rollout] = None
         if unit.group is not None:
             self._groups[unit.group].is_taken = False

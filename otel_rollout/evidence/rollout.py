@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -51,6 +51,20 @@ def rollout_of(record: SpanRecord) -> str | None:
     return record.text(sc.ROLLOUT_ID) or record.text(sc.ROLLOUT_STARTED) or None
 
 
+class Late(NamedTuple):
+    """A span that came when its rollout had been handed over."""
+
+    rollout: str
+    span: str
+    reward: str | None
+    """JSON, if it is a reward."""
+
+    @classmethod
+    def of(cls, rollout_id: str, record: SpanRecord) -> Late:
+        """That a span of this rollout came late."""
+        return cls(rollout_id, record.span_id, record.text(sc.REWARD))
+
+
 class Head(Struct, frozen=True, omit_defaults=True):
     """What is known of a rollout without its contents; it is kept when these are handed over."""
 
@@ -63,6 +77,8 @@ class Head(Struct, frozen=True, omit_defaults=True):
     task: str | None = None
     parent: str | None = None
     """The rollout around it."""
+    came: Literal["contents", "start", "rewards"] = "contents"
+    """What came: only that it started, or only rewards for it, or more."""
     ended: bool = False
     """True if its own span came."""
     missing: tuple[str, ...] = ()
@@ -71,8 +87,10 @@ class Head(Struct, frozen=True, omit_defaults=True):
     """Spans that came again."""
     damaged: int = 0
     """Copies of spans that were damaged on the way, where a whole one came."""
-    late: int = 0
-    """Spans that came when it had been handed over."""
+    is_extra: bool = False
+    """True if its group had been handed over without it."""
+    rewards: tuple[str, ...] = ()
+    """The rewards, JSON each, where nothing else came."""
 
     @property
     def is_whole(self) -> bool:
@@ -157,9 +175,14 @@ class Evidence:
         return self._assembly.trace_id is not None
 
     @property
-    def has_contents(self) -> bool:
-        """True if more came than the news that it started."""
-        return any(sc.ROLLOUT_STARTED not in r.attributes for _, r in self._spans.values())
+    def came(self) -> Literal["contents", "start", "rewards"]:
+        """What came of it, as `Head.came` has it."""
+        every = [record.attributes for _, record in self._spans.values()]
+        if all(sc.ROLLOUT_STARTED in each for each in every):
+            return "start"
+        if all(sc.ROLLOUT_STARTED in each or sc.REWARD in each for each in every):
+            return "rewards"
+        return "contents"
 
     @property
     def around(self) -> str | None:
@@ -192,6 +215,8 @@ class Evidence:
         def number(name: str) -> int | None:
             return next((n for record in spans if (n := record.integer(name)) is not None), None)
 
+        came = self.came
+        rewards = (record.text(sc.REWARD) for record in spans if came == "rewards")
         return Head(
             rollout=self.rollout_id,
             group=text(sc.ROLLOUT_GROUP_ID),
@@ -199,10 +224,12 @@ class Evidence:
             sample=number(sc.ROLLOUT_SAMPLE_INDEX),
             task=text(sc.ROLLOUT_TASK_ID),
             parent=text(sc.ROLLOUT_PARENT_ID),
+            came=came,
             ended=self.has_ended,
             missing=missing,
             copies=self.copies,
             damaged=self.damaged,
+            rewards=tuple(filter(None, rewards)),
         )
 
 

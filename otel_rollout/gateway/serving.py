@@ -84,6 +84,7 @@ class Served(ABC, Generic[_Handle]):
     host, port: where to listen; port 0 is any free one.
     listening: a socket that is bound there. None: one is made.
     header_seconds: how long a client may take for the head of a request.
+    tls: the files of a certificate and of its key. None: plain HTTP.
     ConfigurationError without the extra `gateway`; OSError if the port is not free.
     """
 
@@ -97,11 +98,12 @@ class Served(ABC, Generic[_Handle]):
         port: int,
         header_seconds: float,
         listening: socket.socket | None = None,
+        tls: tuple[str, str] | None = None,
     ) -> None:
         for name in ("uvicorn", "httptools"):
             module_of("gateway", name, "otel_rollout.gateway")
         self._application, self._header_seconds = application, header_seconds
-        self._host, self._port, self._listening = host, port, listening
+        self._host, self._port, self._listening, self._tls = host, port, listening, tls
         self._server: GatewayServer | None = None
 
     @abstractmethod
@@ -116,10 +118,11 @@ class Served(ABC, Generic[_Handle]):
         listening = self._listening or listening_socket(self._host, self._port)
         port = listening.getsockname()[1]
         # What is current here must not be so in the tasks of the requests.
-        self._server = GatewayServer(self._application, listening, self._header_seconds)
+        settings = self._application, listening, self._header_seconds, self._tls
+        self._server = GatewayServer(*settings)
         await contextvars.Context().run(asyncio.create_task, self._server.start())
         host = f"[{self._host}]" if ":" in self._host else self._host
-        self.url = f"http://{host}:{port}"
+        self.url = f"{'http' if self._tls is None else 'https'}://{host}:{port}"
         return self._begun()
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -184,7 +187,9 @@ class serve(Served[Gateway]):  # noqa: N801 - used as `async with serve(...)`
         **options: Any,
     ) -> None:
         self._gateway = Application(Settings(upstream, api_key, secret, max_body_bytes, **options))
-        super().__init__(self._gateway, host, port, self._gateway.header_seconds, listening)
+        super().__init__(
+            self._gateway, host, port, self._gateway.header_seconds, listening=listening
+        )
         if is_loopback(host):
             self._gateway.names = LOOPBACK | {host}
         elif self._gateway.made_secret is not None:
@@ -239,7 +244,13 @@ _quiet.setLevel(logging.CRITICAL)  # clients and model servers that break off ar
 class GatewayServer:
     """Serves an ASGI application on a socket that is bound."""
 
-    def __init__(self, application: Any, listening: socket.socket, header_seconds: float) -> None:
+    def __init__(
+        self,
+        application: Any,
+        listening: socket.socket,
+        header_seconds: float,
+        tls: tuple[str, str] | None = None,
+    ) -> None:
         uvicorn = module_of("gateway", "uvicorn", "otel_rollout.gateway")
         config = uvicorn.Config(
             application,
@@ -254,6 +265,7 @@ class GatewayServer:
             proxy_headers=False,
             timeout_keep_alive=_IDLE,
             timeout_graceful_shutdown=_GRACE,
+            **({} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}),
         )
         config.load()
         self._server = uvicorn.Server(config)

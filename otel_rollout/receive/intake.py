@@ -1,0 +1,321 @@
+"""From requests to open rollouts: spans are on the disk before a request is answered.
+
+One thread takes the requests that wait, parses them, appends them to the journal with one sync,
+adds their spans to the rollouts that are open, and answers. Where a request cannot be kept it is
+answered "retry", and so is every other one until there is room: whoever sends holds the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.evidence import Late, OpenRollouts, rollout_of
+from otel_rollout.journal import Journal, Place
+from otel_rollout.otlp import read_json, read_protobuf
+from otel_rollout.receive.heads import HeadFile
+from otel_rollout.record import decoded_whole
+from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.wire import check_depth, loads
+
+logger = logging.getLogger("otel_rollout")
+
+_TICK = 0.5
+"""Seconds after which a full receiver tries whether there is room."""
+_COMPACTING_SECONDS = 10.0
+"""Seconds between two looks for segments that are kept for little."""
+_PIECE = 16
+"""Records that are moved at once."""
+_WHITE = b" \t\r\n"
+
+
+class Answer(NamedTuple):
+    """What a request is answered."""
+
+    kind: Literal["taken", "retry", "refused"]
+    """taken: its spans are safe. retry: nothing of it is kept, and it should come again. refused:
+    it cannot be read, and should not."""
+    why: str = ""
+    rejected: int = 0
+    """Spans of it that are not kept, for good."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a receiver takes."""
+
+    body_bytes: int = 1 << 26
+    """Bytes of a request, also once it is decoded."""
+    waiting_bytes: int = 1 << 28
+    """Bytes of requests that wait to be answered."""
+    rollout_spans: int = 100_000
+    """Spans of one rollout; further ones are rejected."""
+    open_rollouts: int = 50_000
+    """Rollouts that are open; a request with others has to come again."""
+
+
+@dataclass
+class _Request:
+    body: bytes
+    encoding: str
+    is_json: bool
+    answer: Future[Answer] = field(default_factory=Future)
+    records: list[SpanRecord] = field(default_factory=list)
+    rejected: int = 0
+
+
+class Intake:
+    """Takes requests in a thread of its own, from `start` to `stop`.
+
+    lock: held while the rollouts are changed. on_change: called when some may have become ready.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        heads: HeadFile,
+        rollouts: OpenRollouts[Place],
+        limits: Limits,
+        lock: threading.RLock,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._journal, self._heads, self._rollouts = journal, heads, rollouts
+        self._limits, self._lock, self._on_change = limits, lock, on_change
+        self.counts = Counter[str]()
+        """Spans by what they were, requests by their answers, for metrics."""
+        self._waiting: list[_Request] = []
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._is_ended = False
+        self._why_full = ""
+        """Why nothing is taken now; "": something is."""
+        self._compacted = time.monotonic()
+        self._needed = 0
+        """Bytes of the request that did not fit."""
+        self._thread = threading.Thread(target=self._run, name="otel-rollout-intake", daemon=True)
+
+    def replay(self, now: float) -> None:
+        """Add what a former process left in the journal."""
+        damage = Counter[str]()
+        for place, body in self._journal.records(lambda text: damage.update([text])):
+            try:
+                records = parsed(body, body[:1] == b"{")[0]
+            except SpanFormatError as error:  # its checksum was right: who wrote it read it
+                logger.error("journal %s: %s", self._journal.folder, error)
+                records = []
+            self._add(place, records, now)
+        for text in damage:
+            logger.error("%s: spans that were acknowledged are lost", text)
+        self.counts = Counter(damaged_records=len(damage))  # what came is counted from now on
+
+    def start(self) -> None:
+        """Take requests from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more; what waits is answered."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    @property
+    def why_full(self) -> str:
+        """Why nothing is taken now; "": something is."""
+        return self._why_full
+
+    def submit(self, body: bytes, encoding: str, *, is_json: bool) -> Future[Answer]:
+        """The answer to a request, once it is known. encoding: of the body, "" for none."""
+        request = _Request(body, encoding, is_json)
+        with self._changed:
+            if self._bytes + len(body) > self._limits.waiting_bytes or self._is_ended:
+                why = "it is ending" if self._is_ended else "too many requests wait"
+                request.answer.set_result(Answer("retry", why))
+                return request.answer
+            self._bytes += len(body)
+            self._waiting.append(request)
+            self._changed.notify_all()
+        return request.answer
+
+    def _run(self) -> None:
+        try:
+            self._take_all()
+        finally:
+            with self._changed:  # also where it fails: nobody waits for an answer in vain
+                self._is_ended = True
+                for request in self._waiting:
+                    request.answer.set_result(Answer("retry", "it has ended"))
+
+    @property
+    def is_running(self) -> bool:
+        """True while it takes requests."""
+        return self._thread.is_alive()
+
+    def _take_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_ended, _TICK)
+                requests, self._waiting = self._waiting, []
+                if self._is_ended and not requests:
+                    return
+                self._bytes -= sum(len(each.body) for each in requests)
+            if self._why_full:
+                self._look_for_room()
+            elif time.monotonic() > self._compacted + _COMPACTING_SECONDS:
+                self._compact()
+            self._take([each for each in requests if self._is_read(each)])
+
+    def _answer(self, request: _Request, answer: Answer) -> None:
+        self.counts[answer.kind] += 1
+        request.answer.set_result(answer)
+
+    def _is_read(self, request: _Request) -> bool:
+        """Read a request; False if it was answered."""
+        if self._why_full:
+            self._answer(request, Answer("retry", self._why_full))
+            return False
+        try:
+            body = _decoded(request, self._limits.body_bytes)
+            request.body = body
+            request.records, request.rejected = parsed(body, request.is_json)
+        except SpanFormatError as error:
+            self._answer(request, Answer("refused", str(error)))
+            return False
+        return True
+
+    def _take(self, requests: Sequence[_Request]) -> None:
+        """Keep requests that were read, and answer them."""
+        now, kept = time.monotonic(), list[_Request]()
+        for request in requests:
+            if not any(rollout_of(record) is not None for record in request.records):
+                self.counts["other"] += len(request.records)
+                self._answer(request, Answer("taken", rejected=request.rejected))
+            elif why := self._why_not_open(request):
+                self._answer(request, Answer("retry", why))
+            else:
+                kept.append(request)
+        if not kept:
+            return
+        try:
+            places = self._journal.append([each.body for each in kept])
+            for request, place in zip(kept, places, strict=True):
+                request.rejected += self._add(place, request.records, now)
+        except OSError as error:
+            self._why_full = f"its spans could not be kept ({error.strerror or error})"
+            self._needed = max(len(each.body) for each in kept)
+            logger.error("%s: every request is answered 'retry' until they can", self._why_full)
+            answers = [Answer("retry", self._why_full)] * len(kept)
+        else:
+            answers = [Answer("taken", _REJECTED * bool(r.rejected), r.rejected) for r in kept]
+        for request, answer in zip(kept, answers, strict=True):
+            self._answer(request, answer)
+        self._on_change()
+
+    def _why_not_open(self, request: _Request) -> str:
+        """Why the rollouts of a request cannot be opened; "" if they can."""
+        with self._lock:
+            if len(self._rollouts) < self._limits.open_rollouts:
+                return ""
+            ids = {rollout_of(record) for record in request.records} - {None}
+            if all(self._rollouts.is_open(each or "") for each in ids):
+                return ""
+        return f"{self._limits.open_rollouts} rollouts are open"
+
+    def _add(self, place: Place, records: Sequence[SpanRecord], now: float) -> int:
+        """Add spans to their rollouts; how many were rejected."""
+        rejected, is_held = 0, False
+        with self._lock:
+            for record in records:
+                rollout_id = rollout_of(record) or ""
+                if self._rollouts.spans_of(rollout_id) >= self._limits.rollout_spans:
+                    rejected += 1
+                    continue
+                came: str = self._rollouts.add(record, place, now)
+                if came == "late":
+                    came = self._late(Late.of(rollout_id, record))
+                is_held |= came in ("new", "differs")
+                self.counts[came] += 1
+            if not is_held:
+                self._journal.release([place])
+        if rejected:
+            self.counts["rejected"] += rejected
+            logger.error("%d spans of rollouts that have too many were rejected", rejected)
+        return rejected
+
+    def _late(self, late: Late) -> str:
+        """Report a span that came late, unless a copy came before."""
+        if not self._heads.late(late):
+            return "copy"
+        what = "a span" if late.reward is None else f"the reward {late.reward:.200}"
+        logger.warning("rollout %s was handed over when %s came for it", late.rollout, what)
+        return "late"
+
+    def _look_for_room(self) -> None:
+        """Take requests again if there is room."""
+        self._compact()
+        if self._journal.has_room(self._needed):
+            self._why_full = ""
+
+    def _compact(self) -> None:
+        """Move what is needed out of segments in which most is not: else long rollouts keep all."""
+        self._compacted = time.monotonic()
+        try:
+            with self._lock:
+                places = self._journal.sparse(self._rollouts.movable())
+                while piece := places[:_PIECE]:
+                    del places[:_PIECE]
+                    records = [self._journal.read(place) for place in piece]
+                    moved = self._journal.append(records, is_limited=False)
+                    self._rollouts.move(dict(zip(piece, moved, strict=True)))
+                    self._journal.release(piece)
+        except (OSError, SpanFormatError) as error:
+            logger.warning("the journal could not be made smaller: %s", error)
+
+
+_REJECTED = "some spans are not kept: see the log of the receiver"
+
+
+def _decoded(request: _Request, most: int) -> bytes:
+    """The body without its encoding. SpanFormatError if it is too long, or damaged."""
+    body = request.body
+    if request.encoding not in ("", "identity"):
+        plain = decoded_whole(body, request.encoding, most)
+        if plain is None:
+            raise SpanFormatError(
+                f"a body with the encoding {request.encoding!r:.40}: it cannot be decoded, or has "
+                f"more than {most} bytes then"
+            )
+        body = plain
+    if len(body) > most:
+        raise SpanFormatError(f"a body of {len(body)} bytes: expected {most} at most")
+    return body.lstrip(_WHITE) if request.is_json else body
+
+
+def parsed(body: bytes, is_json: bool) -> tuple[list[SpanRecord], int]:
+    """The spans of a request, and how many cannot be read. SpanFormatError if it is no OTLP."""
+    errors = list[SpanFormatError]()
+    if is_json:
+        try:
+            text = body.decode()
+            check_depth(text)
+            found = [*read_json(loads(text), on_error=errors.append)]
+        except (ValueError, RecursionError) as error:
+            raise SpanFormatError(f"not an OTLP/JSON message ({error!r:.200})") from None
+    else:
+        if body[:1] == b"{":
+            raise SpanFormatError("not an OTLP/protobuf message: it begins like JSON")
+        found = [*read_protobuf(body)]
+    records = list[SpanRecord]()
+    for record in found:
+        try:
+            records.append(as_record(record))
+        except SpanFormatError as error:
+            errors.append(error)
+    return records, len(errors)
