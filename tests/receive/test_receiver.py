@@ -175,7 +175,7 @@ def test_out_of_time(receiver_of: Receive, tmp_path: Path, caplog: pytest.LogCap
         A,
         ["1 of 2 model calls are missing: their spans did not come"],
     )
-    assert "group 'g' was handed over with 0 of 2 samples" in caplog.text
+    until(lambda: "group 'g' was handed over with 0 of 2 samples" in caplog.text)
     heads = {head.rollout: head for head in HeadFile(tmp_path / "journal", reads=True).heads()}
     assert (heads[A].ended, len(heads[A].missing)) == (True, 1)
     assert (heads[B].ended, heads[B].came) == (False, "start")
