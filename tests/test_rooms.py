@@ -483,7 +483,7 @@ def test_every_public_method_says_what_it_does(name: str):
 LINES = {
     "": 2_024,
     "command": 3_076,
-    "evidence": 670,
+    "evidence": 671,
     "export": 3_488,
     "gateway": 3_512,
     "look": 1_934,

@@ -101,7 +101,8 @@ class OpenRollouts(Generic[Place]):
     """The rollouts that are not handed over yet. Memory: some hundred bytes for each span.
 
     rollout_seconds: how long after its last span a rollout that is not whole is handed over.
-    group_seconds: how long after the last span of any of its rollouts a group is.
+    group_seconds: how long after the last span of any of its rollouts a group is. None: groups come
+        together elsewhere, and each rollout is a unit of its own.
     rollout_is_done, group_is_done: True for an id of what was handed over before; they are asked
         about ids that are not open.
     """
@@ -110,7 +111,7 @@ class OpenRollouts(Generic[Place]):
         self,
         *,
         rollout_seconds: float,
-        group_seconds: float,
+        group_seconds: float | None,
         rollout_is_done: Callable[[str], bool] = lambda _: False,
         group_is_done: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -174,8 +175,8 @@ class OpenRollouts(Generic[Place]):
         if found.is_taken:
             found.since.append(Late.of(rollout_id, record))
         found.last = now
-        if found.group is None and (group := record.text(sc.ROLLOUT_GROUP_ID)) is not None:
-            found.group = group
+        if found.group is None and self._group_seconds is not None:
+            found.group = record.text(sc.ROLLOUT_GROUP_ID)
         if found.group is not None:
             self._members(found.group, now).ids.setdefault(rollout_id)
         self._change(rollout_id, found)
@@ -257,7 +258,7 @@ class OpenRollouts(Generic[Place]):
         settled = [i for i in ids if self._is_settled(self._open[i], now)]
         if members.is_handed:
             return settled
-        if now - members.last >= self._group_seconds:
+        if self._group_seconds is not None and now - members.last >= self._group_seconds:
             return ids
         # Were all of them whole, `whole` would have found them.
         is_short = any(not self._open[i].is_whole for i in settled)
