@@ -238,6 +238,14 @@ class Journal:
             self._delete_if_free(self._segment)
 
 
+def read_records(folder: Path, on_damage: Callable[[str], None]) -> Iterator[bytes]:
+    """The records of a journal, also one that another process owns and appends to."""
+    for path in sorted(_segments(folder)):
+        with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
+            for _, record in _read_segment(file, int(path.stem, 16), on_damage, str(path)):
+                yield record
+
+
 def read_record(folder: Path, place: Place) -> bytes:
     """A record of a journal, also one that another process owns.
 

@@ -290,6 +290,10 @@ GATEWAY_ARGUMENTS = (
         "OTEL_ROLLOUT_SECRET, else one is made",
     ),
 )
+AUDIT_ARGUMENTS = (
+    argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help"),
+    flag("--json", "print one JSON object"),
+)
 DOCTOR_ARGUMENTS = (
     argument(
         "setup",

@@ -106,6 +106,12 @@ REWARD = """\
 Give a rollout that has ended a reward. It is a span on the rollout's trace: in a
 file of spans, or sent over OTLP as OTEL_EXPORTER_OTLP_ENDPOINT says. `rebuild`
 then gives the trajectory with the reward; of several with one name, the last."""
+AUDIT = """\
+What became of all rollouts: which began and never ended, of which something is
+missing, which groups are short of samples, what is there twice and what came too
+late. By attributes alone: no reply is read. Files FILE.started, and journals of
+receivers (their folders), are sources, too, also while a receiver runs.
+Exit status: 0 nothing is missing; 1 something is; 2 a source cannot be read."""
 RECEIVE = """\
 Receive spans of rollouts over OTLP, from otel-rollout or a collector, and append
 their trajectories to a file when they are whole: a rollout when its spans prove

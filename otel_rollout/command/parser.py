@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from otel_rollout.command.argument_types import Argument, PrintVersion
 from otel_rollout.command.arguments import (
+    AUDIT_ARGUMENTS,
     CHECK_ARGUMENTS,
     DOCTOR_ARGUMENTS,
     DRIFT_ARGUMENTS,
@@ -22,6 +23,7 @@ from otel_rollout.command.arguments import (
     VIEW_ARGUMENTS,
 )
 from otel_rollout.command.descriptions import (
+    AUDIT,
     CHECK,
     DOCTOR,
     DRIFT,
@@ -102,6 +104,7 @@ _VERBS = (
     ),
     _Verb("gateway", "record agents in any language", GATEWAY, None, GATEWAY_ARGUMENTS),
     _Verb("receive", "trajectories from spans over OTLP", RECEIVE, None, RECEIVE_ARGUMENTS),
+    _Verb("audit", "what became of all rollouts", AUDIT, _SEE, AUDIT_ARGUMENTS),
     _Verb("doctor", "check a set-up", DOCTOR, None, DOCTOR_ARGUMENTS),
 )
 

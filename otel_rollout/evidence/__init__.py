@@ -1,5 +1,7 @@
 """Whether rollouts and groups are whole, from the attributes of their spans alone. Pure."""
 
+from otel_rollout.evidence.audit import Audit as Audit
+from otel_rollout.evidence.audit import Report as Report
 from otel_rollout.evidence.open_rollouts import OpenRollouts as OpenRollouts
 from otel_rollout.evidence.open_rollouts import Unit as Unit
 from otel_rollout.evidence.open_rollouts import Verdict as Verdict

@@ -20,8 +20,7 @@ from itertools import islice
 from typing import Generic, Literal, TypeVar
 
 from otel_rollout import semconv as sc
-from otel_rollout.evidence.rollout import Came, Evidence, Head, Late, rollout_of
-from otel_rollout.export import Groups
+from otel_rollout.evidence.rollout import Came, Evidence, Head, Late, Samples, rollout_of
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import sentences
 
@@ -303,25 +302,11 @@ class OpenRollouts(Generic[Place]):
 
     def _are_all(self, ids: Iterable[str]) -> bool:
         """True if these are as many samples as their group is to have; False if nobody knows."""
-        _, size, short_by = self._count(ids)
-        return size is not None and not short_by
+        found = self._samples(ids)
+        return found.size is not None and not found.short_by
 
-    def _count(self, ids: Iterable[str]) -> tuple[int, int | None, int]:
-        """The number of samples that these are, how many there are to be, and how many less."""
-        heads = [self._head(self._open[i]) for i in ids]
-        every = {head.rollout for head in heads}
-        groups, size = Groups(), max((head.size or 0 for head in heads), default=0)
-        for head in heads:
-            if head.parent not in every:  # else it is a part of one of them
-                groups.add(head.as_sample())
-                groups.ask_for(head.group)
-        not_whole = next(groups.not_whole(), None)
-        if not size:
-            return len(heads), None, 0
-        if not_whole is None:
-            return size, size, 0
-        short_by = max(len(not_whole.missing), size - not_whole.samples)
-        return size - short_by, size, short_by
+    def _samples(self, ids: Iterable[str], size: int | None = None) -> Samples:
+        return Samples.of([self._head(self._open[i]) for i in ids], size)
 
     # --- handing over
 
@@ -332,8 +317,8 @@ class OpenRollouts(Generic[Place]):
         for other in read:
             places |= self._open[other].places
         heads = tuple(self._head(self._open[i]) for i in ids)
-        whole, _, _ = self._count(i for i in ids if self._open[i].is_whole)
-        _, size, _ = self._count(ids)
+        size = self._samples(ids).size
+        whole = self._samples((i for i in ids if self._open[i].is_whole), size).there
         is_extra = members is not None and members.is_handed
         for rollout_id in ids:
             self._open[rollout_id].is_taken = True

@@ -6,17 +6,17 @@ warnings; here are the copies of spans, and what is kept of a span: some hundred
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from otel_rollout import semconv as sc
-from otel_rollout.export import Sample
+from otel_rollout.export import Groups, NotWhole, Sample
 from otel_rollout.rebuild import Assembly
 from otel_rollout.spans import SpanKey, SpanRecord
-from otel_rollout.trajectory import UNREADABLE
+from otel_rollout.trajectory import UNREADABLE, Trajectory, sentences
 from otel_rollout.wire import loads
 
 Came = Literal["new", "copy", "damaged", "differs"]
@@ -92,6 +92,25 @@ class Head(Struct, frozen=True, omit_defaults=True):
     rewards: tuple[str, ...] = ()
     """The rewards, JSON each, where nothing else came."""
 
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Head:
+        """What is known of the rollout of a trajectory; no reply is read."""
+        lost = [
+            t for t in trajectory.recorded_warnings if sentences.sentence_of(t)[0] in sentences.LOST
+        ]
+        for exchange in trajectory.exchanges:
+            lost += (sentences.DAMAGED(span=exchange.span_id, damage=d) for d in exchange.damage)
+        return cls(
+            rollout=trajectory.id,
+            group=trajectory.group_id,
+            size=trajectory.group_size,
+            sample=trajectory.sample_index,
+            task=trajectory.task_id,
+            parent=trajectory.parent_id,
+            ended=trajectory.status != "unknown",
+            missing=tuple(lost),
+        )
+
     @property
     def is_whole(self) -> bool:
         """True if it ended, and nothing of it is missing."""
@@ -102,6 +121,31 @@ class Head(Struct, frozen=True, omit_defaults=True):
         return Sample.placed(
             self.rollout, self.group, self.size, self.sample, self.parent, has_ended=self.ended
         )
+
+
+class Samples(NamedTuple):
+    """The samples of a group that are counted, and those that it is to have."""
+
+    there: int
+    size: int | None
+    """None: nobody knows."""
+    short_by: int
+
+    @classmethod
+    def of(cls, heads: Collection[Head], size: int | None = None) -> Samples:
+        """Those of the rollouts of one group. size: None: the largest that one of them names."""
+        size = size or max((head.size or 0 for head in heads), default=0)
+        if not size:
+            return cls(len(heads), None, 0)
+        every, groups = {head.rollout for head in heads}, Groups(size)
+        for head in heads:
+            if head.parent not in every:  # else it is a part of one of them
+                groups.add(head.as_sample())
+                groups.ask_for(head.group)
+        found = next(groups.not_whole(), None) if heads else NotWhole("", 0, size, [])
+        # There may be more than were to be.
+        short_by = 0 if found is None else max(len(found.missing), size - found.samples)
+        return cls(size - short_by, size, short_by)
 
 
 class Evidence:

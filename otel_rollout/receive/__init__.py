@@ -2,5 +2,7 @@
 
 from otel_rollout.receive.heads import HandedOver as HandedOver
 from otel_rollout.receive.heads import HeadFile as HeadFile
+from otel_rollout.receive.heads import is_journal as is_journal
 from otel_rollout.receive.intake import Limits as Limits
+from otel_rollout.receive.intake import audit_journal as audit_journal
 from otel_rollout.receive.receiver import TrajectoryReceiver as TrajectoryReceiver

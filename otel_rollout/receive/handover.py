@@ -253,17 +253,17 @@ class HandOver:
     def _deliver(self, ready: Sequence[_Ready]) -> None:
         """Give the lines to the output."""
         before = [None if e.unit.is_extra else self.heads.begun(e.unit) for e in ready]
-        units = [each.unit for each in ready if not each.unit.is_extra]
-        self.heads.begin(units, self.output.place())
+        there = [set[str]() if p is None else self.output.there(p) for p in before]
+        units = [(e.unit, t is None) for e, t in zip(ready, there, strict=True)]
+        self.heads.begin([u for u in units if not u[0].is_extra], self.output.place())
         lines = list[bytes]()
-        for each, place in zip(ready, before, strict=True):
+        for each, known in zip(ready, there, strict=True):
             made, problems = each.lines.result()
             for problem in problems:
                 logger.error("%s: spans of %s are lost", problem, _named(each.unit))
-            there = set[str]() if place is None else self.output.there(place)
-            if there is None:
+            if known is None:
                 logger.warning("%s is handed over a second time", _named(each.unit))
-            lines += [line for id_, line in made if id_ not in (there or ())]
+            lines += [line for id_, line in made if id_ not in (known or ())]
         self.output.write(lines)
 
     def _report(self, unit: Unit[Place]) -> None:

@@ -23,7 +23,7 @@ FILE = "heads.sqlite"
 """The file, in the folder of the journal."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS units (
-    kind TEXT, name TEXT, size INTEGER, whole INTEGER, begun INTEGER, place INTEGER, done INTEGER,
+    kind TEXT, name TEXT, size INTEGER, whole INTEGER, times INTEGER, place INTEGER, done INTEGER,
     PRIMARY KEY (kind, name));
 CREATE TABLE IF NOT EXISTS rollouts (id TEXT PRIMARY KEY, head BLOB, spans BLOB);
 CREATE TABLE IF NOT EXISTS late (
@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS late (
 """
 _BEGIN = """
 INSERT INTO units VALUES (?, ?, ?, ?, 1, ?, 0)
-ON CONFLICT DO UPDATE SET begun = begun + 1, size = excluded.size, whole = excluded.whole
+ON CONFLICT DO UPDATE SET times = times + ?, size = excluded.size, whole = excluded.whole
 """
 _LATE = "INSERT OR IGNORE INTO late VALUES (?, ?, ?)"
 _ID = 8
@@ -43,11 +43,13 @@ _head_of = msgspec.json.Decoder(Head).decode
 class HandedOver(NamedTuple):
     """A group, or a rollout without one, that is or was being handed over."""
 
-    group: str | None
+    name: str
+    """The id of the group, or of the rollout."""
+    is_group: bool
     size: int | None
     whole: int
     times: int
-    """How often handing it over began."""
+    """How often it was handed over, or may have been."""
     is_done: bool
 
 
@@ -94,11 +96,14 @@ class HeadFile:
 
     # --- changes
 
-    def begin(self, units: Sequence[Unit[Any]], place: int) -> None:
-        """Mark units that are about to be handed over. place: kept for those that are new."""
+    def begin(self, units: Sequence[tuple[Unit[Any], bool]], place: int) -> None:
+        """Mark units that are about to be handed over; each with True if perhaps it was before.
+
+        place: kept for those that are new.
+        """
         with self._disk(), self._sql:
             self._sql.execute("BEGIN")
-            rows = [(*_key(unit), unit.size, unit.whole, place) for unit in units]
+            rows = [(*_key(u), u.size, u.whole, place, again) for u, again in units]
             self._sql.executemany(_BEGIN, rows)
 
     def done(
@@ -143,9 +148,9 @@ class HeadFile:
 
     def units(self) -> Iterator[HandedOver]:
         """All that was, or was being, handed over."""
-        for kind, name, size, whole, begun, _, done in self._each("SELECT * FROM units"):
-            group = name if kind == "group" else None
-            yield HandedOver(group, size, whole, begun, bool(done))
+        for kind, name, size, whole, times, _, done in self._each("SELECT * FROM units"):
+            is_group = kind == "group"
+            yield HandedOver(name, is_group, size, whole, times, bool(done))
 
     def late_spans(self) -> Iterator[Late]:
         """The spans that came late."""
@@ -178,3 +183,8 @@ def _key(unit: Unit[Any]) -> tuple[str, str]:
 def _packed(span_id: str) -> bytes:
     """A span's id in `_ID` bytes."""
     return bytes.fromhex(span_id)[:_ID].rjust(_ID, b"\0")
+
+
+def is_journal(folder: Path) -> bool:
+    """True for the folder of a receiver's journal."""
+    return (folder / FILE).is_file()

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from otel_rollout.errors import SpanFormatError
-from otel_rollout.evidence import Late, OpenRollouts, rollout_of
-from otel_rollout.journal import Journal, Place
+from otel_rollout.evidence import Audit, Late, OpenRollouts, rollout_of
+from otel_rollout.journal import Journal, Place, read_records
 from otel_rollout.otlp import read_json, read_protobuf
 from otel_rollout.receive.heads import HeadFile
 from otel_rollout.record import decoded_whole
@@ -319,3 +320,26 @@ def parsed(body: bytes, is_json: bool) -> tuple[list[SpanRecord], int]:
         except SpanFormatError as error:
             errors.append(error)
     return records, len(errors)
+
+
+def audit_journal(folder: Path, audit: Audit, on_error: Callable[[SpanFormatError], None]) -> None:
+    """Let an audit know what is in a receiver's journal, also while the receiver runs.
+
+    on_error: called for each place that cannot be read. OSError if the heads cannot be.
+    """
+    heads = HeadFile(folder, reads=True)
+    try:
+        for body in read_records(folder, lambda text: on_error(SpanFormatError(text))):
+            for record in parsed(body, body[:1] == b"{")[0]:
+                if not heads.has_rollout(rollout_of(record) or ""):
+                    audit.see(record)
+        for head in heads.heads():
+            audit.add(head)
+        for unit in heads.units():
+            if unit.times > 1:
+                group, rollout = (unit.name, None) if unit.is_group else (None, unit.name)
+                audit.add_again(group, rollout, unit.times)
+        for late in heads.late_spans():
+            audit.add_late(late)
+    finally:
+        heads.close()

@@ -355,6 +355,13 @@ UNKNOWN = Sentence(
 )
 
 
+LOST = (
+    *(NO_SPAN, MISSING, MISSING_CONTENT, GAPS, COUNT_UNKNOWN, ELSEWHERE, EPISODE_NOT_HERE),
+    *(PASSED_OVER, LOST_REWARDS, CUT_REWARDS, DAMAGED, CUT, COPIES_DIFFER, DISPUTED, STRANGERS),
+)
+"""Those about spans that did not come, or came damaged: others may have them."""
+
+
 def _all() -> Iterator[Sentence]:
     """Every sentence; those that others look like come first."""
     return iter(_SENTENCES)

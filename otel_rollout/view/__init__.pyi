@@ -19,6 +19,8 @@ from otel_rollout.view.verbs.check import check as check
 from otel_rollout.view.verbs.choice import Choice as Choice
 from otel_rollout.view.verbs.drift import drift as drift
 from otel_rollout.view.verbs.listing import list_trajectories as list  # noqa: A004, F401 - a verb
+from otel_rollout.view.verbs.never_ended import NeverEnded as NeverEnded
+from otel_rollout.view.verbs.never_ended import is_of_starts as is_of_starts
 from otel_rollout.view.verbs.never_ended import note_never_ended as note_never_ended
 from otel_rollout.view.verbs.requirements import DEFAULT as DEFAULT
 from otel_rollout.view.verbs.requirements import REQUIREMENTS as REQUIREMENTS

@@ -145,6 +145,15 @@ class Sources:
                 yield from self.each(of, _in_order(found) if in_order else found)
             self._bar.close()
 
+    def found_or_records(self, of: Callable[[Trajectory], _Found]) -> Iterator[_Found | SpanRecord]:
+        """What a function returns for each trajectory of files, then the spans of the others."""
+        with ExitStack() as opened:
+            spans: list[_Spans] = []
+            files = self._of_trajectories(opened, spans)
+            yield from (found for _, found in self._read(of, files, 1))
+            yield from itertools.chain.from_iterable(spans)
+            self._bar.close()
+
     def items(
         self, keeps: Keeps, path: Path, *, infer_rollouts: bool, jobs: int = 1
     ) -> Iterator[tuple[str, bytes]]:

@@ -17,12 +17,6 @@ from otel_rollout.trajectory import sentences
 from otel_rollout.trajectory.sentences import sentence_of
 from tests.kit.random_agents import Rollout, all_spans, plays
 
-LOST = (
-    *(sentences.NO_SPAN, sentences.MISSING, sentences.GAPS, sentences.COUNT_UNKNOWN),
-    *(sentences.ELSEWHERE, sentences.DAMAGED, sentences.CUT, sentences.COPIES_DIFFER),
-    *(sentences.DISPUTED, sentences.STRANGERS, sentences.LOST_REWARDS, sentences.CUT_REWARDS),
-)
-
 
 def evidence_of(spans: list[SpanRecord]) -> dict[str, Evidence]:
     """That of each rollout of these spans."""
@@ -35,7 +29,7 @@ def evidence_of(spans: list[SpanRecord]) -> dict[str, Evidence]:
 
 def lost(trajectory: Trajectory) -> list[str]:
     """The warnings that something did not come, or came damaged."""
-    return [each for each in trajectory.warnings if sentence_of(each)[0] in LOST]
+    return [each for each in trajectory.warnings if sentence_of(each)[0] in sentences.LOST]
 
 
 def cut(span: SpanRecord, data: st.DataObject) -> SpanRecord:

@@ -126,7 +126,7 @@ def test_a_kill_after_the_file_and_before_the_mark(
     found = [line for line in out.read_bytes().splitlines() if line.endswith(b"}")]
     assert [json.loads(line)["id"] for line in found] == [A, B]
     [unit] = HeadFile(tmp_path / "journal", reads=True).units()
-    assert (unit.group, unit.times, unit.is_done) == ("g", 2, True)
+    assert (unit.name, unit.times, unit.is_done) == ("g", 1, True)
 
 
 class Picky:

@@ -28,7 +28,7 @@ class NeverEnded:
     def __init__(self, files: Sequence[str], on_error: Callable[[SpanFormatError], None]) -> None:
         self.records = StartedRecords()
         for name in (each for file in files for each in started_files(file)):
-            if _is_of_spans(name):
+            if not is_of_starts(name):
                 for record in read(name, on_error=on_error):
                     self.records.see(record)
             else:
@@ -83,11 +83,11 @@ def note_never_ended(records: StartedRecords) -> None:
         note(line)
 
 
-def _is_of_spans(name: str) -> bool:
-    """True unless a file is empty, or has lines of started rollouts."""
+def is_of_starts(name: str) -> bool:
+    """True if a file is empty, or has lines of started rollouts."""
     with open(name, "rb") as file:
         head = file.read(64)
-    return not name.endswith(STARTED) and bool(head.strip()) and not is_of_started(head)
+    return name.endswith(STARTED) or not head.strip() or is_of_started(head)
 
 
 def started_files(path: str) -> list[str]:

@@ -1,0 +1,56 @@
+"""The verb `audit`: what became of all rollouts, from files, journals and backends.
+
+Exit status: 0 if nothing is missing, 1 if something is, 2 if a source cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.evidence import Audit, Head
+from otel_rollout.receive import audit_journal, is_journal
+from otel_rollout.spans import as_records
+from otel_rollout.terminal import escaped, note, sentence_about
+from otel_rollout.view import NeverEnded, Sources, is_of_starts, note_unreadable
+from otel_rollout.wire import dumps
+
+
+def audit(options: argparse.Namespace) -> int:
+    """Run the verb; the exit status."""
+    found = Audit()
+    journals = [each for each in options.sources if is_journal(Path(each))]
+    starts = [each for each in options.sources if os.path.isfile(each) and is_of_starts(each)]
+    others = [each for each in options.sources if each not in {*journals, *starts}]
+    try:
+        sources = Sources(others)
+        for journal in journals:
+            audit_journal(Path(journal), found, sources.report)
+        found.started.join(NeverEnded(starts, sources.report).records)
+        _read(sources, found)
+    except (OSError, SpanFormatError) as error:
+        note(sentence_about(error))
+        return 2
+    report = found.report()
+    if options.json:
+        print(dumps(report.to_dict()))
+    else:
+        for line in report.lines():
+            print(escaped(line))
+    if sources.errors:
+        note_unreadable(sources.errors)
+        return 2
+    return 0 if report.is_fine else 1
+
+
+def _read(sources: Sources, found: Audit) -> None:
+    of: Callable[..., Head] = Head.of
+    for each in sources.found_or_records(of):
+        if isinstance(each, Head):
+            found.add_trajectory(each)
+        else:
+            for record in as_records([each]):
+                found.see(record)
