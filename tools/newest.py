@@ -84,7 +84,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "sources": ["--group", "dev", "pyproject.toml", "requirements/trainers.in"],
         "overrides": ["trainers"],
         # A process each: ART changes transformers for all that runs in its process.
-        "runs": [[str(path.relative_to(ROOT))] for path in EXPORTERS],
+        "runs": [["-m", "not ray", str(path.relative_to(ROOT))] for path in EXPORTERS],
         "editable": EXPORTERS,
         "alone": "requirements/harbor.in",
     },

@@ -25,7 +25,7 @@ def cluster() -> Iterator[Any]:
     import ray
 
     ray.init(
-        num_cpus=2,
+        num_cpus=8,  # what its actors ask for, not what there is
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=200 << 20,

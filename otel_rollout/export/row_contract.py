@@ -227,7 +227,7 @@ def without_side_calls(group: TrajectoryGroup) -> TrajectoryGroup:
 
 OURS = (
     *("agentlightning", "art", "atif", "datasets", "nemo_gym", "openai"),
-    *("rllm", "tinker", "trl", "verifiers", "verl"),
+    *("rllm", "tinker", "transferqueue", "trl", "verifiers", "verl"),
 )
 """The exporters that this project has as distributions of their own."""
 

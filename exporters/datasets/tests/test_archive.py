@@ -47,8 +47,9 @@ def with_polars(folder: Path) -> list[dict[str, Any]]:
 
 def with_duckdb(folder: Path) -> list[dict[str, Any]]:
     """So does its table function."""
-    found = duckdb.sql(f"FROM read_parquet('{folder}/**/*.parquet', hive_partitioning = true)")
-    return found.to_arrow_table().to_pylist()
+    found: Any = duckdb.sql(f"FROM read_parquet('{folder}/**/*.parquet', hive_partitioning = true)")
+    rows: list[dict[str, Any]] = found.to_arrow_table().to_pylist()
+    return rows
 
 
 def with_datasets(folder: Path) -> list[dict[str, Any]]:

@@ -43,14 +43,32 @@ def to_verl_outputs(
 
     ExportError for a log-probability that is not known and a conversation that is not only text.
     """
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    made = output_fields(trajectory, logprobs=logprobs, response_length=response_length, **options)
+    return [
+        AgentLoopOutput(**{**fields, "metrics": AgentLoopMetrics(**fields["metrics"])})
+        for fields in made
+    ]
+
+
+def output_fields(
+    trajectory: Trajectory,
+    *,
+    logprobs: bool = True,
+    response_length: int | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """The fields of the outputs of `to_verl_outputs`, which needs verl; this does not.
+
+    reward_score is there where it is set.
+    """
     if response_length is not None and response_length < 1:
         raise ConfigurationError(
             f"to_verl_outputs(response_length=...): expected a number from 1 on, got "
             f"{response_length!r}"
         )
-    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-
-    outputs: list[AgentLoopOutput] = []
+    outputs: list[dict[str, Any]] = []
     for row in trajectory.token_sequences(**options):
         start = row.prompt_length
         end = len(row) if response_length is None else min(len(row), start + response_length)
@@ -70,14 +88,14 @@ def to_verl_outputs(
         ]
         trained = [completion for completion, trains in kept if trains]
         outputs.append(
-            AgentLoopOutput(
-                prompt_ids=row.token_ids[:start],
-                response_ids=row.token_ids[start:end],
-                response_mask=mask,
-                response_logprobs=_logprobs(trajectory, row, end) if logprobs else None,
-                num_turns=_turns(path_messages(kept[-1][0].path)),
-                metrics=AgentLoopMetrics(generate_sequences=_seconds(trained)),
-                extra_fields={
+            {
+                "prompt_ids": row.token_ids[:start],
+                "response_ids": row.token_ids[start:end],
+                "response_mask": mask,
+                "response_logprobs": _logprobs(trajectory, row, end) if logprobs else None,
+                "num_turns": _turns(path_messages(kept[-1][0].path)),
+                "metrics": {"generate_sequences": _seconds(trained)},
+                "extra_fields": {
                     "reward_extra_info": {},
                     "turn_scores": [float(c.reward) for c, _ in kept if c.reward is not None],
                     "tool_rewards": [],
@@ -85,10 +103,10 @@ def to_verl_outputs(
                     "completion_ids": [completion.id for completion, _ in kept],
                     **_global_steps(trained),
                 },
-            )
+            }
         )
     if outputs and trajectory.reward is not None:
-        outputs[-1].reward_score = float(trajectory.reward)
+        outputs[-1]["reward_score"] = float(trajectory.reward)
     return outputs
 
 
