@@ -23,7 +23,7 @@ LAYERS = {
     5: ("export", "otlp", "providers"),
     6: ("evidence", "record"),
     7: ("look", "testing"),
-    8: ("gateway", "lanes", "view", "workflows"),
+    8: ("gateway", "kafka", "lanes", "view", "workflows"),
     9: ("receive", "wiring"),
     10: ("command",),
 }
@@ -486,6 +486,7 @@ LINES = {
     "evidence": 903,
     "export": 3_488,
     "gateway": 3_512,
+    "kafka": 901,
     "look": 1_934,
     "otlp": 1_700,
     "receive": 1_232,

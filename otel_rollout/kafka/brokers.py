@@ -1,0 +1,106 @@
+"""The client of Kafka, with the settings under which nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from otel_rollout.errors import ConfigurationError
+from otel_rollout.extras import module_of
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+logger = logging.getLogger("otel_rollout")
+SPANS = "spans"
+TRAJECTORIES = "trajectories"
+"""Topics, unless others are named."""
+SECONDS = 30.0
+"""How long brokers may take to answer."""
+LARGEST = 1_000_000_000
+"""Bytes of a record at most, as the client has it; the topic's own limit decides."""
+
+
+def client() -> Any:
+    """The package confluent_kafka. ConfigurationError where it is not installed."""
+    return module_of("kafka", "confluent_kafka", "Kafka")
+
+
+def consumer(brokers: str, group: str, settings: Mapping[str, str]) -> Consumer:
+    """A consumer that commits nothing by itself, and begins at the beginning."""
+    made: Consumer = client().Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "max.poll.interval.ms": 1_800_000,  # what an assignment reads first may be much
+            "session.timeout.ms": 10_000,
+            **settings,
+        }
+    )
+    return made
+
+
+def producer(brokers: str, settings: Mapping[str, str]) -> Producer:
+    """A producer that repeats until the brokers have a record, and writes none twice by that."""
+    made: Producer = client().Producer(
+        {
+            "bootstrap.servers": brokers,
+            "enable.idempotence": True,
+            "compression.type": "zstd",
+            "partitioner": "murmur2_random",  # as other clients
+            "message.max.bytes": LARGEST,
+            "message.timeout.ms": 0,  # no limit
+            "linger.ms": 20,
+            **settings,
+        }
+    )
+    return made
+
+
+def partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
+    """The partitions of a topic. ConfigurationError if it is not there, or no broker answers."""
+    kafka = client()
+    try:
+        found = consumer.list_topics(topic, SECONDS).topics[topic]
+    except kafka.KafkaException as error:
+        raise ConfigurationError(f"no broker of Kafka answers: {_reason(error)}") from None
+    if found.error is not None or not found.partitions:
+        raise ConfigurationError(
+            f"Kafka has no topic {topic!r} ({found.error}): create it, with a max.message.bytes of "
+            "16777216 or more, or name another"
+        )
+    return [kafka.TopicPartition(topic, number) for number in sorted(found.partitions)]
+
+
+def received(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages that are records; errors that pass are logged.
+
+    ConfigurationError for one that does not pass, such as a topic that is gone.
+    """
+    codes = client().KafkaError
+    for message in messages:
+        error = message.error()
+        if error is None:
+            yield message
+        elif error.fatal() or error.code() in (
+            *(codes.UNKNOWN_TOPIC_OR_PART, codes.TOPIC_AUTHORIZATION_FAILED),
+            codes.GROUP_AUTHORIZATION_FAILED,
+        ):
+            raise ConfigurationError(f"Kafka refuses: {error.str()}")
+        else:
+            logger.warning("Kafka: %s", error.str())
+
+
+def place_of(message: Message) -> tuple[int, int]:
+    """Partition and offset of a message that came."""
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    return partition, offset
+
+
+def _reason(error: Any) -> str:
+    return str(error.args[0].str()) if error.args else str(error)

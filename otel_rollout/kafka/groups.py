@@ -1,0 +1,172 @@
+"""Whole groups of trajectories out of Kafka, for trainers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from otel_rollout.errors import ConfigurationError, SpanFormatError
+from otel_rollout.kafka.brokers import (
+    TRAJECTORIES,
+    client,
+    consumer,
+    partitions,
+    place_of,
+    received,
+)
+from otel_rollout.kafka.open_groups import OpenGroup, OpenGroups, Resume
+from otel_rollout.trajectory import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message, TopicPartition
+
+logger = logging.getLogger("otel_rollout")
+Position = Mapping[str, Resume]
+"""Where to go on, as JSON: by the number of the partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaGroup:
+    """A group that came out of Kafka."""
+
+    group: TrajectoryGroup
+    """Its trajectories; those of rollouts inside them are its `children`."""
+    missing: list[str]
+    """What is missing of it, as sentences; [] if it is whole."""
+    position: Position
+    """`start` of a consumer that is to give what comes after this group."""
+    partition: int
+
+
+class KafkaGroups:
+    """Iterator over the groups of a topic of trajectories, each given once, when it is whole.
+
+        groups = KafkaGroups("broker:9092", start=checkpoint.get("kafka"))
+        for each in groups:
+            train(each.group)
+            save_checkpoint(kafka=each.position)
+
+    A trainer that keeps `position` with its weights goes on from there, or trains once more from
+    any former one. Without `start`, the consumers of one `name` share the partitions, and go on
+    after what they `commit`; groups may come again then, when one was stopped.
+
+    brokers: `HOST:PORT`, several with commas.
+    start: position to go on from; a partition that it lacks is read from its beginning.
+    group_seconds: how long after its last record a group that is not whole is given. None: never.
+    idle_seconds: end when nothing has come for so long. None: wait for more.
+    settings: further settings of librdkafka, such as those of `security.protocol`.
+    ConfigurationError if no broker answers, or there is no such topic.
+    """
+
+    def __init__(
+        self,
+        brokers: str,
+        *,
+        topic: str = TRAJECTORIES,
+        name: str = "otel-rollout-trainer",
+        start: Position | None = None,
+        group_seconds: float | None = None,
+        idle_seconds: float | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._group_seconds, self._idle_seconds = group_seconds, idle_seconds
+        self._partitions: dict[int, OpenGroups] = {}
+        self._topic = topic
+        self._consumer: Consumer = consumer(brokers, name, settings or {})
+        every = partitions(self._consumer, topic)
+        if start is None:
+            self._consumer.subscribe([topic], on_assign=self._assigned, on_revoke=self._revoked)
+            return
+        if unknown := start.keys() - {str(each.partition) for each in every}:
+            raise ConfigurationError(
+                f"KafkaGroups(start=): the topic {topic!r} has no partition {min(unknown)}"
+            )
+        for each in every:
+            resume = start.get(str(each.partition))
+            self._partitions[each.partition] = OpenGroups(resume=resume)
+            each.offset = resume["offset"] if resume else client().OFFSET_BEGINNING
+        self._consumer.assign(every)
+
+    def __enter__(self) -> KafkaGroups:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[KafkaGroup]:
+        last = time.monotonic()
+        while True:
+            polled = self._consumer.poll(1.0)
+            now = time.monotonic()
+            for message in received([polled] if polled else []):
+                last = now
+                yield from self._take(message, now)
+            if self._idle_seconds is not None and now - last >= self._idle_seconds:
+                return
+            if self._group_seconds is not None:
+                for number, groups in list(self._partitions.items()):
+                    for group in groups.due(now, self._group_seconds):
+                        yield self._give(number, group)
+
+    @property
+    def position(self) -> Position:
+        """`start` of a consumer that is to give what was not given yet."""
+        return {str(number): groups.resume for number, groups in self._partitions.items()}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of open groups, of records that came again, and of those that came too late."""
+        every = self._partitions.values()
+        return {
+            "open": sum(map(len, every)),
+            "copies": sum(each.copies for each in every),
+            "late": sum(each.late for each in every),
+        }
+
+    def commit(self, each: KafkaGroup) -> None:
+        """Let consumers of this name go on after this group."""
+        resume = each.position[str(each.partition)]
+        place = client().TopicPartition(self._topic, each.partition, resume["offset"])
+        self._consumer.commit(offsets=[place], asynchronous=False)
+
+    def close(self) -> None:
+        """Leave the partitions to others."""
+        self._consumer.close()
+
+    def _take(self, message: Message, now: float) -> Iterator[KafkaGroup]:
+        number, offset = place_of(message)
+        if (groups := self._partitions.get(number)) is None:
+            return  # it was taken away meanwhile
+        key = (message.key() or b"").decode(errors="replace")
+        where = f"{self._topic}, partition {number}, offset {offset}"
+        try:
+            trajectory = Trajectory.from_json(message.value() or b"")
+        except SpanFormatError as error:
+            logger.warning("%s: no trajectory: %s", where, error)
+            groups.skip(offset)
+            return
+        if groups.add(key, trajectory, offset, now) == "late":
+            logger.warning(
+                "%s: rollout %s came when its group %r had been given without it",
+                *(where, trajectory.id, key),
+            )
+        elif (group := groups.ready(key)) is not None:
+            yield self._give(number, group)
+
+    def _give(self, number: int, group: OpenGroup) -> KafkaGroup:
+        missing = group.missing
+        self._partitions[number].give(group)
+        made = TrajectoryGroup.of(group.members)
+        made.children = group.children
+        return KafkaGroup(made, missing, self.position, number)
+
+    def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        for place in consumer.committed(places, 30.0):
+            self._partitions[place.partition] = OpenGroups(max(place.offset, 0))
+
+    def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:
+        for place in places:
+            self._partitions.pop(place.partition, None)

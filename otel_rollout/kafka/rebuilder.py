@@ -1,0 +1,298 @@
+"""Spans out of Kafka, trajectories into it. Kafka has all state: this process may be killed.
+
+Spans are keyed by trace, so a rollout is in one partition, and in one of the processes that share
+them. A trajectory is written when its rollout is whole; then a mark into the partition of its
+spans: a record without spans, whose header names the rollout. An offset is committed only up to the
+oldest spans that no mark covers; whoever has the partition next reads the marks from there on, then
+the spans. A kill between a trajectory and its mark writes it twice; `KafkaGroups` gives it once.
+
+A rollout inside another one is written before that one, with its key, which is that of the group.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_rollout.errors import SpanFormatError
+from otel_rollout.journal import Journal
+from otel_rollout.kafka.brokers import (
+    SPANS,
+    TRAJECTORIES,
+    client,
+    consumer,
+    partitions,
+    place_of,
+    producer,
+    received,
+)
+from otel_rollout.kafka.spans import DONE, At, Partition, Ready, done_of, marks_between
+from otel_rollout.otlp import read_protobuf
+from otel_rollout.rebuild import reconstruct
+from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.trajectory import Trajectory
+from otel_rollout.wire import dumps
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+logger = logging.getLogger("otel_rollout")
+_AT_ONCE = 500
+"""Records that are read together."""
+_COMMIT_SECONDS = 5.0
+_TICK_SECONDS = 1.0
+_REFUSED_SECONDS = 60.0
+"""Pause after the brokers refused a record for good."""
+
+
+class Rebuilder:
+    """Rebuilds trajectories from a topic of spans into one of trajectories, until it is stopped.
+
+    Any number may run, each with some of the partitions; they may come and go.
+
+    brokers: `HOST:PORT`, several with commas.
+    rollout_seconds: how long after its last span a rollout that is not whole is written as it is.
+        The time begins anew when another process takes over its partition.
+    folder: for spans of open rollouts; what is in it is worth nothing to another process.
+    settings: further settings of librdkafka, such as those of `security.protocol`.
+    ConfigurationError if no broker answers, or there is no such topic.
+    """
+
+    def __init__(
+        self,
+        brokers: str,
+        *,
+        spans: str = SPANS,
+        trajectories: str = TRAJECTORIES,
+        name: str = "otel-rollout",
+        rollout_seconds: float = 3600.0,
+        folder: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._spans, self._trajectories, self._seconds = spans, trajectories, rollout_seconds
+        # Cooperative: what a process keeps at a rebalance need not be read again.
+        settings = {"partition.assignment.strategy": "cooperative-sticky", **(settings or {})}
+        self._consumer: Consumer = consumer(brokers, name, settings)
+        for topic in (trajectories, spans):
+            partitions(self._consumer, topic)
+        settings.pop("partition.assignment.strategy")
+        self._marks = consumer(
+            brokers, f"{name}-marks", {"enable.partition.eof": "true", **settings}
+        )
+        self._producer = producer(brokers, settings)
+        self._scratch = tempfile.TemporaryDirectory(prefix="otel-rollout-kafka-", dir=folder)
+        self._journal = Journal(self._scratch.name)
+        self._partitions: dict[int, Partition] = {}
+        self._refused: list[tuple[float, Callable[[], None]]] = []
+        """What to write again, and when."""
+        self._last_commit = self._last_tick = time.monotonic()
+        self.counts = Counter[str]()
+        """Spans by `Verdict`; trajectories that were `written`, and `incomplete` ones of them;
+        rollouts that `never_ended`; `unreadable` records; offsets that were `deleted` unread."""
+        self._consumer.subscribe(
+            [spans], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+
+    def __len__(self) -> int:
+        """Number of rollouts that are open."""
+        return sum(len(each.rollouts) for each in self._partitions.values())
+
+    def run_once(self, seconds: float = 1.0) -> None:
+        """Read what is there, or wait so long for more; write what is whole, or out of time."""
+        self._take(received(self._consumer.consume(_AT_ONCE, seconds)))
+        self._producer.poll(0)
+        now = time.monotonic()
+        is_tick = now - self._last_tick >= _TICK_SECONDS
+        for number, partition in self._partitions.items():
+            for ready in partition.ready(now, is_tick=is_tick):
+                self._write(number, partition, ready)
+        if is_tick:
+            self._last_tick = now
+            self._write_again(now)
+        if now - self._last_commit >= _COMMIT_SECONDS:
+            self._last_commit = now
+            self._commit(self._partitions)
+
+    def close(self) -> None:
+        """Finish what is being written, and leave the partitions to others."""
+        self._consumer.close()  # calls `_revoked`
+        self._producer.flush()
+        self._marks.close()
+        self._journal.close()
+        self._scratch.cleanup()
+
+    # --- spans
+
+    def _take(self, messages: Iterable[Message]) -> None:
+        read = list[tuple[int, int, list[SpanRecord]]]()
+        values = list[bytes]()
+        for message in messages:
+            number, offset = place_of(message)
+            if (partition := self._partitions.get(number)) is None:
+                continue  # it was taken away meanwhile
+            partition.next = offset + 1
+            partition.remember(done_of(message))
+            if records := self._records(message):
+                read.append((number, offset, records))
+                values.append(message.value() or b"")
+        now = time.monotonic()
+        for (number, offset, records), place in zip(
+            read, self._journal.append(values), strict=True
+        ):
+            partition, at = self._partitions[number], At(offset, place)
+            self.counts.update(partition.add(record, at, now) for record in records)
+            if at not in partition.rollouts.held:
+                self._journal.release([place])
+
+    def _records(self, message: Message) -> list[SpanRecord]:
+        try:
+            return [as_record(record) for record in read_protobuf(message.value() or b"")]
+        except SpanFormatError as error:
+            number, offset = place_of(message)
+            self.counts["unreadable"] += 1
+            logger.error("%s, partition %s, offset %s: %s", self._spans, number, offset, error)
+            return []
+
+    # --- trajectories
+
+    def _write(self, number: int, partition: Partition, ready: Ready) -> None:
+        """Write the trajectory of a rollout, then its mark."""
+        head = ready.unit.heads[0]
+        found = self._trajectory_of(ready)
+        if found is None:
+            self.counts["never_ended"] += 1
+            logger.warning(
+                "rollout %s never ended: only its start, or a reward, came", head.rollout
+            )
+            self._mark(number, partition, ready)
+            return
+        if not head.is_whole:
+            self.counts["incomplete"] += 1
+            logger.warning(
+                "rollout %s is written without what is missing: %s",
+                *(head.rollout, ", ".join(head.missing) or "its end"),
+            )
+        value = found.to_json().encode()
+
+        def written(error: KafkaError | None, _: Any) -> None:
+            if error is None:
+                self.counts["written"] += 1
+                self._mark(number, partition, ready)
+                return
+            logger.error(
+                "the trajectory of rollout %s, of %s bytes, was refused by Kafka (%s): it and the "
+                "spans from offset %s on are kept and it is tried again. Is max.message.bytes of "
+                "the topic %r too small?",
+                *(head.rollout, len(value), error, partition.low, self._trajectories),
+            )
+            self._later(partition, number, lambda: self._write(number, partition, ready))
+
+        self._produce(self._trajectories, value, written, key=ready.key)
+
+    def _trajectory_of(self, ready: Ready) -> Trajectory | None:
+        """The trajectory of a rollout; None if nothing but its start, or rewards, came."""
+        records = list[SpanRecord]()
+        for at in ready.unit.places:
+            records += read_protobuf(self._journal.read(at.place))
+        head = ready.unit.heads[0]
+        for found in reconstruct(records):
+            if found.id == head.rollout and (head.ended or found.completions):
+                return found
+        return None
+
+    def _mark(self, number: int, partition: Partition, ready: Ready) -> None:
+        """Note that a trajectory is written; then its spans are not needed any more."""
+        id_ = ready.unit.heads[0].rollout
+
+        def marked(error: KafkaError | None, _: Any) -> None:
+            if self._partitions.get(number) is not partition:
+                return
+            if error is None:
+                self._journal.release(at.place for at in partition.finish(ready))
+                return
+            logger.error("the mark of rollout %s was refused by Kafka (%s)", id_, error)
+            self._later(partition, number, lambda: self._mark(number, partition, ready))
+
+        headers = [(DONE, dumps({"rollout": id_, "key": ready.key}).encode())]
+        self._produce(self._spans, b"", marked, partition=number, headers=headers)
+
+    def _produce(
+        self, topic: str, value: bytes, delivered: Callable[[Any, Any], None], **more: Any
+    ) -> None:
+        while True:
+            try:
+                self._producer.produce(topic, value, on_delivery=delivered, **more)
+            except BufferError:  # much waits for the brokers
+                self._producer.poll(1.0)
+            except client().KafkaException as error:
+                delivered(error.args[0], None)
+                return
+            else:
+                return
+
+    def _later(self, partition: Partition, number: int, write: Callable[[], None]) -> None:
+        def again() -> None:
+            if self._partitions.get(number) is partition:
+                write()
+
+        self._refused.append((time.monotonic() + _REFUSED_SECONDS, again))
+
+    def _write_again(self, now: float) -> None:
+        waiting, self._refused = self._refused, []
+        for when, write in waiting:
+            if when <= now:
+                write()
+            else:
+                self._refused.append((when, write))
+
+    # --- partitions that come and go
+
+    def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        for place in consumer.committed(places, 30.0):
+            number = place.partition
+            low, high = consumer.get_watermark_offsets(place, 30.0)
+            if 0 <= place.offset < low:
+                self.counts["deleted"] += low - place.offset
+                logger.error(
+                    "%s, partition %s: Kafka deleted the offsets %s to %s before they were read. "
+                    "Raise retention.ms and retention.bytes of the topic.",
+                    *(self._spans, number, place.offset, low - 1),
+                )
+            place.offset = max(place.offset, low)
+            done = marks_between(self._marks, place, high)
+            self._partitions[number] = Partition(place.offset, done, self._seconds)
+            consumer.incremental_assign([place])
+
+    def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._producer.flush()
+        self._commit({place.partition: self._partitions[place.partition] for place in places})
+        self._lost(consumer, places)
+
+    def _lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        """Forget partitions that others may have already."""
+        for place in places:
+            if (partition := self._partitions.pop(place.partition, None)) is not None:
+                self._journal.release(at.place for at in partition.rollouts.held)
+        consumer.incremental_unassign(places)
+
+    def _commit(self, some: Mapping[int, Partition]) -> None:
+        offsets = [
+            client().TopicPartition(self._spans, number, partition.low)
+            for number, partition in some.items()
+            if partition.low != partition.committed
+        ]
+        if not offsets:
+            return
+        try:
+            done = self._consumer.commit(offsets=offsets, asynchronous=False)
+        except client().KafkaException as error:
+            logger.warning("Kafka did not take the offsets (%s): they are sent again", error)
+            return
+        for place in done:
+            if place.error is None:
+                some[place.partition].committed = place.offset

@@ -1,0 +1,171 @@
+"""What a rebuilder knows of one partition of spans, and the marks in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_rollout import semconv as sc
+from otel_rollout.evidence import Head, OpenRollouts, Unit, Verdict, rollout_of
+from otel_rollout.journal import Place
+from otel_rollout.kafka.brokers import client
+from otel_rollout.spans import SpanRecord
+from otel_rollout.trajectory import UNREADABLE
+from otel_rollout.wire import loads
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message, TopicPartition
+
+DONE = "rollout-done"
+"""Header of a mark: JSON with a `rollout` whose trajectory is written, and the `key` of that."""
+_REMEMBERED = 100_000
+"""Rollouts that are done and known again."""
+
+
+class At(NamedTuple):
+    """Where spans are: in Kafka, and in the journal of this process."""
+
+    offset: int
+    place: Place
+
+
+class Ready(NamedTuple):
+    """A rollout to be written."""
+
+    unit: Unit[At]
+    key: str
+    """That of its group, or of the outermost rollout around it."""
+
+
+class Partition:
+    """The rollouts of a partition."""
+
+    def __init__(self, start: int, done: dict[str, str], rollout_seconds: float) -> None:
+        self.next = start
+        """The offset after the last record that was read."""
+        self.committed = start
+        self.keys: dict[str, str] = {**done}
+        """The keys of trajectories that are written, or being so, by their ids."""
+        self._done: dict[str, None] = dict.fromkeys(done)
+        self._seconds = rollout_seconds
+        self._count: dict[str, int] = {}
+        """How many rollouts are inside one, by its id."""
+        self._here: dict[str, set[str]] = {}
+        """Those of them that were whole, or out of time."""
+        self._waiting: dict[str, tuple[float, Unit[At]]] = {}
+        """Rollouts that wait for the one around them, or for those inside, and since when."""
+        self.rollouts: OpenRollouts[At] = OpenRollouts(
+            rollout_seconds=rollout_seconds,
+            group_seconds=None,
+            rollout_is_done=self._done.__contains__,
+        )
+
+    @property
+    def low(self) -> int:
+        """The offset of the oldest spans that are needed."""
+        return min((at.offset for at in self.rollouts.held), default=self.next)
+
+    def add(self, record: SpanRecord, at: At, now: float) -> Verdict:
+        """Take in a span."""
+        verdict, id_ = self.rollouts.add(record, at, now), rollout_of(record)
+        if id_ is not None and sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
+            if verdict != "late":
+                self._count[id_] = record.integer(sc.ROLLOUT_NESTED_COUNT) or 0
+            elif (around := record.text(sc.ROLLOUT_PARENT_ID)) is not None:  # written before
+                self._here.setdefault(around, set()).add(id_)
+        return verdict
+
+    def ready(self, now: float, *, is_tick: bool) -> Iterator[Ready]:
+        """The rollouts to be written: those inside another one before it, all with its key.
+
+        is_tick: also those that are out of time.
+        """
+        units = [(now, unit) for unit in self.rollouts.whole()]
+        if is_tick:
+            units += [(now - self._seconds, unit) for unit in self.rollouts.due(now)]
+        for since, unit in units:
+            head = unit.heads[0]
+            self._waiting[head.rollout] = since, unit
+            if head.parent is not None and head.parent not in self._done:
+                self._here.setdefault(head.parent, set()).add(head.rollout)
+        if units or is_tick:
+            for id_, (since, unit) in list(self._waiting.items()):
+                if id_ in self._waiting and self._is_due(unit.heads[0], now - since):
+                    yield from self._with_inside(unit)
+
+    def _is_due(self, head: Head, seconds: float) -> bool:
+        """True for a rollout that needs not wait for others, or has waited for so long."""
+        if (around := self._around(head)) is not None and around not in self.keys:
+            return seconds >= self._seconds and not self.rollouts.is_open(around)
+        is_full = len(self._here.get(head.rollout, ())) >= self._count.get(head.rollout, 0)
+        return is_full or seconds >= self._seconds
+
+    def _with_inside(self, unit: Unit[At]) -> Iterator[Ready]:
+        head = unit.heads[0]
+        own = head.rollout if head.group is None else head.group
+        self.keys[head.rollout] = self.keys.get(self._around(head) or "", own)
+        del self._waiting[head.rollout]
+        for _, inside in list(self._waiting.values()):
+            if self._around(inside.heads[0]) == head.rollout:
+                yield from self._with_inside(inside)
+        yield Ready(unit, self.keys[head.rollout])
+
+    @staticmethod
+    def _around(head: Head) -> str | None:
+        """The rollout whose key it has; None: it is of a group itself, or outermost."""
+        return head.parent if head.group is None else None
+
+    def finish(self, ready: Ready) -> list[At]:
+        """A rollout is written and marked; the places that nothing needs any more."""
+        id_ = ready.unit.heads[0].rollout
+        self._count.pop(id_, None)
+        self._here.pop(id_, None)
+        self.remember({id_: self.keys[id_]})
+        return self.rollouts.done(ready.unit)
+
+    def remember(self, done: dict[str, str]) -> None:
+        """These rollouts are written: what comes of them is late."""
+        for id_, key in done.items():
+            self._done[id_], self.keys[id_] = None, key
+        while len(self._done) > _REMEMBERED:
+            oldest = next(iter(self._done))
+            del self._done[oldest]
+            self.keys.pop(oldest, None)
+
+
+def done_of(message: Message) -> dict[str, str]:
+    """The rollouts that a message marks as written, with their keys."""
+    found = {}
+    headers: Any = message.headers() or ()
+    for name, value in headers:
+        if name == DONE and value is not None:
+            try:
+                mark: Any = loads(value)
+                found[str(mark["rollout"])] = str(mark["key"])
+            except UNREADABLE:
+                continue  # another's header of that name
+    return found
+
+
+def marks_between(reader: Consumer, place: TopicPartition, end: int) -> dict[str, str]:
+    """The rollouts that are marked as written in a partition, from a place to an offset."""
+    found: dict[str, str] = {}
+    if place.offset >= end:
+        return found
+    reader.assign([place])
+    kafka = client()
+    while True:
+        for message in reader.consume(500, 1.0):
+            error = message.error()
+            if error is None:
+                found |= done_of(message)
+                if (message.offset() or 0) + 1 >= end:
+                    break
+            elif error.code() == kafka.KafkaError._PARTITION_EOF:
+                break
+            else:
+                raise kafka.KafkaException(error)
+        else:
+            continue
+        reader.unassign()
+        return found

@@ -1,0 +1,143 @@
+"""Spans through the client's own small brokers: rebuilt, in groups, and again from any position."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+from otel_rollout import ConfigurationError, reconstruct, rollout
+from otel_rollout.kafka import KafkaGroup, KafkaGroups, Rebuilder
+from tests.kit.recording import Clients, Recording
+
+kafka = pytest.importorskip("confluent_kafka")
+SETTINGS = {"topic.metadata.refresh.interval.ms": "200"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A producer that has the brokers in its process."""
+    made = kafka.Producer({"test.mock.num.brokers": 1, "linger.ms": 0})
+    yield made
+    made.flush(10)
+
+
+@pytest.fixture
+def topics(cluster: Any, request: pytest.FixtureRequest) -> dict[str, str]:
+    """Topics of this test."""
+    name = f"{request.node.name}-{os.getpid()}"
+    return {"spans": f"{name}.spans", "trajectories": f"{name}.trajectories"}
+
+
+@pytest.fixture
+def brokers(cluster: Any, topics: dict[str, str]) -> str:
+    """Their address; the topics are there."""
+    (broker,) = cluster.list_topics(timeout=10).brokers.values()
+    for topic in topics.values():
+        cluster.list_topics(topic, timeout=10)
+    return f"{broker.host}:{broker.port}"
+
+
+def play(recording: Recording, clients: Clients, groups: int = 2) -> None:
+    """Groups of two, each sample with a rollout inside it."""
+    client = clients.sync(clients.serve())
+    for group, index in itertools.product(range(groups), range(2)):
+        with rollout("agent", group_id=f"g{group}", sample_index=index, group_size=2):
+            message: Any = {"role": "user", "content": f"{group} {index}"}
+            client.chat.completions.create(model="m", messages=[message])
+            with rollout("helper"):
+                client.chat.completions.create(model="m", messages=[message])
+
+
+def send(cluster: Any, topic: str, spans: Any) -> None:
+    """As a collector does, keyed by trace; a record for each span."""
+    for span in spans:
+        key = f"{span.context.trace_id:032x}"
+        cluster.produce(topic, encode_spans([span]).SerializeToString(), key)
+    cluster.flush(10)
+
+
+def rebuild(brokers: str, topics: dict[str, str], count: int) -> dict[str, int]:
+    """Run one process until so many trajectories are written; what it counted."""
+    rebuilder = Rebuilder(
+        brokers, spans=topics["spans"], trajectories=topics["trajectories"], settings=SETTINGS
+    )
+    deadline = time.monotonic() + 30
+    while rebuilder.counts["written"] < count and time.monotonic() < deadline:
+        rebuilder.run_once(0.05)
+    rebuilder.close()
+    return dict(rebuilder.counts)
+
+
+def groups(brokers: str, topics: dict[str, str], start: Any = None) -> list[KafkaGroup]:
+    """All groups that are there."""
+    reader = KafkaGroups(
+        brokers, topic=topics["trajectories"], start=start or {}, idle_seconds=1, settings=SETTINGS
+    )
+    with reader:
+        return list(reader)
+
+
+def test_groups_come_whole_and_again(
+    recording: Recording, clients: Clients, cluster: Any, brokers: str, topics: dict[str, str]
+) -> None:
+    """Spans in any order and twice; every position gives what comes after it."""
+    play(recording, clients)
+    spans = recording.spans
+    send(cluster, topics["spans"], [*reversed(spans), *spans])
+    counts = rebuild(brokers, topics, 8)
+    found = groups(brokers, topics)
+    assert sorted(each.group.id or "" for each in found) == ["g0", "g1"]
+    assert [each.missing for each in found] == [[], []]
+    assert all(len(each.group) == len(each.group.children) == 2 for each in found)
+    came = [t for each in found for t in (*each.group, *each.group.children)]
+    live = reconstruct(spans)
+    assert sorted(came, key=lambda t: t.id) == sorted(live, key=lambda t: t.id)
+    assert counts["written"] == 8
+    again = groups(brokers, topics, found[0].position)
+    assert [each.group.id for each in again] == [found[1].group.id]
+    assert groups(brokers, topics, found[1].position) == []
+
+
+def test_marks_keep_what_is_written_from_being_written_again(
+    recording: Recording, clients: Clients, cluster: Any, brokers: str, topics: dict[str, str]
+) -> None:
+    """A rollout that is open holds the offset back: the next process reads the others' marks."""
+    with rollout("open"):
+        client = clients.sync(clients.serve())
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+        play(recording, clients)
+        send(cluster, topics["spans"], recording.spans)
+        first = rebuild(brokers, topics, 8)
+    send(cluster, topics["spans"], recording.spans[-1:])
+    second = rebuild(brokers, topics, 1)
+    assert (first["written"], second["written"]) == (8, 1)
+    assert second["late"] == 16  # a call and an end of each
+    keys = [each.group.id for each in groups(brokers, topics)]
+    assert sorted(map(str, keys)) == ["None", "g0", "g1"]
+
+
+def test_what_is_no_span_is_counted(cluster: Any, brokers: str, topics: dict[str, str]) -> None:
+    """A record of something else costs no other, and is reported with its place."""
+    cluster.produce(topics["spans"], b"no spans")
+    cluster.flush(10)
+    rebuilder = Rebuilder(
+        brokers, spans=topics["spans"], trajectories=topics["trajectories"], settings=SETTINGS
+    )
+    deadline = time.monotonic() + 20
+    while not rebuilder.counts and time.monotonic() < deadline:
+        rebuilder.run_once(0.05)
+    rebuilder.close()
+    assert rebuilder.counts == {"unreadable": 1}
+
+
+def test_no_broker_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens there."""
+    monkeypatch.setattr("otel_rollout.kafka.brokers.SECONDS", 0.5)
+    with pytest.raises(ConfigurationError, match="no broker of Kafka answers"):
+        KafkaGroups("127.0.0.1:9")
