@@ -492,7 +492,7 @@ LINES = {
     "receive": 1_232,
     "rebuild": 2_118,
     "rebuild/dialects": 3_126,
-    "record": 8_705,
+    "record": 8_712,
     "spans": 2_026,
     "testing": 1_214,
     "trajectory": 5_025,

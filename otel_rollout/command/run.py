@@ -30,7 +30,7 @@ NOT_FOUND = 127
 NO_CALL = "no model call came through the gateway"
 
 
-_is_header = re.compile(r"OTEL_EXPORTER_OTLP(_\w+)?_HEADERS").fullmatch
+_is_header = re.compile(r"OTEL_(EXPORTER_OTLP(_\w+)?|ROLLOUT_TRAIN)_HEADERS").fullmatch
 
 
 class CommandError(Exception):

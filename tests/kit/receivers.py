@@ -62,10 +62,13 @@ class HttpReceiver(Receiver):
     def __init__(self, max_bytes: int = 20 << 20, port: int = 0) -> None:
         super().__init__(max_bytes)
         receiver = self
+        self.keys = set[str | None]()
+        """What requests had in the header `authorization`."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.keys.add(self.headers["authorization"])
                 answer = receiver.take(body)
                 if answer == UNANSWERED:
                     self.close_connection = True

@@ -138,7 +138,7 @@ class Sender(SpanProcessor):
                 self._put(item, due)
         if has_room:
             return
-        if self._keep([item]):
+        if self._keep([item], can_wait=False):
             with self._changed:
                 self._put(item, due)
             return
@@ -237,17 +237,24 @@ class Sender(SpanProcessor):
                     self._fresh += [*piece, *fresh]
                 return
 
-    def _keep(self, items: list[Waiting]) -> bool:
-        """Move spans from memory to the folder; False if that cannot be."""
+    def _keep(self, items: list[Waiting], *, can_wait: bool = True) -> bool:
+        """Move spans from memory to the folder; False if that cannot be.
+
+        can_wait: False: they stay in memory while other spans are being moved, perhaps by this
+            thread, which a garbage collection has made to end a span.
+        """
         if self._spool is None:
             return False
+        if not self._keeping.acquire(blocking=can_wait):
+            return True
         try:
             spans = [item.span for item in items if item.span is not None]
-            with self._keeping:
-                kept = self._spool.keep(Paced(spans, self._is_hurried))
+            kept = self._spool.keep(Paced(spans, self._is_hurried))
         except OSError as error:
             self._log_once("spans wait in memory, not in %s: %s", self._spool.folder, error)
             return False
+        finally:
+            self._keeping.release()
         with self._changed:
             for item, place in zip(items, kept, strict=True):
                 self._bytes -= item.size if item in self._backlog else 0
@@ -277,8 +284,12 @@ class Sender(SpanProcessor):
                 log_level = logging.DEBUG if self._backlog.pause else logging.ERROR
                 has_arrived = self.outlet.send(spans, self._is_hurried, log_level=log_level)
                 with self._changed:
-                    self._note([item for item in batch if item in self._backlog], has_arrived)
+                    batch = [item for item in batch if item in self._backlog]
+                    self._note(batch, has_arrived)
                     self._changed.notify_all()
+                for item in batch if has_arrived else ():
+                    if item.kept is not None:
+                        item.kept.release()
 
     def _next(self) -> list[Waiting]:
         """The spans of the next request, when it is time for it; [] at the end."""
@@ -331,11 +342,7 @@ class Sender(SpanProcessor):
             return
         self._backlog.arrived(batch)
         self.arrived += len(batch)
-        for item in batch:
-            if item.kept is not None:
-                item.kept.release()
-            else:
-                self._bytes -= item.size
+        self._bytes -= sum(item.size for item in batch if item.kept is None)
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -56,7 +56,7 @@ class Spool:
         """The folder, also after the process has gone to another one."""
         self._taken_over: list[Journal] = []
         self._own: Journal | None = None
-        self._creating = threading.Lock()
+        self._creating = threading.RLock()
         try:
             self._journal()
         except OSError as error:
@@ -67,7 +67,7 @@ class Spool:
 
     def renew(self) -> None:
         """Begin anew in a forked child: what is kept is the parent's."""
-        self._creating = threading.Lock()
+        self._creating = threading.RLock()
         self._close()
 
     def keep(self, spans: Sequence[ReadableSpan]) -> list[KeptSpan]:

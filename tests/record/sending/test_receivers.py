@@ -267,6 +267,7 @@ def test_calls_go_to_the_train_endpoint_alone(clients: Clients, monkeypatch: pyt
     with HttpReceiver() as people, HttpReceiver() as train:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", people.url)
         monkeypatch.setenv("OTEL_ROLLOUT_TRAIN_ENDPOINT", train.url)
+        monkeypatch.setenv("OTEL_ROLLOUT_TRAIN_HEADERS", "authorization=Bearer%20t")
         otel_rollout.configure("x")
         with rollout("x") as live:
             ask(client, user("hi"))
@@ -274,6 +275,7 @@ def test_calls_go_to_the_train_endpoint_alone(clients: Clients, monkeypatch: pyt
     assert people.names() == ["chat m", "invoke_agent x"]
     assert train.names() == ["invoke_agent x", "recording /chat/completions", "rollout started"]
     assert reconstruct(train.spans) == [live]
+    assert (people.keys, train.keys) == ({None}, {"Bearer t"})
 
 
 def test_an_endpoint_for_all_gets_each_span_once(clients: Clients, monkeypatch: pytest.MonkeyPatch):
