@@ -21,7 +21,7 @@ _END = ";"
 _ESCAPES = {"%": "%25", ",": "%2C", ":": "%3A", _END: "%3B"}
 """Characters of names that would end an entry; `%` is escaped first, and read back last."""
 _entries = re.compile("([^,:;]*):([0-9]+)[,;]").findall
-_SUMMED = frozenset(
+SUMMED = frozenset(
     (
         *(sc.ROLLOUT_REWARDS, sc.ROLLOUT_APPENDED, sc.REWARD),
         *(sc.REQUEST_KEY, sc.REQUEST_PARAMS, sc.REQUEST_RAW, sc.REQUEST_DIGEST),
@@ -45,7 +45,7 @@ def with_lengths(
     sealed = dict(attributes)
     every = {**before, **sealed} if before else sealed.copy()
     known = (checksums or {}).get
-    if summed := [k for k in filter(_SUMMED.__contains__, every) if isinstance(every[k], str)]:
+    if summed := [k for k in filter(SUMMED.__contains__, every) if isinstance(every[k], str)]:
         sums = [known(key) or crc32(every[key].encode(*_ENCODING)) for key in summed]
         sealed[sc.CHECKSUMS] = every[sc.CHECKSUMS] = _form(*summed) % tuple(sums)
     lengths = {
