@@ -147,9 +147,9 @@ def configure(
 
     A provider that it creates reads the `OTEL_*` variables as any OpenTelemetry program does: spans
     go out over OTLP if an endpoint is set, and nowhere otherwise. A provider of yours keeps its own
-    exporters; only `span_exporters` are added. Metrics go out over OTLP if OTEL_METRICS_EXPORTER or
-    OTEL_EXPORTER_OTLP_METRICS_ENDPOINT asks for them, else to the meter provider that you set
-    (`docs/metrics.md`). With `OTEL_SDK_DISABLED=true` nothing is recorded.
+    exporters; `span_exporters` and `train_endpoint` are added. Metrics go out over OTLP if
+    OTEL_METRICS_EXPORTER or OTEL_EXPORTER_OTLP_METRICS_ENDPOINT asks for them, else to the meter
+    provider that you set (`docs/metrics.md`). With `OTEL_SDK_DISABLED=true` nothing is recorded.
 
     service_name: the `service.name` of a provider that it creates; overrides OTEL_SERVICE_NAME.
     exporters: receive finished trajectories (`InMemoryTrajectoryExporter()`, ...).
@@ -332,8 +332,9 @@ def shutdown(timeout_millis: int = 30_000) -> bool:
 
     The hooks are removed from the clients. A provider that `configure` created is shut down; one
     of yours is flushed and keeps running without our processors. False if something was not
-    flushed and ended within `timeout_millis`, or if trajectories or spans have not reached their
-    exporters since `configure`; the log says how many. An exporter of spans that an earlier
+    flushed and ended within `timeout_millis`, all of which is used where that helps, or if
+    trajectories, or spans that rollouts are rebuilt from, have not reached their exporters since
+    `configure`; the log says how many. An exporter of spans that an earlier
     `shutdown` has ended may refuse all: then only the log says so. One that hangs is left behind.
     Without `configure` it does nothing and returns True.
     """

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 import otel_rollout
 from otel_rollout import ConfigurationError, Trajectory, reconstruct, rollout
 from otel_rollout import semconv as sc
+from otel_rollout.look import train_exporter
 from otel_rollout.testing import ModelServer
 from tests.kit.conversations import user
 from tests.kit.played import ask
@@ -130,6 +132,21 @@ def test_large_calls_that_are_refused_for_a_while_are_rebuilt(
         receiver.refuse = lambda _: 0
         assert otel_rollout.shutdown()
     assert reconstruct(receiver.spans) == [live, other]
+
+
+@BOTH
+def test_a_try_is_one_request(kind: Kind, monkeypatch: pytest.MonkeyPatch):
+    """OpenTelemetry's exporters would try for ten seconds, and nothing else be sent meanwhile."""
+    with kind() as receiver:
+        receiver.refuse = lambda _: AWAY
+        configure(monkeypatch, receiver)  # for the protocol
+        exporter = train_exporter(receiver.url)
+        assert exporter is not None
+        began = time.monotonic()
+        assert exporter.export([]) is SpanExportResult.FAILURE
+        assert time.monotonic() - began < 0.5
+        assert len(receiver.refused) == 1
+        exporter.shutdown()
 
 
 @BOTH
