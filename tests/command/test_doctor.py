@@ -285,6 +285,21 @@ def test_a_collector_that_is_not_there(monkeypatch: pytest.MonkeyPatch, port: in
     assert "cannot be reached" in found(check(self_test=False), "span exporter").text
 
 
+def test_a_train_endpoint(port: int):
+    """Where the spans of rollouts go is told, and if nobody is there."""
+    otel_rollout.configure(train_endpoint=f"http://127.0.0.1:{port}")
+    findings = check(self_test=False)
+    assert bad(findings) == []
+    (lane,) = (finding.text for finding in findings if finding.subject == "train lane")
+    assert lane == f"OTLPSpanExporter http://127.0.0.1:{port}/v1/traces"
+    otel_rollout.shutdown()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    otel_rollout.configure(train_endpoint=f"http://127.0.0.1:{closed}")
+    assert "cannot be reached" in found(check(self_test=False), "train lane").text
+    otel_rollout.shutdown(0)
+
+
 def test_a_small_queue(monkeypatch: pytest.MonkeyPatch):
     """A queue that drops spans is said."""
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "600")

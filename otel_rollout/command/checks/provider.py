@@ -142,16 +142,13 @@ def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
             "there are none: no trace to look at, and nothing to rebuild from later. Set "
             "OTEL_EXPORTER_OTLP_ENDPOINT, or pass configure(span_exporters=[...])",
         )
-    seen = set[object]()
     for processor, exporter in found:
         inner = exporter.exporter if isinstance(exporter, Outlet) else exporter
         name, address = type(inner).__name__, getattr(inner, "_endpoint", None)
         if not isinstance(address, str):
             address = None
-        if isinstance(processor, Sender):
-            yield Finding.ok("train lane", f"spans of rollouts go to {_at(name, address)}")
-        elif inner not in seen:
-            yield Finding.ok("span exporter", _at(name, address))
+        lane = "train lane" if isinstance(processor, Sender) else "span exporter"
+        yield Finding.ok(lane, name if address is None else f"{name} {address}")
         yield from _queue(processor, name, is_network=address is not None)
         if address is not None and not isinstance(exporter, Outlet):
             yield Finding.warning(
@@ -160,17 +157,12 @@ def span_exporters(provider: TracerProvider) -> Iterator[Finding]:
                 f"(gRPC) or 20 MiB (HTTP) with all that is in it. Pass it as "
                 f"configure(span_exporters=[...])",
             )
-        if address is not None and address not in seen and (error := _unreachable(address)):
+        if address is not None and (error := _unreachable(address)):
             yield Finding.warning(
-                "span exporter",
+                lane,
                 f"{address} cannot be reached ({error}): no span arrives. Start the collector, or "
                 f"correct the address",
             )
-        seen |= {inner, address}
-
-
-def _at(name: str, address: str | None) -> str:
-    return name if address is None else f"{name} {address}"
 
 
 def _queue(processor: SpanProcessor, name: str, *, is_network: bool) -> Iterator[Finding]:
