@@ -30,6 +30,7 @@ from otel_rollout.record import (
     Sender,
     Settings,
     TrajectorySpanProcessor,
+    delay_seconds,
     in_time,
     is_ours,
     process_state,
@@ -55,8 +56,8 @@ class LookProcessor(BatchSpanProcessor):
     """
 
     def __init__(self, outlet: Outlet, leaves_out: Callable[[ReadableSpan], bool]) -> None:
-        queue, batch = _sizes()
-        super().__init__(outlet, max_queue_size=queue, max_export_batch_size=batch)
+        queue, batch = _sizes()  # the SDK refuses some values of the variables
+        super().__init__(outlet, queue, 1000 * delay_seconds(), batch)
         self._leaves_out = leaves_out
 
     def on_end(self, span: ReadableSpan) -> None:

@@ -72,6 +72,7 @@ from otel_rollout.record.rollouts import rollout as rollout
 from otel_rollout.record.running import ActiveRollout as ActiveRollout
 from otel_rollout.record.sending import Outlet as Outlet
 from otel_rollout.record.sending import Sender as Sender
+from otel_rollout.record.sending import delay_seconds as delay_seconds
 from otel_rollout.record.sending import is_ours as is_ours
 from otel_rollout.record.settings import MAX_BYTES as MAX_BYTES
 from otel_rollout.record.settings import Settings as Settings

@@ -2,4 +2,5 @@
 
 from otel_rollout.record.sending.requests import Outlet as Outlet
 from otel_rollout.record.sending.sender import Sender as Sender
+from otel_rollout.record.sending.sender import delay_seconds as delay_seconds
 from otel_rollout.record.sending.sender import is_ours as is_ours

@@ -66,7 +66,7 @@ class Sender(SpanProcessor):
     ) -> None:
         self.outlet = outlet
         self._max_bytes = max_bytes
-        self._delay = _seconds(OTEL_BSP_SCHEDULE_DELAY, _DELAY_SECONDS)
+        self._delay = delay_seconds()
         self._spool = None if folder is None else Spool(folder)
         self._ended = False
         self._renew()
@@ -345,7 +345,7 @@ class Sender(SpanProcessor):
         self._bytes -= sum(item.size for item in batch if item.kept is None)
 
 
-def _seconds(variable: str, default: float) -> float:
-    """The time in a variable, which has milliseconds."""
-    text = os.environ.get(variable, "").strip()
-    return int(text) / 1000 if text.isdecimal() and int(text) else default
+def delay_seconds() -> float:
+    """The time that a span waits for others, by OTEL_BSP_SCHEDULE_DELAY."""
+    text = os.environ.get(OTEL_BSP_SCHEDULE_DELAY, "").strip()
+    return int(text) / 1000 if text.isdecimal() and int(text) else _DELAY_SECONDS

@@ -62,7 +62,9 @@ def test_a_request_is_below_the_limit_of_grpc():
     assert clock.next_request(backlog) == [1, 2, 3]
     assert clock.next_request(backlog) == [4]
     assert clock.next_request(backlog) == [5]
+    assert backlog.is_full
     assert clock.next_request(backlog) == list(range(6, 6 + REQUEST_SPANS))
+    assert not backlog.is_full
 
 
 def test_a_receiver_that_takes_less_refuses_few_requests():
@@ -138,6 +140,9 @@ def test_one_that_fails_alone_is_set_aside_once():
     assert [item.number for item in aside] == [1]
     assert backlog.pause == 0
     assert aside[0].pause > 1
+    assert backlog.time_of_next() == aside[0].due > clock.now
+    backlog.hurry()
+    assert backlog.take(clock.now) == aside
 
 
 @given(

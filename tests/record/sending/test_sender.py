@@ -241,7 +241,7 @@ def test_a_full_disk_that_has_room_again_gets_what_waited(
 
 
 @dropped
-def test_a_disk_that_stays_full_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_disk_that_stays_full_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """After all of the time, and not before, `shutdown` returns False and logs how many."""
     exporter = JsonLinesSpanExporter(tmp_path / "spans")
     provider = otel_rollout.configure("x", span_exporters=[exporter])
@@ -342,6 +342,14 @@ def test_the_variables_of_the_look_lane_hold(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert lanes._sizes() == (queue, batch)
+
+
+def test_a_delay_that_the_sdk_refuses_is_its_default(monkeypatch: pytest.MonkeyPatch):
+    """Zero, or no number: a variable does not keep a program from starting."""
+    for text in ("0", "soon"):
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", text)
+        otel_rollout.configure("x", span_exporters=[Exporter()])
+        assert otel_rollout.shutdown()
 
 
 # --- processes
