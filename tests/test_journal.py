@@ -127,6 +127,32 @@ def test_a_segment_goes_when_all_in_it_is_released(tmp_path: Path):
         assert (segments(tmp_path), journal.size) == ([], 0)
 
 
+def test_records_that_keep_others(tmp_path: Path):
+    """A record that is held keeps its segment; appended again and released, it no longer does."""
+    with Journal(tmp_path, segment_bytes=200, max_bytes=600) as journal:
+        first, *others = journal.append([b"a" * 20, *[b"b" * 60] * 3])
+        second = journal.append([b"c" * 160])[0]
+        last = journal.append([b"d"])[0]
+        held = {first, second, last}
+        journal.release(others)
+        assert journal.sparse(held) == [first]
+        assert journal.sparse(held - {first} | {others[0]}) == [others[0]]
+        with pytest.raises(OSError, match="the journal may have"):
+            journal.append([b"e" * 200])
+        moved = journal.append([journal.read(first)], is_limited=False)
+        journal.release([first])
+        assert journal.read(moved[0]) == b"a" * 20
+        journal.append([b"e" * 200])
+
+
+def test_a_segment_of_which_nothing_is_held_is_no_hindrance(tmp_path: Path):
+    """It is appended to, and goes when there is no room else."""
+    with Journal(tmp_path, max_bytes=100) as journal:
+        for _ in range(5):
+            assert journal.has_room(60)
+            journal.release(journal.append([b"a" * 60]))
+
+
 def test_a_limit_is_kept(tmp_path: Path):
     """Nothing is written of what does not fit; there is room again once something is released."""
     with Journal(tmp_path, segment_bytes=1, max_bytes=100) as journal:

@@ -179,6 +179,20 @@ def test_rollouts_of_an_episode_are_read_together():
     assert (len(rollouts), rollouts._claimers, rollouts._waiting) == (0, {}, {})
 
 
+def test_places_move():
+    """But for those that are read by now."""
+    rollouts = machine()
+    rollouts.add(own("a", 1), 1, 0)
+    rollouts.add(own("b", 1), 1, 0)
+    rollouts.add(own("c"), 2, 0)
+    [unit] = rollouts.whole()
+    assert rollouts.movable() == {1}
+    rollouts.move({1: 9})
+    assert rollouts.done(unit) == [2]
+    assert rollouts.held == {9: 2}
+    assert [unit.places for unit in rollouts.due(10)] == [(9,), (9,)]
+
+
 def test_after_a_restart_what_is_done_is_not_open():
     """Of a group that is done, others are extra."""
     rollouts = OpenRollouts[int](

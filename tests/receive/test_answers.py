@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
 import socket
+import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
@@ -15,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.receive import Limits, TrajectoryReceiver
 from tests.kit.disks import full_disk
-from tests.receive.sending import A, B, Receive, ids, post, request, spans_of, until
+from tests.receive.sending import BINARY, A, B, Receive, ids, post, request, spans_of, until
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -142,6 +146,28 @@ def test_web_pages_get_no_answer(receiver_of: Receive):
     receiver = receiver_of()
     assert post(receiver.url, b"", {"Origin": "http://evil.example"})[0] == 403
     assert post(receiver.url, b"", {"Host": "evil.example"})[0] == 403
+
+
+def test_tls(receiver_of: Receive, tmp_path: Path):
+    """Over both protocols; without it, nothing is taken."""
+    certificate, key = tmp_path / "certificate", tmp_path / "key"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-out", str(certificate), "-keyout", str(key))
+    subprocess.run([*made.split(), *names, *files], check=True, capture_output=True)
+    receiver = receiver_of(tls=(str(certificate), str(key)))
+    assert receiver.url.startswith("https://")
+    address, body = urlsplit(receiver.url), request(spans_of(A))
+    context = ssl.create_default_context(cafile=certificate)
+    connection = http.client.HTTPSConnection("127.0.0.1", address.port, context=context)
+    connection.request("POST", "/v1/traces", body, BINARY)
+    assert connection.getresponse().status == 200
+    connection.close()
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    with grpc.secure_channel(receiver.grpc_address, credentials) as channel:
+        channel.unary_unary(METHOD)(body, timeout=20)
+    assert call(receiver, body)[0] == "UNAVAILABLE"
+    assert receiver.counts()["received_taken"] == 2
 
 
 def test_metrics(receiver_of: Receive, tmp_path: Path):

@@ -23,7 +23,7 @@ from otel_rollout import (
     shutdown,
 )
 from otel_rollout import semconv as sc
-from otel_rollout.receive import HeadFile, TrajectoryReceiver
+from otel_rollout.receive import HeadFile, Limits, TrajectoryReceiver
 from tests.kit.conversations import ask, user
 from tests.kit.recording import Clients
 from tests.receive.sending import (
@@ -210,6 +210,23 @@ def test_a_reward_for_a_rollout_that_nobody_knows(receiver_of: Receive, tmp_path
     [head] = HeadFile(tmp_path / "journal", reads=True).heads()
     assert (head.came, head.rewards) == ("rewards", (reward[1][sc.REWARD],))
     assert ids(tmp_path / "out.jsonl") == []
+
+
+def test_a_long_rollout_does_not_fill_the_journal(receiver_of: Receive, tmp_path: Path):
+    """What it needs is moved, so that what came beside it can go."""
+    spans, most = spans_of(A, 20), 60_000
+    receiver = receiver_of(journal_bytes=most, limits=Limits(body_bytes=10_000))
+    sent = [request([span]) for span in spans[:-1]]
+    for number in range(120):
+        sent.insert(number // 6 * 7, request(spans_of(f"{number:08x}" * 4, 1)))
+    assert sum(map(len, sent)) > 2 * most
+    for body in sent:
+        until(lambda body=body: post(receiver.url, body)[0] == 200)  # type: ignore[misc]
+    assert receiver._journal.size < most
+    until(lambda: post(receiver.url, request(spans[-1:]))[0] == 200)
+    until(lambda: len(ids(tmp_path / "out.jsonl")) == 121)
+    [line] = [line for line in lines(tmp_path / "out.jsonl") if line["id"] == A]
+    assert "missing_calls" not in line
 
 
 def test_workers_in_processes(receiver_of: Receive, tmp_path: Path):
