@@ -105,6 +105,14 @@ DRIFT_ARGUMENTS = (
     flag("--json", "print one JSON object with all forks"),
     flag("--full", "list all forks of each trajectory"),
 )
+_OPTION = option(
+    "--option",
+    "KEY=VALUE",
+    "an option of the exporter; may be given several times",
+    action="append",
+    default=[],
+    type=key_value,
+)
 EXPORT_ARGUMENTS = (
     argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
     _INFER,
@@ -116,14 +124,7 @@ EXPORT_ARGUMENTS = (
     ),
     option("--to", "NAME", "the trainer's format; see --list"),
     argument("-o", "--output", metavar="FILE", help="where to write"),
-    option(
-        "--option",
-        "KEY=VALUE",
-        "an option of the exporter; may be given several times",
-        action="append",
-        default=[],
-        type=key_value,
-    ),
+    _OPTION,
     option(
         "--policy-lag",
         "N",

@@ -32,6 +32,8 @@ def receive(options: argparse.Namespace) -> int:
     receiver = TrajectoryReceiver(
         options.out,
         journal=options.journal,
+        to=options.to,
+        options=dict(options.option),
         grpc=options.grpc,
         http=options.http,
         rollout_seconds=options.rollout_timeout,

@@ -11,12 +11,13 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.evidence import Audit, Late, OpenRollouts, rollout_of
 from otel_rollout.journal import Journal, Place, read_records
@@ -34,6 +35,8 @@ _COMPACTING_SECONDS = 10.0
 """Seconds between two looks for segments that are kept for little."""
 _PIECE = 16
 """Records that are moved at once."""
+_BATCH = 1 << 26
+"""Bytes of requests, decoded, after which no further one is read before these are kept."""
 _WHITE = b" \t\r\n"
 
 
@@ -171,7 +174,16 @@ class Intake:
                 self._look_for_room()
             elif time.monotonic() > self._compacted + _COMPACTING_SECONDS:
                 self._compact()
-            self._take([each for each in requests if self._is_read(each)])
+            while requests:
+                self._take([*self._read_some(requests)])
+
+    def _read_some(self, requests: list[_Request]) -> Iterator[_Request]:
+        """Read requests, and remove them from the list, until they have some bytes together."""
+        size = 0
+        while requests and size < _BATCH:
+            if self._is_read(request := requests.pop(0)):
+                size += len(request.body)
+                yield request
 
     def _answer(self, request: _Request, answer: Answer) -> None:
         self.counts[answer.kind] += 1
@@ -189,6 +201,9 @@ class Intake:
         except SpanFormatError as error:
             self._answer(request, Answer("refused", str(error)))
             return False
+        if nameless := sum(sc.ROLLOUT_ID in record.cut for record in request.records):
+            self.counts["nameless"] += nameless
+            logger.error("%d spans were not kept: the ids of their rollouts were cut", nameless)
         return True
 
     def _take(self, requests: Sequence[_Request]) -> None:
@@ -204,15 +219,18 @@ class Intake:
                 kept.append(request)
         if not kept:
             return
+        places: list[Place] = []
         try:
             places = self._journal.append([each.body for each in kept])
-            for request, place in zip(kept, places, strict=True):
-                request.rejected += self._add(place, request.records, now)
+            for request in kept:
+                request.rejected += self._add(places[0], request.records, now)
+                del places[0]
         except OSError as error:
             self._why_full = f"its spans could not be kept ({error.strerror or error})"
             self._needed = max(len(each.body) for each in kept)
             logger.error("%s: every request is answered 'retry' until they can", self._why_full)
             answers = [Answer("retry", self._why_full)] * len(kept)
+            self._journal.release(each for each in places if each not in self._rollouts.held)
         else:
             answers = [Answer("taken", _REJECTED * bool(r.rejected), r.rejected) for r in kept]
         for request, answer in zip(kept, answers, strict=True):

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from otel_rollout.gateway import Served
 from otel_rollout.hosts import LOOPBACK, is_loopback
 from otel_rollout.journal import SEGMENT_BYTES, Journal, Place
 from otel_rollout.receive.endpoints import GrpcEndpoint, HttpEndpoint
-from otel_rollout.receive.handover import ExporterOutput, FileOutput, HandOver, Output
+from otel_rollout.receive.handover import HandOver
 from otel_rollout.receive.heads import HeadFile
 from otel_rollout.receive.intake import Intake, Limits
+from otel_rollout.receive.outputs import ExporterOutput, FileOutput, Output, RowFormat
 
 _HEADER_SECONDS = 20.0
 Address = tuple[str, int]
@@ -40,6 +42,8 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
     no span of it came, with what is missing. Each is handed over at least once.
 
     out: a file of trajectories, one a line; or any exporter of trajectories.
+    to: an exporter of rows by its name, as `otel-rollout export --to` has it: the file gets its
+        rows instead. None: trajectories. options: of this exporter, as texts.
     journal: a folder, which one receiver uses at a time. It keeps the heads of what was handed
         over, for `otel-rollout audit`.
     grpc, http: where to listen. Another host than this machine needs a token.
@@ -61,6 +65,8 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
         out: str | os.PathLike[str] | TrajectoryExporter,
         *,
         journal: str | os.PathLike[str],
+        to: str | None = None,
+        options: Mapping[str, str] | None = None,
         grpc: Address = ("127.0.0.1", 4317),
         http: Address = ("127.0.0.1", 4318),
         rollout_seconds: float = 3600,
@@ -85,6 +91,11 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
                 f"receiver, journal_bytes: expected room for a request of "
                 f"{self._limits.body_bytes} bytes at least, got {journal_bytes}"
             )
+        self._rows = None if to is None else RowFormat(to, tuple(sorted((options or {}).items())))
+        if self._rows is not None:
+            self._rows.check()
+            if not isinstance(out, str | os.PathLike):
+                raise ConfigurationError("receiver, to: expected a file as `out` for its rows")
         self._out, self._jobs, self._grpc_at, self._token = out, jobs, grpc, token
         self._folder, self._journal_bytes = Path(journal), journal_bytes
         self._seconds = rollout_seconds, group_seconds
@@ -108,8 +119,9 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
         )
         lock = self._lock = threading.RLock()
         opened = self._journal, self._heads, self._rollouts
-        most = 2 * max(1, self._jobs)
-        self._handover = HandOver(*opened, self._output(), lock, self._workers, most)
+        self._handover = HandOver(
+            *opened, self._output(), lock, self._workers, 2 * max(1, self._jobs), self._rows
+        )
         self._intake = Intake(*opened, self._limits, lock, self._handover.wake)
         self._intake.replay(time.monotonic())
         taken = self._intake, self._limits, self._token
@@ -118,7 +130,9 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
 
     def _output(self) -> Output:
         out = self._out.path if isinstance(self._out, JsonlTrajectoryExporter) else self._out
-        return FileOutput(out) if isinstance(out, str | os.PathLike) else ExporterOutput(out)
+        if isinstance(out, str | os.PathLike):
+            return FileOutput(out, is_rows=self._rows is not None)
+        return ExporterOutput(out)
 
     def _workers(self) -> Executor:
         if not self._jobs:
@@ -173,8 +187,8 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
         return {**sums, "open_rollouts": held, "journal_bytes": self._journal.size}
 
     def metrics(self) -> str:
-        """The same as Prometheus reads it."""
-        return "".join(
-            f"otel_rollout_receiver_{name} {number}\n"
-            for name, number in sorted(self.counts().items())
-        )
+        """The same as Prometheus reads it, and what was missing of rollouts that were not whole."""
+        found = self.counts()
+        for reason, count in self._handover.reasons.items():
+            found[f'not_whole{{reason="{reason}"}}'] = count
+        return "".join(f"otel_rollout_receiver_{name} {found[name]}\n" for name in sorted(found))

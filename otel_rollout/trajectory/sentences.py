@@ -362,6 +362,11 @@ LOST = (
 """Those about spans that did not come, or came damaged: others may have them."""
 
 
+def name_of(sentence: Sentence) -> str:
+    """The name of a sentence here, in lower case."""
+    return next((n for n, found in globals().items() if found is sentence), "unknown").lower()
+
+
 def _all() -> Iterator[Sentence]:
     """Every sentence; those that others look like come first."""
     return iter(_SENTENCES)

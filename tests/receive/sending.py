@@ -44,11 +44,15 @@ def spans_of(rollout: str, calls: int = 2, *, text: str = "hello", **attributes:
     rollout: 32 hex digits. attributes: of all of them, by the names of `semconv`.
     """
     every = {getattr(sc, name): value for name, value in attributes.items()}
-    writer, messages, found = ExchangeWriter(), list[Any](), list[Span]()
+    writer, messages, found, ids_ = ExchangeWriter(), list[Any](), list[Span](), list[int]()
     for number in range(1, calls + 1):
         messages = [*messages, {"role": "user", "content": f"{text} {number}"}]
         reply = {"role": "assistant", "content": f"{text} back {number}"}
-        choice = {"index": 0, "message": reply, "finish_reason": "stop"}
+        scores = {"content": [{"token": "t", "logprob": -0.5, "top_logprobs": []}] * 2}
+        choice = {"index": 0, "message": reply, "finish_reason": "stop", "logprobs": scores}
+        choice |= {"token_ids": [number, 9]}
+        whole = {"id": f"r{number}", "prompt_token_ids": [*ids_, number], "choices": [choice]}
+        ids_ = [*ids_, number, number, 9]
         body = {"model": "m", "messages": messages}
         call = {
             **every,
@@ -60,7 +64,7 @@ def spans_of(rollout: str, calls: int = 2, *, text: str = "hello", **attributes:
             **writer.request(json.dumps(body).encode()),
             sc.EXCHANGE_ENDED: number,
             sc.EXCHANGE_STATUS: "complete",
-            **writer.response(json.dumps({"id": f"r{number}", "choices": [choice]}).encode()),
+            **writer.response(json.dumps(whole).encode()),
         }
         messages = [*messages, reply]
         found.append((f"{rollout[:8]}{number:08x}", with_lengths(call)))

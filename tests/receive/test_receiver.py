@@ -23,6 +23,7 @@ from otel_rollout import (
     shutdown,
 )
 from otel_rollout import semconv as sc
+from otel_rollout.errors import ConfigurationError
 from otel_rollout.receive import HeadFile, Limits, TrajectoryReceiver
 from tests.kit.conversations import ask, user
 from tests.kit.recording import Clients
@@ -227,6 +228,42 @@ def test_a_long_rollout_does_not_fill_the_journal(receiver_of: Receive, tmp_path
     until(lambda: len(ids(tmp_path / "out.jsonl")) == 121)
     [line] = [line for line in lines(tmp_path / "out.jsonl") if line["id"] == A]
     assert "missing_calls" not in line
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_rows_of_a_trainer(
+    receiver_of: Receive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+):
+    """A group at a time; after a kill those that are there are not written again."""
+    out = tmp_path / "out.jsonl"
+    body = request([*spans_of(A, **GROUP), *spans_of(B, **GROUP)])
+    with monkeypatch.context() as patched:
+
+        def killed(*_: object) -> None:
+            out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:written]))
+            raise OSError("killed")
+
+        patched.setattr(HeadFile, "done", killed)
+        given: dict[str, Any] = {"journal": tmp_path / "journal", "to": "tokens"}
+        with TrajectoryReceiver(out, grpc=FREE, http=FREE, **given) as receiver:
+            assert post(receiver.url, body)[0] == 200
+            until(lambda: receiver.counts().get("handed_over_failed") == 1)
+            patched.setattr(receiver._handover, "_pause", 1000)
+    receiver = receiver_of(to="tokens", options={"credit": "split"}, jobs=1)
+    until(lambda: receiver.counts()["open_rollouts"] == 0)
+    assert [row["trajectory_id"] for row in lines(out)] == [A, B]
+
+
+def test_a_format_that_is_no_lines(tmp_path: Path):
+    """And one that is not installed, and no file."""
+    for options, why in (
+        ({"to": "none"}, "no exporter 'none'"),
+        ({"to": "tokens", "options": {"nonsense": "1"}}, "nonsense"),
+        ({"to": "tokens", "out": InMemoryTrajectoryExporter()}, "expected a file"),
+    ):
+        given: dict[str, Any] = {"out": tmp_path / "out.jsonl", "journal": tmp_path, **options}
+        with pytest.raises(ConfigurationError, match=why):
+            TrajectoryReceiver(given.pop("out"), **given)
 
 
 def test_workers_in_processes(receiver_of: Receive, tmp_path: Path):
