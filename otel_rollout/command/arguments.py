@@ -38,8 +38,38 @@ _JOBS = option(
 _JSON = flag("--json", "print JSON objects, one a line")
 
 REBUILD_ARGUMENTS = (
-    *_CHOICE,
+    argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
+    *_CHOICE[1:],
     argument("-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"),
+    option(
+        "--kafka",
+        "BROKERS",
+        "rebuild from one topic of these brokers (HOST:PORT,...) into another, until a signal",
+    ),
+    option("--spans-topic", "TOPIC", "default: %(default)s", default="spans"),
+    option("--trajectories-topic", "TOPIC", "default: %(default)s", default="trajectories"),
+    option(
+        "--consumer",
+        "NAME",
+        "processes of one name share the partitions; default: %(default)s",
+        default="otel-rollout",
+    ),
+    option(
+        "--rollout-timeout",
+        "S",
+        "seconds after its last span in which a rollout may become whole; default: 3600",
+        type=seconds,
+        default=3600.0,
+    ),
+    option(
+        "--set",
+        "KEY=VALUE",
+        "a setting of librdkafka, such as security.protocol=SSL; may be given several times",
+        dest="settings",
+        action="append",
+        default=[],
+        type=key_value,
+    ),
 )
 LIST_ARGUMENTS = (
     *_CHOICE,

@@ -21,7 +21,10 @@ Rebuild trajectories from recorded spans, one JSON object a line, as
 JsonlTrajectoryExporter writes them. The spans of a rollout may be spread over
 sources, in any order and more than once. They are brought together in files
 beside the output: memory holds those of one rollout. What cannot be read is
-reported and left out; the output is written whole, or not."""
+reported and left out; the output is written whole, or not.
+
+With --kafka no SOURCE is read: it runs until a signal, and any number may run
+(docs/scale.md)."""
 LIST = """\
 List trajectories: a line for each as it is read, and a footer with their number,
 endings, rewards, and what does not train and why. Of files of trajectories the

@@ -1,11 +1,13 @@
-"""The verb `rebuild`: spans become trajectories, one JSON object a line."""
+"""The verb `rebuild`: spans become trajectories, one JSON object a line, or records of Kafka."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from otel_rollout.export import reconstruct_by_rollout
+from otel_rollout.kafka import Rebuilder
 from otel_rollout.terminal import check_folder, note, number_of, without_ids
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import Choice, Sources, lines_in_order, note_never_ended, note_unreadable
@@ -21,6 +24,10 @@ from otel_rollout.view import Choice, Sources, lines_in_order, note_never_ended,
 
 def rebuild(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
+    if options.kafka is not None:
+        return _from_kafka(options)
+    if not options.sources:
+        options.wrong("expected a SOURCE, or --kafka BROKERS")
     choice = Choice(options)
     sources = Sources(options.sources)
     rebuilt = _Rebuilt()
@@ -36,6 +43,32 @@ def rebuild(options: argparse.Namespace) -> int:
     if choice.where is not None and not rebuilt.statuses:
         note(choice.nothing())
     return max(note_unreadable(sources.errors), int(not sources.spans))
+
+
+def _from_kafka(options: argparse.Namespace) -> int:
+    """Rebuild out of Kafka into it, until a signal."""
+    if options.sources or options.output != "-":
+        options.wrong("--kafka: expected no SOURCE and no --output, it uses topics")
+    rebuilder = Rebuilder(
+        options.kafka,
+        spans=options.spans_topic,
+        trajectories=options.trajectories_topic,
+        name=options.consumer,
+        rollout_seconds=options.rollout_timeout,
+        settings=dict(options.settings),
+    )
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    print(f"{options.spans_topic} -> {options.trajectories_topic} at {options.kafka}", flush=True)
+    try:
+        while not stopped.is_set():
+            rebuilder.run_once()
+    finally:
+        rebuilder.close()
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(rebuilder.counts.items()))
+    note(f"{counts or 'nothing came'}; {number_of(len(rebuilder), 'rollout')} open")
+    return int(rebuilder.counts["deleted"] > 0)
 
 
 @dataclass

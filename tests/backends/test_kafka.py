@@ -1,0 +1,146 @@
+"""The real Kafka between agents and a trainer, while its broker and the rebuilders are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_rollout import JsonlTrajectoryExporter, Trajectory
+from otel_rollout.kafka import KafkaGroup, KafkaGroups
+from tests.backends.hosts import Host, Program
+from tests.backends.kafka_broker import Broker, broker
+from tests.backends.programs import REPOSITORY, binary
+
+pytestmark = pytest.mark.scale
+SIZE = 8
+"""Rollouts of a group; each has one inside it."""
+
+
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[Broker]:
+    """A broker with the two topics."""
+    made = broker(tmp_path / "kafka")
+    try:
+        made.start().create("spans", "trajectories")
+        yield made
+    finally:
+        made.program.kill()
+
+
+@pytest.fixture
+def programs() -> Iterator[list[Program]]:
+    """Programs that a test has started; they are ended with it."""
+    started: list[Program] = []
+    yield started
+    for each in started:
+        each.kill()
+
+
+def collector(folder: Path, kafka: Broker) -> Program:
+    """A collector with the shipped configuration."""
+    host = Host("here", "127.0.0.1", None)
+    environment = {
+        "OTEL_ROLLOUT_OTLP_GRPC": host.free_address(),
+        "OTEL_ROLLOUT_OTLP_HTTP": host.free_address(),
+        "OTEL_ROLLOUT_HEALTH": host.free_address(),
+        "OTEL_ROLLOUT_METRICS_PORT": host.free_address().rpartition(":")[2],
+        "OTEL_ROLLOUT_KAFKA": json.dumps([kafka.address]),
+    }
+    command = [str(binary("otelcol-scale")), "--config"]
+    command += [str(REPOSITORY / "deploy" / "collector-kafka.yaml")]
+    return Program(host, command, folder, "Everything is ready", environment)
+
+
+def agents(folder: Path, collector: Program, groups: int, number: int, stride: int) -> Program:
+    """Agents with each `stride`-th sample of each group."""
+    arguments = [str(folder / "truth.jsonl"), "0", str(groups), str(SIZE), str(number), str(stride)]
+    return Program(
+        collector.host,
+        [sys.executable, "-m", "tests.backends.scale_agents", *arguments],
+        folder,
+        "",
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.environment['OTEL_ROLLOUT_OTLP_HTTP']}",
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+            "PYTHONPATH": str(REPOSITORY),
+        },
+    )
+
+
+def rebuilder(folder: Path, kafka: Broker, *options: str) -> Program:
+    """One of the processes that rebuild."""
+    command = [
+        str(Path(sys.executable).with_name("otel-rollout")),
+        "rebuild",
+        "--kafka",
+        kafka.address,
+    ]
+    return Program(
+        Host("here", "127.0.0.1", None),
+        [*command, *options],
+        folder,
+        "spans -> trajectories",
+        {"PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+def groups_of(kafka: Broker, start: Any, idle: float, count: int | None = None) -> list[KafkaGroup]:
+    """The groups from a position on, so many of them, or those that come until it is quiet."""
+    found: list[KafkaGroup] = []
+    with KafkaGroups(kafka.address, start=start, idle_seconds=idle) as reader:
+        for each in reader:
+            found.append(each)
+            if len(found) == count:
+                break
+    return found
+
+
+def test_nothing_is_lost_while_anything_is_killed(
+    kafka: Broker, programs: list[Program], tmp_path: Path
+) -> None:
+    """Broker, collector and rebuilders by SIGKILL; a rebuilder comes and goes. Each group once.
+
+    SCALE_ROLLOUTS=80 runs fewer than 400 rollouts, SCALE_SEED= in another order.
+    """
+    groups = int(os.environ.get("SCALE_ROLLOUTS", "400")) // SIZE
+    chance = random.Random(int(os.environ.get("SCALE_SEED", "1")))
+    front = collector(tmp_path / "collector", kafka)
+    workers = [rebuilder(tmp_path / f"rebuilder-{n}", kafka) for n in range(2)]
+    players = [agents(tmp_path / f"agents-{n}", front, groups, n, 2) for n in range(2)]
+    programs += [front, *workers, *players]
+    for each in programs:
+        each.start()
+    victims: list[Program | Broker] = [front, *workers, *workers, kafka]
+    done = list[str]()
+    while not all(each.has_ended() for each in players):
+        victim = chance.choice(victims)
+        if isinstance(victim, Broker):
+            victim.program.kill()
+            victim.start()
+            done.append("broker")
+        else:
+            victim.kill()
+            time.sleep(chance.uniform(0, 5))
+            victim.start()
+            done.append(victim.folder.name)
+        time.sleep(chance.uniform(1, 4))
+    assert [each.wait(1) for each in players] == [0, 0]
+    truth: dict[str, Trajectory] = {}
+    for each in players:
+        truth |= {t.id: t for t in JsonlTrajectoryExporter.read(each.folder / "truth.jsonl")}
+    half = groups_of(kafka, {}, 60, groups // 2)
+    found = half + groups_of(kafka, half[-1].position, 30)
+    print(done, kafka.records("spans"), kafka.records("trajectories"))
+    came = [t for each in found for t in (*each.group, *each.group.failures, *each.group.children)]
+    assert [each.missing for each in found if each.missing] == []
+    assert len(found) == len({each.group.id for each in found}) == groups
+    assert len(came) == len(truth) == 2 * SIZE * groups
+    assert all(truth[t.id] == t for t in came)
