@@ -15,18 +15,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from otel_rollout import JsonlTrajectoryExporter, Trajectory, reconstruct
-from otel_rollout.otlp import read
+from otel_rollout import JsonlTrajectoryExporter, Trajectory
 from tests.backends.hosts import Host, Program, hosts
-from tests.backends.programs import COLLECTOR_CONFIG, REPOSITORY, binary
+from tests.backends.programs import REPOSITORY, binary
 
 pytestmark = pytest.mark.scale
 
 DEPLOY = REPOSITORY / "deploy"
 READY = "Everything is ready"
+TOKEN = "a token of receivers"
 SIZE = 8
 """Rollouts of a group."""
 
@@ -98,26 +99,20 @@ class Tiers:
             assert program.wait(seconds) == 0, program.log.read_text()[-3000:]
 
 
+def receiver(host: Host, folder: Path) -> Program:
+    """A receiver; the last word of its command is its address for gRPC."""
+    command = [str(Path(sys.executable).with_name("otel-rollout")), "receive"]
+    command += ["--journal", "journal", "--out", "trajectories.jsonl"]
+    command += ["--token", TOKEN, "--http", host.free_address(), "--grpc", host.free_address()]
+    return Program(host, command, folder, "grpc ", {"PYTHONPATH": str(REPOSITORY)})
+
+
 @contextmanager
 def tiers(folder: Path, otelcol: Path) -> Iterator[Tiers]:
     """All of it, started."""
     with hosts("agents-0", "agents-1", "receiver-0", "receiver-1") as net, ExitStack() as stack:
-        receivers = [
-            Program(
-                host := net[f"receiver-{n}"],
-                [str(binary("otelcol")), "--config", str(COLLECTOR_CONFIG)],
-                folder / f"receiver-{n}",
-                READY,
-                {
-                    "OTEL_ROLLOUT_OTLP_GRPC": host.free_address(),
-                    "OTEL_ROLLOUT_OTLP_HTTP": host.free_address(),
-                    "OTEL_ROLLOUT_HEALTH": host.free_address(),
-                    "OTEL_ROLLOUT_JAEGER": host.free_address(),
-                },
-            )
-            for n in range(2)
-        ]
-        addresses = [each.environment["OTEL_ROLLOUT_OTLP_GRPC"] for each in receivers]
+        receivers = [receiver(net[f"receiver-{n}"], folder / f"receiver-{n}") for n in range(2)]
+        addresses = [each.command[-1] for each in receivers]
         collectors = [
             Program(
                 host := net[f"agents-{n}"],
@@ -130,6 +125,7 @@ def tiers(folder: Path, otelcol: Path) -> Iterator[Tiers]:
                     "OTEL_ROLLOUT_HEALTH": host.free_address(),
                     "OTEL_ROLLOUT_METRICS_PORT": host.free_address().rpartition(":")[2],
                     "OTEL_ROLLOUT_RECEIVERS": json.dumps(addresses),
+                    "OTEL_ROLLOUT_TOKEN": TOKEN,
                 },
             )
             for n in range(2)
@@ -150,9 +146,9 @@ def arrived(receivers: list[Program]) -> list[dict[str, Trajectory]]:
     """The trajectories at each receiver."""
     found = []
     for each in receivers:
-        path = each.folder / "traces" / "traces.jsonl"
-        spans = read(path, on_error=lambda _: None) if path.exists() else iter(())
-        found.append({t.id: t for t in reconstruct(spans)})
+        path = each.folder / "trajectories.jsonl"
+        rows = JsonlTrajectoryExporter.read(path) if path.exists() else []
+        found.append({t.id: t for t in rows})
     return found
 
 
@@ -172,12 +168,25 @@ def judge(truth: dict[str, Trajectory], found: list[dict[str, Trajectory]]) -> l
     return problems
 
 
-def settled(made: Tiers, seconds: float) -> list[dict[str, Trajectory]]:
-    """What is at the receivers once nothing waits in the collectors, or no time is left."""
+def settled(made: Tiers, count: int, seconds: float) -> list[dict[str, Trajectory]]:
+    """What is at the receivers once it is so many trajectories, or no time is left."""
     deadline = time.monotonic() + seconds
-    while any(map(waiting, made.collectors)) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        lines = [each.folder / "trajectories.jsonl" for each in made.receivers]
+        here = sum(path.read_bytes().count(b"\n") for path in lines if path.exists())
+        if here >= count and not any(map(waiting, made.collectors)):
+            break
         time.sleep(0.5)
     return arrived(made.receivers)
+
+
+def audited(receivers: list[Program]) -> dict[str, Any]:
+    """What `otel-rollout audit` says of all receivers' journals."""
+    journals = [str(each.folder / "journal") for each in receivers]
+    command = [str(Path(sys.executable).with_name("otel-rollout")), "audit", "--json", *journals]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    report: dict[str, Any] = json.loads(shown.stdout)
+    return report | {"status": shown.returncode}
 
 
 def waiting(collector: Program) -> float:
@@ -199,10 +208,13 @@ def test_each_group_is_whole_at_one_receiver(otelcol: Path, tmp_path: Path) -> N
         paths = made.play(12)
         made.wait(120)
         truth = truth_of(paths)
-        found = settled(made, 60)
+        found = settled(made, len(truth), 60)
+        audit = audited(made.receivers)
     assert len(truth) == 12 * SIZE * 2  # each has one inside it
     assert judge(truth, found) == []
     assert all(len(each) > SIZE for each in found)
+    assert audit["status"] == 0
+    assert audit["announced"] == audit["ended"] == audit["whole"] == len(truth)
 
 
 def test_nothing_is_lost_while_anything_is_killed(otelcol: Path, tmp_path: Path) -> None:
@@ -233,10 +245,13 @@ def test_nothing_is_lost_while_anything_is_killed(otelcol: Path, tmp_path: Path)
             time.sleep(chance.uniform(0.5, 3))
         made.wait(1)
         truth = truth_of(paths)
-        found = settled(made, 120)
-    print(len(truth), "trajectories", done)
+        found = settled(made, len(truth), 120)
+        audit = audited(made.receivers)
+    print(len(truth), "trajectories", done, audit)
     assert len(truth) == groups * SIZE * 2
     assert judge(truth, found) == []
+    assert audit["status"] == 0
+    assert audit["whole"] == len(truth)
 
 
 @contextmanager
