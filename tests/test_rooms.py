@@ -491,7 +491,7 @@ LINES = {
     "otlp": 1_700,
     "rebuild": 2_118,
     "rebuild/dialects": 3_126,
-    "receive": 1_364,
+    "receive": 1_365,
     "record": 8_714,
     "spans": 2_027,
     "testing": 1_214,

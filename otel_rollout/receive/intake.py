@@ -138,6 +138,7 @@ class Intake:
     def submit(self, body: bytes, encoding: str, *, is_json: bool) -> Future[Answer]:
         """The answer to a request, once it is known. encoding: of the body, "" for none."""
         request = _Request(body, encoding, is_json)
+        request.answer.set_running_or_notify_cancel()  # a client that has gone cancels no answer
         with self._changed:
             if self._bytes + len(body) > self._limits.waiting_bytes or self._is_ended:
                 why = "it is ending" if self._is_ended else "too many requests wait"

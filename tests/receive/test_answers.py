@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -109,6 +110,20 @@ def test_a_full_disk_answers_again(receiver_of: Receive, tmp_path: Path):
         assert post(receiver.url, request(spans_of(A, text="x" * 70_000)))[0] == 503
     until(lambda: post(receiver.url, request(spans_of(A, text="x" * 70_000)))[0] == 200)
     until(lambda: ids(tmp_path / "out.jsonl") == [A])
+
+
+def test_a_client_that_goes_away_costs_no_other(receiver_of: Receive, tmp_path: Path):
+    """It closes its connection, or its time is over, before the answer."""
+    receiver = receiver_of()
+    body = request(spans_of(A))
+    with grpc.insecure_channel(receiver.grpc_address) as channel:
+        export = channel.unary_unary(METHOD)
+        for _ in range(50):
+            export.future(body, timeout=20).cancel()
+            future = export.future(body, timeout=20)
+            threading.Timer(0.002, future.cancel).start()
+    assert call(receiver, request(spans_of(B)))[0] == "OK"
+    until(lambda: B in ids(tmp_path / "out.jsonl"))
 
 
 def test_limits_of_rollouts(receiver_of: Receive):
