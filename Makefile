@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-OURS := not install and not hooked and not backend and not scale and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
+OURS := not blobs and not install and not hooked and not backend and not scale and not phoenix and not framework and not trainer and not tracker and not server and not agent and not browser and not fuzz
 OFFLINE := HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True
 JOBS ?= auto# tests at once: as many as there are cores; 0 is one after the other, to debug
 ROOM ?=# of quick: rooms, instead of those that the change touches
@@ -17,7 +17,7 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 
-.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-ray test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-phoenix backends scale-backends page check-page check format docs bench instructions check-instructions pins clean
+.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-ray test-blobs test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-phoenix backends scale-backends page check-page check format docs bench instructions check-instructions pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -72,6 +72,9 @@ test-trainers: .venv-trainers/.ready  ## exporters/, each against its real train
 
 test-ray: .venv-trainers/.ready  ## exporters/ on a real Ray of this machine; minutes; not in .ci/run
 	$(OFFLINE) .venv-trainers/bin/python -m pytest -q -W ignore -m ray $(or $(TESTS),$(EXPORTERS:/pyproject.toml=))
+
+test-blobs: .venv-blobs/.ready  ## large values beside the spans, in the S3 that moto serves
+	.venv-blobs/bin/python -m pytest -q -m blobs $(or $(TESTS),tests/otlp/test_blobs.py)
 
 test-newest: $(READY)  ## clients, frameworks and exporters with the newest releases, on Python 3.12 and 3.13; writes docs/compatibility.json
 	$(BIN)/python tools/newest.py $(NEWEST)
@@ -153,7 +156,7 @@ check-instructions: $(READY)  ## its cheapest columns, against benchmarks/instru
 
 # Environments, each of the pins of requirements/NAME.txt. The uv of .venv installs them in a fifth of
 # pip's time; where it cannot, as with a mirror that only pip's configuration names, pip does.
-OWN := lowest openai1 openai2 frameworks trainers trackers servers hooked# the others import nothing of ours
+OWN := lowest openai1 openai2 frameworks trainers trackers servers hooked blobs# the others import nothing of ours
 LOOSE := frameworks trainers trackers servers phoenix agents docs# their packages contradict each other in bounds
 PIP := -m pip --disable-pip-version-check install --quiet
 install = VIRTUAL_ENV=$(CURDIR)/$(1) $(BIN)/uv pip install --quiet $(2) 2>/dev/null || $(1)/bin/python $(PIP) $(2)
@@ -215,6 +218,8 @@ pins:  ## write requirements/*.txt anew
 		--override requirements/overrides/agents.in requirements/agents.in -o requirements/agents.txt
 	$(COMPILE) --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		requirements/hooked.in -o requirements/hooked.txt
+	$(COMPILE) --upgrade --extra blobs --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		requirements/blobs.in -o requirements/blobs.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(COMPILE)) --upgrade --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_28 requirements/phoenix.in -o requirements/phoenix.txt
 	$(subst --group pyproject.toml:dev pyproject.toml,,$(UV)) --upgrade requirements/dist.in -o requirements/dist.txt

@@ -306,4 +306,8 @@ RESPONSE_FORM: Final = "rollout.exchange.response.form"
 """What of the reply was not as usual, so that its bytes can be made again: a JSON object, members
 of which are in `spans.reply_form.Form`. Not set where all was as usual."""
 RESPONSE_PROMPT_IDS: Final = "rollout.exchange.response.prompt_token_ids"
+BLOB: Final = "rollout.blob"
+"""In the place of a JSON value that is beside its span: its digest, bytes, type and uri."""
+BLOBS: Final = "rollout.blobs"
+"""Names of the attributes that have references to blobs, with commas."""
 EVENT_RETRY: Final = "retry"

@@ -1,3 +1,4 @@
+from otel_rollout.otlp.blobs import BlobSpanExporter as BlobSpanExporter
 from otel_rollout.otlp.clickhouse import read_clickhouse as read_clickhouse
 from otel_rollout.otlp.encoding import EncodedSpan as EncodedSpan
 from otel_rollout.otlp.encoding import encode_spans as encode_spans

@@ -1,5 +1,9 @@
 """What is on a span: any span as plain data, and the exchange span, written and read. Pure."""
 
+from otel_rollout.spans.blobs import BLOB_PLACES as BLOB_PLACES
+from otel_rollout.spans.blobs import BlobPlace as BlobPlace
+from otel_rollout.spans.blobs import blob_reference as blob_reference
+from otel_rollout.spans.blobs import has_reference as has_reference
 from otel_rollout.spans.copies import united as united
 from otel_rollout.spans.exchange import EXACT_SOURCE as EXACT_SOURCE
 from otel_rollout.spans.exchange import LARGE as LARGE
@@ -7,7 +11,6 @@ from otel_rollout.spans.exchange import Exchange as Exchange
 from otel_rollout.spans.exchange import RequestMembers as RequestMembers
 from otel_rollout.spans.exchange import Supplied as Supplied
 from otel_rollout.spans.exchange import TokenPath as TokenPath
-from otel_rollout.spans.exchange import digest_of as digest_of
 from otel_rollout.spans.exchange import extend_tokens as extend_tokens
 from otel_rollout.spans.exchange import members_of as members_of
 from otel_rollout.spans.exchange import unread as unread
@@ -30,6 +33,7 @@ from otel_rollout.spans.reply_form import JSON as JSON
 from otel_rollout.spans.reply_form import Form as Form
 from otel_rollout.spans.reply_form import Retried as Retried
 from otel_rollout.spans.seals import SUMMED as SUMMED
+from otel_rollout.spans.seals import digest_of as digest_of
 from otel_rollout.spans.seals import numbers_of as numbers_of
 from otel_rollout.spans.seals import with_lengths as with_lengths
 from otel_rollout.spans.writer import ExchangeWriter as ExchangeWriter

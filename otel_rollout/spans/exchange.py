@@ -6,9 +6,9 @@ import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import Any
 
+from otel_rollout.spans.blobs import missing_in, with_blobs
 from otel_rollout.spans.reply_form import USUAL, Form, Retried, unpacked
 from otel_rollout.wire import (
     Bounded,
@@ -40,11 +40,6 @@ LARGE = 1024
 
 Such as the screenshots that an agent keeps while it shortens what is before them.
 """
-
-
-def digest_of(*parts: bytes | memoryview) -> bytes:
-    """The 16-byte digest that names a content; `spans.writer` defines what is digested."""
-    return blake2b(b"".join(parts), digest_size=16).digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -197,6 +192,8 @@ class Exchange:
     """What of the reply was not as usual."""
     retried: Sequence[Retried] = ()
     """The replies after which the client asked once more."""
+    has_blobs: bool = False
+    """True if values of the response are beside the span: they are read when somebody asks."""
     _reply: Json = field(default=None, init=False)
     _is_read: bool = field(default=False, init=False)
     """Whether `_reply` is what the response says; it is parsed when somebody asks."""
@@ -309,7 +306,7 @@ class Exchange:
         return (text if form.line_end is None else text.replace("\n", form.line_end)).encode()
 
     def _with_ids(self, text: str, separator: str = ",") -> str:
-        """The response's text, or that of its events, with all prompt token ids."""
+        """The response's text, or that of its events, with prompt token ids and blobs."""
 
         def ids(match: re.Match[str]) -> str:
             path = self.prompts[int(match[1])] if int(match[1]) < len(self.prompts) else None
@@ -317,7 +314,14 @@ class Exchange:
                 return "null"
             return f"[{separator.join(map(str, path.to_list()))}]"
 
-        return _packed_ids(ids, text) if self.prompts else text
+        return self._with_blobs(_packed_ids(ids, text) if self.prompts else text)
+
+    def missing_blobs(self) -> list[str]:
+        """Why values of the response cannot be read: tokens do not need them."""
+        return missing_in(self.body_text or self.events or "") if self.has_blobs else []
+
+    def _with_blobs(self, text: str) -> str:
+        return with_blobs(text) if self.has_blobs else text
 
     def text(self) -> tuple[str | None, bool]:
         """The response as text, a stream in unstreamed shape; and whether it is strict JSON.
@@ -332,6 +336,8 @@ class Exchange:
                 text = None if body is None else (dumps_strict if is_strict else dumps)(body)
             except (ValueError, RecursionError):
                 text = None
+        if text is not None:
+            text = self._with_blobs(text)
         return text, text is not None and (is_strict or cut_value(text) is not None)
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from otel_rollout import semconv as sc
+from otel_rollout.spans.blobs import blobs_named, whole_value
 from otel_rollout.spans.exchange import (
     LARGE,
     PLACEHOLDER,
@@ -14,11 +15,11 @@ from otel_rollout.spans.exchange import (
     RequestMembers,
     Supplied,
     TokenPath,
-    digest_of,
     extend_tokens,
 )
 from otel_rollout.spans.record import SpanKey, SpanRecord
 from otel_rollout.spans.reply_form import as_it_was
+from otel_rollout.spans.seals import digest_of
 from otel_rollout.wire import (
     Json,
     JsonText,
@@ -124,7 +125,8 @@ class ExchangeReader:
             _PARTS[key](self, span, text)
             return
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            why = f"its {key} cannot be read ({error}): was it cut by a length limit?"
+            why = f"its {key} cannot be read ({error})"
+            why += "" if sc.BLOBS in span.attributes else ": was it cut by a length limit?"
         except RecursionError:
             why = f"its {key} cannot be read (it is nested too deep)"
         self._damage.setdefault(span.key, {})[text] = why
@@ -136,7 +138,8 @@ class ExchangeReader:
         links: list[tuple[bytes, JsonText]] = []
         came: list[str] = []
         missing: set[str] = set()
-        for number, (data, value) in enumerate(_messages_in(text)):
+        read = whole_value if sc.REQUEST_MESSAGES in blobs_named(span.text(sc.BLOBS)) else str
+        for number, (data, value) in enumerate(_messages_in(text, read)):
             name = repeated.get(str(number)) if repeated else None
             if name is None:
                 own = digest_of(data)
@@ -205,6 +208,7 @@ class ExchangeReader:
         prompts = self._read_prompt_ids(span, damage)
         is_cut = not span.cut.isdisjoint(_RESPONSE)
         body, events = (None, None) if is_cut else _response(span, len(prompts), damage)
+        has_blobs = not _RESPONSE.isdisjoint(blobs_named(text(sc.BLOBS)))
         return Exchange(
             span_id=span.span_id,
             start_time_ns=span.start_time_ns,
@@ -234,6 +238,7 @@ class ExchangeReader:
             refused=text(sc.EXCHANGE_REFUSED),
             policy_model=text(sc.EXCHANGE_POLICY_MODEL),
             last_policy_version=span.label(sc.EXCHANGE_LAST_POLICY_VERSION),
+            has_blobs=has_blobs,
             **as_it_was(text, damage),
         )
 
@@ -308,24 +313,11 @@ _RESPONSE = frozenset((sc.RESPONSE_ID, sc.RESPONSE_STREAM, sc.RESPONSE_BODY, sc.
 
 # What was asked shows without these: digests tell whether what they name has come.
 _UNDECISIVE = _RESPONSE | {
-    sc.RESPONSE_STATUS_CODE,
-    sc.RESPONSE_PROMPT_IDS,
-    sc.RESPONSE_FORM,
-    sc.REQUEST_ADDED,
-    sc.EXCHANGE_RETRIED,
-    sc.EXCHANGE_SESSION,
-    sc.EXCHANGE_REFUSED,
-    sc.EXCHANGE_POLICY_MODEL,
-    sc.EXCHANGE_JUDGED,
-    sc.EXCHANGE_ERROR,
-    sc.ERROR_TYPE,
-    sc.REQUEST_MESSAGES,
-    sc.REQUEST_REPEATED,
-    sc.REQUEST_COUNT,
-    sc.REQUEST_BASE_DIGEST,
-    sc.REQUEST_BASE_COUNT,
-    sc.REQUEST_SHARED_VALUES,
-    sc.REQUEST_SUPPLIED,
+    *(sc.RESPONSE_STATUS_CODE, sc.RESPONSE_PROMPT_IDS, sc.RESPONSE_FORM, sc.REQUEST_ADDED),
+    *(sc.EXCHANGE_RETRIED, sc.EXCHANGE_SESSION, sc.EXCHANGE_REFUSED, sc.EXCHANGE_POLICY_MODEL),
+    *(sc.EXCHANGE_JUDGED, sc.EXCHANGE_ERROR, sc.ERROR_TYPE),
+    *(sc.REQUEST_MESSAGES, sc.REQUEST_REPEATED, sc.REQUEST_COUNT, sc.REQUEST_BASE_DIGEST),
+    *(sc.REQUEST_BASE_COUNT, sc.REQUEST_SHARED_VALUES, sc.REQUEST_SUPPLIED),
 }
 
 _PARTS = {
@@ -361,15 +353,16 @@ def _params_in(text: str | None, damage: list[str]) -> dict[str, JsonText]:
     return {name: JsonText(bytes(cut).decode()) for name, cut in cuts.items()}
 
 
-def _messages_in(text: str) -> Iterator[tuple[bytes, JsonText]]:
+def _messages_in(text: str, read: Callable[[str], str] = str) -> Iterator[tuple[bytes, JsonText]]:
     """The bytes of each element of the list that a text is, and its JSON.
 
+    read: gives what stands for the text of an element.
     ValueError for what is no list, while they are read.
     """
     cuts = cut_elements(text)
     for cut in cuts or ():
-        data = bytes(cut)
-        yield data, JsonText(data.decode())
+        whole = read(bytes(cut).decode())
+        yield whole.encode(), JsonText(whole)
     if cuts is None:
         check_depth(text)
         for value, start, end in elements(text, 1):

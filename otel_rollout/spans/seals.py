@@ -1,5 +1,7 @@
 """Lengths and checksums of a span's attributes, which show what was cut or changed on the way.
 
+And the digest that names a content.
+
 They are written as `name:number,name:number;`: some stores parse texts that are JSON and give back
 objects. An object in the place of a text that was written is that text again if it is as long.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
@@ -55,6 +58,11 @@ def with_lengths(
     }
     sealed[sc.LENGTHS] = _form(*lengths) % (*lengths.values(),)
     return sealed
+
+
+def digest_of(*parts: bytes | memoryview) -> bytes:
+    """The 16-byte digest that names a content; `spans.writer` defines what is digested."""
+    return blake2b(b"".join(parts), digest_size=16).digest()
 
 
 def numbers_of(written: object) -> dict[str, int]:

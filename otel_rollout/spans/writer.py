@@ -26,8 +26,9 @@ from operator import attrgetter
 from zlib import crc32
 
 from otel_rollout import semconv as sc
-from otel_rollout.spans.exchange import LARGE, PLACEHOLDER, digest_of
+from otel_rollout.spans.exchange import LARGE, PLACEHOLDER
 from otel_rollout.spans.reply_form import packed
+from otel_rollout.spans.seals import digest_of
 from otel_rollout.wire import (
     Json,
     as_lines,

@@ -256,6 +256,11 @@ _KEPT = (
     "part does not train."
 )
 DAMAGED = Sentence("exchange {span}: {damage}", "damaged", _KEPT)
+NO_BLOB = Sentence(
+    "exchange {span}: {blob}, so its response is not whole",
+    "damaged",
+    "Set OTEL_ROLLOUT_BLOBS to the URL where the blobs are; tokens do not need this one",
+)
 CUT = Sentence(WAS_CUT, "damaged", _KEPT)
 COPIES_DIFFER = Sentence(
     DIFFERS,

@@ -60,6 +60,8 @@ def _damage_of(exchanges: Sequence[Exchange]) -> Iterator[str]:
     for e in exchanges:
         for damage in e.damage:
             yield sentences.DAMAGED(span=e.span_id, damage=damage)
+        for blob in e.missing_blobs():
+            yield sentences.NO_BLOB(span=e.span_id, blob=blob)
     for e in exchanges:
         if _has_unread_choices(e):
             yield sentences.UNREAD(span=e.span_id, path=repr(e.path))
