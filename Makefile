@@ -146,6 +146,7 @@ bench: $(READY)  ## what it costs; see docs/performance.md
 	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/transports.py
 	$(BIN)/python benchmarks/rebuild.py
+	$(BIN)/python benchmarks/blobs.py
 	$(BIN)/python benchmarks/workflows.py
 
 instructions: $(READY)  ## what capture costs, in instructions (needs Debian's valgrind): a quarter of an hour
