@@ -99,7 +99,11 @@ def _collect(file: RowFile, sources: Sources, choice: Choice, options: argparse.
     """Bring the trajectories together by group, unless an interrupted export has done it."""
     if file.collected is None:
         items = sources.items(
-            choice.keeps, file.spans, infer_rollouts=options.infer_rollouts, jobs=options.jobs
+            choice.keeps,
+            file.leave_out,
+            file.spans,
+            infer_rollouts=options.infer_rollouts,
+            jobs=options.jobs,
         )
         file.collect(items, lambda: sources.errors)
     else:

@@ -1,7 +1,7 @@
-"""What an export leaves out, beside what it keeps: by version, ending, task, length and time. Pure.
+"""What is left out of training, beside what is kept: by version, ending, task, length. Pure.
 
 Leaving out what is old, long or failed changes what is learned from: rollouts that take long are
-the first to become old. The sums are counts by buckets, which can be added.
+the first to become old. All is counted, numbers in buckets, so that the counts of parts add up.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _NAMED = ("version", "ending", "task")
 _SPREAD = ("seconds", "tokens", "calls")
 _STEPS = 20
 """Buckets of each doubling: a number is known to 2 %."""
+_LEAST = 16
+"""Of fewer trajectories shares say nothing."""
 _SHOWN = 10
 """Versions, endings and tasks that are printed; the others are counted."""
 _QUARTERS = 4
@@ -33,26 +35,33 @@ class Facts(NamedTuple):
     """Policy versions that it was sampled with."""
     ending: str
     task_id: str | None
-    calls: int
-    tokens: int | None
-    """Tokens that were sampled, as far as they are known."""
     seconds: float | None
     reward: float | None
+    calls: int | None = None
+    tokens: int | None = None
+    """Tokens that were sampled, as far as they are known."""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Facts:
         """Those of a trajectory; its calls are read."""
-        own = [] if trajectory.policy_version is None else [trajectory.policy_version]
-        started, ended = trajectory.start_time_ns, trajectory.end_time_ns
         completions = trajectory.completions
         counts = [each.sampled_count for each in completions]
         known = [count for count in counts if count is not None]
+        head = cls.of_head(trajectory)
+        return head._replace(
+            versions=tuple(dict.fromkeys([*trajectory.policy_versions, *head.versions])),
+            calls=len({each.span_id for each in completions}),
+            tokens=sum(known) if known else None,
+        )
+
+    @classmethod
+    def of_head(cls, trajectory: Trajectory) -> Facts:
+        """Those of a trajectory for which no call is read."""
+        started, ended = trajectory.start_time_ns, trajectory.end_time_ns
         return cls(
-            tuple(dict.fromkeys([*trajectory.policy_versions, *own])),
+            () if trajectory.policy_version is None else (trajectory.policy_version,),
             trajectory.termination_reason or trajectory.status,
             trajectory.task_id,
-            len({each.span_id for each in completions}),
-            sum(known) if known else None,
             (ended - started) / 1e9 if ended is not None and started else None,
             None if trajectory.reward is None else float(trajectory.reward),
         )
@@ -153,13 +162,12 @@ class LeftOut:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people; nothing where no trajectory was counted."""
+        """For people; nothing of a few, or where nothing is left out, or nothing kept."""
         found: dict[str, Any] = self.to_dict()
-        if not found["left_out"]:
-            if found["kept"]:
-                yield "nothing was left out"
+        count = found["kept"] + found["left_out"]
+        if count < _LEAST or not (found["left_out"] and found["kept"]):
             return
-        total = number_of(found["kept"] + found["left_out"], "trajectory")
+        total = number_of(count, "trajectory")
         whys = ", ".join(f"{count} {why}" for why, count in found["reasons"].items())
         yield f"{found['left_out']} of {total} left out: {whys}"
         for what in _NAMED:

@@ -160,6 +160,10 @@ class RowFile:
         self._store.execute("INSERT INTO plan VALUES (?, ?, ?)", *plan)
         self._store.commit()
 
+    def leave_out(self, facts: Facts) -> None:
+        """Count a trajectory that is not to be brought together."""
+        LeftOut(self.tally.left_out).add(facts, "not kept by --where")
+
     def groups(self) -> Iterator[Group]:
         """The items of each key whose rows have not been written."""
         for number, key in self._store.each_key(after=self._number):
@@ -239,7 +243,7 @@ class Tally:
     partial: Counter[str] = field(default_factory=Counter)
     """Groups that are not whole, each with what it lacks."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """What is kept and what is left out, as `LeftOut` counts it, if a lag is asked for."""
+    """What is kept and what is left out, as `LeftOut` counts it."""
 
     def add(self, other: Tally) -> None:
         """Add the counts of the other."""
@@ -270,8 +274,7 @@ def rows_of(
 ) -> list[bytes]:
     """The rows, as lines of JSON, of the trajectories of one key.
 
-    lag: those that are older are left out, as if they were not there, and what is left out is
-        counted beside what is kept. None: neither.
+    lag: those that are older are left out, as if they were not there. None: none are.
     A trajectory that is damaged, or that the format cannot carry, is reported and left out, and the
     others of its group are exported as if it were not there; with `strict` its error is raised.
     """
@@ -279,7 +282,7 @@ def rows_of(
     tally.groups += 1
     tally.trajectories += len(members)
     tally.partial.update(map(str, groups_not_whole(members.values())))
-    facts = {id_: _facts_of(member) for id_, member in members.items()} if lag else {}
+    facts = {id_: _facts_of(member) for id_, member in members.items()}
     left = {id_: why for id_, each in facts.items() if lag and each and (why := lag.reason(each))}
     group = TrajectoryGroup.of(member for member in members.values() if member.id not in left)
     tally.failures += len(group.failures)

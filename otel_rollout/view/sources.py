@@ -21,6 +21,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.compressed import joined
 from otel_rollout.errors import RolloutError, SpanFormatError
 from otel_rollout.export import (
+    Facts,
     StartedRecords,
     UnfinishedLineError,
     begun_file,
@@ -155,17 +156,31 @@ class Sources:
             self._bar.close()
 
     def items(
-        self, keeps: Keeps, path: Path, *, infer_rollouts: bool, jobs: int = 1
+        self,
+        keeps: Keeps,
+        left_out: Callable[[Facts], object],
+        path: Path,
+        *,
+        infer_rollouts: bool,
+        jobs: int = 1,
     ) -> Iterator[tuple[str, bytes]]:
-        """The same as keys and items, of those that are kept; spans are at the path meanwhile."""
+        """The same as keys and items, of those that are kept; spans are at the path meanwhile.
+
+        left_out: called with what is known of each of the others without reading its calls.
+        """
         with ExitStack() as opened:
             spans: list[_Spans] = []
             files = self._of_trajectories(opened, spans)
-            for line, key in self._read(partial(_key_if, keeps), files, jobs):
-                yield key, line
+            read = self._read(partial(_key_if, keeps), files, jobs)
             records = itertools.chain.from_iterable(spans)
-            found = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
-            yield from self.each(partial(_item_if, keeps), found)
+            made = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
+            rebuilt = self.each(partial(_item_if, keeps), made)
+            found: str | Facts
+            for line, found in itertools.chain(read, rebuilt):
+                if isinstance(found, Facts):
+                    left_out(found)
+                else:
+                    yield found, line
             self._bar.close()
 
     def each(
@@ -276,12 +291,13 @@ class Sources:
             note_above(str(error))
 
 
-def _key_if(keeps: Keeps, trajectory: Trajectory) -> str | None:
-    return key_of(trajectory) if keeps(trajectory) else None
+def _key_if(keeps: Keeps, trajectory: Trajectory) -> str | Facts:
+    return key_of(trajectory) if keeps(trajectory) else Facts.of_head(trajectory)
 
 
-def _item_if(keeps: Keeps, trajectory: Trajectory) -> tuple[str, bytes] | None:
-    return item_of(trajectory) if keeps(trajectory) else None
+def _item_if(keeps: Keeps, trajectory: Trajectory) -> tuple[bytes, str | Facts]:
+    key, item = item_of(trajectory) if keeps(trajectory) else (Facts.of_head(trajectory), b"")
+    return item, key
 
 
 _TRAJECTORIES = (

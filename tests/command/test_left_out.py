@@ -59,7 +59,7 @@ def test_a_limit_on_age_takes_the_long_ones():
     """Quarters show it: rollouts that take long are sampled with older weights."""
     counts = LeftOut()
     for seconds in range(1, 101):
-        facts = Facts((9 - seconds // 25,), "complete", "t", 1, None, float(seconds), 1.0)
+        facts = Facts((9 - seconds // 25,), "complete", "t", float(seconds), 1.0, 1)
         counts.add(facts, PolicyLag(2, 9).reason(facts))
     found: Any = counts.to_dict()
     assert found["seconds"]["left_out_by_quarter"][:2] == [0, 0]
@@ -87,7 +87,7 @@ async def several_versions(clients: Clients) -> list[Trajectory]:
     found: list[Trajectory] = []
     for version, calls in ((1, 3), (2, 2), (4, 1)):
         group = await gather_group(
-            [agent(client, calls, reward) for reward in (0.0, 1.0, None)],
+            [agent(client, calls, reward) for reward in (0.0, 1.0, None) * 2],
             group_id=f"g{version}",
             policy_version=version,
         )
@@ -104,19 +104,22 @@ async def test_what_is_left_out_is_not_there_and_is_reported(
     to = ["--to", "tokens", "-o", str(tmp_path / "rows"), "--jobs", str(jobs)]
     assert main(["export", *to, source, "--policy-lag", "2"]) == 0
     kept = {(row["group_id"], row["trajectory_id"]) for row in rows_in(tmp_path / "rows")}
-    assert Counter(group for group, _ in kept) == {"g2": 2, "g4": 2}
+    assert Counter(group for group, _ in kept) == {"g2": 4, "g4": 4}
     told = [line.strip() for line in capsys.readouterr().err.splitlines()]
     assert told[-7] == (
-        "5 of 9 trajectories left out: 3 sampled more than 2 versions before 4, "
-        "2 failed without a reward"
+        "10 of 18 trajectories left out: 6 sampled more than 2 versions before 4, "
+        "4 failed without a reward"
     )
-    assert told[-6] == "by version: 1: 3 of 3, 2: 1 of 3, 4: 1 of 3"
-    assert told[-5] == "by ending: error: 3 of 3, complete: 2 of 6"
+    assert told[-6] == "by version: 1: 6 of 6, 2: 2 of 6, 4: 2 of 6"
+    assert told[-5] == "by ending: error: 6 of 6, complete: 4 of 12"
     assert told[-2].startswith("by calls, of each quarter from the least on: ")
     assert told[-1] == "reward: 0.500 on average kept, 0.500 not"
-    assert main(["export", *to, source]) == 0
-    assert len({row["trajectory_id"] for row in rows_in(tmp_path / "rows")}) == 6
-    assert "left out" not in capsys.readouterr().err
+    assert main(["export", *to, source, "--where", "group_id != 'g1'"]) == 0
+    assert len({row["trajectory_id"] for row in rows_in(tmp_path / "rows")}) == 8
+    told = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert (
+        "10 of 18 trajectories left out: 6 not kept by --where, 4 failed without a reward"
+    ) in told
 
 
 @pytest.mark.usefixtures("recording")
@@ -130,6 +133,6 @@ async def test_versions_without_numbers(clients: Clients, tmp_path: Path, capsys
     assert main([*to, "0"]) == 0
     told = capsys.readouterr().err
     assert "no trajectory names a version that is a number" in told
-    assert "nothing was left out" in told
+    assert "1 group, 1 trajectory -> 1 row" in told
     with pytest.raises(SystemExit):
         main([*to, "-1"])
