@@ -72,17 +72,18 @@ def otlp_lanes(settings: Settings, *, has_look: bool) -> list[LookProcessor | Se
     has_look: False: the owner of the provider exports what people look at.
     ConfigurationError for an address, a protocol or a folder that cannot be used.
     """
-    found: list[LookProcessor | Sender] = []
+    folder, found = settings.train_folder, list[LookProcessor | Sender]()
     endpoint = settings.train_endpoint or os.environ.get("OTEL_ROLLOUT_TRAIN_ENDPOINT") or None
+    train = train_exporter(endpoint) if endpoint or has_look else None
+    if train is not None:
+        found.append(Sender(Outlet(train), settings.max_bytes, folder))
+    elif folder is not None:
+        raise ConfigurationError(
+            f"configure(train_folder={str(folder)!r}): expected a receiver of what waits there, "
+            f"got none; set train_endpoint"
+        )
     if has_look and (look := otlp_exporter()) is not None:
         found.append(LookProcessor(Outlet(look), is_call if endpoint else is_ours))
-    if (endpoint or has_look) and (train := train_exporter(endpoint)) is not None:
-        found.append(Sender(Outlet(train), settings.max_bytes, settings.train_folder))
-    elif settings.train_folder is not None:
-        raise ConfigurationError(
-            f"configure(train_folder={str(settings.train_folder)!r}): expected a receiver of what "
-            "waits there, got none; set train_endpoint"
-        )
     return found
 
 

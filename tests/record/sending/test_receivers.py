@@ -142,9 +142,7 @@ def test_a_try_is_one_request(kind: Kind, monkeypatch: pytest.MonkeyPatch):
         configure(monkeypatch, receiver)  # for the protocol
         exporter = train_exporter(receiver.url)
         assert exporter is not None
-        began = time.monotonic()
         assert exporter.export([]) is SpanExportResult.FAILURE
-        assert time.monotonic() - began < 0.5
         assert len(receiver.refused) == 1
         exporter.shutdown()
 
@@ -222,17 +220,17 @@ def test_a_receiver_that_does_not_answer_and_is_restarted_misses_nothing(
         configure(monkeypatch, before)
         play(2)
         assert eventually(lambda: len(names_at(before)) == 6)
+        acknowledged = list(before.spans)
         before.refuse = lambda _: UNANSWERED
         play(2)
         assert eventually(lambda: len(names_at(before)) > 6)
         before.go.clear()
         play(1)
         time.sleep(0.7)
-        taken = list(before.spans)
     with kind(port=int(before.url.rpartition(":")[2])) as after:
         play(2)
         assert otel_rollout.shutdown()
-    assert reconstruct([*taken[:6], *after.spans]) == live
+    assert reconstruct([*acknowledged, *after.spans]) == live
 
 
 @BOTH

@@ -188,6 +188,17 @@ def test_what_finds_no_room_is_counted(caplog: pytest.LogCaptureFixture):
     assert said(caplog)[1:] == ["191 of 200 spans did not reach Exporter"]
 
 
+def test_what_has_arrived_makes_room():
+    """More than may wait passes through, a part at a time."""
+    exporter = Exporter()
+    provider = otel_rollout.configure("x", span_exporters=[exporter], max_bytes=1_000_000)
+    for _ in range(3):
+        end_spans(provider, 6, "x" * 100_000)
+        assert provider.force_flush(10_000)
+    assert otel_rollout.shutdown()
+    assert len(exporter.spans) == 18
+
+
 def test_the_size_is_rather_more_than_what_is_sent():
     """So requests stay below the limit that they are made for: text of any alphabet, events."""
     tracer = TracerProvider().get_tracer("x")
