@@ -36,7 +36,7 @@ from otel_rollout import (
 from otel_rollout import semconv as sc
 from otel_rollout.command.checks.check import check
 from otel_rollout.otlp import JsonLinesSpanExporter, encode_spans, read
-from otel_rollout.record import Outlet
+from otel_rollout.record import Outlet, Sender
 from otel_rollout.record.sending.requests import size_of
 from otel_rollout.spans import as_record
 from tests.kit.conversations import user
@@ -263,6 +263,19 @@ def test_a_disk_that_stays_full_is_reported(tmp_path: Path, caplog: pytest.LogCa
         assert not otel_rollout.shutdown(700)
     assert 1 <= time.monotonic() - began < 5
     assert "5 of 5 spans did not reach JsonLinesSpanExporter" in caplog.text
+
+
+def test_the_end_of_a_provider_tries_for_a_while():
+    """As at the exit of a program that does not call `shutdown`."""
+    turns = chain([ValueError()] * 3, repeat(None))
+    exporter = Exporter(lambda: None if (error := next(turns)) is None else fail(error)())
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Sender(Outlet(exporter)))
+    end_spans(provider, 20)
+    provider.shutdown()
+    assert len(exporter.spans) == 20
+    end_spans(provider, 1)
+    assert len(exporter.spans) == 20
 
 
 def test_an_exporter_that_is_used_again_is_counted_again():
