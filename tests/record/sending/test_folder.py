@@ -116,6 +116,19 @@ def test_what_shutdown_could_not_send_is_left(tmp_path: Path, caplog: pytest.Log
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_ends_while_a_receiver_hangs_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It was in memory alone until `shutdown`."""
+    with HttpReceiver() as receiver:
+        receiver.go.clear()
+        configure(receiver, tmp_path)
+        with rollout("x"):
+            time.sleep(0.3)  # its start is at the receiver now
+        assert not otel_rollout.shutdown(300)
+        assert "; 2 of them are in " in caplog.text
+        receiver.go.set()
+        assert send_what_is_there(receiver, tmp_path) == {"x"}
+
+
 def test_what_arrived_is_not_kept(tmp_path: Path):
     """While the process runs, too: a segment is deleted when all in it has arrived."""
     with HttpReceiver() as receiver:
