@@ -18,6 +18,7 @@ from otel_rollout.export.options import CheckedOptions as CheckedOptions
 from otel_rollout.export.options import Positive as Positive
 from otel_rollout.export.options import check_choice as check_choice
 from otel_rollout.export.parquet import ParquetRows as ParquetRows
+from otel_rollout.export.parquet import trajectory_row as trajectory_row
 from otel_rollout.export.row_contract import JsonRows as JsonRows
 from otel_rollout.export.row_contract import RowExporter as RowExporter
 from otel_rollout.export.row_contract import all_options as all_options

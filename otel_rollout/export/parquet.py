@@ -24,6 +24,7 @@ from otel_rollout.export.tables import (
     FLOAT,
     INT,
     JSON,
+    JSONS,
     TEXT,
     TEXTS,
     ColumnKind,
@@ -32,7 +33,7 @@ from otel_rollout.export.tables import (
 )
 from otel_rollout.extras import module_of
 from otel_rollout.trajectory import Dropped, Trajectory, TrajectoryGroup
-from otel_rollout.wire import Json, dumps, loads
+from otel_rollout.wire import Json, loads
 
 _WHOLE = "trajectory"
 """The column of the whole record."""
@@ -57,7 +58,7 @@ class _Archive(TabularList, list[dict[str, Any]]):
         **dict.fromkeys(("status", "termination_reason", "error"), TEXT),
         "reward": FLOAT,
         **dict.fromkeys(("rewards", "metrics", "metadata"), JSON),  # `datasets` reads no maps
-        **dict.fromkeys(("messages", "tools"), TEXTS),
+        **dict.fromkeys(("messages", "tools"), JSONS),
         "histories": INT,
         "input_ids": ColumnKind(lambda pa: pa.list_(pa.list_(pa.int32()))),
         "loss_mask": ColumnKind(lambda pa: pa.list_(pa.list_(pa.int8()))),
@@ -104,7 +105,7 @@ class ParquetRows(CheckedOptions):
         """A row for each trajectory, those that failed included."""
         for trajectory in members(group, "ParquetRows"):
             kept = trajectory.to_json() if self.exchanges else None
-            row = {**_row(trajectory), _WHOLE: kept}
+            row = {**trajectory_row(trajectory), _WHOLE: kept}
             _Archive([row]).to_arrow()  # raises now what is no text or number of its column
             yield row
 
@@ -170,10 +171,12 @@ PARTITIONS = frozenset(
 """Columns that an archive can be partitioned by: those with one text for each trajectory."""
 
 
-def _row(trajectory: Trajectory) -> dict[str, Json]:
-    """The columns of a trajectory, but the last one, in JSON.
+def trajectory_row(trajectory: Trajectory) -> dict[str, Json]:
+    """A trajectory in columns for queries and trainers: names, times, numbers and JSON.
 
     policy_version: that of its start; where it is not set, of its first completion.
+    input_ids, loss_mask, logprobs: (sequences, T), as in `Trajectory.token_sequences`.
+    messages, tools: of the main history. day, start_time: UTC; microseconds.
     """
     started, ended = trajectory.start_time_ns, trajectory.end_time_ns
     versions, version = trajectory.policy_versions, trajectory.policy_version
@@ -198,17 +201,13 @@ def _row(trajectory: Trajectory) -> dict[str, Json]:
 
 
 def _exchanged(trajectory: Trajectory) -> dict[str, Json]:
-    """The columns of what the model saw and sampled.
-
-    input_ids, loss_mask, logprobs: (sequences, T), as in `Trajectory.token_sequences`.
-    messages, tools: of the main history, each as JSON text.
-    """
+    """The columns of what the model saw and sampled."""
     histories, sequences = trajectory.histories, trajectory.token_sequences()
     models = (completion.model for completion in trajectory.completions)
     return {
         "models": list(dict.fromkeys(model for model in models if model is not None)),
-        "messages": list(map(dumps, trajectory.messages())),
-        "tools": list(map(dumps, histories[0].tools or ())) if histories else None,
+        "messages": trajectory.messages(),
+        "tools": list(histories[0].tools or ()) if histories else None,
         "histories": sum(history.side_call is None for history in histories),
         "input_ids": [sequence.token_ids for sequence in sequences],
         "loss_mask": [sequence.loss_mask for sequence in sequences],
@@ -267,7 +266,13 @@ def _check_new(folder: Path, target: Path, ids: set[str]) -> None:
     """ConfigurationError if one of the trajectories is in another file of the folder."""
     parquet = module_of("tables", "pyarrow.parquet", "the exporter parquet")
     for path in sorted(folder.glob("*.parquet")):
-        there = parquet.read_table(path, columns=["id"], partitioning=None)["id"].to_pylist()
+        try:
+            there = parquet.read_table(path, columns=["id"], partitioning=None)["id"].to_pylist()
+        except (OSError, ValueError, LookupError) as error:
+            raise ConfigurationError(
+                f"{path}: expected a file of an earlier export ({error}): move it away, and give "
+                f"the same command again"
+            ) from None
         if path != target and (again := ids.intersection(there)):
             raise ConfigurationError(
                 f"{folder}: {len(again)} of {len(ids)} trajectories are in {path.name} already, "

@@ -69,6 +69,9 @@ FLAGS = ColumnKind(lambda pa: pa.list_(pa.int8()))
 FLOATS = ColumnKind(lambda pa: pa.list_(pa.float64()))
 NUMBERS = ColumnKind(lambda pa: pa.map_(pa.string(), pa.float64()), store=_numbers)
 JSON = ColumnKind(lambda pa: pa.string(), store=lambda value: _text(dumps(value)))
+JSONS = ColumnKind(
+    lambda pa: pa.list_(pa.string()), store=lambda values: [_text(dumps(each)) for each in values]
+)
 
 _ROW_COLUMNS = {
     "input_ids": IDS,

@@ -221,3 +221,17 @@ def test_other_exporters_have_no_partitions(recorded: Recording, tmp_path: Path,
     with pytest.raises(SystemExit):
         archive(source, Path(source), "--partition-by", "day")
     assert getattr(row_exporter("parquet", require_all_calls=True), "writes_folder", None) is False
+
+
+def test_a_foreign_file_in_the_archive(recorded: Recording, tmp_path: Path, capsys: Any):
+    """It is named, and nothing is written beside it; without it the same command goes on."""
+    source = trajectories_of(recorded.trajectories, tmp_path / "t")
+    arguments = (source, tmp_path / "a", "--partition-by", "name")
+    (tmp_path / "a" / "name=agent").mkdir(parents=True)
+    foreign = tmp_path / "a" / "name=agent" / "x.parquet"
+    foreign.write_text("this is none")
+    assert archive(*arguments) == 1
+    assert f"{foreign}: expected a file of an earlier export" in capsys.readouterr().err
+    foreign.unlink()
+    assert archive(*arguments) == 0
+    assert len(files_in(tmp_path / "a")) == 2

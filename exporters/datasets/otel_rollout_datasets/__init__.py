@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Features, Json, List, Value
 
 from otel_rollout import SpanFormatError, Trajectory, TrajectoryGroup
-from otel_rollout.export import Dropped, dropped_completions, dumps, loads
+from otel_rollout.export import Dropped, dropped_completions, dumps, loads, trajectory_row
 from otel_rollout.export import Json as AnyJson
 
 __all__ = ["FEATURES", "DatasetRows", "from_dataset", "to_dataset"]
@@ -114,34 +114,14 @@ def _members(trajectories: Iterable[Trajectory] | TrajectoryGroup) -> list[Traje
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
-    histories = trajectory.histories
-    sequences = trajectory.token_sequences()
-    return {
-        "id": trajectory.id,
-        "name": trajectory.name,
-        "trace_id": trajectory.trace_id,
-        "parent_id": trajectory.parent_id,
-        "task_id": trajectory.task_id,
-        "group_id": trajectory.group_id,
-        "sample_index": trajectory.sample_index,
-        "status": trajectory.status,
-        "termination_reason": trajectory.termination_reason,
-        "reward": None if trajectory.reward is None else float(trajectory.reward),
-        "rewards": {name: float(reward) for name, reward in trajectory.rewards.items()},
-        "metrics": dict(trajectory.metrics),
-        "metadata": _view(dict(trajectory.metadata)),
-        "messages": list(map(_view, trajectory.messages())),
-        "tools": list(map(_view, histories[0].tools or ())) if histories else None,
-        "histories": sum(history.side_call is None for history in histories),
-        "input_ids": [sequence.token_ids for sequence in sequences],
-        "loss_mask": [sequence.loss_mask for sequence in sequences],
-        "logprobs": [
-            [None if math.isnan(value) else value for value in sequence.logprobs]
-            for sequence in sequences
-        ],
-        "warnings": list(trajectory.warnings),
-        "trajectory": dumps(trajectory.to_dict()),
-    }
+    row: dict[str, Any] = trajectory_row(trajectory) | {"trajectory": dumps(trajectory.to_dict())}
+    for name in ("messages", "tools"):
+        row[name] = None if row[name] is None else list(map(_view, row[name]))
+    row["metadata"] = _view(row["metadata"])
+    row["logprobs"] = [
+        [None if math.isnan(value) else value for value in values] for values in row["logprobs"]
+    ]
+    return {name: row[name] for name in FEATURES}
 
 
 def _table(rows: list[dict[str, Any]]) -> pa.Table:
