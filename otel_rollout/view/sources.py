@@ -175,8 +175,8 @@ class Sources:
             records = itertools.chain.from_iterable(spans)
             made = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
             rebuilt = self.each(partial(_item_if, keeps), made)
-            found: str | Facts
-            for line, found in itertools.chain(read, rebuilt):
+            each: tuple[Iterator[tuple[bytes, str | Facts]], ...] = read, rebuilt
+            for line, found in itertools.chain.from_iterable(each):
                 if isinstance(found, Facts):
                     left_out(found)
                 else:
