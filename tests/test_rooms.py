@@ -486,7 +486,7 @@ LINES = {
     "": 2_039,
     "command": 3_210,
     "evidence": 905,
-    "export": 3_508,
+    "export": 3_517,
     "gateway": 3_512,
     "kafka": 901,
     "look": 1_934,

@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from otel_rollout.terminal import number_of
@@ -171,19 +171,9 @@ class LeftOut:
         whys = ", ".join(f"{count} {why}" for why, count in found["reasons"].items())
         yield f"{found['left_out']} of {total} left out: {whys}"
         for what in _NAMED:
-            rows = [row for row in found[what] if row["value"] is not None]
-            texts = [
-                f"{row['value']}: {row['left_out']} of {row['kept'] + row['left_out']}"
-                for row in rows[:_SHOWN]
-            ]
-            texts += [f"{len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
-            if len(rows) > 1:
-                yield f"  by {what}: {', '.join(texts)}"
+            yield from _line_by_value(what, found[what])
         for what in _SPREAD:
-            shares = found[what]["left_out_by_quarter"]
-            texts = ["-" if each is None else f"{each:.0%}" for each in shares]
-            if texts:
-                yield f"  by {what}, of each quarter from the least on: {', '.join(texts)}"
+            yield from _line_by_quarter(what, found[what]["left_out_by_quarter"])
         rewards = found["reward"]
         if None not in rewards.values():
             yield f"  reward: {rewards['kept']:.3f} on average kept, {rewards['left_out']:.3f} not"
@@ -197,6 +187,25 @@ class LeftOut:
                 sides[reason != ""][value] += count
         for value in {**sides[1], **sides[0]}:
             yield value, sides[0][value], sides[1][value]
+
+
+def _line_by_value(what: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How much is left out of each value, where there are several."""
+    known = [row for row in rows if row["value"] is not None]
+    texts = [
+        f"{row['value']}: {row['left_out']} of {row['kept'] + row['left_out']}"
+        for row in known[:_SHOWN]
+    ]
+    texts += [f"{len(known) - _SHOWN} more"] if len(known) > _SHOWN else []
+    if len(known) > 1:
+        yield f"  by {what}: {', '.join(texts)}"
+
+
+def _line_by_quarter(what: str, shares: Sequence[float | None]) -> Iterator[str]:
+    """How much is left out of each quarter, where numbers are known."""
+    texts = ["-" if each is None else f"{each:.0%}" for each in shares]
+    if texts:
+        yield f"  by {what}, of each quarter from the least on: {', '.join(texts)}"
 
 
 def _spread(rows: Sequence[tuple[int, int, int]]) -> dict[str, Json]:

@@ -171,15 +171,15 @@ class Sources:
         with ExitStack() as opened:
             spans: list[_Spans] = []
             files = self._of_trajectories(opened, spans)
-            read = self._read(partial(_key_if, keeps), files, jobs)
+            key_of_one: Callable[[Trajectory], str | Facts] = partial(_key_if, keeps)
+            read = self._read(key_of_one, files, jobs)
             records = itertools.chain.from_iterable(spans)
             made = reconstruct_by_rollout(records, path, infer_rollouts=infer_rollouts)
             rebuilt = self.each(partial(_item_if, keeps), made)
-            each: tuple[Iterator[tuple[bytes, str | Facts]], ...] = read, rebuilt
-            for line, found in itertools.chain.from_iterable(each):
+            for line, found in itertools.chain(read, rebuilt):
                 if isinstance(found, Facts):
                     left_out(found)
-                else:
+                elif isinstance(found, str):
                     yield found, line
             self._bar.close()
 
