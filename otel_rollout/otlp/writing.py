@@ -68,12 +68,11 @@ def use_encoder(exporter: SpanExporter) -> bool:
     """
     from opentelemetry.exporter.otlp.proto.common import trace_encoder
 
-    changed = [
-        _with_global(exporter, name, "encode_spans", encode_spans)
-        for name in ("export", "_translate_data")
-        if _globals(exporter, name).get("encode_spans") is trace_encoder.encode_spans
-    ]
-    return any(changed)
+    methods = ("export", "_translate_data")
+    for name in methods:
+        if _globals(exporter, name).get("encode_spans") is trace_encoder.encode_spans:
+            _with_global(exporter, name, "encode_spans", encode_spans)
+    return any(_globals(exporter, name).get("encode_spans") is encode_spans for name in methods)
 
 
 def try_once(exporter: SpanExporter) -> None:
@@ -94,16 +93,15 @@ def _globals(owner: object, name: str) -> dict[str, Any]:
     return function.__globals__ if isinstance(function, FunctionType) else {}
 
 
-def _with_global(owner: object, name: str, global_name: str, value: object) -> bool:
-    """Let a method of this object see another value of a global name. False: it does not use it."""
+def _with_global(owner: object, name: str, global_name: str, value: object) -> None:
+    """Let a method of this object see another value of a global name, if it uses that."""
     names = _globals(owner, name)
     if global_name not in names:
-        return False
+        return
     was = getattr(owner, name).__func__
     if global_name not in was.__code__.co_names:
-        return False
+        return
     rest = name, was.__defaults__, was.__closure__
     function = FunctionType(was.__code__, {**names, global_name: value}, *rest)
     function.__kwdefaults__ = was.__kwdefaults__
     setattr(owner, name, MethodType(function, owner))
-    return True

@@ -42,7 +42,8 @@ class Outlet(SpanExporter):
         self._users = users
         self._renew()
         renew_after_fork(self, Outlet._renew)
-        use_encoder(exporter)
+        self.uses_encoder = use_encoder(exporter)
+        """True if it sends an `EncodedSpan` as what it contains."""
 
     def _renew(self) -> None:
         self._exporting = threading.Lock()  # a thread of the parent may be at the exporter

@@ -18,7 +18,7 @@ from opentelemetry.sdk.environment_variables import OTEL_BSP_SCHEDULE_DELAY
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from otel_rollout import semconv as sc
-from otel_rollout.errors import SpanFormatError
+from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.export import renew_after_fork
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.delivery import in_time, start_thread
@@ -56,6 +56,7 @@ class Sender(SpanProcessor):
     max_bytes: int, bound on the size of the spans that wait in memory.
     folder: spans are here, too, from before they are sent until they have arrived, and those that
         former processes left here are sent first. None: spans wait in memory alone.
+        ConfigurationError if it cannot be used.
 
     A span that finds no room is dropped and counted; the first is logged. That a rollout starts is
     sent at once. An exporter that raises or hangs costs nobody else anything.
@@ -67,6 +68,11 @@ class Sender(SpanProcessor):
         self.outlet = outlet
         self._max_bytes = max_bytes
         self._delay = delay_seconds()
+        if folder is not None and not outlet.uses_encoder:
+            raise ConfigurationError(
+                f"configure(train_folder=...): expected an OTLP exporter of a version of "
+                f"OpenTelemetry that is known, got {outlet.exporter!r}; leave train_folder out"
+            )
         self._spool = None if folder is None else Spool(folder)
         self._ended = False
         self._renew()
@@ -287,9 +293,10 @@ class Sender(SpanProcessor):
                     batch = [item for item in batch if item in self._backlog]
                     self._note(batch, has_arrived)
                     self._changed.notify_all()
-                for item in batch if has_arrived else ():
-                    if item.kept is not None:
-                        item.kept.release()
+                if has_arrived and time.monotonic() < self._until:  # then the folder is closed
+                    for item in batch:
+                        if item.kept is not None:
+                            item.kept.release()
 
     def _next(self) -> list[Waiting]:
         """The spans of the next request, when it is time for it; [] at the end."""

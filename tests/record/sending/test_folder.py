@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_rollout
-from otel_rollout import reconstruct, rollout
+from otel_rollout import ConfigurationError, reconstruct, rollout
+from otel_rollout.record import Outlet, Sender
 from tests.kit.disks import full_disk
 from tests.kit.receivers import AWAY, HttpReceiver
 
@@ -157,6 +159,13 @@ def test_a_damaged_record_costs_itself(tmp_path: Path, caplog: pytest.LogCapture
     assert "spans are lost" in caplog.text
     names = [span.name for span in receiver.spans]
     assert sorted(names) == ["invoke_agent 0", "invoke_agent 2", *["rollout started"] * 3]
+
+
+def test_a_folder_needs_an_exporter_that_takes_what_is_in_it(tmp_path: Path):
+    """Another one would send requests without spans."""
+    with pytest.raises(ConfigurationError, match="expected an OTLP exporter of a version"):
+        Sender(Outlet(InMemorySpanExporter()), folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_full_lets_spans_wait_in_memory(
