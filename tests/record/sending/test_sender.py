@@ -188,6 +188,17 @@ def test_what_finds_no_room_is_counted(caplog: pytest.LogCaptureFixture):
     assert said(caplog)[1:] == ["191 of 200 spans did not reach Exporter"]
 
 
+def test_requests_of_the_look_lane_are_below_the_limit_of_grpc():
+    """A batch of the SDK goes in several requests; one that fails is reported after all."""
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory := InMemorySpanExporter()))
+    end_spans(provider, 5, "x" * (1 << 20))
+    answers = chain([SpanExportResult.FAILURE], repeat(None))
+    exporter = Exporter(lambda: next(answers))
+    assert Outlet(exporter).export(memory.get_finished_spans()) is SpanExportResult.FAILURE
+    assert exporter.names == ["2", "3", "4"]
+
+
 def test_what_has_arrived_makes_room():
     """More than may wait passes through, a part at a time."""
     exporter = Exporter()
