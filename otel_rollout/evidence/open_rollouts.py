@@ -144,12 +144,6 @@ class OpenRollouts(Generic[Place]):
         """The ids of the spans that came of a rollout which is open."""
         return self._open[rollout_id].evidence.span_ids
 
-    def heads(self) -> Iterator[Head]:
-        """What is known of the rollouts that are not handed over."""
-        for found in self._open.values():
-            if not found.is_handed:
-                yield self._head(found)
-
     def add(self, record: SpanRecord, place: Place, now: float) -> Verdict:
         """Take in a span, as `as_record` gives it, that can be read again at this place.
 
@@ -203,8 +197,9 @@ class OpenRollouts(Generic[Place]):
 
     def movable(self) -> set[Place]:
         """The places that are held, and are not read by now."""
-        taken = (found.places for found in self._open.values() if not found.is_waiting)
-        return self.held.keys() - {place for places in taken for place in places}
+        taken = [rollout_id for rollout_id, found in self._open.items() if found.is_taken]
+        read = {other for rollout_id in taken for other in self._family(rollout_id)}
+        return self.held.keys() - {place for one in read for place in self._open[one].places}
 
     def move(self, moved: Mapping[Place, Place]) -> None:
         """What was at some of the places of `movable` is at others now."""

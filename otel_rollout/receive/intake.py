@@ -25,6 +25,7 @@ from otel_rollout.otlp import read_json, read_protobuf
 from otel_rollout.receive.heads import HeadFile
 from otel_rollout.record import decoded_whole
 from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.terminal import number_of
 from otel_rollout.wire import check_depth, loads
 
 logger = logging.getLogger("otel_rollout")
@@ -129,11 +130,6 @@ class Intake:
             self._is_ended = True
             self._changed.notify_all()
         self._thread.join()
-
-    @property
-    def why_full(self) -> str:
-        """Why nothing is taken now; "": something is."""
-        return self._why_full
 
     def submit(self, body: bytes, encoding: str, *, is_json: bool) -> Future[Answer]:
         """The answer to a request, once it is known. encoding: of the body, "" for none."""
@@ -250,7 +246,7 @@ class Intake:
 
     def _add(self, place: Place, records: Sequence[SpanRecord], now: float) -> int:
         """Add spans to their rollouts; how many were rejected."""
-        rejected, is_held = 0, False
+        rejected, is_held, late = 0, False, Counter[str]()
         with self._lock:
             for record in records:
                 rollout_id = rollout_of(record) or ""
@@ -259,22 +255,27 @@ class Intake:
                     continue
                 came: str = self._rollouts.add(record, place, now)
                 if came == "late":
-                    came = self._late(Late.of(rollout_id, record))
+                    came = self._late(Late.of(rollout_id, record), late)
                 is_held |= came in ("new", "differs")
                 self.counts[came] += 1
             if not is_held:
                 self._journal.release([place])
+        for rollout_id, count in late.items():
+            what = number_of(count, "span")
+            logger.warning("%s came for the rollout %s, which was handed over", what, rollout_id)
         if rejected:
             self.counts["rejected"] += rejected
             logger.error("%d spans of rollouts that have too many were rejected", rejected)
         return rejected
 
-    def _late(self, late: Late) -> str:
-        """Report a span that came late, unless a copy came before."""
+    def _late(self, late: Late, count: Counter[str]) -> str:
+        """Keep that a span came late, and count it, unless a copy of it came before."""
         if not self._heads.late(late):
             return "copy"
-        what = "a span" if late.reward is None else f"the reward {late.reward:.200}"
-        logger.warning("rollout %s was handed over when %s came for it", late.rollout, what)
+        count[late.rollout] += 1
+        if late.reward is not None:
+            what = late.rollout, late.reward
+            logger.warning("rollout %s: a reward came too late: %.200s", *what)
         return "late"
 
     def _look_for_room(self) -> None:
@@ -349,7 +350,12 @@ def audit_journal(folder: Path, audit: Audit, on_error: Callable[[SpanFormatErro
     heads = HeadFile(folder, reads=True)
     try:
         for body in read_records(folder, lambda text: on_error(SpanFormatError(text))):
-            for record in parsed(body, body[:1] == b"{")[0]:
+            try:
+                records = parsed(body, body[:1] == b"{")[0]
+            except SpanFormatError as error:
+                on_error(error)
+                continue
+            for record in records:
                 if not heads.has_rollout(rollout_of(record) or ""):
                     audit.see(record)
         for head in heads.heads():

@@ -106,7 +106,7 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
 
     def _open(self) -> None:
         """Open the journal, and go on with what is in it."""
-        most = self._journal_bytes
+        output, most = self._output(), self._journal_bytes
         segment = SEGMENT_BYTES if most is None else min(SEGMENT_BYTES, most // 16)
         self._journal = Journal(self._folder, segment_bytes=segment, max_bytes=most)
         self._heads = HeadFile(self._folder)
@@ -120,7 +120,7 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
         lock = self._lock = threading.RLock()
         opened = self._journal, self._heads, self._rollouts
         self._handover = HandOver(
-            *opened, self._output(), lock, self._workers, 2 * max(1, self._jobs), self._rows
+            *opened, output, lock, self._workers, 2 * max(1, self._jobs), self._rows
         )
         self._intake = Intake(*opened, self._limits, lock, self._handover.wake)
         self._intake.replay(time.monotonic())

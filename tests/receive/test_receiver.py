@@ -198,7 +198,8 @@ def test_what_comes_late_is_reported(
     found = [*HeadFile(tmp_path / "journal", reads=True).late_spans()]
     assert Counter(each.rollout for each in found) == {A: 2}
     assert {each.reward for each in found} == {None, reward[1][sc.REWARD]}
-    assert caplog.text.count("was handed over when") == 2
+    assert caplog.text.count(f"2 spans came for the rollout {A}, which was handed over") == 1
+    assert caplog.text.count("a reward came too late") == 1
     assert ids(tmp_path / "out.jsonl") == [A]
 
 
