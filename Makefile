@@ -17,7 +17,7 @@ READY := $(VENV)/.ready
 EXPORTERS := $(wildcard exporters/*/pyproject.toml)
 PAGE := otel_rollout/view/page
 
-.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-ray test-blobs test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-phoenix backends scale-backends page check-page check format docs bench instructions check-instructions pins clean
+.PHONY: demo quick most test fuzz dist test-install test-versions test-frameworks test-trainers test-ray test-blobs test-newest test-trackers test-servers test-agents test-hooked test-view test-backends test-scale test-soak test-phoenix backends scale-backends page check-page check format docs bench instructions check-instructions pins clean
 
 demo: hello $(READY)  ## the main job: an agent's runs become trajectories
 	$(BIN)/python examples/quickstart.py
@@ -123,6 +123,11 @@ scale-backends:  ## what many hosts need besides: the collector with more parts,
 
 test-scale: $(READY) scale-backends  ## collectors on several hosts, and the real Kafka; minutes; not in .ci/run
 	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m scale $(or $(TESTS),tests/backends)
+
+N ?= 30000# of test-soak: rollouts
+test-soak: $(READY) scale-backends  ## the same for hours: N=30000 rollouts over collectors and receivers, a tenth as many over Kafka
+	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 SCALE_ROLLOUTS=$(N) $(BIN)/python -m pytest -s -m scale -k silence tests/backends/test_tiers.py
+	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 SCALE_ROLLOUTS=$$(($(N) / 10)) $(BIN)/python -m pytest -s -m scale -k silence tests/backends/test_kafka.py
 
 test-phoenix: $(READY) .venv-phoenix/.ready  ## the tests against the real Phoenix and MLflow
 	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m phoenix $(or $(TESTS),tests/backends)

@@ -1,20 +1,27 @@
 """Agents of one process on one host: their samples of groups that other hosts run, too.
 
-    python -m tests.backends.scale_agents TRUTH FIRST_GROUP GROUPS SIZE FIRST_SAMPLE STEP
+    python -m tests.backends.scale_agents FOLDER GROUPS SIZE FIRST_SAMPLE STEP
 
-TRUTH is the file of the trajectories as they were in the process. Spans go where the environment
-says. Each call of `step` is one trace, as in a training loop that has a span of its own.
+In FOLDER are `truth.jsonl`, the trajectories as they were in the process; what it could not send;
+and how far it came, from where it goes on when it is started again. Spans go where the environment
+says, some of them twice, and some later than others. `SCALE_SKEW` has seconds by which the clock is
+wrong.
+Each call of `step` is one trace, as in a training loop that has a span of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
 from opentelemetry import trace
+from requests import RequestException, Session
 
 import otel_rollout
 from otel_rollout import JsonlTrajectoryExporter, gather_trajectory, get_current_trajectory, rollout
@@ -22,6 +29,7 @@ from otel_rollout.testing import ModelServer, Reply
 
 GROUPS_OF_A_STEP = 4
 SHUTDOWN_MILLIS = 300_000
+SEND = Session.send
 
 
 @rollout
@@ -64,29 +72,54 @@ async def step(client: AsyncOpenAI, groups: range, samples: range, size: int) ->
         )
 
 
-async def steps(base_url: str, groups: range, samples: range, size: int) -> None:
-    """All steps, one after the other."""
+async def steps(base_url: str, groups: int, samples: range, size: int, done: Path) -> None:
+    """All steps that are not done, one after the other."""
+    first = int(done.read_text()) if done.exists() else 0
     async with AsyncOpenAI(base_url=base_url, api_key="none-needed", timeout=60) as client:
-        for first in range(groups.start, groups.stop, GROUPS_OF_A_STEP):
-            some = range(first, min(first + GROUPS_OF_A_STEP, groups.stop))
+        while first < groups:
+            some = range(first, min(first + GROUPS_OF_A_STEP, groups))
             await step(client, some, samples, size)
-            print(f"groups before {some.stop} are done", flush=True)
+            first = some.stop
+            whole = done.with_suffix(".part")
+            whole.write_text(str(first))
+            whole.replace(done)
 
 
-def main(truth: str, *numbers: str) -> int:
+def send(self: Session, *arguments: Any, **options: Any) -> Any:
+    """Send a request of spans, now and then twice, or later than others."""
+    if random.random() < 0.1:
+        SEND(self, *arguments, **options)
+    if random.random() < 0.1:
+        raise RequestException("it is sent again")
+    return SEND(self, *arguments, **options)
+
+
+def main(folder: Path, groups: int, size: int, first_sample: int, stride: int) -> int:
     """The exit status: 0 if everything was acknowledged."""
-    first, count, size, first_sample, stride = map(int, numbers)
-    otel_rollout.configure("agents", [JsonlTrajectoryExporter(truth)], request_token_ids=True)
+    otel_rollout.configure(
+        "agents",
+        [JsonlTrajectoryExporter(folder / "truth.jsonl")],
+        train_folder=folder / "spool",
+        request_token_ids=True,
+    )
 
     def answer(request: dict[str, Any]) -> Reply:
         return Reply(f"reply to {request['messages'][-1]['content']} " + "and so on " * 40)
 
     with ModelServer(answer, token_ids=True, logprobs=True) as server:
         samples = range(first_sample, size, stride)
-        asyncio.run(steps(server.base_url, range(first, first + count), samples, size))
+        asyncio.run(steps(server.base_url, groups, samples, size, folder / "done"))
     return int(not otel_rollout.shutdown(SHUTDOWN_MILLIS))
 
 
+def skew(seconds: float) -> None:
+    """Let the clock be wrong."""
+    right, right_ns = time.time, time.time_ns
+    time.time = lambda: right() + seconds
+    time.time_ns = lambda: right_ns() + int(seconds * 1e9)
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("OTEL_BSP_SCHEDULE_DELAY", "200")
-    sys.exit(main(*sys.argv[1:]))
+    Session.send = send  # type: ignore[method-assign]
+    skew(float(os.environ.get("SCALE_SKEW", "0")))
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

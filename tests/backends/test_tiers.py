@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -65,28 +65,29 @@ class Tiers:
         """Where the collectors listen, over HTTP."""
         return [f"http://{each.environment['OTEL_ROLLOUT_OTLP_HTTP']}" for each in self.collectors]
 
-    def play(self, groups: int, processes: int = 2) -> list[Path]:
-        """Start agents on both hosts: each has some samples of each group. Their truth."""
+    def play(self, groups: int, processes: int = 2) -> None:
+        """Start agents on both hosts: each has some samples of each group."""
         stride = len(self.agents) * processes
-        truths = []
         for number in range(stride):
-            host = number % len(self.agents)
-            truth = self.folder / f"truth-{number}.jsonl"
-            arguments = [str(truth), "0", str(groups), str(SIZE), str(number), str(stride)]
+            host, folder = number % len(self.agents), self.folder / f"agents-{number}"
+            arguments = [str(folder), str(groups), str(SIZE), str(number), str(stride)]
             program = Program(
                 self.agents[host],
                 [sys.executable, "-m", "tests.backends.scale_agents", *arguments],
-                self.folder / f"agents-{number}",
+                folder,
                 "",
                 {
-                    "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoints[host],
-                    "OTEL_BSP_SCHEDULE_DELAY": "200",
+                    "OTEL_ROLLOUT_TRAIN_ENDPOINT": self.endpoints[host],
+                    "SCALE_SKEW": str(host * 600),
                     "PYTHONPATH": str(REPOSITORY),
                 },
             )
             self.running.append(program.start())
-            truths.append(truth)
-        return truths
+
+    def truth(self) -> dict[str, Trajectory]:
+        """The trajectories as they were in the agents' processes."""
+        paths = [each.folder / "truth.jsonl" for each in self.running]
+        return {t.id: t for path in paths for t in JsonlTrajectoryExporter.read(path)}
 
     def end(self) -> None:
         """End everything."""
@@ -137,11 +138,6 @@ def tiers(folder: Path, otelcol: Path) -> Iterator[Tiers]:
         yield made
 
 
-def truth_of(paths: list[Path]) -> dict[str, Trajectory]:
-    """The trajectories as they were in the agents' processes."""
-    return {t.id: t for path in paths for t in JsonlTrajectoryExporter.read(path)}
-
-
 def arrived(receivers: list[Program]) -> list[dict[str, Trajectory]]:
     """The trajectories at each receiver."""
     found = []
@@ -152,15 +148,21 @@ def arrived(receivers: list[Program]) -> list[dict[str, Trajectory]]:
     return found
 
 
-def judge(truth: dict[str, Trajectory], found: list[dict[str, Trajectory]]) -> list[str]:
-    """What does not hold: each trajectory whole at one receiver, each group at one."""
+def judge(
+    truth: dict[str, Trajectory], found: list[dict[str, Trajectory]], audit: dict[str, Any]
+) -> list[str]:
+    """What does not hold: each trajectory is whole at one receiver, each group at one.
+
+    One whose process was killed when it had ended may be missing, if `audit` names it.
+    """
     problems = []
+    named = {row["rollout"] for row in (*audit["never_ended"], *audit["incomplete"])}
     places: defaultdict[str, set[int]] = defaultdict(set)
     for id_, live in truth.items():
         at = [place for place, each in enumerate(found) if id_ in each]
-        if len(at) != 1:
+        if len(at) != 1 and not (id_ in named and not at):
             problems.append(f"{id_} of {live.group_id} is at {at}")
-        elif found[at[0]][id_] != live:
+        elif at and found[at[0]][id_] != live:
             problems.append(f"{id_} is not as it was: {found[at[0]][id_].warnings}")
         if live.group_id is not None:
             places[live.group_id].update(at)
@@ -205,53 +207,70 @@ def waiting(collector: Program) -> float:
 def test_each_group_is_whole_at_one_receiver(otelcol: Path, tmp_path: Path) -> None:
     """Samples of a group from several processes of two hosts, whose traces have other groups."""
     with tiers(tmp_path, otelcol) as made:
-        paths = made.play(12)
+        made.play(12)
         made.wait(120)
-        truth = truth_of(paths)
+        truth = made.truth()
         found = settled(made, len(truth), 60)
         audit = audited(made.receivers)
     assert len(truth) == 12 * SIZE * 2  # each has one inside it
-    assert judge(truth, found) == []
+    assert judge(truth, found, audit) == []
     assert all(len(each) > SIZE for each in found)
     assert audit["status"] == 0
     assert audit["announced"] == audit["ended"] == audit["whole"] == len(truth)
 
 
-def test_nothing_is_lost_while_anything_is_killed(otelcol: Path, tmp_path: Path) -> None:
-    """Collectors and receivers by SIGKILL, a link cut, a full disk: everything arrives, once.
+def test_nothing_is_lost_in_silence(otelcol: Path, tmp_path: Path) -> None:
+    """Agents, collectors and receivers are killed, stopped, cut off; a disk is full; clocks differ.
 
-    SCALE_ROLLOUTS=200 runs fewer than 2,000 rollouts, SCALE_SEED= in another order.
+    SCALE_ROLLOUTS=2000 runs more than 400 rollouts, SCALE_SEED= in another order.
     """
-    groups = int(os.environ.get("SCALE_ROLLOUTS", "2000")) // SIZE
+    groups = int(os.environ.get("SCALE_ROLLOUTS", "400")) // SIZE
     chance = random.Random(int(os.environ.get("SCALE_SEED", "1")))
+    done = Counter[str]()
     with tiers(tmp_path, otelcol) as made:
         with full_disk(made.collectors[0]):
-            paths = made.play(groups)
+            made.play(groups)
             time.sleep(10)
-        done = list[str]()
-        while not all(each.has_ended() for each in made.running):
-            victim = chance.choice([*made.collectors, *made.receivers])
-            how = chance.choice(("restart", "restart", "away", "cut"))
-            if how == "restart":
-                victim.restart()
-            elif how == "away":
-                victim.kill()
-                time.sleep(chance.uniform(1, 10))
-                victim.start()
-            elif victim.host.namespace:
-                with victim.host.cut_off():
-                    time.sleep(chance.uniform(1, 60))
-            done.append(f"{victim.folder.name}: {how}")
+        while running := [each for each in made.running if not each.has_ended()]:
+            victim = chance.choice([*made.collectors, *made.receivers, chance.choice(running)])
+            done[harm(victim, chance)] += 1
             time.sleep(chance.uniform(0.5, 3))
         made.wait(1)
-        truth = truth_of(paths)
-        found = settled(made, len(truth), 120)
+        truth = made.truth()
+        found = settled(made, len(truth) - LOST_AT_A_KILL * done["agents: killed"], 180)
         audit = audited(made.receivers)
-    print(len(truth), "trajectories", done, audit)
-    assert len(truth) == groups * SIZE * 2
-    assert judge(truth, found) == []
-    assert audit["status"] == 0
-    assert audit["whole"] == len(truth)
+    shown = {key: value for key, value in audit.items() if isinstance(value, int)}
+    shown |= {key: len(value) for key, value in audit.items() if isinstance(value, list)}
+    print(len(truth), "trajectories;", dict(done), shown)
+    assert len(truth) >= groups * SIZE * 2
+    assert judge(truth, found, audit) == []
+    assert audit["incomplete"] == []
+    at_kills = LOST_AT_A_KILL * done["agents: killed"]
+    assert len(audit["never_ended"]) <= at_kills
+
+
+LOST_AT_A_KILL = 16
+"""Rollouts at most that run in a process of agents, those inside them included."""
+
+
+def harm(victim: Program, chance: random.Random) -> str:
+    """Kill, stop or cut off a program, for some time; what was done to what."""
+    kind = victim.folder.name.partition("-")[0]
+    how = chance.choice(("killed", "away", "stopped", "cut"))
+    if how == "killed" or kind == "agents":
+        victim.restart()
+        return f"{kind}: killed"
+    if how == "away":
+        victim.kill()
+        time.sleep(chance.uniform(1, 10))
+        victim.start()
+    elif how == "stopped":  # as slow as can be
+        with victim.stopped():
+            time.sleep(chance.uniform(1, 20))
+    else:
+        with victim.host.cut_off():
+            time.sleep(chance.uniform(1, 60))
+    return f"{kind}: {how}"
 
 
 @contextmanager
