@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from otel_rollout.errors import SpanFormatError
+from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.evidence import Audit, Head
+from otel_rollout.kafka import spans_at
 from otel_rollout.receive import audit_journal, is_journal
 from otel_rollout.spans import as_records
 from otel_rollout.terminal import escaped, note, sentence_about
@@ -24,14 +25,18 @@ def audit(options: argparse.Namespace) -> int:
     found = Audit()
     journals = [each for each in options.sources if is_journal(Path(each))]
     starts = [each for each in options.sources if os.path.isfile(each) and is_of_starts(each)]
-    others = [each for each in options.sources if each not in {*journals, *starts}]
+    topics = [each for each in options.sources if each.startswith("kafka://")]
+    others = [each for each in options.sources if each not in {*journals, *starts, *topics}]
     try:
         sources = Sources(others)
         for journal in journals:
             audit_journal(Path(journal), found, sources.report)
         found.started.join(NeverEnded(starts, sources.report).records)
+        for topic in topics:
+            for record in as_records(spans_at(topic, sources.report)):
+                found.see(record)
         _read(sources, found)
-    except (OSError, SpanFormatError) as error:
+    except (OSError, ConfigurationError, SpanFormatError) as error:
         note(sentence_about(error))
         return 2
     report = found.report()

@@ -1,14 +1,17 @@
-"""What a rebuilder knows of one partition of spans, and the marks in it."""
+"""Spans in Kafka: what a rebuilder knows of one partition, its marks, and all of a topic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 from otel_rollout import semconv as sc
+from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.evidence import Head, OpenRollouts, Unit, Verdict, rollout_of
 from otel_rollout.journal import Place
-from otel_rollout.kafka.brokers import client
+from otel_rollout.kafka.brokers import SECONDS, client, consumer, partitions, received
+from otel_rollout.otlp import read_protobuf
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import UNREADABLE
 from otel_rollout.wire import loads
@@ -150,22 +153,50 @@ def done_of(message: Message) -> dict[str, str]:
 def marks_between(reader: Consumer, place: TopicPartition, end: int) -> dict[str, str]:
     """The rollouts that are marked as written in a partition, from a place to an offset."""
     found: dict[str, str] = {}
+    for message in _between(reader, place, end):
+        found |= done_of(message)
+    return found
+
+
+def spans_at(address: str, on_error: Callable[[SpanFormatError], None]) -> Iterator[SpanRecord]:
+    """The spans that are in a topic by now: `kafka://HOST:PORT,.../TOPIC?KEY=VALUE&...`.
+
+    The keys are settings of librdkafka. on_error: called for each record that has no spans.
+    ConfigurationError if no broker answers, or there is no such topic.
+    """
+    parts = urlsplit(address)
+    if not parts.netloc or not parts.path.strip("/"):
+        raise ConfigurationError(f"expected kafka://HOST:PORT/TOPIC, got {address!r}")
+    settings = {"enable.partition.eof": "true", **dict(parse_qsl(parts.query))}
+    reader = consumer(parts.netloc, "otel-rollout-reader", settings)
+    try:
+        for place in partitions(reader, parts.path.strip("/")):
+            place.offset, end = reader.get_watermark_offsets(place, SECONDS)
+            for message in _between(reader, place, end):
+                try:
+                    yield from read_protobuf(message.value() or b"")
+                except SpanFormatError as error:
+                    where = f"partition {place.partition}, offset {message.offset()}"
+                    on_error(SpanFormatError(f"{address}, {where}: {error}"))
+    except client().KafkaException as error:
+        raise ConfigurationError(f"{address} cannot be read: {error.args[0].str()}") from None
+    finally:
+        reader.close()
+
+
+def _between(reader: Consumer, place: TopicPartition, end: int) -> Iterator[Message]:
+    """The records of a partition from a place to an offset."""
     if place.offset >= end:
-        return found
+        return
     reader.assign([place])
-    kafka = client()
     while True:
         for message in reader.consume(500, 1.0):
             error = message.error()
-            if error is None:
-                found |= done_of(message)
-                if (message.offset() or 0) + 1 >= end:
-                    break
-            elif error.code() == kafka.KafkaError._PARTITION_EOF:
-                break
-            else:
-                raise kafka.KafkaException(error)
-        else:
-            continue
-        reader.unassign()
-        return found
+            if error is not None and error.code() == client().KafkaError._PARTITION_EOF:
+                reader.unassign()
+                return
+            for record in received([message]):
+                yield record
+                if (record.offset() or 0) + 1 >= end:
+                    reader.unassign()
+                    return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -135,6 +136,12 @@ def test_nothing_is_lost_in_silence(kafka: Broker, programs: list[Program], tmp_
         truth |= {t.id: t for t in JsonlTrajectoryExporter.read(each.folder / "truth.jsonl")}
     half = groups_of(kafka, {}, 60, groups // 2)
     found = half + groups_of(kafka, half[-1].position, 30)
+    command = [str(Path(sys.executable).with_name("otel-rollout")), "audit", "--json"]
+    command += [f"kafka://{kafka.address}/spans"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    audit = json.loads(shown.stdout)
+    assert shown.returncode == 0
+    assert audit["announced"] == audit["ended"] == audit["whole"] == len(truth)
     print(done, kafka.records("spans"), kafka.records("trajectories"))
     came = [t for each in found for t in (*each.group, *each.group.failures, *each.group.children)]
     assert [each.missing for each in found if each.missing] == []

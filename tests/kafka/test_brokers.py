@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 from otel_rollout import ConfigurationError, reconstruct, rollout
+from otel_rollout.command import main
 from otel_rollout.kafka import KafkaGroup, KafkaGroups, Rebuilder
 from tests.kit.recording import Clients, Recording
 
@@ -84,7 +86,12 @@ def groups(brokers: str, topics: dict[str, str], start: Any = None) -> list[Kafk
 
 
 def test_groups_come_whole_and_again(
-    recording: Recording, clients: Clients, cluster: Any, brokers: str, topics: dict[str, str]
+    recording: Recording,
+    clients: Clients,
+    cluster: Any,
+    brokers: str,
+    topics: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Spans in any order and twice; every position gives what comes after it."""
     play(recording, clients)
@@ -102,6 +109,9 @@ def test_groups_come_whole_and_again(
     again = groups(brokers, topics, found[0].position)
     assert [each.group.id for each in again] == [found[1].group.id]
     assert groups(brokers, topics, found[1].position) == []
+    assert main(["audit", "--json", f"kafka://{brokers}/{topics['spans']}"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ended"] == report["whole"] == 8
 
 
 def test_marks_keep_what_is_written_from_being_written_again(
@@ -141,3 +151,5 @@ def test_no_broker_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("otel_rollout.kafka.brokers.SECONDS", 0.5)
     with pytest.raises(ConfigurationError, match="no broker of Kafka answers"):
         KafkaGroups("127.0.0.1:9")
+    assert main(["audit", "kafka://127.0.0.1:9/spans"]) == 2
+    assert main(["audit", "kafka://127.0.0.1:9"]) == 2
