@@ -495,7 +495,7 @@ LINES = {
     "rebuild/dialects": 3_126,
     "receive": 1_371,
     "record": 8_722,
-    "spans": 2_212,
+    "spans": 2_216,
     "testing": 1_214,
     "trajectory": 5_037,
     "view": 7_144,

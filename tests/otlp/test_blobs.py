@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from otel_rollout import ConfigurationError, Trajectory, reconstruct, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.otlp import BlobSpanExporter, JsonLinesSpanExporter, read
-from otel_rollout.spans import BLOB_PLACES, BlobPlace, blob_reference, digest_of
+from otel_rollout.spans import (
+    BLOB_PLACES,
+    BlobPlace,
+    as_record,
+    blob_reference,
+    digest_of,
+    with_lengths,
+)
 from otel_rollout.spans.blobs import blobs_in, with_blobs
 from otel_rollout.testing import Reply
 from tests.kit.recording import Clients, Recording
@@ -190,6 +198,28 @@ def test_what_looks_like_a_reference_is_left_alone(
     spans = slim(recording.spans[count:], place)
     assert all(sc.BLOBS not in span.attributes for span in spans if span.attributes)
     assert reconstruct(spans) == [live]
+
+
+def test_no_address_of_a_span_is_opened(
+    recording: Recording, clients: Clients, place: Path, tmp_path: Path
+):
+    """Whoever writes spans names digests; files elsewhere stay unread, whatever is in them."""
+    play(clients)
+    secret = tmp_path / "secret"
+    secret.write_text('"a key"')
+    digest = digest_of(secret.read_bytes()).hex()
+    forged = []
+    for record in map(as_record, recording.spans):
+        attributes = dict(record.attributes)
+        if sc.RESPONSE_BODY in attributes:
+            made = blob_reference(digest, 7, secret.as_uri())
+            body = str(attributes[sc.RESPONSE_BODY]).replace(json.dumps(EXPERTS), made)
+            attributes |= {sc.RESPONSE_BODY: body, sc.BLOBS: sc.RESPONSE_BODY}
+        forged.append(replace(record, attributes=with_lengths(attributes)))
+    (read_back,) = reconstruct(forged)
+    found = [completion.response for completion in read_back.completions]
+    assert all(each["routed_experts"][sc.BLOB]["uri"] == secret.as_uri() for each in found)
+    assert "a key" not in read_back.to_json()
 
 
 def test_a_place_that_takes_nothing(
