@@ -323,6 +323,13 @@ GATEWAY_ARGUMENTS = (
 )
 AUDIT_ARGUMENTS = (
     argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help"),
+    option(
+        "--policy-lag",
+        "N",
+        "also print what training loses without what was sampled more than N policy versions "
+        "before the newest one",
+        type=lag,
+    ),
     flag("--json", "print one JSON object"),
 )
 DOCTOR_ARGUMENTS = (

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.evidence import Audit, Head
 from otel_rollout.kafka import spans_at
 from otel_rollout.receive import audit_journal, is_journal
-from otel_rollout.spans import as_records
+from otel_rollout.spans import SpanRecord, as_records
 from otel_rollout.terminal import escaped, note, sentence_about
 from otel_rollout.view import NeverEnded, Sources, is_of_starts, note_unreadable
 from otel_rollout.wire import dumps
@@ -23,39 +23,43 @@ from otel_rollout.wire import dumps
 def audit(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     found = Audit()
-    journals = [each for each in options.sources if is_journal(Path(each))]
-    starts = [each for each in options.sources if os.path.isfile(each) and is_of_starts(each)]
-    topics = [each for each in options.sources if each.startswith("kafka://")]
-    others = [each for each in options.sources if each not in {*journals, *starts, *topics}]
     try:
-        sources = Sources(others)
-        for journal in journals:
-            audit_journal(Path(journal), found, sources.report)
-        found.started.join(NeverEnded(starts, sources.report).records)
-        for topic in topics:
-            for record in as_records(spans_at(topic, sources.report)):
-                found.see(record)
-        _read(sources, found)
+        unreadable = _read(options.sources, found)
     except (OSError, ConfigurationError, SpanFormatError) as error:
         note(sentence_about(error))
         return 2
-    report = found.report()
+    report = found.report(options.policy_lag)
     if options.json:
         print(dumps(report.to_dict()))
     else:
         for line in report.lines():
             print(escaped(line))
-    if sources.errors:
-        note_unreadable(sources.errors)
+    if unreadable:
+        note_unreadable(unreadable)
         return 2
     return 0 if report.is_fine else 1
 
 
-def _read(sources: Sources, found: Audit) -> None:
+def _read(names: Sequence[str], found: Audit) -> int:
+    """Take in what all sources have; how many places of them could not be read."""
+    journals = [each for each in names if is_journal(Path(each))]
+    starts = [each for each in names if os.path.isfile(each) and is_of_starts(each)]
+    topics = [each for each in names if each.startswith("kafka://")]
+    sources = Sources([each for each in names if each not in {*journals, *starts, *topics}])
+    for journal in journals:
+        audit_journal(Path(journal), found, sources.report)
+    found.started.join(NeverEnded(starts, sources.report).records)
+    for topic in topics:
+        _see(spans_at(topic, sources.report), found)
     of: Callable[..., Head] = Head.of
     for each in sources.found_or_records(of):
         if isinstance(each, Head):
             found.add_trajectory(each)
         else:
-            for record in as_records([each]):
-                found.see(record)
+            _see([each], found)
+    return sources.errors
+
+
+def _see(records: Iterable[SpanRecord], found: Audit) -> None:
+    for record in as_records(records):
+        found.see(record)

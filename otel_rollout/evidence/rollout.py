@@ -6,14 +6,14 @@ warnings; here are the copies of spans, and what is kept of a span: some hundred
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from otel_rollout import semconv as sc
-from otel_rollout.export import Groups, NotWhole, Sample
+from otel_rollout.export import Facts, Groups, NotWhole, Sample
 from otel_rollout.rebuild import Assembly
 from otel_rollout.spans import SUMMED, SpanKey, SpanRecord
 from otel_rollout.trajectory import UNREADABLE, Trajectory, sentences
@@ -27,6 +27,9 @@ _KINDS = (
     sc.ROLLOUT_STARTED,
 )
 """A span with one of these is of a rollout; any other is for people."""
+_VERSIONS = (
+    *(sc.ROLLOUT_POLICY_VERSION, sc.EXCHANGE_POLICY_VERSION, sc.EXCHANGE_LAST_POLICY_VERSION),
+)
 _READ = frozenset(
     (
         *_KINDS,
@@ -36,9 +39,10 @@ _READ = frozenset(
         *(sc.ROLLOUT_CONTENT, sc.ROLLOUT_CLAIMS, sc.GEN_AI_OPERATION_NAME),
         *(sc.REWARD_NUMBER, sc.GEN_AI_EVALUATION_NAME),
         *(sc.EXCHANGE_PROCESS, sc.EXCHANGE_STARTED, sc.EXCHANGE_LATE),
+        *(sc.ROLLOUT_TERMINATION_REASON, *_VERSIONS),
     )
 )
-"""Attributes that decide whether a rollout is whole."""
+"""Attributes that decide whether a rollout is whole, and what `Head` has."""
 _EXACT = 1_000_000
 """Nanoseconds to which every store keeps times."""
 
@@ -91,6 +95,19 @@ class Head(Struct, frozen=True, omit_defaults=True):
     """True if its group had been handed over without it."""
     rewards: tuple[str, ...] = ()
     """The rewards, JSON each, where nothing else came."""
+    versions: tuple[str | int, ...] = ()
+    """Policy versions that it was sampled with."""
+    ending: str = "unknown"
+    """Its termination reason, or its status."""
+    seconds: float | None = None
+    """From its start to its end."""
+    calls: int | None = None
+    """The exchanges that came."""
+
+    @property
+    def facts(self) -> Facts:
+        """What is compared where some rollouts are left out of training."""
+        return Facts(self.versions, self.ending, self.task, self.seconds, None, self.calls)
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Head:
@@ -98,7 +115,10 @@ class Head(Struct, frozen=True, omit_defaults=True):
         lost = [
             t for t in trajectory.recorded_warnings if sentences.sentence_of(t)[0] in sentences.LOST
         ]
+        facts = Facts.of_head(trajectory)
+        versions: dict[str | int | None, None] = dict.fromkeys(facts.versions)
         for exchange in trajectory.exchanges:
+            versions |= dict.fromkeys((exchange.policy_version, exchange.last_policy_version))
             lost += (sentences.DAMAGED(span=exchange.span_id, damage=d) for d in exchange.damage)
         return cls(
             rollout=trajectory.id,
@@ -109,6 +129,10 @@ class Head(Struct, frozen=True, omit_defaults=True):
             parent=trajectory.parent_id,
             ended=trajectory.status != "unknown",
             missing=tuple(lost),
+            versions=tuple(version for version in versions if version is not None),
+            ending=facts.ending,
+            seconds=facts.seconds,
+            calls=len(trajectory.exchanges),
         )
 
     @property
@@ -274,7 +298,23 @@ class Evidence:
             copies=self.copies,
             damaged=self.damaged,
             rewards=tuple(filter(None, rewards)),
+            versions=tuple(dict.fromkeys(_versions(spans))),
+            ending=text(sc.ROLLOUT_TERMINATION_REASON) or text(sc.ROLLOUT_STATUS) or "unknown",
+            seconds=_seconds(spans[0]) if self.has_ended else None,
+            calls=sum(sc.EXCHANGE_VERSION in record.attributes for record in spans),
         )
+
+
+def _versions(spans: Iterable[SpanRecord]) -> Iterator[str | int]:
+    for record in spans:
+        for name in _VERSIONS:
+            if isinstance(version := record.attributes.get(name), str | int):
+                yield version
+
+
+def _seconds(record: SpanRecord) -> float | None:
+    end = record.end_time_ns
+    return None if end is None else (end - record.start_time_ns) / 1e9
 
 
 def _content(record: SpanRecord) -> int:
