@@ -158,15 +158,15 @@ class Sender(SpanProcessor):
 
     def _put(self, item: Waiting, due: float | None) -> None:
         """Let a span wait. Hold the condition."""
-        due = time.monotonic() + self._delay if due is None else due
-        is_earlier = self._backlog.put(item, due)
+        usual = time.monotonic() + self._delay  # the thread wakes up before that by itself
+        is_earlier = self._backlog.put(item, usual if due is None else due)
         if item.span is not None:
             self._bytes += item.size
             if self._spool is not None:
                 self._fresh.append(item)
         if self._worker is None:
             self._start()
-        elif is_earlier:
+        elif is_earlier and (due is not None or self._backlog.is_full):
             self._changed.notify_all()
 
     def _start(self) -> None:
@@ -309,7 +309,7 @@ class Sender(SpanProcessor):
                 if wait <= 0:
                     self._sent_last = now
                     return self._backlog.take(now)
-                self._changed.wait(wait if math.isfinite(wait) else None)
+                self._changed.wait(min(wait, self._delay))
 
     def _is_hurried(self) -> bool:
         return self._backlog.hurried > 0 or self._backlog.is_full
