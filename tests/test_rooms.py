@@ -493,7 +493,7 @@ LINES = {
     "otlp": 1_834,
     "rebuild": 2_118,
     "rebuild/dialects": 3_126,
-    "receive": 1_371,
+    "receive": 1_382,
     "record": 8_722,
     "spans": 2_216,
     "testing": 1_214,

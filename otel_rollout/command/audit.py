@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from otel_rollout.errors import ConfigurationError, SpanFormatError
+from otel_rollout.errors import RolloutError
 from otel_rollout.evidence import Audit, Head
 from otel_rollout.kafka import spans_at
 from otel_rollout.receive import audit_journal, is_journal
@@ -25,7 +25,7 @@ def audit(options: argparse.Namespace) -> int:
     found = Audit()
     try:
         unreadable = _read(options.sources, found)
-    except (OSError, ConfigurationError, SpanFormatError) as error:
+    except (OSError, LookupError, RolloutError) as error:
         note(sentence_about(error))
         return 2
     report = found.report(options.policy_lag)

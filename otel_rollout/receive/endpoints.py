@@ -74,8 +74,8 @@ class GrpcEndpoint:
     async def start(self, host: str, port: int) -> int:
         """Listen; the port. OSError if it is not free."""
         options = (
-            # One byte more than is taken: what is longer is answered by gRPC itself, for good.
-            ("grpc.max_receive_message_length", self._limits.body_bytes + 1),
+            # More than is taken: gRPC itself refuses what is longer still (RESOURCE_EXHAUSTED).
+            ("grpc.max_receive_message_length", 2 * self._limits.body_bytes),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", 64),
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from otel_rollout import semconv as sc
-from otel_rollout.errors import SpanFormatError
+from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.evidence import Audit, Late, OpenRollouts, rollout_of
 from otel_rollout.journal import Journal, Place, read_records
 from otel_rollout.otlp import read_json, read_protobuf
@@ -64,6 +64,17 @@ class Limits:
     """Spans of one rollout; further ones are rejected."""
     open_rollouts: int = 50_000
     """Rollouts that are open; a request with others has to come again."""
+
+    def __post_init__(self) -> None:
+        """ConfigurationError for a limit below 1, and where no large request could be taken."""
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ConfigurationError(f"Limits, {name}: expected 1 or more, got {value!r}")
+        if self.waiting_bytes < self.body_bytes:
+            raise ConfigurationError(
+                f"Limits, waiting_bytes: expected body_bytes ({self.body_bytes}) or more, got "
+                f"{self.waiting_bytes}"
+            )
 
 
 @dataclass

@@ -146,6 +146,16 @@ def test_a_sample_that_was_tried_again():
     assert rollouts.done(extra) == [1]
 
 
+def test_a_part_of_a_sample_is_no_sample():
+    """A rollout inside a member of its group, in the same group, is handed over with it."""
+    rollouts = machine()
+    rollouts.add(own("a", **GROUP), 1, 0)
+    rollouts.add(own("b", **GROUP, ROLLOUT_PARENT_ID="a"), 2, 0)
+    assert rollouts.whole() == []
+    rollouts.add(own("c", **GROUP), 3, 0)
+    assert names(rollouts.whole()) == [["a", "b", "c"]]
+
+
 def test_what_fails_comes_again():
     """With what came meanwhile."""
     rollouts = machine()
@@ -172,7 +182,9 @@ def test_rollouts_of_an_episode_are_read_together():
     [unit] = rollouts.whole()
     assert (unit.name, sorted(unit.places)) == ("a", [1, 2, 3])
     assert rollouts.done(unit) == []
+    assert rollouts.movable() == {1, 2, 3}
     [unit] = rollouts.due(10)
+    assert rollouts.movable() == set()  # it reads the spans of the run, too
     assert (unit.name, sorted(unit.places)) == ("b", [1, 2, 3])
     assert "1 of 2 model calls are missing" in unit.heads[0].missing[0]
     assert sorted(rollouts.done(unit)) == [1, 2, 3]

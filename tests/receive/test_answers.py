@@ -126,6 +126,21 @@ def test_a_client_that_goes_away_costs_no_other(receiver_of: Receive, tmp_path: 
     until(lambda: B in ids(tmp_path / "out.jsonl"))
 
 
+def test_a_message_that_is_too_long(receiver_of: Receive):
+    """It is refused for good, over both protocols."""
+    receiver = receiver_of(limits=Limits(body_bytes=1000))
+    assert post(receiver.url, bytes(1001))[0] == 413
+    assert call(receiver, bytes(1001))[0] == "INVALID_ARGUMENT"
+
+
+def test_limits_that_cannot_hold():
+    """A large request would have to come again for ever."""
+    with pytest.raises(ConfigurationError, match="waiting_bytes"):
+        Limits(body_bytes=10, waiting_bytes=9)
+    with pytest.raises(ConfigurationError, match="open_rollouts"):
+        Limits(open_rollouts=0)
+
+
 def test_limits_of_rollouts(receiver_of: Receive):
     """Further rollouts have to wait; further spans of one are rejected, and that is answered."""
     receiver = receiver_of(limits=Limits(open_rollouts=1, rollout_spans=3))
