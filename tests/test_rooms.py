@@ -489,7 +489,7 @@ LINES = {
     "export": 3_517,
     "gateway": 3_512,
     "kafka": 933,
-    "look": 1_934,
+    "look": 1_948,
     "otlp": 1_834,
     "rebuild": 2_118,
     "rebuild/dialects": 3_126,

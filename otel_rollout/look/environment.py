@@ -7,7 +7,8 @@ backend of traces alone, which would refuse them every minute.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -15,10 +16,12 @@ from urllib.parse import urlsplit
 
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_HEADERS,
     OTEL_EXPORTER_OTLP_METRICS_ENDPOINT,
     OTEL_EXPORTER_OTLP_METRICS_PROTOCOL,
     OTEL_EXPORTER_OTLP_PROTOCOL,
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    OTEL_EXPORTER_OTLP_TRACES_HEADERS,
     OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
 )
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -30,8 +33,7 @@ from otel_rollout.otlp import try_once
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
 
-TRAIN_ENDPOINT = "OTEL_ROLLOUT_TRAIN_ENDPOINT"
-TRAIN_HEADERS = "OTEL_ROLLOUT_TRAIN_HEADERS"
+_TRAIN_HEADERS = "OTEL_ROLLOUT_TRAIN_HEADERS"
 
 
 def otlp_exporter() -> SpanExporter | None:
@@ -50,7 +52,8 @@ def train_exporter(endpoint: str | None) -> SpanExporter | None:
 
     It sends each request once: whoever calls it sends again.
 
-    endpoint: the address of a receiver. None: the one of the environment.
+    endpoint: the address of a receiver, which gets the headers of OTEL_ROLLOUT_TRAIN_HEADERS, and
+        not those of the environment's endpoint, which may be keys. None: that endpoint.
     None is returned if there is neither.
     """
     if endpoint is None:
@@ -65,13 +68,24 @@ def train_exporter(endpoint: str | None) -> SpanExporter | None:
             )
         if is_http and urlsplit(endpoint).path in ("", "/"):
             endpoint = endpoint.rstrip("/") + "/v1/traces"
-        headers = parse_env_headers(os.environ.get(TRAIN_HEADERS, ""), liberal=True)
-        exporter = made(endpoint=endpoint, headers=headers or None)
+        headers = parse_env_headers(os.environ.get(_TRAIN_HEADERS, ""), liberal=True)
+        with _hidden(OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TRACES_HEADERS):
+            exporter = made(endpoint=endpoint, headers=headers or None)
     if exporter is not None:
         if hasattr(exporter, "_max_request_size"):
             exporter._max_request_size = 0  # it would drop what is larger
         try_once(exporter)
     return exporter
+
+
+@contextmanager
+def _hidden(*variables: str) -> Iterator[None]:
+    """Take variables out of the environment for a while."""
+    found = {name: os.environ.pop(name) for name in variables if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(found)
 
 
 def _span_exporter() -> Callable[..., SpanExporter]:

@@ -38,6 +38,8 @@ class Receiver:
         self.refused: list[int] = []
         """Bytes of each request that was refused, where this receiver is asked at all."""
         self.spans: list[SpanRecord] = []
+        self.keys = set[str | None]()
+        """What requests had in the header `authorization`."""
         self._lock = threading.Lock()
 
     def take(self, body: bytes) -> int:
@@ -62,8 +64,6 @@ class HttpReceiver(Receiver):
     def __init__(self, max_bytes: int = 20 << 20, port: int = 0) -> None:
         super().__init__(max_bytes)
         receiver = self
-        self.keys = set[str | None]()
-        """What requests had in the header `authorization`."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -121,6 +121,7 @@ class GrpcReceiver(Receiver):
         self.url = f"http://127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
 
     def _export(self, body: bytes, context: Any) -> Any:
+        self.keys.add(dict(context.invocation_metadata()).get("authorization"))
         if answer := self.take(body):
             codes = import_module("grpc").StatusCode
             exhausted = answer in (TOO_LARGE, BUSY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -282,6 +283,7 @@ def test_calls_go_to_the_train_endpoint_alone(clients: Clients, monkeypatch: pyt
     with HttpReceiver() as people, HttpReceiver() as train:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", people.url)
         monkeypatch.setenv("OTEL_ROLLOUT_TRAIN_ENDPOINT", train.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20p")
         monkeypatch.setenv("OTEL_ROLLOUT_TRAIN_HEADERS", "authorization=Bearer%20t")
         otel_rollout.configure("x")
         with rollout("x") as live:
@@ -290,7 +292,22 @@ def test_calls_go_to_the_train_endpoint_alone(clients: Clients, monkeypatch: pyt
     assert people.names() == ["chat m", "invoke_agent x"]
     assert train.names() == ["invoke_agent x", "recording /chat/completions", "rollout started"]
     assert reconstruct(train.spans) == [live]
-    assert (people.keys, train.keys) == ({None}, {"Bearer t"})
+    assert (people.keys, train.keys) == ({"Bearer p"}, {"Bearer t"})
+
+
+@BOTH
+def test_keys_of_a_backend_are_not_sent_to_the_train_endpoint(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+):
+    """They are those of another address; the environment stays as it was."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20p")
+    with kind() as receiver:
+        configure(monkeypatch, receiver)
+        with rollout("x"):
+            pass
+        assert otel_rollout.shutdown()
+    assert receiver.keys == {None}
+    assert os.environ["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20p"
 
 
 def test_an_endpoint_for_all_gets_each_span_once(clients: Clients, monkeypatch: pytest.MonkeyPatch):
