@@ -14,11 +14,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.trace import ReadableSpan
 
 from otel_rollout.record.sending.requests import REQUEST_BYTES, REQUEST_SPANS
-from otel_rollout.record.sending.spool import KeptSpan
+
+if TYPE_CHECKING:
+    from otel_rollout.record.sending.spool import KeptSpan
 
 _FIRST_PAUSE = 0.1
 """Seconds before the next try after a failure."""

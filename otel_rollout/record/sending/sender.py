@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
 from opentelemetry.instrumentation.utils import suppress_instrumentation
@@ -25,8 +26,10 @@ from otel_rollout.record.delivery import in_time, start_thread
 from otel_rollout.record.rollout_span import is_start, started
 from otel_rollout.record.sending.backlog import Backlog, Waiting
 from otel_rollout.record.sending.requests import REQUEST_SPANS, Outlet, Paced, size_of
-from otel_rollout.record.sending.spool import Spool
 from otel_rollout.record.state import process_state
+
+if TYPE_CHECKING:
+    from otel_rollout.record.sending.spool import Spool
 
 logger = logging.getLogger("otel_rollout")
 
@@ -73,7 +76,11 @@ class Sender(SpanProcessor):
                 f"configure(train_folder=...): expected an OTLP exporter of a version of "
                 f"OpenTelemetry that is known, got {outlet.exporter!r}; leave train_folder out"
             )
-        self._spool = None if folder is None else Spool(folder)
+        self._spool: Spool | None = None
+        if folder is not None:
+            from otel_rollout.record.sending.spool import Spool
+
+            self._spool = Spool(folder)
         self._ended = False
         self._renew()
         renew_after_fork(self, Sender._renew_child)
