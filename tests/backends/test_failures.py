@@ -132,14 +132,14 @@ def test_a_collector_that_comes_later(
 def test_no_collector_at_all(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rollouts run as ever, and the end says how many spans are lost."""
+    """Rollouts run as ever, and the end says how many spans of rollouts are lost."""
     (nobody,) = free_addresses(1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{nobody}")
     otel_rollout.configure("nobody")
     with a_client() as client:
         play(client, 10)
-    assert not otel_rollout.shutdown(10_000)
-    assert "100 of 100 spans did not reach OTLPSpanExporter" in caplog.text
+    assert not otel_rollout.shutdown(2000)
+    assert "60 of 60 spans did not reach OTLPSpanExporter" in caplog.text
 
 
 def test_the_file_is_rotated_while_it_is_read(
