@@ -494,7 +494,7 @@ LINES = {
     "otlp": 1_834,
     "rebuild": 2_118,
     "rebuild/dialects": 3_126,
-    "receive": 1_382,
+    "receive": 1_389,
     "record": 8_732,
     "spans": 2_216,
     "testing": 1_214,

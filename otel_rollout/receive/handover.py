@@ -161,8 +161,8 @@ class HandOver:
         self.heads.done(units, spans, late)  # waits for the disk
         with self.lock:
             for unit in units:
-                for one in set(self.rollouts.came_since(unit)).difference(late):
-                    self.heads.late(one)
+                if more := set(self.rollouts.came_since(unit)).difference(late):
+                    self.heads.late([*more])
                 self.journal.release(self.rollouts.done(unit))
 
     def _deliver(self, ready: Sequence[_Ready]) -> None:

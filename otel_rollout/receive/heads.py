@@ -130,14 +130,18 @@ class HeadFile:
                     self._sql.execute("INSERT OR REPLACE INTO rollouts VALUES (?, ?, ?)", row)
             self._sql.executemany(_LATE, late)
 
-    def late(self, late: Late) -> bool:
-        """Keep that a span came late; False if a copy of it came before."""
-        known = self._rows("SELECT spans FROM rollouts WHERE id = ?", late.rollout)
-        ids = known[0][0] if known else b""
-        if _packed(late.span) in {ids[at : at + _ID] for at in range(0, len(ids), _ID)}:
-            return False
-        with self._disk():
-            return self._sql.execute(_LATE, late).rowcount > 0
+    def late(self, late: Sequence[Late]) -> list[Late]:
+        """Keep that spans came late; those of which no copy came before."""
+        new = list[Late]()
+        with self._disk(), self._sql:
+            self._sql.execute("BEGIN")
+            for one in late:
+                known = self._rows("SELECT spans FROM rollouts WHERE id = ?", one.rollout)
+                ids = known[0][0] if known else b""
+                of_span = (ids[at : at + _ID] for at in range(0, len(ids), _ID))
+                if _packed(one.span) not in of_span and self._sql.execute(_LATE, one).rowcount > 0:
+                    new.append(one)
+        return new
 
     # --- for an audit
 

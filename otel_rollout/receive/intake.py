@@ -257,37 +257,40 @@ class Intake:
 
     def _add(self, place: Place, records: Sequence[SpanRecord], now: float) -> int:
         """Add spans to their rollouts; how many were rejected."""
-        rejected, is_held, late = 0, False, Counter[str]()
+        rejected, is_held, late = 0, False, list[Late]()
         with self._lock:
             for record in records:
                 rollout_id = rollout_of(record) or ""
                 if self._rollouts.spans_of(rollout_id) >= self._limits.rollout_spans:
                     rejected += 1
                     continue
-                came: str = self._rollouts.add(record, place, now)
-                if came == "late":
-                    came = self._late(Late.of(rollout_id, record), late)
+                came = self._rollouts.add(record, place, now)
                 is_held |= came in ("new", "differs")
-                self.counts[came] += 1
+                if came == "late":
+                    late.append(Late.of(rollout_id, record))
+                else:
+                    self.counts[came] += 1
             if not is_held:
                 self._journal.release([place])
-        for rollout_id, count in late.items():
-            what = number_of(count, "span")
-            logger.warning("%s came for the rollout %s, which was handed over", what, rollout_id)
+            if late:
+                self._keep_late(late)
         if rejected:
             self.counts["rejected"] += rejected
             logger.error("%d spans of rollouts that have too many were rejected", rejected)
         return rejected
 
-    def _late(self, late: Late, count: Counter[str]) -> str:
-        """Keep that a span came late, and count it, unless a copy of it came before."""
-        if not self._heads.late(late):
-            return "copy"
-        count[late.rollout] += 1
-        if late.reward is not None:
-            what = late.rollout, late.reward
-            logger.warning("rollout %s: a reward came too late: %.200s", *what)
-        return "late"
+    def _keep_late(self, late: Sequence[Late]) -> None:
+        """Keep and report that spans came late; copies of others are among them."""
+        new = self._heads.late(late)
+        self.counts["late"] += len(new)
+        self.counts["copy"] += len(late) - len(new)
+        for rollout_id, count in Counter(each.rollout for each in new).items():
+            what = number_of(count, "span")
+            logger.warning("%s came for the rollout %s, which was handed over", what, rollout_id)
+        for each in new:
+            if each.reward is not None:
+                text = "rollout %s: a reward came too late: %.200s"
+                logger.warning(text, each.rollout, each.reward)
 
     def _look_for_room(self) -> None:
         """Take requests again if there is room."""
