@@ -28,7 +28,6 @@ def receive(options: argparse.Namespace) -> int:
     """Run the verb; the exit status."""
     if bool(options.tls_cert) != bool(options.tls_key):
         options.wrong("--tls-cert and --tls-key: expected both, or none")
-    logging.basicConfig(format="%(asctime)s %(message)s", handlers=[_Escaped(sys.stderr)])
     receiver = TrajectoryReceiver(
         options.out,
         journal=options.journal,
@@ -44,6 +43,7 @@ def receive(options: argparse.Namespace) -> int:
         journal_bytes=options.journal_bytes,
         limits=Limits(**_limits()),
     )
+    logging.basicConfig(format="%(asctime)s %(message)s", handlers=[_Escaped(sys.stderr)])
     return asyncio.run(_until_signal(receiver))
 
 

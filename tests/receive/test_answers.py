@@ -17,6 +17,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from otel_rollout.command.cli import main
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.receive import Limits, TrajectoryReceiver
 from tests.kit.disks import full_disk
@@ -218,3 +219,21 @@ def test_a_port_that_is_not_free(receiver_of: Receive, tmp_path: Path):
     with taken, pytest.raises(OSError, match="cannot be used"):
         receiver_of(grpc=taken.getsockname())
     receiver_of()
+
+
+def test_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """What is wrong is one sentence."""
+    command = ["receive", "--out", str(tmp_path / "out"), "--journal", str(tmp_path / "journal")]
+    (tmp_path / "token").write_text("\n")
+    assert main([*command, "--token-file", str(tmp_path / "token")]) == 1
+    assert "the token is empty" in capsys.readouterr().err
+    assert main([*command, "--to", "none"]) == 1
+    assert "there is no exporter 'none'" in capsys.readouterr().err
+    monkeypatch.setenv("OTEL_ROLLOUT_RECEIVER_BODY_BYTES", "many")
+    assert main(command) == 1
+    assert "RECEIVER_BODY_BYTES: expected a number" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command, "--tls-key", "key"])
+    assert not (tmp_path / "journal").exists()
