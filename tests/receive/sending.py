@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from otel_rollout import Reward
 from otel_rollout import semconv as sc
 from otel_rollout.receive import TrajectoryReceiver
 from otel_rollout.spans.seals import with_lengths
@@ -89,7 +90,7 @@ def start_of(rollout: str, **attributes: Any) -> Span:
 
 def reward_of(rollout: str, value: float = 1.0) -> Span:
     """The span of a reward that came after its rollout."""
-    row = json.dumps({"key": ["trajectory"], "name": None, "value": value})
+    row = json.dumps(Reward(value).to_dict())
     every = with_lengths({sc.ROLLOUT_ID: rollout, sc.REWARD: row, sc.REWARD_NUMBER: 0})
     return f"{rollout[:8]}eeeeeeee", every
 

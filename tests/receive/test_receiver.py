@@ -203,6 +203,17 @@ def test_what_comes_late_is_reported(
     assert ids(tmp_path / "out.jsonl") == [A]
 
 
+def test_a_reward_that_comes_before_the_hand_over(receiver_of: Receive, tmp_path: Path):
+    """It counts, also from another process, which does not know the group."""
+    receiver = receiver_of()
+    assert post(receiver.url, request(spans_of(A, **GROUP)))[0] == 200
+    assert post(receiver.url, request([reward_of(A, 0.5)]))[0] == 200
+    assert post(receiver.url, request(spans_of(B, **GROUP)))[0] == 200
+    until(lambda: ids(tmp_path / "out.jsonl") == [A, B])
+    found = JsonlTrajectoryExporter.read(tmp_path / "out.jsonl")
+    assert [each.reward for each in found] == [0.5, None]
+
+
 def test_a_reward_for_a_rollout_that_nobody_knows(receiver_of: Receive, tmp_path: Path):
     """It is kept, and no trajectory."""
     receiver = receiver_of(rollout_seconds=0.1)
