@@ -62,6 +62,20 @@ class Broker:
         made = self.admin.create_topics([new(t, PARTITIONS, 1, config=config) for t in topics])
         for each in made.values():
             each.result(30)
+        while not set(topics) <= self.admin.list_topics(timeout=10).topics.keys():
+            time.sleep(0.1)
+
+    def limit(self, topic: str, size: int) -> None:
+        """Let the records of a topic be as large as this."""
+        admin: Any = import_module("confluent_kafka.admin")
+        entry = admin.ConfigEntry(
+            "max.message.bytes", str(size), incremental_operation=admin.AlterConfigOpType.SET
+        )
+        resource = admin.ConfigResource(
+            admin.ResourceType.TOPIC, topic, incremental_configs=[entry]
+        )
+        for each in self.admin.incremental_alter_configs([resource]).values():
+            each.result(30)
 
     def records(self, topic: str) -> int:
         """Number of records of a topic."""

@@ -8,17 +8,23 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-from otel_rollout import JsonlTrajectoryExporter, Trajectory
-from otel_rollout.kafka import KafkaGroup, KafkaGroups
+from otel_rollout import JsonlTrajectoryExporter, Trajectory, rollout
+from otel_rollout.kafka import KafkaGroup, KafkaGroups, Rebuilder
+from otel_rollout.testing import Reply
 from tests.backends.hosts import Host, Program
 from tests.backends.kafka_broker import Broker, broker
 from tests.backends.programs import REPOSITORY, binary
+from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.scale
 SIZE = 8
@@ -148,3 +154,54 @@ def test_nothing_is_lost_in_silence(kafka: Broker, programs: list[Program], tmp_
     assert len(found) == len({each.group.id for each in found}) == groups
     assert len(came) == len(truth) == 2 * SIZE * groups
     assert all(truth[t.id] == t for t in came)
+
+
+def test_a_trajectory_over_the_limit_is_kept(
+    recording: Recording,
+    clients: Clients,
+    kafka: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is named with its size, its spans are kept, and it comes when the limit is raised."""
+    monkeypatch.setattr("otel_rollout.kafka.rebuilder._REFUSED_SECONDS", 0.5)
+    kafka.create("small", limit=2000)
+    with rollout("large") as live:
+        client = clients.sync(clients.serve([Reply(random.Random(1).randbytes(900).hex())]))
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+    producer = import_module("confluent_kafka").Producer({"bootstrap.servers": kafka.address})
+    producer.produce("spans", encode_spans(recording.spans).SerializeToString(), live.trace_id)
+    producer.flush(30)
+    rebuilder = Rebuilder(kafka.address, trajectories="small")
+
+    def until(done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not done() and time.monotonic() < deadline:
+            rebuilder.run_once(0.1)
+
+    until(lambda: "was refused by Kafka" in caplog.text)
+    assert live.id in caplog.text
+    assert "max.message.bytes of the topic 'small'" in caplog.text
+    assert len(rebuilder) == 1
+    kafka.limit("small", 1 << 20)
+    until(lambda: rebuilder.counts["written"] == 1)
+    rebuilder.close()
+    with KafkaGroups(kafka.address, topic="small", start={}, idle_seconds=5) as reader:
+        assert [list(each.group) for each in reader] == [[live]]
+
+
+def test_a_request_that_no_record_can_hold_is_refused(
+    kafka: Broker, programs: list[Program], tmp_path: Path
+) -> None:
+    """The sender is told; the exporter would drop it."""
+    front = collector(tmp_path / "collector", kafka)
+    programs.append(front.start())
+    url = f"http://{front.environment['OTEL_ROLLOUT_OTLP_HTTP']}/v1/traces"
+    request = urllib.request.Request(
+        url, bytes(16 << 20), {"Content-Type": "application/x-protobuf"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=30)
+    refused.value.close()
+    assert refused.value.code == 400
+    assert kafka.records("spans") == 0
