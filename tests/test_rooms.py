@@ -489,7 +489,7 @@ LINES = {
     "evidence": 956,
     "export": 3_517,
     "gateway": 3_512,
-    "kafka": 933,
+    "kafka": 960,
     "look": 1_948,
     "otlp": 1_834,
     "rebuild": 2_118,

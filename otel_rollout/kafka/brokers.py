@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.extras import module_of
@@ -18,6 +19,9 @@ TRAJECTORIES = "trajectories"
 """Topics, unless others are named."""
 SECONDS = 30.0
 """How long brokers may take to answer."""
+_AWAY_SECONDS = 600.0
+"""How long brokers may be away when partitions come."""
+Answer = TypeVar("Answer")
 LARGEST = 1_000_000_000
 """Bytes of a record at most, as the client has it; the topic's own limit decides."""
 
@@ -73,6 +77,19 @@ def partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
             "16777216 or more, or name another"
         )
     return [kafka.TopicPartition(topic, number) for number in sorted(found.partitions)]
+
+
+def answered(ask: Callable[[], Answer]) -> Answer:
+    """What brokers answer, asked again while they are away. ConfigurationError after minutes."""
+    end = time.monotonic() + _AWAY_SECONDS
+    while True:
+        try:
+            return ask()
+        except client().KafkaException as error:
+            if time.monotonic() > end:
+                raise ConfigurationError(f"no broker of Kafka answers: {_reason(error)}") from None
+            logger.warning("Kafka: %s: it is asked again", _reason(error))
+            time.sleep(1.0)
 
 
 def received(messages: Iterable[Message]) -> Iterator[Message]:

@@ -6,11 +6,14 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.kafka.brokers import (
+    SECONDS,
     TRAJECTORIES,
+    answered,
     client,
     consumer,
     partitions,
@@ -128,9 +131,12 @@ class KafkaGroups:
 
     def commit(self, each: KafkaGroup) -> None:
         """Let consumers of this name go on after this group."""
+        if each.partition not in self._partitions:
+            logger.warning("partition %s is another's by now: it is read again", each.partition)
+            return
         resume = each.position[str(each.partition)]
         place = client().TopicPartition(self._topic, each.partition, resume["offset"])
-        self._consumer.commit(offsets=[place], asynchronous=False)
+        answered(partial(self._consumer.commit, offsets=[place], asynchronous=False))
 
     def close(self) -> None:
         """Leave the partitions to others."""
@@ -164,7 +170,7 @@ class KafkaGroups:
         return KafkaGroup(made, missing, self.position, number)
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        for place in consumer.committed(places, 30.0):
+        for place in answered(partial(consumer.committed, places, SECONDS)):
             self._partitions[place.partition] = OpenGroups(max(place.offset, 0))
 
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:

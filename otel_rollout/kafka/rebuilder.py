@@ -16,14 +16,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.journal import Journal
 from otel_rollout.kafka.brokers import (
+    SECONDS,
     SPANS,
     TRAJECTORIES,
+    answered,
     client,
     consumer,
     partitions,
@@ -121,7 +124,7 @@ class Rebuilder:
     def close(self) -> None:
         """Finish what is being written, and leave the partitions to others."""
         self._consumer.close()  # calls `_revoked`
-        self._producer.flush()
+        self._producer.flush(SECONDS)
         self._marks.close()
         self._journal.close()
         self._scratch.cleanup()
@@ -253,9 +256,9 @@ class Rebuilder:
     # --- partitions that come and go
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        for place in consumer.committed(places, 30.0):
+        for place in answered(partial(consumer.committed, places, SECONDS)):
             number = place.partition
-            low, high = consumer.get_watermark_offsets(place, 30.0)
+            low, high = answered(partial(consumer.get_watermark_offsets, place, SECONDS))
             if 0 <= place.offset < low:
                 self.counts["deleted"] += low - place.offset
                 logger.error(
@@ -269,8 +272,9 @@ class Rebuilder:
             consumer.incremental_assign([place])
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._producer.flush()
-        self._commit({place.partition: self._partitions[place.partition] for place in places})
+        self._producer.flush(SECONDS)
+        numbers = [p.partition for p in places if p.partition in self._partitions]
+        self._commit({number: self._partitions[number] for number in numbers})
         self._lost(consumer, places)
 
     def _lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:

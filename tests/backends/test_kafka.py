@@ -131,10 +131,11 @@ def test_nothing_is_lost_in_silence(kafka: Broker, programs: list[Program], tmp_
             victim.start()
             done.append("broker")
         else:
-            victim.kill()
+            is_killed = chance.random() < 0.7
+            (victim.kill if is_killed else victim.stop)()
             time.sleep(chance.uniform(0, 5))
             victim.start()
-            done.append(victim.folder.name)
+            done.append(f"{victim.folder.name} {'killed' if is_killed else 'stopped'}")
         time.sleep(chance.uniform(1, 4))
     assert [each.wait(1) for each in players] == [0, 0]
     truth: dict[str, Trajectory] = {}
