@@ -233,7 +233,7 @@ def test_nothing_is_lost_in_silence(otelcol: Path, tmp_path: Path) -> None:
             time.sleep(10)
         while running := [each for each in made.running if not each.has_ended()]:
             victim = chance.choice([*made.collectors, *made.receivers, chance.choice(running)])
-            done[harm(victim, chance)] += 1
+            done[harm(victim, chance, longest=min(60, groups / 4))] += 1
             time.sleep(chance.uniform(0.5, 3))
         made.wait(1)
         truth = made.truth()
@@ -253,8 +253,8 @@ LOST_AT_A_KILL = 16
 """Rollouts at most that run in a process of agents, those inside them included."""
 
 
-def harm(victim: Program, chance: random.Random) -> str:
-    """Kill, stop or cut off a program, for some time; what was done to what."""
+def harm(victim: Program, chance: random.Random, longest: float) -> str:
+    """Kill, stop or cut off a program, for some seconds; what was done to what."""
     kind = victim.folder.name.partition("-")[0]
     how = chance.choice(("killed", "away", "stopped", "cut"))
     if how == "killed" or kind == "agents":
@@ -262,14 +262,14 @@ def harm(victim: Program, chance: random.Random) -> str:
         return f"{kind}: killed"
     if how == "away":
         victim.kill()
-        time.sleep(chance.uniform(1, 10))
+        time.sleep(chance.uniform(1, longest / 3))
         victim.start()
     elif how == "stopped":  # as slow as can be
         with victim.stopped():
-            time.sleep(chance.uniform(1, 20))
+            time.sleep(chance.uniform(1, longest / 3))
     else:
         with victim.host.cut_off():
-            time.sleep(chance.uniform(1, 60))
+            time.sleep(chance.uniform(1, longest))
     return f"{kind}: {how}"
 
 
