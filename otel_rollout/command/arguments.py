@@ -350,6 +350,8 @@ DOCTOR_ARGUMENTS = (
 )
 RECEIVE_ARGUMENTS = (
     option("--out", "FILE", "append trajectories, one JSON object a line", required=True),
+    option("--to", "NAME", "append rows of this trainer's format instead; see export --list"),
+    _OPTION,
     option("--journal", "FOLDER", "keep what is not handed over yet", required=True),
     option(
         "--grpc",

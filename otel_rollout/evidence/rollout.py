@@ -123,8 +123,8 @@ class Head(Struct, frozen=True, omit_defaults=True):
         return cls(
             rollout=trajectory.id,
             group=trajectory.group_id,
-            size=trajectory.group_size,
-            sample=trajectory.sample_index,
+            size=_bounded(trajectory.group_size),
+            sample=_bounded(trajectory.sample_index),
             task=trajectory.task_id,
             parent=trajectory.parent_id,
             ended=trajectory.status != "unknown",
@@ -203,7 +203,10 @@ class Evidence:
         if record.cut and not known[1].cut:
             self.damaged += 1
             return "damaged"
-        if known[1].cut and not record.cut:
+        if known[1].cut and record.cut:
+            self.damaged += 1
+            return "new"  # together they may be whole: `reconstruct` finds out
+        if known[1].cut:
             self.damaged += 1
             self._keep(content, record)
             self._assembly = Assembly(self.rollout_id)
@@ -281,7 +284,8 @@ class Evidence:
             return next((t for record in spans if (t := record.text(name)) is not None), None)
 
         def number(name: str) -> int | None:
-            return next((n for record in spans if (n := record.integer(name)) is not None), None)
+            found = (_bounded(record.integer(name)) for record in spans)
+            return next((n for n in found if n is not None), None)
 
         came = self.came
         rewards = (record.text(sc.REWARD) for record in spans if came == "rewards")
@@ -308,13 +312,19 @@ class Evidence:
 def _versions(spans: Iterable[SpanRecord]) -> Iterator[str | int]:
     for record in spans:
         for name in _VERSIONS:
-            if isinstance(version := record.attributes.get(name), str | int):
-                yield version
+            found = record.text(name) or _bounded(record.integer(name))
+            if found is not None:
+                yield found
 
 
 def _seconds(record: SpanRecord) -> float | None:
     end = record.end_time_ns
     return None if end is None else (end - record.start_time_ns) / 1e9
+
+
+def _bounded(number: int | None) -> int | None:
+    """The number; None for one of more than 64 bits, which nobody counted."""
+    return number if number is None or -(1 << 63) <= number < 1 << 63 else None
 
 
 def _content(record: SpanRecord) -> int:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,8 +24,9 @@ from otel_rollout.journal import Journal, Place, read_records
 from otel_rollout.otlp import read_json, read_protobuf
 from otel_rollout.receive.heads import HeadFile
 from otel_rollout.record import decoded_whole
-from otel_rollout.spans import SpanRecord, as_record
+from otel_rollout.spans import AttributeValue, SpanRecord, as_record, carried
 from otel_rollout.terminal import number_of
+from otel_rollout.trajectory import UNREADABLE
 from otel_rollout.wire import check_depth, loads
 
 logger = logging.getLogger("otel_rollout")
@@ -264,7 +265,12 @@ class Intake:
                 if self._rollouts.spans_of(rollout_id) >= self._limits.rollout_spans:
                     rejected += 1
                     continue
-                came = self._rollouts.add(record, place, now)
+                try:
+                    came = self._rollouts.add(record, place, now)
+                except UNREADABLE as error:  # else it would come back at each start
+                    logger.error("a span of %s is not kept: %r", rollout_id, error)
+                    rejected += 1
+                    continue
                 is_held |= came in ("new", "differs")
                 if came == "late":
                     late.append(Late.of(rollout_id, record))
@@ -276,7 +282,7 @@ class Intake:
                 self._keep_late(late)
         if rejected:
             self.counts["rejected"] += rejected
-            logger.error("%d spans of rollouts that have too many were rejected", rejected)
+            logger.error("%d spans were rejected: of rollouts that have too many, or odd", rejected)
         return rejected
 
     def _keep_late(self, late: Sequence[Late]) -> None:
@@ -340,8 +346,8 @@ def parsed(body: bytes, is_json: bool) -> tuple[list[SpanRecord], int]:
         try:
             text = body.decode()
             check_depth(text)
-            found = [*read_json(loads(text), on_error=errors.append)]
-        except (ValueError, RecursionError) as error:
+            found = [_encodable(r) for r in read_json(loads(text), on_error=errors.append)]
+        except UNREADABLE as error:
             raise SpanFormatError(f"not an OTLP/JSON message ({error!r:.200})") from None
     else:
         if body[:1] == b"{":
@@ -354,6 +360,15 @@ def parsed(body: bytes, is_json: bool) -> tuple[list[SpanRecord], int]:
         except SpanFormatError as error:
             errors.append(error)
     return records, len(errors)
+
+
+def _encodable(record: SpanRecord) -> SpanRecord:
+    """The record; lone surrogates, which JSON may have, are escaped."""
+    attributes: dict[str, AttributeValue] = {
+        str(carried(name)): carried(value) if isinstance(value, str) else value
+        for name, value in record.attributes.items()
+    }
+    return replace(record, attributes=attributes)
 
 
 def audit_journal(folder: Path, audit: Audit, on_error: Callable[[SpanFormatError], None]) -> None:
