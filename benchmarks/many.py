@@ -177,7 +177,16 @@ def receiver(folder: str) -> Iterator[str]:
     program = "import sys; from otel_rollout.command import main; sys.exit(main(sys.argv[1:]))"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-c", program, "receive", "--http", "127.0.0.1:0"),
+            *(
+                sys.executable,
+                "-c",
+                program,
+                "receive",
+                "--http",
+                "127.0.0.1:0",
+                "--grpc",
+                "127.0.0.1:0",
+            ),
             *("--journal", f"{folder}/journal", "--out", f"{folder}/out.jsonl"),
         ],
         stdout=subprocess.PIPE,
