@@ -74,7 +74,7 @@ class Partition:
         if id_ is not None and sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
             if verdict != "late":
                 self._count[id_] = record.integer(sc.ROLLOUT_NESTED_COUNT) or 0
-            elif (around := record.text(sc.ROLLOUT_PARENT_ID)) is not None:  # written before
+            elif (around := record.text(sc.ROLLOUT_PARENT_ID)) and around not in self._done:
                 self._here.setdefault(around, set()).add(id_)
         return verdict
 
