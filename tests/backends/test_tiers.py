@@ -153,10 +153,11 @@ def judge(
 ) -> list[str]:
     """What does not hold: each trajectory is whole at one receiver, each group at one.
 
-    One whose process was killed when it had ended may be missing, if `audit` names it.
+    One whose process was killed when it had ended may be missing, if `audit` names it: its end did
+    not leave the process, or came when its sample had been repeated, and the group handed over.
     """
     problems = []
-    named = {row["rollout"] for row in (*audit["never_ended"], *audit["incomplete"])}
+    named = {row["rollout"] for row in (*audit["never_ended"], *audit["late"])}
     places: defaultdict[str, set[int]] = defaultdict(set)
     for id_, live in truth.items():
         at = [place for place, each in enumerate(found) if id_ in each]
