@@ -194,7 +194,7 @@ def receiver(folder: str) -> Iterator[str]:
     )
     assert process.stdout
     try:
-        yield next(word for word in process.stdout.readline().split() if word.startswith("http"))
+        yield next(word for word in process.stdout.readline().split() if word.startswith("http:"))
     finally:
         process.terminate()
         process.wait()
