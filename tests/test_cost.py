@@ -26,7 +26,7 @@ BOUNDS = {
 }
 
 CALLS = 10
-OBJECTS = {"unread": 12, "read": 35}
+OBJECTS = {"unread": 12, "read": 36}
 """A call of a trajectory with ten; read: its messages, token ids, log-probabilities and rows."""
 
 

@@ -495,7 +495,7 @@ LINES = {
     "rebuild": 2_118,
     "rebuild/dialects": 3_126,
     "receive": 1_404,
-    "record": 8_732,
+    "record": 8_775,
     "spans": 2_216,
     "testing": 1_214,
     "trajectory": 5_037,

@@ -257,9 +257,9 @@ _KEPT = (
 )
 DAMAGED = Sentence("exchange {span}: {damage}", "damaged", _KEPT)
 NO_BLOB = Sentence(
-    "exchange {span}: {blob}, so its response is not whole",
+    "{blob}, so the response of exchange {span} is not whole",
     "damaged",
-    "Set OTEL_ROLLOUT_BLOBS to the URL where the blobs are; tokens do not need this one",
+    "Set OTEL_ROLLOUT_BLOBS to the URL where the blobs are; tokens do not need this one.",
 )
 CUT = Sentence(WAS_CUT, "damaged", _KEPT)
 COPIES_DIFFER = Sentence(

@@ -148,7 +148,10 @@ def test_experts_that_are_not_there(recording: Recording, clients: Clients, plac
             path.unlink()
     (again,) = reconstruct(spans)
     assert len(again.warnings) == 2
-    assert all("of 10670 bytes is not there, so its response" in each for each in again.warnings)
+    assert all(
+        "of 10670 bytes is not there, so the response of exchange" in each
+        for each in again.warnings
+    )
     assert list(again.token_sequences()) == list(live.token_sequences())
     assert again != live
 

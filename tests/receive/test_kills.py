@@ -53,7 +53,8 @@ class Program:
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline().decode()
-        assert line == f"grpc 127.0.0.1:{self.grpc} http http://127.0.0.1:{self.http}\n"
+        expected = f"grpc 127.0.0.1:{self.grpc} http http://127.0.0.1:{self.http}\n"
+        assert line == expected, self._log.read_text()[-2000:]
 
     def end(self, number: signal.Signals) -> int:
         """Send it a signal, and wait for its end."""

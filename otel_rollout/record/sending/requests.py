@@ -24,10 +24,31 @@ _TURN_SECONDS = 0.001
 """Time for which encoding keeps the interpreter; whoever waits for it takes it only after 5 ms."""
 _BREAK_SECONDS = 0.0001
 """Time that encoding pauses then, long enough for a thread that waits to go on."""
+_NOT_EXPORTED = "%s did not export %d spans"
 _FIXED = 256
 """Bytes of the ids, times and counts of a span, and of the messages around it."""
 _ROW = 32
 """Bytes of an attribute besides its name and its text."""
+
+
+class _Quiet(logging.Filter):
+    """Passes over what exporters of OpenTelemetry log of a try, on the threads that try again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads = set[int]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread not in self.threads
+
+    def watch(self, exporter: SpanExporter) -> None:
+        """Pass over what this exporter logs."""
+        for module in {each.__module__ for each in type(exporter).__mro__}:
+            if module.startswith("opentelemetry.exporter."):
+                logging.getLogger(module).addFilter(self)
+
+
+_quiet = _Quiet()
 
 
 class Outlet(SpanExporter):
@@ -42,6 +63,7 @@ class Outlet(SpanExporter):
         self._users = users
         self._renew()
         renew_after_fork(self, Outlet._renew)
+        _quiet.watch(exporter)
         self.uses_encoder = use_encoder(exporter)
         """True if it sends an `EncodedSpan` as what it contains."""
 
@@ -49,29 +71,32 @@ class Outlet(SpanExporter):
         self._exporting = threading.Lock()  # a thread of the parent may be at the exporter
 
     def __str__(self) -> str:
-        return type(self.exporter).__name__
+        endpoint = getattr(self.exporter, "_endpoint", None)
+        return type(self.exporter).__name__ + (f" ({endpoint})" if endpoint else "")
 
     def send(
-        self, spans: Sequence[ReadableSpan], in_haste: Callable[[], bool], *, log_level: int
+        self, spans: Sequence[ReadableSpan], in_haste: Callable[[], bool], *, again: bool = False
     ) -> bool:
         """Send one request; False if the exporter does not report success.
 
         in_haste: returns True while somebody waits for the spans.
-        log_level: of the entry in the log, if the exporter raises.
+        again: the last request has failed, too: that this one fails is not logged.
         """
-        with (
-            self._exporting,
-            contained("%s did not export %d spans", self, len(spans), level=log_level),
-        ):
-            result = self.exporter.export(Paced(spans, in_haste))
+        thread = threading.get_ident()
+        level = logging.DEBUG if again else logging.ERROR
+        with self._exporting, contained(_NOT_EXPORTED, self, len(spans), level=level):
+            try:
+                if again:
+                    _quiet.threads.add(thread)
+                result = self.exporter.export(Paced(spans, in_haste))
+            finally:
+                _quiet.threads.discard(thread)
             return result is not SpanExportResult.FAILURE
         return False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send spans for a batch processor, in requests that receivers take."""
-        arrived = [
-            self.send(each, lambda: False, log_level=logging.ERROR) for each in in_requests(spans)
-        ]
+        arrived = [self.send(each, lambda: False) for each in in_requests(spans)]
         return SpanExportResult.SUCCESS if all(arrived) else SpanExportResult.FAILURE
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

@@ -27,6 +27,7 @@ from otel_rollout.record.rollout_span import is_start, started
 from otel_rollout.record.sending.backlog import Backlog, Waiting
 from otel_rollout.record.sending.requests import REQUEST_SPANS, Outlet, Paced, size_of
 from otel_rollout.record.state import process_state
+from otel_rollout.terminal import number_of
 
 if TYPE_CHECKING:
     from otel_rollout.record.sending.spool import Spool
@@ -40,6 +41,8 @@ _DELAY_SECONDS = 5.0
 _STARTS_SECONDS = 0.25
 """Least time between two requests for the start of a rollout: a request for each would cost more
 than the rollout."""
+_AWAY_SECONDS = 1.0
+"""Pause between two tries from which on it is logged that an exporter takes nothing."""
 _LAST_SECONDS = 5.0
 """Time that an exporter has for its own shutdown, after what waits was sent."""
 
@@ -110,6 +113,8 @@ class Sender(SpanProcessor):
         """When to give up, once it has ended."""
         self._said: set[str] = set()
         """What the log has."""
+        self._is_away = False
+        """True from when the log has that the exporter takes nothing until it takes something."""
         self._worker: threading.Thread | None = None
 
     @property
@@ -215,6 +220,14 @@ class Sender(SpanProcessor):
             self._until = time.monotonic() + seconds
             self._backlog.hurry()
             self._changed.notify_all()
+            is_away, waiting = self._backlog.pause > 0, len(self._backlog)
+        if is_away and waiting and seconds:
+            logger.warning(
+                "%s takes no spans now: %s wait for up to %.0f seconds more",
+                self.outlet,
+                number_of(waiting, "span"),
+                seconds,
+            )
         late = in_time([(self.outlet, partial(self._finish, seconds))], seconds + _LAST_SECONDS)
         if self.lost:
             with self._changed:
@@ -294,8 +307,8 @@ class Sender(SpanProcessor):
                 spans = [span for item in batch if (span := self._span_of(item)) is not None]
                 if not spans:
                     continue
-                log_level = logging.DEBUG if self._backlog.pause else logging.ERROR
-                has_arrived = self.outlet.send(spans, self._is_hurried, log_level=log_level)
+                again = self._backlog.pause > 0
+                has_arrived = self.outlet.send(spans, self._is_hurried, again=again)
                 with self._changed:
                     batch = [item for item in batch if item in self._backlog]
                     self._note(batch, has_arrived)
@@ -345,6 +358,10 @@ class Sender(SpanProcessor):
         """Note how the request with these spans went. Hold the condition."""
         if not has_arrived:
             aside = self._backlog.failed(batch, time.monotonic())
+            if self._backlog.pause >= _AWAY_SECONDS and not self._is_away:
+                self._is_away = True
+                waiting = number_of(len(self._backlog), "span")
+                logger.warning("%s takes no spans: %s wait until it does", self.outlet, waiting)
             if aside is not None:
                 logger.warning(
                     "%s takes other spans, and not %r of %d bytes: it is sent again later. Raise "
@@ -354,6 +371,7 @@ class Sender(SpanProcessor):
                     aside.size,
                 )
             return
+        self._is_away = False
         self._backlog.arrived(batch)
         self.arrived += len(batch)
         self._bytes -= sum(item.size for item in batch if item.kept is None)
