@@ -104,7 +104,7 @@ async def test_tasks_and_actors_continue_a_rollout(
     for trajectory, name in zip(group, "ab", strict=True):
         assert prompts(trajectory) == [f"{name} 1", f"{name} 2", f"{name} in a task"]
         assert trajectory.warnings == []
-    records = [*recording.spans]
+    records: list[Any] = [*recording.spans]
     for file in tmp_path.glob("*.jsonl"):
         records += read(file)
     rebuilt = {each.id: each for each in reconstruct(records)}
