@@ -36,6 +36,13 @@ _JOBS = option(
     default=1,
 )
 _JSON = flag("--json", "print JSON objects, one a line")
+_ROLLOUT_TIMEOUT = option(
+    "--rollout-timeout",
+    "S",
+    "seconds after its last span in which a rollout may become whole; default: 3600",
+    type=seconds,
+    default=3600.0,
+)
 
 REBUILD_ARGUMENTS = (
     argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
@@ -54,13 +61,7 @@ REBUILD_ARGUMENTS = (
         "processes of one name share the partitions; default: %(default)s",
         default="otel-rollout",
     ),
-    option(
-        "--rollout-timeout",
-        "S",
-        "seconds after its last span in which a rollout may become whole; default: 3600",
-        type=seconds,
-        default=3600.0,
-    ),
+    _ROLLOUT_TIMEOUT,
     option(
         "--set",
         "KEY=VALUE",
@@ -367,13 +368,7 @@ RECEIVE_ARGUMENTS = (
         type=address,
         default=("127.0.0.1", 4318),
     ),
-    option(
-        "--rollout-timeout",
-        "S",
-        "seconds after its last span in which a rollout may become whole; default: 3600",
-        type=seconds,
-        default=3600.0,
-    ),
+    _ROLLOUT_TIMEOUT,
     option(
         "--group-timeout",
         "S",

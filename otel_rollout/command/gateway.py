@@ -18,8 +18,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -73,15 +72,13 @@ def _served(options: argparse.Namespace, secret: str | None, **more: Any) -> ser
     return serve(options.upstream, api_key=api_key, secret=secret, **where)
 
 
-@contextmanager
-def _recording(options: argparse.Namespace) -> Iterator[Recorded]:
-    with recording(
+def _recording(options: argparse.Namespace) -> AbstractContextManager[Recorded]:
+    return recording(
         exporters=[JsonlTrajectoryExporter(options.out)] if options.out else [],
         spans=options.spans,
         token_ids=options.request_token_ids,
         policy_model=options.policy_model,
-    ) as recorded:
-        yield recorded
+    )
 
 
 async def _until_signal(served: serve) -> None:

@@ -176,7 +176,8 @@ class LeftOut:
             yield from _line_by_quarter(what, found[what]["left_out_by_quarter"])
         rewards = found["reward"]
         if None not in rewards.values():
-            yield f"  reward: {rewards['kept']:.3f} on average kept, {rewards['left_out']:.3f} not"
+            kept, left = rewards["kept"], rewards["left_out"]
+            yield f"  mean reward: {kept:.3f} of what is kept, {left:.3f} of what is left out"
 
     def _beside(self, what: str) -> Iterator[tuple[Any, Any, Any]]:
         """Each value with the count that is kept of it and the one that is left out."""

@@ -113,7 +113,7 @@ async def test_what_is_left_out_is_not_there_and_is_reported(
     assert told[-6] == "by version: 1: 6 of 6, 2: 2 of 6, 4: 2 of 6"
     assert told[-5] == "by ending: error: 6 of 6, complete: 4 of 12"
     assert told[-2].startswith("by calls, of each quarter from the least on: ")
-    assert told[-1] == "reward: 0.500 on average kept, 0.500 not"
+    assert told[-1] == "mean reward: 0.500 of what is kept, 0.500 of what is left out"
     assert main(["export", *to, source, "--where", "group_id != 'g1'"]) == 0
     assert len({row["trajectory_id"] for row in rows_in(tmp_path / "rows")}) == 8
     told = [line.strip() for line in capsys.readouterr().err.splitlines()]
