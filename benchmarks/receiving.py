@@ -182,6 +182,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rollouts", type=int, default=200)
+    parser.add_argument("--folder", help="where journals are, for another disk")
     parser.add_argument("--bare", action="store_true")
     options = parser.parse_args()
     if options.bare:
@@ -191,7 +192,7 @@ def main() -> None:
     open_ones = [b for n in range(count) for b in rollout(n, texts, whole=False)]
     whole = [b for n in range(count) for b in rollout(n, texts, whole=True)]
     print(f"{count} rollouts of {sum(map(len, whole)) / count / 1e6:.2f} MB", flush=True)
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
 
         def receiver(name: str) -> tuple[str, ...]:
             main = "import sys; from otel_rollout.command import main; sys.exit(main())"

@@ -491,7 +491,7 @@ LINES = {
     "gateway": 3_512,
     "kafka": 960,
     "look": 1_948,
-    "otlp": 1_834,
+    "otlp": 1_836,
     "rebuild": 2_118,
     "rebuild/dialects": 3_126,
     "receive": 1_404,

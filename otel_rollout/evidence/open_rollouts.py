@@ -223,7 +223,7 @@ class OpenRollouts(Generic[Place]):
             found = self._open.get(rollout_id)
             if found is None or not found.is_waiting:
                 continue
-            if self._head(found).is_whole:
+            if found.evidence.has_ended and self._head(found).is_whole:
                 ready = self._whole_with(rollout_id, found)
                 units += [self._take(ready, found.group)] if ready else []
         return units

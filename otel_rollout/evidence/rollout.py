@@ -7,7 +7,6 @@ warnings; here are the copies of spans, and what is kept of a span: some hundred
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -221,10 +220,11 @@ class Evidence:
         there = record.attributes
         if sc.ROLLOUT_EPISODE in there:
             self.inside |= _ids_of_episode(record.text(sc.ROLLOUT_EPISODE) or "")
-        slim = replace(
-            record,
-            attributes={name: there[name] for name in _READ & there.keys()},
-            events=(),
+        slim = SpanRecord(
+            *("", record.trace_id, record.span_id, record.parent_span_id),
+            *(record.start_time_ns, record.end_time_ns),
+            {name: value for name, value in there.items() if name in _READ},
+            cut=record.cut,
             is_checked=True,
         )
         self._spans[record.key] = content, slim

@@ -50,6 +50,8 @@ def read_protobuf(data: bytes) -> Iterator[SpanRecord]:
 
 
 def _value(value: AnyValue) -> Any:
+    if text := value.string_value:  # most are one
+        return text
     kind = value.WhichOneof("value")
     if kind is None:
         return None
