@@ -1,12 +1,14 @@
 """What a receiver costs: CPU of its processes for each rollout, against servers that do less.
 
-    python benchmarks/receiving.py [--rollouts 200] [--collector .tools/otelcol/otelcol]
+    python benchmarks/receiving.py [--rollouts 200] [--collector .tools/otelcol] [--folder DISK]
 
 A rollout has 20 turns of 500 sampled tokens with log-probabilities: 1.3 MB of OTLP. Its spans are
 sent in two requests over gRPC, by this process, four at a time, to (a) a bare handler, which
-answers and does nothing; (b) the receiver, which is to rebuild nothing, since no rollout is whole;
-(c) the same with bodies that are gzipped; (d) the receiver, which rebuilds in a process of its own.
-CPU is that of the server's process, and of its worker apart.
+answers and does nothing; (b) the collector, which writes them into a file, in protobuf and not
+synced; (c) the receiver, which is to rebuild nothing, since no rollout is whole; (d) handler and
+receiver with bodies that are gzipped; (e) the receiver, which rebuilds in a process of its own,
+into trajectories and into rows. CPU is that of the server's process, and of its worker apart; each
+is also given as a multiple of what the bare handler took.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ import asyncio
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,9 @@ from tests.receive.sending import Span, request
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 TURNS, TOKENS = 20, 500
+WARM = 4
+"""Rollouts that are sent before those that are counted."""
+ROWS = "tokens"
 OPTIONS = [("grpc.max_send_message_length", 1 << 26)]
 
 
@@ -141,6 +147,30 @@ def server(*command: str) -> Iterator[tuple[int, str]]:
         process.wait(60)
 
 
+COLLECTOR = """
+receivers: {{otlp: {{protocols: {{grpc: {{endpoint: "{address}", max_recv_msg_size_mib: 64}}}}}}}}
+exporters: {{file: {{path: "{folder}/collected", format: proto}}}}
+service:
+  pipelines: {{traces: {{receivers: [otlp], exporters: [file]}}}}
+  telemetry: {{metrics: {{level: none}}, logs: {{level: error}}}}
+"""
+
+
+@contextmanager
+def collector(binary: Path, folder: Path) -> Iterator[tuple[int, str]]:
+    """The same of a collector that writes a file."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = "{}:{}".format(*free.getsockname())
+    config = folder / "collector.yaml"
+    config.write_text(COLLECTOR.format(address=address, folder=folder))
+    process = subprocess.Popen([str(binary), "--config", str(config)])
+    try:
+        yield process.pid, address
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
 async def send(address: str, bodies: list[bytes], compression: grpc.Compression) -> float:
     """Send all, four at a time; the seconds that it took."""
     began, waiting = time.monotonic(), iter(bodies)
@@ -158,32 +188,44 @@ async def send(address: str, bodies: list[bytes], compression: grpc.Compression)
 def measure(
     name: str,
     bodies: list[bytes],
-    rollouts: int,
-    *command: str,
+    process: AbstractContextManager[tuple[int, str]],
+    *,
     compression: grpc.Compression = grpc.Compression.NoCompression,
     out: Path | None = None,
-) -> None:
-    """Print what a server costs for each rollout."""
-    with server(*command) as (pid, address):
-        asyncio.run(send(address, bodies[:8], compression))
-        before, of_children = cpu(pid), sum(map(cpu, children(pid)))
-        seconds = asyncio.run(send(address, bodies[8:], compression))
-        while out is not None and out.read_bytes().count(b"\n") < rollouts:
+    bare: float | None = None,
+) -> float:
+    """Print and return what a server costs for each rollout, in ms.
+
+    out: a line comes there for each rollout. bare: what the bare handler costs.
+    """
+
+    def wait(lines: int) -> None:
+        while out is not None and (not out.exists() or out.read_bytes().count(b"\n") < lines):
             time.sleep(0.1)
-        counted = rollouts - 4
+
+    with process as (pid, address):
+        asyncio.run(send(address, bodies[: 2 * WARM], compression))
+        wait(WARM)
+        before, of_children = cpu(pid), sum(map(cpu, children(pid)))
+        seconds = asyncio.run(send(address, bodies[2 * WARM :], compression))
+        counted = len(bodies) // 2 - WARM
+        wait(counted + WARM)
         own = (cpu(pid) - before) * 1000 / counted
-        line = f"{name:<34} {own:6.2f} ms of its process, {1000 / own:5.0f}/s and core"
+        line = f"{name:<34} {own:6.2f} ms, {1000 / own:5.0f}/s and core"
+        line += f", {own / bare:4.1f} x bare" if bare else ""
         if out is not None:
             worker = (sum(map(cpu, children(pid))) - of_children) * 1000 / counted
-            line += f"; {worker:6.1f} ms of its worker, {1000 / worker:5.0f}/s and core"
-        print(f"{line}; {counted / seconds:.0f}/s sent", flush=True)
+            line += f"; {worker:6.2f} ms of its worker, {1000 / worker:5.0f}/s and core"
+    print(f"{line}; {counted / seconds:.0f}/s sent", flush=True)
+    return own
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rollouts", type=int, default=200)
+    parser.add_argument("--collector", type=Path, default=Path(".tools/otelcol"))
     parser.add_argument("--folder", help="where journals are, for another disk")
-    parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.bare:
         asyncio.run(bare())
@@ -194,20 +236,27 @@ def main() -> None:
     print(f"{count} rollouts of {sum(map(len, whole)) / count / 1e6:.2f} MB", flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
 
-        def receiver(name: str) -> tuple[str, ...]:
+        def receiver(name: str, *more: str) -> AbstractContextManager[tuple[int, str]]:
             main = "import sys; from otel_rollout.command import main; sys.exit(main())"
             at = f"{folder}/{name}"
-            places = ("--out", f"{at}.jsonl", "--journal", at)
-            return "-c", main, "receive", *places, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"
+            places = ("--out", f"{at}.jsonl", "--journal", at, *more)
+            free = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0")
+            return server("-c", main, "receive", *places, *free)
 
-        gzip = {"compression": grpc.Compression.Gzip}
-        bare_one = (__file__, "--bare")
-        measure("bare handler", open_ones, count, *bare_one)
-        measure("receiver, journalled and judged", open_ones, count, *receiver("a"))
-        measure("bare handler, gzip", open_ones, count, *bare_one, **gzip)
-        measure("receiver, gzip", open_ones, count, *receiver("b"), **gzip)
+        gzip, bare_one = grpc.Compression.Gzip, (__file__, "--bare")
+        base = measure("bare handler", open_ones, server(*bare_one))
+        if options.collector.is_file():
+            to_file = collector(options.collector, Path(folder))
+            measure("collector, into a file", open_ones, to_file, bare=base)
+        else:
+            print(f"collector: no {options.collector} (make backends)")
+        measure("receiver, journalled and judged", open_ones, receiver("a"), bare=base)
+        measure("bare handler, gzip", open_ones, server(*bare_one), compression=gzip, bare=base)
+        measure("receiver, gzip", open_ones, receiver("b"), compression=gzip, bare=base)
         out = Path(folder, "c.jsonl")
-        measure("receiver, rebuilt into a file", whole, count, *receiver("c"), out=out)
+        measure("receiver, into trajectories", whole, receiver("c"), out=out, bare=base)
+        rows, out = receiver("d", "--to", ROWS), Path(folder, "d.jsonl")
+        measure("receiver, into rows", whole, rows, out=out, bare=base)
 
 
 if __name__ == "__main__":
