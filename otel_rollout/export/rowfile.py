@@ -264,7 +264,7 @@ class Tally:
 
 
 def rows_of(
-    items: Sequence[bytes],
+    items: Sequence[bytes | Trajectory],
     exporter: RowExporter,
     tally: Tally,
     report: Report,
@@ -274,6 +274,7 @@ def rows_of(
 ) -> list[bytes]:
     """The rows, as lines of JSON, of the trajectories of one key.
 
+    items: the trajectories, or their JSON.
     lag: those that are older are left out, as if they were not there. None: none are.
     A trajectory that is damaged, or that the format cannot carry, is reported and left out, and the
     others of its group are exported as if it were not there; with `strict` its error is raised.
@@ -328,11 +329,13 @@ def _add_carried(
             made.tally.unreadable += 1
 
 
-def _members(items: Sequence[bytes], tally: Tally) -> dict[str, Trajectory]:
+def _members(items: Sequence[bytes | Trajectory], tally: Tally) -> dict[str, Trajectory]:
     """The trajectories by id; of several with one id the last."""
     members: dict[str, Trajectory] = {}
     for item in items:
-        trajectory = Trajectory.from_json(item, reads_replies=True)
+        trajectory = (
+            item if isinstance(item, Trajectory) else Trajectory.from_json(item, reads_replies=True)
+        )
         tally.repeated += members.pop(trajectory.id, None) is not None
         members[trajectory.id] = trajectory
     return members

@@ -157,23 +157,31 @@ def rebuilt(
 
     places: records of the journal in the folder. reads: the rollouts whose spans are read there.
     """
-    records, problems, lines = list[Any](), list[str](), list[tuple[str, bytes]]()
+    records, problems = list[Any](), list[str]()
     for place in places if ids else ():
         try:
             body = read_record(Path(folder), place)
             records += parsed(body, body[:1] == b"{")[0]
         except (OSError, SpanFormatError) as error:
             problems.append(f"{error}: spans that were acknowledged are lost")
-    for trajectory in reconstruct(r for r in records if rollout_of(r) in reads):
-        if trajectory.id in ids:
-            try:
-                lines.append((trajectory.id, trajectory.to_json().encode()))
-            except UNREADABLE as error:
-                problems.append(f"trajectory {trajectory.id}: damaged ({error!r:.200})")
-    if rows is None or not lines:
-        return Rebuilt(lines, problems)
-    items, tally = [line for _, line in lines], Tally()
-    made = rows_of(items, _exporter(rows), tally, problems.append, strict=False)
+    every = reconstruct(r for r in records if rollout_of(r) in reads)
+    wanted = [trajectory for trajectory in every if trajectory.id in ids]
+    if rows is not None and wanted:
+        return _rows_of(wanted, _exporter(rows), problems)
+    lines = list[tuple[str, bytes]]()
+    for trajectory in wanted:
+        try:
+            lines.append((trajectory.id, trajectory.to_json().encode()))
+        except UNREADABLE as error:
+            problems.append(f"trajectory {trajectory.id}: damaged ({error!r:.200})")
+    return Rebuilt(lines, problems)
+
+
+def _rows_of(
+    trajectories: Sequence[Trajectory], exporter: RowExporter, problems: list[str]
+) -> Rebuilt:
+    tally = Tally()
+    made = rows_of(trajectories, exporter, tally, problems.append, strict=False)
     for reasons in (tally.empty, tally.dropped):
         problems += (f"{count} x no row: {reason}" for reason, count in reasons.items())
     return Rebuilt([(key_of_row(row.strip()), row.strip()) for row in made], problems)

@@ -24,7 +24,10 @@ from otel_rollout import (
 )
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.export import Tally, TokenRows, rows_of
+from otel_rollout.journal import Journal
 from otel_rollout.receive import HeadFile, Limits, TrajectoryReceiver
+from otel_rollout.receive.outputs import RowFormat, rebuilt
 from tests.kit.conversations import ask, user
 from tests.kit.recording import Clients
 from tests.receive.sending import (
@@ -264,6 +267,19 @@ def test_rows_of_a_trainer(
     receiver = receiver_of(to="tokens", options={"credit": "split"}, jobs=1)
     until(lambda: receiver.counts()["open_rollouts"] == 0)
     assert [row["trajectory_id"] for row in lines(out)] == [A, B]
+
+
+def test_rows_are_those_of_the_trajectories(tmp_path: Path):
+    """The receiver makes them of what it rebuilt; `export` reads the lines of the trajectories."""
+    with Journal(tmp_path) as journal:
+        places = journal.append([request(spans_of(A, 3, **GROUP)), request(spans_of(B, **GROUP))])
+    given = str(tmp_path), places, frozenset((A, B)), frozenset((A, B))
+    items = [line for _, line in rebuilt(*given, None).lines]
+    exported = rows_of(items, TokenRows(), Tally(), pytest.fail, strict=True)
+    assert [row for _, row in rebuilt(*given, RowFormat("tokens")).lines] == [
+        row.strip() for row in exported
+    ]
+    assert len(items) == len(exported) == 2
 
 
 def test_a_format_that_is_no_lines(tmp_path: Path):
