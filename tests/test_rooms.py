@@ -484,24 +484,24 @@ def test_every_public_method_says_what_it_does(name: str):
 
 
 LINES = {
-    "": 2_039,
+    "": 2_042,
     "command": 3_220,
-    "evidence": 966,
+    "evidence": 972,
     "export": 3_521,
-    "gateway": 3_512,
+    "gateway": 3_513,
     "kafka": 960,
     "look": 1_948,
-    "otlp": 1_836,
-    "rebuild": 2_118,
+    "otlp": 1_837,
+    "rebuild": 2_120,
     "rebuild/dialects": 3_126,
     "receive": 1_412,
-    "record": 8_775,
-    "spans": 2_216,
+    "record": 8_829,
+    "spans": 2_217,
     "testing": 1_214,
     "trajectory": 5_037,
     "view": 7_144,
     "wire": 5_190,
-    "workflows": 854,
+    "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one
 number: lowered when a room gets smaller, raised with a reason in the commit."""

@@ -6,7 +6,7 @@ warnings; here are the copies of spans, and what is kept of a span: some hundred
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -38,7 +38,7 @@ _READ = frozenset(
         *(sc.ROLLOUT_CONTENT, sc.ROLLOUT_CLAIMS, sc.GEN_AI_OPERATION_NAME),
         *(sc.REWARD_NUMBER, sc.GEN_AI_EVALUATION_NAME),
         *(sc.EXCHANGE_PROCESS, sc.EXCHANGE_STARTED, sc.EXCHANGE_LATE),
-        *(sc.ROLLOUT_TERMINATION_REASON, *_VERSIONS),
+        *(sc.ROLLOUT_TERMINATION_REASON, sc.ROLLOUT_OUTER_GROUP_ID, *_VERSIONS),
     )
 )
 """Attributes that decide whether a rollout is whole, and what `Head` has."""
@@ -291,7 +291,7 @@ class Evidence:
         rewards = (record.text(sc.REWARD) for record in spans if came == "rewards")
         return Head(
             rollout=self.rollout_id,
-            group=text(sc.ROLLOUT_GROUP_ID),
+            group=_group(spans),
             size=number(sc.ROLLOUT_GROUP_SIZE),
             sample=number(sc.ROLLOUT_SAMPLE_INDEX),
             task=text(sc.ROLLOUT_TASK_ID),
@@ -307,6 +307,12 @@ class Evidence:
             seconds=_seconds(spans[0]) if self.has_ended else None,
             calls=sum(sc.EXCHANGE_VERSION in record.attributes for record in spans),
         )
+
+
+def _group(spans: Sequence[SpanRecord]) -> str | None:
+    """The group that these spans name; a reward may name the one that its rollout is sent with."""
+    of_rollout = [each for each in spans if sc.REWARD not in each.attributes] or spans
+    return next(filter(None, (each.text(sc.ROLLOUT_GROUP_ID) for each in of_rollout)), None)
 
 
 def _versions(spans: Iterable[SpanRecord]) -> Iterator[str | int]:

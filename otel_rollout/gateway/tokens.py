@@ -79,7 +79,7 @@ class Tokens:
             carried.span_id.to_bytes(8, "big"),
             _home() if is_own else bytes(4),
         )
-        more = carried.policy_version, carried.group_id, carried.group_size
+        more = carried.policy_version, carried.group_id, carried.group_size, carried.outer_group_id
         payload += dumps(more).encode()
         return urlsafe_b64encode(payload + self._mac(payload)).rstrip(b"=").decode()
 
@@ -119,7 +119,7 @@ class Tokens:
         if len(self._read) >= 1 << 12:
             self._read.clear()
         trainable, made, rollout_id, trace_id, span_id, home = _FIELDS.unpack_from(payload)
-        version, group_id, group_size = loads(payload[_FIELDS.size :])
+        version, group_id, group_size, outer_group_id = loads(payload[_FIELDS.size :])
         carried = Carried(
             rollout_id.hex(),
             int.from_bytes(trace_id, "big"),
@@ -128,6 +128,7 @@ class Tokens:
             bool(trainable),
             group_id=group_id,
             group_size=group_size,
+            outer_group_id=outer_group_id,
         )
         token = Token(carried, home == _home())
         life = self._seconds if token.is_own else self._elsewhere

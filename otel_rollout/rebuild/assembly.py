@@ -385,7 +385,9 @@ class Assembly(Source):
     def _without_rollout_span(self) -> Trajectory:
         records = [*self._exchanges.values(), *self._evaluations.values()]
         first = min(records, key=lambda r: (r.start_time_ns, r.key), default=None)
-        of_group = min(filter(_names_group, records), key=_start, default=None)
+        # A reward may name the group that the rollout is sent with.
+        of_calls = self._exchanges.values() or self._evaluations.values()
+        of_group = min(filter(_names_group, of_calls), key=_start, default=None)
         return Trajectory(
             id=self.rollout_id,
             trace_id=first.trace_id if first else "",

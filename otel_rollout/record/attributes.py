@@ -14,10 +14,13 @@ from otel_rollout.trajectory import Reward, Trajectory
 from otel_rollout.wire import Json, dumps, error_text
 
 
-def identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
+def identity(
+    trajectory: Trajectory, operation: str, outer_group_id: str | None = None
+) -> dict[str, Any]:
     """Attributes that tell which trajectory a span is of.
 
     The conventions' conversation is what a backend groups messages by: here, the rollout.
+    outer_group_id: as `ActiveRollout` has it.
     """
     found: dict[str, Any] = {sc.GEN_AI_OPERATION_NAME: operation}
     found[sc.GEN_AI_AGENT_NAME] = carried(trajectory.name)
@@ -27,18 +30,20 @@ def identity(trajectory: Trajectory, operation: str) -> dict[str, Any]:
     found[sc.ROLLOUT_ID] = trajectory.id
     if trajectory.parent_id is not None:
         found[sc.ROLLOUT_PARENT_ID] = trajectory.parent_id
-    found |= place(trajectory)
+    found |= place(trajectory, outer_group_id)
     found[sc.ROLLOUT_TRAINABLE] = trajectory.trainable
     return found
 
 
-def place(trajectory: Trajectory) -> dict[str, Any]:
-    """Attributes of the task, the group and the policy of a trajectory."""
+def place(trajectory: Trajectory, outer_group_id: str | None = None) -> dict[str, Any]:
+    """Attributes of the task, the groups and the policy of a trajectory."""
     found: dict[str, Any] = {}
     if trajectory.task_id is not None:
         found[sc.ROLLOUT_TASK_ID] = carried(trajectory.task_id)
     if trajectory.group_id is not None:
         found[sc.ROLLOUT_GROUP_ID] = carried(trajectory.group_id)
+    if outer_group_id is not None:
+        found[sc.ROLLOUT_OUTER_GROUP_ID] = carried(outer_group_id)
     if trajectory.sample_index is not None:
         found[sc.ROLLOUT_SAMPLE_INDEX] = carried(trajectory.sample_index)
     if trajectory.group_size is not None:

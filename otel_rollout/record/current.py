@@ -19,7 +19,7 @@ from otel_rollout import semconv as sc
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, GATHERING, ROLLOUT, detach
 from otel_rollout.record.options import Options
-from otel_rollout.record.processes.carrier import within
+from otel_rollout.record.processes.carrier import Carried, within
 from otel_rollout.record.processes.children import here, inherited
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.rollout_span import close, start_span
@@ -116,9 +116,9 @@ def _say_unrecorded(active: ActiveRollout) -> None:
     )
 
 
-def begin_part(rollout_id: str, options: Options, context: otel_context.Context) -> Run:
+def begin_part(carried: Carried, context: otel_context.Context) -> Run:
     """Open this process's part of a rollout that runs in another one, and enter its context."""
-    return _enter(ActiveRollout(options, rollout_tracer(), None, part_of=rollout_id), context)
+    return _enter(carried.part(), context)
 
 
 def _enter(active: ActiveRollout, context: otel_context.Context) -> Run:

@@ -22,13 +22,15 @@ def late_reward(
     trajectory: Trajectory,
     parent: trace.SpanContext,
     score: Callable[[float], None],
+    outer_group_id: str | None,
 ) -> Callable[[RewardKey, Reward | None], None]:
     """A function that records rewards set after this rollout's end, numbered as they come.
 
     score: is told each reward of the rollout as a whole.
+    outer_group_id: as `ActiveRollout` has it.
     """
     number = itertools.count()
-    rollout_id, about = trajectory.id, place(trajectory)
+    rollout_id, about = trajectory.id, place(trajectory, outer_group_id)
 
     def record(key: RewardKey, reward: Reward | None) -> None:
         record_late_reward(tracer, rollout_id, parent, key, reward, next(number), about)

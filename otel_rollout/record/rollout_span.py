@@ -84,6 +84,7 @@ _STARTED_NAME = "rollout started"
 _IDENTITY = (
     *(sc.GEN_AI_AGENT_NAME, sc.ROLLOUT_TASK_ID, sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_GROUP_SIZE),
     *(sc.ROLLOUT_SAMPLE_INDEX, *label(sc.ROLLOUT_POLICY_VERSION, 0)),
+    *(sc.ROLLOUT_OUTER_GROUP_ID, sc.ROLLOUT_PARENT_ID),
 )
 """Attributes of a rollout's own span that are on the one of its start, too."""
 _host = cache(socket.gethostname)
@@ -114,7 +115,8 @@ def _close(active: ActiveRollout, output: object, error: BaseException | None) -
         trajectory.rewrite(process_state.content.value)
     # Another thread may set a reward just now: from here on it gets a span of its own.
     score = partial(observers.notify, "scored", active)
-    trajectory.seal(late_reward(active.tracer, trajectory, span.get_span_context(), score))
+    own = span.get_span_context()
+    trajectory.seal(late_reward(active.tracer, trajectory, own, score, active.outer_group_id))
     if active.told is not None:
         active.hear()
     if active.side_call_rules is not None:

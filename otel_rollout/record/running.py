@@ -96,6 +96,9 @@ class ActiveRollout:
     """True if the rollout itself runs in another process."""
     parent: ActiveRollout | None
     """The rollout around it. None: there is none, or it has ended."""
+    outer_group_id: str | None
+    """The group of the rollout around it, whose receiver it is sent to. None: there is none, or it
+    was given a group itself outside a workflow."""
     lock: threading.RLock
     """Held while the clock, the counts or the writer are used."""
     options: Options
@@ -182,6 +185,7 @@ class ActiveRollout:
         parent: ActiveRollout | None,
         *,
         part_of: str | None = None,
+        outer_group_id: str | None = None,
         operation: str = sc.OPERATION_INVOKE_AGENT,
         enclosing: Enclosing | None = None,
     ) -> None:
@@ -204,7 +208,9 @@ class ActiveRollout:
         # A workflow inside another one is an episode of its own.
         self.inside = around if enclosing is None else None
         self.encloses = enclosing or around
-        self.options = options
+        self.options, self.outer_group_id = options, outer_group_id
+        if parent is not None:
+            self._inherit(parent)
         self._trajectory: Trajectory | None = Trajectory(
             id=self.id,
             parent_id=parent.id if parent else None,
@@ -254,6 +260,17 @@ class ActiveRollout:
         """The rollout's trajectory; once it has ended, only if somebody still holds it."""
         return self._trajectory or self._ended() or Trajectory(id=self.id, status="unknown")
 
+    @property
+    def group_of_inner(self) -> str | None:
+        """The group that rollouts inside it are sent with, where they have none. None: none."""
+        own = self.options.group_id
+        return self.outer_group_id or (None if own is None else str(own))
+
+    def _inherit(self, parent: ActiveRollout) -> None:
+        """Find the group that it is sent with. All of a workflow's run is sent to one place."""
+        is_of_run = self.options.group_id is None or self.inside is not None
+        self.outer_group_id = parent.group_of_inner if is_of_run else None
+
     def let_go(self) -> None:
         """Release everything once it has ended: a pooled connection keeps its context for long."""
         self._trajectory = self.inside = self.encloses = self.recorder = self.nested = None
@@ -265,6 +282,8 @@ class ActiveRollout:
     def apply(self, options: Options) -> None:
         """Put other options on the trajectory, and on the span."""
         self.options, trajectory = options, self.trajectory
+        if self.parent is not None:
+            self._inherit(self.parent)
         for name, value in self._facts().items():
             setattr(trajectory, name, value)
         self._place(trajectory)
@@ -339,7 +358,7 @@ class ActiveRollout:
         if self.side_call_rules is not None and self.recorder is not None:
             attributes[sc.EXCHANGE_JUDGED] = True
         trajectory = self.trajectory
-        if trajectory.group_id is not None:
+        if trajectory.group_id is not None or self.outer_group_id is not None:
             attributes |= self._in_group()  # the rollout's own span may be lost
         if not trajectory.trainable:
             attributes[sc.ROLLOUT_TRAINABLE] = False
@@ -357,12 +376,16 @@ class ActiveRollout:
         return label(sc.EXCHANGE_LAST_POLICY_VERSION, version)
 
     def _in_group(self) -> dict[str, Any]:
-        """Attributes of the group that its calls are of, and of its size; {} without a group."""
+        """Attributes of the groups that its calls are of, and of the size; {} without a group."""
         group_id, size = self.trajectory.group_id, self.trajectory.group_size
-        if group_id is None:
-            return {}
-        found: dict[str, Any] = {sc.ROLLOUT_GROUP_ID: carried(group_id)}
-        return found if size is None else found | {sc.ROLLOUT_GROUP_SIZE: carried(size)}
+        found: dict[str, Any] = {}
+        if group_id is not None:
+            found[sc.ROLLOUT_GROUP_ID] = carried(group_id)
+            if size is not None:
+                found[sc.ROLLOUT_GROUP_SIZE] = carried(size)
+        if self.outer_group_id is not None:
+            found[sc.ROLLOUT_OUTER_GROUP_ID] = carried(self.outer_group_id)
+        return found
 
     def _began_late(self) -> None:
         """A call began after the end."""
@@ -407,4 +430,5 @@ class ActiveRollout:
                 sc.ROLLOUT_PROCESS: self.process,
                 **self._in_group(),
             }
-        return {sc.ROLLOUT_PROCESS: self.process, **identity(trajectory, self.operation)}
+        about = identity(trajectory, self.operation, self.outer_group_id)
+        return {sc.ROLLOUT_PROCESS: self.process, **about}

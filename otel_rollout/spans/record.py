@@ -247,6 +247,7 @@ _TEXTS = (
     *(sc.REQUEST_BASE_DIGEST, sc.REQUEST_PARAMS, sc.REQUEST_SHARED, sc.REQUEST_SHARED_VALUES),
     *(sc.REQUEST_RAW, sc.RESPONSE_ID, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS),
     *(sc.RESPONSE_PROMPT_IDS, sc.REQUEST_ADDED, sc.RESPONSE_FORM, sc.EXCHANGE_RETRIED),
+    sc.ROLLOUT_OUTER_GROUP_ID,
 )
 _READERS: dict[str, Callable[[SpanRecord, str], AttributeValue]] = {
     **dict.fromkeys(_INTEGERS, SpanRecord.integer),

@@ -81,8 +81,9 @@ def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[st
     content = process_state.content
     if content.redact is not None:
         trajectory.rewrite(content.value)
+    outer = active.group_of_inner
     attributes = {
-        **identity(trajectory, sc.OPERATION_INVOKE_AGENT),
+        **identity(trajectory, sc.OPERATION_INVOKE_AGENT, outer),
         sc.ROLLOUT_STEPS: dumps(content.value([step.to_dict() for step in trajectory.steps])),
         sc.ROLLOUT_CLAIMS: dumps(sorted(claims)),
         **end_attributes(trajectory),
@@ -103,7 +104,7 @@ def _record_built(active: ActiveRollout, trajectory: Trajectory) -> frozenset[st
     span.end()
     trajectory.end_time_ns = getattr(span, "end_time", None)
     score = _count(trajectory)
-    trajectory.seal(late_reward(active.tracer, trajectory, span_context, score))
+    trajectory.seal(late_reward(active.tracer, trajectory, span_context, score, outer))
     return claims
 
 

@@ -30,6 +30,8 @@ CARRIED = st.builds(
     st.integers(1, 2**64 - 1),
     st.none() | st.integers(-10, 10**6) | st.text(max_size=30),
     st.booleans(),
+    group_id=st.none() | st.text(max_size=30),
+    outer_group_id=st.none() | st.text(max_size=30),
 )
 
 

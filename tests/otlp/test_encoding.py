@@ -148,14 +148,13 @@ def test_lines_are_short():
 
 def test_spans_of_two_groups_are_apart():
     """A load balancer looks at the first span of each resource, scope and trace only."""
-    groups, provider = ["g", "h", None, "g"], TracerProvider()
-    several = [
-        ended(f"{number}", provider, **({} if group is None else {sc.ROLLOUT_GROUP_ID: group}))
-        for number, group in enumerate(groups)
-    ]
+    own, outer, provider = sc.ROLLOUT_GROUP_ID, sc.ROLLOUT_OUTER_GROUP_ID, TracerProvider()
+    groups: list[dict[str, str]] = [{own: "g"}, {own: "h"}, {}, {own: "g"}, {outer: "h"}]
+    groups.append({own: "h", outer: "g"})
+    several = [ended(f"{number}", provider, **group) for number, group in enumerate(groups)]
     (resource,) = encode_spans(several).resource_spans
     names = [[span.name for span in scope.spans] for scope in resource.scope_spans]
-    assert names == [["0", "3"], ["1"], ["2"]]
+    assert names == [["0", "3", "5"], ["1", "4"], ["2"]]
 
 
 def test_a_text_is_copied_once(monkeypatch: pytest.MonkeyPatch):

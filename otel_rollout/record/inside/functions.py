@@ -72,8 +72,8 @@ def record_reward(
     trajectory: a trajectory, or its id: a judge's process need not have the trajectory. Its
         rollout may have ended, here or in another process: then the reward is a span of its own,
         from which `reconstruct` knows it. None (default): the current trajectory.
-    group_id: the group of a trajectory that is given by its id: a load balancer that gives each
-        receiver whole groups needs it. None (default): not known.
+    group_id: the group of a trajectory that is given, or of the one that it ran inside: a load
+        balancer that gives each receiver whole groups needs it. None (default): not known.
 
     ValueError if `value` is not a finite number, NoActiveRolloutError if there is no trajectory,
     UnknownCompletionError for a completion that it does not have.
@@ -100,7 +100,7 @@ def record_reward(
             _span_context(trajectory),
             reward.key,
             reward,
-            about=place(trajectory),
+            about=place(trajectory, group_id if trajectory.group_id is None else None),
         )
     return reward
 

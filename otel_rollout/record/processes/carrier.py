@@ -23,6 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from otel_rollout import semconv as sc
 from otel_rollout.record.options import Options
+from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.wire import dumps, loads
@@ -74,6 +75,8 @@ class Carried:
     """The group of the rollout. None: not known."""
     group_size: int | None = None
     """Number of samples that its group is to have. None: not known."""
+    outer_group_id: str | None = None
+    """As `ActiveRollout` has it."""
 
     @classmethod
     def of(cls, active: ActiveRollout) -> Carried:
@@ -121,6 +124,10 @@ class Carried:
         own = ("policy_version", "trainable", "group_id", "group_size")
         return Options(**{name: getattr(self, name) for name in own})
 
+    def part(self) -> ActiveRollout:
+        """The part of it that this process is to have; its span is not started."""
+        return part_of(self.rollout_id, self.options, self.outer_group_id)
+
     @property
     def context(self) -> Context:
         """A context in its trace; an empty one where that is not known."""
@@ -129,6 +136,12 @@ class Carried:
         if not span.is_valid:
             return Context()
         return trace.set_span_in_context(trace.NonRecordingSpan(span), Context())
+
+
+def part_of(rollout_id: str, options: Options, outer_group_id: str | None) -> ActiveRollout:
+    """A part of a rollout of another process; its span is not started."""
+    tracer = rollout_tracer()
+    return ActiveRollout(options, tracer, None, part_of=rollout_id, outer_group_id=outer_group_id)
 
 
 def within(active: ActiveRollout, context: Context) -> Context:
@@ -148,7 +161,7 @@ def with_rollout(context: Context, active: ActiveRollout, version: str | int | N
         context = baggage.set_baggage(sc.ROLLOUT_POLICY_VERSION, dumps(version), context)
     if not active.trajectory.trainable:
         context = baggage.set_baggage(sc.ROLLOUT_TRAINABLE, dumps(False), context)
-    if (group := group_of(active))[0] is not None:
+    if any(group := group_of(active)):
         context = baggage.set_baggage(sc.ROLLOUT_GROUP_ID, dumps(group), context)
     if (secret := rollout_secret()) is not None:
         context = baggage.set_baggage(sc.ROLLOUT_PROOF, _proof(secret, context), context)
@@ -207,24 +220,32 @@ def _proof(secret: bytes, context: Context) -> str:
     return hmac.digest(secret, message.encode("utf-8", "backslashreplace"), "sha256").hex()
 
 
-def group_of(active: ActiveRollout) -> tuple[str | None, int | None]:
-    """The group of a rollout and its size, as a carrier has them; a long id is left out."""
-    group_id, size = active.trajectory.group_id, active.trajectory.group_size
-    return (None, None) if group_id is None or len(group_id) > _LONGEST else (group_id, size)
+Group = tuple[str | None, int | None, str | None]
+"""The id of a rollout's group, its size, and the id of the group that the rollout is sent with."""
+
+
+def group_of(active: ActiveRollout) -> Group:
+    """The group of a rollout, as a carrier has it; a long id is left out."""
+    trajectory, outer = active.trajectory, active.outer_group_id
+    group_id, size = trajectory.group_id, trajectory.group_size
+    if group_id is None or len(group_id) > _LONGEST:
+        group_id = size = None
+    return group_id, size, outer if outer is None or len(outer) <= _LONGEST else None
 
 
 _LONGEST = 200
 """Characters of a group's id: baggage that is too large does not arrive at all."""
 
 
-def _group_in(text: object) -> tuple[str | None, int | None]:
-    """The group that an entry of the baggage names, and its size."""
+def _group_in(text: object) -> Group:
+    """The group that an entry of the baggage names."""
     try:
-        group_id, size = loads(text) if isinstance(text, str) else (None, None)
+        group_id, size, outer = loads(text) if isinstance(text, str) else (None, None, None)
     except (ValueError, TypeError, RecursionError):
-        return None, None
+        return None, None, None
     is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
-    return (group_id, size if is_size else None) if isinstance(group_id, str) else (None, None)
+    own = (group_id, size if is_size else None) if isinstance(group_id, str) else (None, None)
+    return *own, outer if isinstance(outer, str) else None
 
 
 def _policy_version(text: object) -> str | int | None:

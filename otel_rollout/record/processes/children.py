@@ -22,10 +22,10 @@ from otel_rollout.first_use import call_once_imported
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes import programs
-from otel_rollout.record.processes.carrier import Carried, group_of
+from otel_rollout.record.processes.carrier import Carried, group_of, part_of
 from otel_rollout.record.processes.child_reports import CONTINUED, LOST, new_file, tell
 from otel_rollout.record.processes.programs import Made, beginning, starting
-from otel_rollout.record.provider import rollout_provider, rollout_tracer
+from otel_rollout.record.provider import rollout_provider
 from otel_rollout.record.rollout_span import close, start_span
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
@@ -89,13 +89,13 @@ def here(active: ActiveRollout) -> ActiveRollout | None:
     """The rollout in this process: in a forked child its own part; None in a pool's process."""
     if active.pid == os.getpid():
         return active
-    group_id, size = group_of(active)
+    group_id, size, outer = group_of(active)
     version, trainable = active.options.policy_version, active.trajectory.trainable
     options = Options(
         group_id=group_id, group_size=size, policy_version=version, trainable=trainable
     )
     context = trace.set_span_in_context(active.span)
-    part = _part(active.id, active.told, context, options)
+    part = _part(active.told, context, active.id, options, outer)
     if part is not None and part.gateway is None:
         part.gateway = active.gateway
     return part
@@ -110,7 +110,8 @@ def inherited() -> ActiveRollout | None:
     if not isinstance(origin, tuple):
         return None
     carried, told = Carried(*origin[0]), origin[1]
-    return _part(carried.rollout_id, told, carried.context, carried.options)
+    part = carried.rollout_id, carried.options, carried.outer_group_id
+    return _part(told, carried.context, *part)
 
 
 def report_lost() -> None:
@@ -134,7 +135,7 @@ def _process() -> Any:
 
 
 def _part(
-    rollout_id: str, told: str | None, context: Context, options: Options
+    told: str | None, context: Context, rollout_id: str, options: Options, outer: str | None
 ) -> ActiveRollout | None:
     """The part that this process has of a rollout: opened when it is first needed."""
     with process_state.forking:
@@ -145,14 +146,14 @@ def _part(
                 process_state.lost_to = told
             else:
                 with guarded("a process could not continue its rollout; its calls are not in it"):
-                    process_state.parts[rollout_id] = _open(rollout_id, context, options)
+                    opened = _opened(part_of(rollout_id, options, outer), context)
+                    process_state.parts[rollout_id] = opened
                     tell(told, CONTINUED)
         part = process_state.parts[rollout_id]
     return part if isinstance(part, ActiveRollout) else None
 
 
-def _open(rollout_id: str, context: Context, options: Options) -> ActiveRollout:
-    part = ActiveRollout(options, rollout_tracer(), None, part_of=rollout_id)
+def _opened(part: ActiveRollout, context: Context) -> ActiveRollout:
     start_span(part, context)
     if (processes := sys.modules.get("multiprocessing.util")) is not None:
         processes.Finalize(None, _end, args=(part,), exitpriority=100)

@@ -125,7 +125,7 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
         context = without_rollout(context)
         here = None if carried is None else came_back(carried)
         if carried is not None and here is None:
-            self._run = begin_part(carried.rollout_id, carried.options, context)
+            self._run = begin_part(carried, context)
             self._active = self._run.active
             return
         if here is not None:
@@ -224,8 +224,7 @@ def rollout_or_part(carried: Carried) -> ActiveRollout:
     """The rollout itself where it runs in this process, else a new part of it."""
     active = running_rollout(carried.rollout_id)
     if active is None:
-        part_of = carried.rollout_id
-        active = ActiveRollout(carried.options, rollout_tracer(), None, part_of=part_of)
+        active = carried.part()
         start_span(active, carried.context)
     return active
 

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 import otel_rollout
 from otel_rollout import no_capture, reconstruct, rollout
+from otel_rollout import semconv as sc
 from otel_rollout.record.processes import child_reports, children
 from otel_rollout.spans import SpanRecord, as_record
 from otel_rollout.trajectory.sentences import NO_CALL
@@ -118,6 +119,18 @@ def test_a_process_continues_the_rollout(
     assert {c.policy_version for c in rebuilt.completions} == {3}
     assert not any(c.trainable for c in rebuilt.completions)
     assert reconstruct(reversed(spans)) == [rebuilt]
+
+
+@WAYS
+def test_a_process_is_sent_with_the_group_of_its_rollout(
+    recording: Recording, clients: Clients, tmp_path: Path, way: str
+):
+    """Also where the rollout has it from the one around it."""
+    server = clients.serve("hello")
+    with rollout("outer", group_id="g"), rollout("agent"):
+        begin(way, work, server.base_url, str(tmp_path / "spans"), ["one"])
+    found = [each for each in saved(tmp_path / "spans") if sc.ROLLOUT_ID in each.attributes]
+    assert [each.text(sc.ROLLOUT_OUTER_GROUP_ID) for each in found] == ["g", "g"]
 
 
 @FEW
