@@ -10,11 +10,14 @@ It does no I/O and has no clock: `now` is in seconds of any clock that does not 
 the caller's: a record of a journal, an offset; they need only be hashable. One place may have spans
 of several rollouts. What is in `held` is still needed: after a restart the spans there are added
 again, and all times begin anew.
+
+A rollout without a group inside a member of one is handed over with that group, and is no sample of
+it; alone where nothing of the group is open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, Literal, TypeVar
@@ -31,7 +34,7 @@ Verdict = Literal["new", "copy", "damaged", "differs", "late", "other"]
 
 @dataclass(frozen=True)
 class Unit(Generic[Place]):
-    """Rollouts that are handed over together: a group, or one that has none."""
+    """Rollouts that are handed over together: a group and those inside it, or one without."""
 
     group: str | None
     heads: tuple[Head, ...]
@@ -67,6 +70,8 @@ class _Open(Generic[Place]):
     """When the last span came."""
     places: dict[Place, None] = field(default_factory=dict)
     group: str | None = None
+    outer: str | None = None
+    """The group that it is sent with."""
     head: Head | None = None
     """None: not judged since the last span."""
     is_taken: bool = False
@@ -122,6 +127,8 @@ class OpenRollouts(Generic[Place]):
         """The open rollouts that claim calls of one, by its id."""
         self._waiting: dict[str, set[str]] = {}
         """The open workflow runs that wait for one, by its id."""
+        self._inner: dict[str, set[str]] = {}
+        """The open rollouts that are sent with a group, by its id."""
         self._changed: dict[str, None] = {}
         """Those that have to be judged again."""
         self.held: dict[Place, int] = {}
@@ -168,12 +175,24 @@ class OpenRollouts(Generic[Place]):
         if found.is_taken:
             found.since.append(Late.of(rollout_id, record))
         found.last = now
-        if found.group is None and self._group_seconds is not None:
-            found.group = record.text(sc.ROLLOUT_GROUP_ID)
-        if found.group is not None:
-            self._members(found.group, now).ids.setdefault(rollout_id)
+        if self._group_seconds is not None:
+            self._place(rollout_id, found, record)
         self._change(rollout_id, found)
         return came
+
+    def _place(self, rollout_id: str, found: _Open[Place], record: SpanRecord) -> None:
+        """Add a rollout to its group, or to those inside the members of one."""
+        group, outer = record.text(sc.ROLLOUT_GROUP_ID), record.text(sc.ROLLOUT_OUTER_GROUP_ID)
+        if sc.REWARD in record.attributes:  # it may name the group that the rollout is sent with
+            group, outer = None, outer or group
+        if found.outer is None and outer is not None:
+            found.outer = outer
+            self._inner.setdefault(outer, set()).add(rollout_id)
+        found.group = group if found.group is None else found.group
+        if found.group is not None:
+            self._members(found.group, found.last).ids.setdefault(rollout_id)
+        elif (members := self._groups.get(found.outer or "")) is not None:
+            members.last = found.last
 
     def _members(self, group: str, now: float) -> _Members:
         members = self._groups.get(group)
@@ -224,8 +243,7 @@ class OpenRollouts(Generic[Place]):
             if found is None or not found.is_waiting:
                 continue
             if found.evidence.has_ended and self._head(found).is_whole:
-                ready = self._whole_with(rollout_id, found)
-                units += [self._take(ready, found.group)] if ready else []
+                units += self._whole_with(rollout_id, found)
         return units
 
     def due(self, now: float, most: int | None = None) -> list[Unit[Place]]:
@@ -239,24 +257,31 @@ class OpenRollouts(Generic[Place]):
     def _due(self, now: float) -> Iterator[Unit[Place]]:
         for rollout_id, found in list(self._open.items()):
             if found.group is None and found.is_waiting and self._is_out_of_time(found, now):
-                yield self._take([rollout_id], None)
+                members = self._groups.get(found.outer or "")
+                if members is None or members.is_handed or self._top(rollout_id) not in members.ids:
+                    yield self._take([rollout_id], None)
         for group, members in list(self._groups.items()):
             if members.is_taken:
                 continue
-            if ready := self._due_of(members, now):
+            if ready := self._due_of(group, members, now):
                 yield self._take(ready, group)
 
-    def _due_of(self, members: _Members, now: float) -> list[str]:
+    def _due_of(self, group: str, members: _Members, now: float) -> list[str]:
         """The rollouts of a group that are to be handed over; [] if it is not due."""
         ids = [i for i in members.ids if self._open[i].is_waiting]
         settled = [i for i in ids if self._is_settled(self._open[i], now)]
         if members.is_handed:
             return settled
+        every = [*ids, *self._inside(group, ids)]
         if self._group_seconds is not None and now - members.last >= self._group_seconds:
-            return ids
+            return every
+        if not self._are_all(settled):
+            return []
+        settled += self._inside(group, settled)
+        is_settled = all(self._is_settled(self._open[i], now) for i in settled)
         # Were all of them whole, `whole` would have found them.
         is_short = any(not self._open[i].is_whole for i in settled)
-        return ids if is_short and self._are_all(settled) else []
+        return every if is_settled and is_short else []
 
     def _is_out_of_time(self, found: _Open[Place], now: float) -> bool:
         return now - found.last >= self._seconds
@@ -285,15 +310,33 @@ class OpenRollouts(Generic[Place]):
         found = self._open.get(rollout_id)
         return found.evidence.has_ended if found else self._rollout_is_done(rollout_id)
 
-    def _whole_with(self, rollout_id: str, found: _Open[Place]) -> list[str]:
-        """The rollouts to be handed over, now that this one is whole; [] if others are missing."""
-        if found.group is None:
-            return [rollout_id]
-        members = self._groups[found.group]
-        if members.is_handed:
-            return [rollout_id]
+    def _whole_with(self, rollout_id: str, found: _Open[Place]) -> list[Unit[Place]]:
+        """The unit to be handed over, now that this one is whole; [] if others are missing."""
+        group = found.outer if found.group is None else found.group
+        members = None if group is None else self._groups.get(group)
+        if group is None or members is None or members.is_handed:
+            return [self._take([rollout_id], found.group)]
         whole = [i for i in members.ids if self._open[i].is_whole]
-        return whole if not members.is_taken and self._are_all(whole) else []
+        if members.is_taken or not self._are_all(whole):
+            return []
+        inside = self._inside(group, whole)
+        are_whole = all(self._head(self._open[i]).is_whole for i in inside)
+        return [self._take([*whole, *inside], group)] if are_whole else []
+
+    def _inside(self, group: str, ids: Collection[str]) -> list[str]:
+        """The open rollouts without a group of their own inside these members of a group."""
+        inner = sorted(self._inner.get(group, ()))
+        return [i for i in inner if self._open[i].is_waiting and self._top(i) in ids]
+
+    def _top(self, rollout_id: str) -> str | None:
+        """The member of a group that a rollout is inside; None: it is one, or that is not known."""
+        seen, top = set[str](), rollout_id
+        while top not in seen and (found := self._open.get(top)) is not None:
+            if found.group is not None:
+                return top if seen else None
+            seen.add(top)
+            top = self._head(found).parent or ""
+        return None
 
     def _are_all(self, ids: Iterable[str]) -> bool:
         """True if these are as many samples as their group is to have; False if nobody knows."""
@@ -312,8 +355,9 @@ class OpenRollouts(Generic[Place]):
         for other in read:
             places |= self._open[other].places
         heads = tuple(self._head(self._open[i]) for i in ids)
-        size = self._samples(ids).size
-        whole = self._samples((i for i in ids if self._open[i].is_whole), size).there
+        samples = [i for i in ids if self._open[i].group == group]
+        size = self._samples(samples).size
+        whole = self._samples((i for i in samples if self._open[i].is_whole), size).there
         is_extra = members is not None and members.is_handed
         for rollout_id in ids:
             self._open[rollout_id].is_taken = True
@@ -348,7 +392,8 @@ class OpenRollouts(Generic[Place]):
             members = self._groups[unit.group]
             members.is_taken, members.is_handed = False, True
             # Some may have become whole meanwhile, or are left.
-            self._changed |= dict.fromkeys(i for i in members.ids if not self._open[i].is_handed)
+            others = (*members.ids, *self._inner.get(unit.group, ()))
+            self._changed |= dict.fromkeys(i for i in others if not self._open[i].is_handed)
         free = list[Place]()
         for head in unit.heads:
             family = self._family(head.rollout)
@@ -372,6 +417,7 @@ class OpenRollouts(Generic[Place]):
         evidence = found.evidence
         self._forget(self._claimers, [evidence.around] if evidence.around else [], rollout_id)
         self._forget(self._waiting, evidence.inside, rollout_id)
+        self._forget(self._inner, [found.outer] if found.outer else [], rollout_id)
         if found.group is not None:
             members = self._groups[found.group]
             members.ids.pop(rollout_id, None)

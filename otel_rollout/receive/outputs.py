@@ -6,8 +6,8 @@ Rebuilding reads the journal, so that a process of its own can do it.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +23,7 @@ from otel_rollout.export import (
     RowExporter,
     Tally,
     TrajectoryExporter,
+    key_of,
     row_exporter_from_texts,
     rows_of,
 )
@@ -166,7 +167,7 @@ def rebuilt(
             problems.append(f"{error}: spans that were acknowledged are lost")
     every = reconstruct(r for r in records if rollout_of(r) in reads)
     wanted = [trajectory for trajectory in every if trajectory.id in ids]
-    if rows is not None and wanted:
+    if rows is not None:
         return _rows_of(wanted, _exporter(rows), problems)
     lines = list[tuple[str, bytes]]()
     for trajectory in wanted:
@@ -178,10 +179,14 @@ def rebuilt(
 
 
 def _rows_of(
-    trajectories: Sequence[Trajectory], exporter: RowExporter, problems: list[str]
+    trajectories: Iterable[Trajectory], exporter: RowExporter, problems: list[str]
 ) -> Rebuilt:
-    tally = Tally()
-    made = rows_of(trajectories, exporter, tally, problems.append, strict=False)
+    groups = defaultdict[str, list[Trajectory]](list)  # one inside a member of one is alone
+    for each in trajectories:
+        groups[key_of(each)].append(each)
+    tally, made = Tally(), list[bytes]()
+    for members in groups.values():
+        made += rows_of(members, exporter, tally, problems.append, strict=False)
     for reasons in (tally.empty, tally.dropped):
         problems += (f"{count} x no row: {reason}" for reason, count in reasons.items())
     return Rebuilt([(key_of_row(row.strip()), row.strip()) for row in made], problems)

@@ -151,7 +151,8 @@ def arrived(receivers: list[Program]) -> list[dict[str, Trajectory]]:
 def judge(
     truth: dict[str, Trajectory], found: list[dict[str, Trajectory]], audit: dict[str, Any]
 ) -> list[str]:
-    """What does not hold: each trajectory is whole at one receiver, each group at one.
+    """What does not hold: each trajectory is whole at one receiver, each group at one, with what
+    ran inside its members.
 
     One whose process was killed when it had ended may be missing, if `audit` names it: its end did
     not leave the process, or came when its sample had been repeated, and the group handed over.
@@ -165,8 +166,9 @@ def judge(
             problems.append(f"{id_} of {live.group_id} is at {at}")
         elif at and found[at[0]][id_] != live:
             problems.append(f"{id_} is not as it was: {found[at[0]][id_].warnings}")
-        if live.group_id is not None:
-            places[live.group_id].update(at)
+        around = live if live.parent_id is None else truth.get(live.parent_id)
+        if around is not None and around.group_id is not None:
+            places[around.group_id].update(at)
     problems += [f"{group} is at {at}" for group, at in places.items() if len(at) != 1]
     return problems
 

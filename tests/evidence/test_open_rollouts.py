@@ -156,6 +156,94 @@ def test_a_part_of_a_sample_is_no_sample():
     assert names(rollouts.whole()) == [["a", "b", "c"]]
 
 
+INSIDE: dict[str, Any] = {"ROLLOUT_PARENT_ID": "a", "ROLLOUT_OUTER_GROUP_ID": "g"}
+
+
+def test_what_runs_inside_a_member_goes_with_its_group():
+    """It is no sample, and waited for, as far as it began; also one inside that."""
+    rollouts = machine()
+    rollouts.add(own("a", **GROUP), 1, 0)
+    rollouts.add(start("b", **INSIDE), 2, 0)
+    rollouts.add(own("c", **INSIDE | {"ROLLOUT_PARENT_ID": "b"}), 3, 0)
+    assert (rollouts.whole(), rollouts.due(9)) == ([], [])
+    rollouts.add(own("d", **GROUP), 4, 0)
+    assert rollouts.whole() == []
+    rollouts.add(own("b", **INSIDE), 5, 9)
+    [unit] = rollouts.whole()
+    assert (unit.name, names([unit]), unit.size, unit.whole) == ("g", [["a", "b", "c", "d"]], 2, 2)
+    assert sorted(rollouts.done(unit)) == [1, 2, 3, 4, 5]
+    assert (len(rollouts), rollouts._inner) == (0, {})
+
+
+def test_what_runs_inside_and_never_ends():
+    """The group waits for it as for a sample: until it is out of time."""
+    rollouts = machine()
+    for name in "ad":
+        rollouts.add(own(name, **GROUP), 1, 0)
+    rollouts.add(start("b", **INSIDE), 2, 1)
+    assert (rollouts.whole(), rollouts.due(10.9)) == ([], [])
+    [unit] = rollouts.due(11)
+    assert (unit.name, names([unit]), unit.short_by) == ("g", [["a", "b", "d"]], 0)
+
+
+def test_what_runs_inside_a_sample_that_is_not_needed():
+    """A process was killed, and another one repeated its sample: the group does not wait."""
+    rollouts = machine()
+    rollouts.add(start("a", **GROUP), 1, 0)
+    rollouts.add(start("b", **INSIDE), 2, 0)
+    for name in "cd":
+        rollouts.add(own(name, **GROUP), 3, 0)
+    [unit] = rollouts.whole()
+    assert names([unit]) == [["c", "d"]]
+    rollouts.done(unit)
+    assert sorted(map(tuple, names(rollouts.due(10)))) == [("a",), ("b",)]
+
+
+def test_what_runs_inside_and_comes_when_the_group_is_handed_over():
+    """Or when nothing of the group is open: it is a unit of its own, and not extra."""
+    rollouts = machine()
+    rollouts.add(own("b", **INSIDE), 1, 0)
+    [unit] = rollouts.whole()
+    assert (unit.group, names([unit])) == (None, [["b"]])
+    rollouts.done(unit)
+    for name in "ad":
+        rollouts.add(own(name, **GROUP), 2, 0)
+    [unit] = rollouts.whole()
+    rollouts.add(own("c", **INSIDE), 3, 0)
+    assert rollouts.whole() == []
+    rollouts.done(unit)
+    [unit] = rollouts.whole()
+    assert (unit.group, unit.is_extra, names([unit])) == (None, False, [["c"]])
+
+
+def test_a_reward_names_the_group_that_its_rollout_is_sent_with():
+    """Of one inside a member, too: it is no sample by that, whichever comes first."""
+    reward = dumps(Reward(1.0).to_dict())
+    for first in (True, False):
+        rollouts = machine()
+        spans = [
+            made("b", "r", REWARD=reward, REWARD_NUMBER=0, ROLLOUT_GROUP_ID="g"),
+            own("b", **INSIDE),
+        ]
+        for number, span in enumerate(spans if first else spans[::-1]):
+            rollouts.add(span, number, 0)
+        rollouts.add(own("a", **GROUP), 3, 0)
+        assert rollouts.whole() == []
+        rollouts.add(own("d", **GROUP), 4, 0)
+        [unit] = rollouts.whole()
+        assert {head.rollout: head.group for head in unit.heads} == {"a": "g", "b": None, "d": "g"}
+
+
+def test_parents_in_a_circle():
+    """Spans may say anything."""
+    rollouts = machine()
+    rollouts.add(own("a", **GROUP), 1, 0)
+    for name, parent in ("bc", "cb"):
+        rollouts.add(own(name, **INSIDE | {"ROLLOUT_PARENT_ID": parent}), 2, 0)
+    assert rollouts.whole() == []
+    assert names(rollouts.due(10)) == [["b"], ["c"]]
+
+
 def test_what_fails_comes_again():
     """With what came meanwhile."""
     rollouts = machine()
@@ -239,11 +327,13 @@ class Sent:
     group: str | None
     spans: list[SpanRecord] = field(default_factory=list)
     kept: list[SpanRecord] = field(default_factory=list)
+    inside: str | None = None
+    """The group of the member that it is inside."""
 
 
 @st.composite
 def sent(draw: st.DrawFn) -> dict[str, Sent]:
-    """Rollouts in groups of their sizes, of which some spans are lost."""
+    """Rollouts in groups of their sizes, of which some spans are lost; others inside them."""
     found: dict[str, Sent] = {}
     for number in range(draw(st.integers(1, 4))):
         size = draw(st.integers(0, 3))
@@ -260,6 +350,11 @@ def sent(draw: st.DrawFn) -> dict[str, Sent]:
             each.spans.append(own(name, calls, **group))
             is_lost = draw(st.sampled_from([False] * 5 + [True]))
             each.kept = [s for s in each.spans if not (is_lost and draw(st.booleans()))]
+            if size and draw(st.booleans()):
+                outer = {"ROLLOUT_OUTER_GROUP_ID": f"g{number}"}
+                inner = [own(f"i{name}", 1, ROLLOUT_PARENT_ID=name, **outer)]
+                inner.append(call(f"i{name}", 1, **outer))
+                found[f"i{name}"] = Sent(None, inner, inner, f"g{number}")
     return found
 
 
@@ -291,10 +386,11 @@ def test_each_is_handed_over_once(every: dict[str, Sent], order: random.Random):
         groups[each.group] &= len(each.kept) == len(each.spans)
     for name, each in every.items():
         is_ready = len(each.kept) == len(each.spans) and (each.group is None or groups[each.group])
-        assert (name in at_once) == is_ready
+        if each.inside is None or groups[each.inside]:
+            assert (name in at_once) == is_ready
     hand_over(rollouts.due(1000))
     came = Counter(head.rollout for unit in units for head in unit.heads)
     assert came == Counter(name for name, each in every.items() if each.kept)
     whole = {head.rollout for unit in units for head in unit.heads if head.is_whole}
     assert whole == {name for name, each in every.items() if len(each.kept) == len(each.spans)}
-    assert (len(rollouts), rollouts.held, rollouts._groups) == (0, {}, {})
+    assert (len(rollouts), rollouts.held, rollouts._groups, rollouts._inner) == (0, {}, {}, {})

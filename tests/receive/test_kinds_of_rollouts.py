@@ -11,10 +11,14 @@ from otel_rollout import (
     JsonlTrajectoryExporter,
     Trajectory,
     configure,
+    gather_group,
+    rollout,
     shutdown,
 )
 from otel_rollout.receive import HeadFile, TrajectoryReceiver
 from otel_rollout.testing import Reply
+from tests.kit.conversations import user
+from tests.kit.played import ask_async
 from tests.kit.recording import Clients
 from tests.kit.scenarios import play
 from tests.kit.workflows import MultiTurn
@@ -48,6 +52,32 @@ def test_scenarios(receiver_of: Receive, tmp_path: Path):
         assert found[trajectory.id] == trajectory or trajectory.id in late
     assert len(found) == len(live.get_finished_trajectories())
     assert all(head.is_whole for head in heads.heads()), [*heads.heads()]
+
+
+async def test_rollouts_inside_members_of_a_group(
+    receiver_of: Receive, clients: Clients, tmp_path: Path
+):
+    """They come with it, and are no samples."""
+    receiver = receiver_of(rollout_seconds=30, group_seconds=30)
+    live = recorded_to(receiver)
+    client = clients.asynchronous(clients.serve("ok"))
+
+    @rollout
+    async def helper() -> None:
+        await ask_async(client, user("help"))
+
+    @rollout
+    async def agent() -> None:
+        await helper()
+        await ask_async(client, user("hi"))
+        await helper()
+
+    await gather_group([agent(), agent()], group_id="g")
+    every = {each.id: each for each in live.get_finished_trajectories()}
+    assert len(every) == 6
+    assert received(receiver, tmp_path) == every
+    [unit] = HeadFile(tmp_path / "journal", reads=True).units()
+    assert (unit.name, unit.size, unit.whole, unit.times) == ("g", 2, 2, 1)
 
 
 async def test_a_workflow(receiver_of: Receive, clients: Clients, tmp_path: Path):

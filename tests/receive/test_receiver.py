@@ -245,13 +245,14 @@ def test_a_long_rollout_does_not_fill_the_journal(receiver_of: Receive, tmp_path
     assert "missing_calls" not in line
 
 
-@pytest.mark.parametrize("written", [0, 1])
+@pytest.mark.parametrize("written", [0, 1, 2])
 def test_rows_of_a_trainer(
     receiver_of: Receive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
 ):
-    """A group at a time; after a kill those that are there are not written again."""
+    """A group at a time, and what ran inside; after a kill what is there is not written again."""
     out = tmp_path / "out.jsonl"
-    body = request([*spans_of(A, **GROUP), *spans_of(B, **GROUP)])
+    inside = spans_of(C, ROLLOUT_PARENT_ID=A, ROLLOUT_OUTER_GROUP_ID="g")
+    body = request([*spans_of(A, **GROUP), *inside, *spans_of(B, **GROUP)])
     with monkeypatch.context() as patched:
 
         def killed(*_: object) -> None:
@@ -266,7 +267,7 @@ def test_rows_of_a_trainer(
             patched.setattr(receiver._handover, "_pause", 1000)
     receiver = receiver_of(to="tokens", options={"credit": "split"}, jobs=1)
     until(lambda: receiver.counts()["open_rollouts"] == 0)
-    assert [row["trajectory_id"] for row in lines(out)] == [A, B]
+    assert [row["trajectory_id"] for row in lines(out)] == [A, B, C]
 
 
 def test_rows_are_those_of_the_trajectories(tmp_path: Path):
