@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -232,6 +232,11 @@ def test_a_reward_names_the_group_that_its_rollout_is_sent_with():
         rollouts.add(own("d", **GROUP), 4, 0)
         [unit] = rollouts.whole()
         assert {head.rollout: head.group for head in unit.heads} == {"a": "g", "b": None, "d": "g"}
+        rollouts.done(unit)
+        for span in spans if first else spans[::-1]:
+            other = {**span.attributes, sc.ROLLOUT_ID: "c"}
+            rollouts.add(replace(span, attributes=other), 4, 1)
+        assert [(unit.group, names([unit])) for unit in rollouts.whole()] == [(None, [["c"]])]
 
 
 def test_parents_in_a_circle():

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_rollout
 from otel_rollout import (
     Trajectory,
+    Workflow,
     continue_rollout,
     propagate,
     reconstruct,
@@ -121,12 +122,29 @@ def test_every_span_names_both(
     assert [e.name for e in found if groups_of(e) != expected[rollout_id(e)]] == []
 
 
-async def test_all_of_a_workflows_run(sent: Callable[[], list[SpanRecord]], clients: Clients):
-    """Trajectories that agents built by hand have groups of their own, and its calls."""
+async def test_trajectories_that_agents_build(
+    sent: Callable[[], list[SpanRecord]], clients: Clients
+):
+    """They have groups of their own, and the calls of the workflow's run."""
     engine: Any = clients.asynchronous(clients.serve(["1", "3"]))
     await MultiTurn(rollout_engine=engine).run_with_termination_handling({"q": 1}, "t:0")
     found = {groups_of(each) for each in sent() if rollout_id(each)}
     assert found == {("t", None), ("t:guesser", "t")}
+
+
+async def test_rollouts_of_a_workflows_run(sent: Callable[[], list[SpanRecord]]):
+    """The run is whole where all of them are, also those that were given a group."""
+
+    class Two(Workflow):
+        async def run(self, task: Any, uid: str, **_: Any) -> None:
+            with rollout("one"), rollout("inside"):
+                pass
+            with rollout("two", group_id="own"):
+                pass
+
+    await Two().run_with_termination_handling({"q": 1}, "t:0")
+    found = {groups_of(each) for each in sent()}
+    assert found == {("t", None), ("t:one", "t"), ("t:inside", "t"), ("own", "t")}
 
 
 def test_a_late_reward_of_a_copy(sent: Callable[[], list[SpanRecord]]):
