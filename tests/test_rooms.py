@@ -489,7 +489,7 @@ LINES = {
     "evidence": 1_018,
     "export": 3_521,
     "gateway": 3_513,
-    "kafka": 960,
+    "kafka": 973,
     "look": 1_948,
     "otlp": 1_837,
     "rebuild": 2_120,

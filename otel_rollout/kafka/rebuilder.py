@@ -20,7 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_rollout import semconv as sc
 from otel_rollout.errors import SpanFormatError
+from otel_rollout.evidence import Verdict, rollout_of
 from otel_rollout.journal import Journal
 from otel_rollout.kafka.brokers import (
     SECONDS,
@@ -148,9 +150,19 @@ class Rebuilder:
             read, self._journal.append(values), strict=True
         ):
             partition, at = self._partitions[number], At(offset, place)
-            self.counts.update(partition.add(record, at, now) for record in records)
+            self.counts.update(self._added(partition, record, at, now) for record in records)
             if at not in partition.rollouts.held:
                 self._journal.release([place])
+
+    @staticmethod
+    def _added(partition: Partition, record: SpanRecord, at: At, now: float) -> Verdict:
+        verdict = partition.add(record, at, now)
+        if verdict == "late" and (reward := record.text(sc.REWARD)) is not None:
+            logger.warning(
+                "rollout %s: a reward came when its trajectory was written, or came again: %.200s",
+                *(rollout_of(record), reward),
+            )
+        return verdict
 
     def _records(self, message: Message) -> list[SpanRecord]:
         try:
@@ -170,7 +182,8 @@ class Rebuilder:
         if found is None:
             self.counts["never_ended"] += 1
             logger.warning(
-                "rollout %s never ended: only its start, or a reward, came", head.rollout
+                "rollout %s never ended: only its start, or a reward, came here%s",
+                *(head.rollout, "".join(f"; {reward:.200}" for reward in head.rewards)),
             )
             self._mark(number, partition, ready)
             return

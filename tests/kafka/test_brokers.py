@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-from otel_rollout import ConfigurationError, reconstruct, rollout
+from otel_rollout import ConfigurationError, reconstruct, record_reward, rollout
 from otel_rollout.command import main
 from otel_rollout.kafka import KafkaGroup, KafkaGroups, Rebuilder
 from tests.kit.recording import Clients, Recording
@@ -130,6 +130,36 @@ def test_marks_keep_what_is_written_from_being_written_again(
     assert second["late"] == 16  # a call and an end of each
     keys = [each.group.id for each in groups(brokers, topics)]
     assert sorted(map(str, keys)) == ["None", "g0", "g1"]
+
+
+def test_a_reward_that_comes_late_is_logged(
+    recording: Recording,
+    cluster: Any,
+    brokers: str,
+    topics: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """When the trajectory was written; or by its id alone, perhaps in another partition."""
+    with rollout("x") as trajectory:
+        pass
+    record_reward(0.25, trajectory=trajectory)
+    (own,) = recording.spans_named("invoke_agent")
+    (reward,) = recording.spans_named("evaluate")
+    send(cluster, topics["spans"], [own])
+    rebuild(brokers, topics, 1)
+    record_reward(0.75, trajectory="a" * 32)
+    (by_id,) = [span for span in recording.spans_named("evaluate") if span is not reward]
+    send(cluster, topics["spans"], [reward, by_id])
+    options: dict[str, Any] = {**topics, "rollout_seconds": 0.1, "settings": SETTINGS}
+    rebuilder = Rebuilder(brokers, **options)
+    deadline = time.monotonic() + 30
+    while rebuilder.counts["never_ended"] < 1 and time.monotonic() < deadline:
+        rebuilder.run_once(0.05)
+    rebuilder.close()
+    assert f"rollout {trajectory.id}: a reward came when its trajectory" in caplog.text
+    assert "0.25" in caplog.text
+    assert "only its start, or a reward, came here; {" in caplog.text
+    assert "0.75" in caplog.text
 
 
 def test_what_is_no_span_is_counted(cluster: Any, brokers: str, topics: dict[str, str]) -> None:
