@@ -7,7 +7,9 @@ them twice, over each transport of `tests/kit/transports.py`.
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import os
 import signal
 import sys
@@ -17,6 +19,7 @@ import hypothesis
 import openai
 import pytest
 from opentelemetry import trace
+from opentelemetry.instrumentation import dependencies
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.util._once import Once
@@ -76,7 +79,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def imported() -> None:
-    """What most tests use is imported before the first begins."""
+    """What most tests use is imported before the first begins, and versions are read once.
+
+    An instrumentor reads its library's whole metadata each time that it begins.
+    """
+    vars(dependencies)["version"] = functools.cache(importlib.metadata.version)
     openai.OpenAI(api_key="k").chat.completions.create
     otel_rollout.configure()
     otel_rollout.shutdown()

@@ -21,8 +21,10 @@ def replays(recording: Recording) -> list[Trajectory]:
     spans = list(recording.spans)
     shuffled = spans * 2
     random.Random(0).shuffle(shuffled)
+    lines = [trajectory.to_json() for trajectory in live]
     for given in (spans, spans[::-1], shuffled):
-        assert otel_rollout.reconstruct(given) == live
+        found = otel_rollout.reconstruct(given)
+        assert [each.to_json() for each in found] == lines or found == live
     for trajectory in live:
         assert Trajectory.from_dict(loads(dumps(trajectory.to_dict()))) == trajectory
     return live

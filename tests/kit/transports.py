@@ -8,9 +8,11 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -34,9 +36,15 @@ def as_json_lines(spans: Sequence[ReadableSpan]) -> Iterable[Any]:
     return read(io.BytesIO("".join(map(to_json_line, batches)).encode()))
 
 
+@lru_cache(maxsize=1)
+def _encoded(spans: tuple[ReadableSpan, ...]) -> ExportTraceServiceRequest:
+    """The request of OpenTelemetry's encoder, made once for both transports that begin with it."""
+    return encode_spans(spans)
+
+
 def as_protobuf(spans: Sequence[ReadableSpan]) -> Iterable[Any]:
     """An OTLP/protobuf message."""
-    return read_protobuf(encode_spans(spans).SerializeToString())
+    return read_protobuf(_encoded(tuple(spans)).SerializeToString())
 
 
 def as_clickhouse(spans: Sequence[ReadableSpan]) -> Iterable[Any]:
@@ -46,7 +54,7 @@ def as_clickhouse(spans: Sequence[ReadableSpan]) -> Iterable[Any]:
 
 def rows(spans: Sequence[ReadableSpan]) -> Iterator[dict[str, Any]]:
     """What the collector's ClickHouse exporter inserts: every value of an attribute is a text."""
-    for resource in encode_spans(spans).resource_spans:
+    for resource in _encoded(tuple(spans)).resource_spans:
         for scope in resource.scope_spans:
             for span in scope.spans:
                 yield {
