@@ -64,7 +64,7 @@ otel_rollout.shutdown()
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Any:
     """A model server whose model "hanging" does not answer."""
 
@@ -81,6 +81,15 @@ def begun(
     """A process that runs groups of eight."""
     arguments = [server.base_url, str(out), groups, str(hangs), announce]
     return subprocess.Popen([sys.executable, "-c", AGENTS, *arguments])
+
+
+@pytest.fixture(scope="module")
+def hosts(server: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of four processes that ended, a group of eight each."""
+    folder = tmp_path_factory.mktemp("hosts")
+    for process in [begun(server, folder / f"{name}.jsonl", name) for name in "abcd"]:
+        assert process.wait(60) == 0
+    return folder
 
 
 def killed(process: subprocess.Popen[bytes], out: Path, lines: int) -> None:
@@ -135,11 +144,10 @@ def test_a_process_that_lost_all(server: ModelServer, tmp_path: Path, capsys: Ou
     assert "8 of 8 never ended:\n" in capsys.readouterr().out
 
 
-def test_the_file_of_a_host_is_gone(server: ModelServer, tmp_path: Path, capsys: Output) -> None:
+def test_the_file_of_a_host_is_gone(hosts: Path, tmp_path: Path, capsys: Output) -> None:
     """Of four hosts; its started file, a number, or the groups of another host tell."""
+    shutil.copytree(hosts, tmp_path, dirs_exist_ok=True)
     files = [tmp_path / f"{name}.jsonl" for name in "abcd"]
-    for process in [begun(server, out, out.stem) for out in files]:
-        assert process.wait(60) == 0
     started = [f"{out}.started" for out in files]
     sources = [str(out) for out in files]
     assert main(["check", *sources, "--started", *started, "--expect", "32"]) == 0
@@ -155,11 +163,10 @@ def test_the_file_of_a_host_is_gone(server: ModelServer, tmp_path: Path, capsys:
     assert "no receipt" not in said
 
 
-def test_a_receipt_counts(server: ModelServer, tmp_path: Path) -> None:
+def test_a_receipt_counts(server: ModelServer, hosts: Path, tmp_path: Path) -> None:
     """What began, how it ended, what came into the file; off, there is no file."""
-    out, silent = tmp_path / "t.jsonl", tmp_path / "silent.jsonl"
-    assert begun(server, out, "g").wait(60) == 0
-    *started, receipt = records(out)
+    silent = tmp_path / "silent.jsonl"
+    *started, receipt = records(hosts / "a.jsonl")
     assert [each["sample_index"] for each in started] == [*range(8)]
     assert {(each["group_size"], each["name"]) for each in started} == {(8, "agent")}
     assert all(len(json.dumps(each)) < 400 for each in started)
@@ -216,10 +223,11 @@ def test_a_trial_of_doctor_is_left_out(tmp_path: Path) -> None:
     assert (receipt["started"], receipt["left_out"], receipt["dropped"]) == (1, 1, 0)
 
 
-def test_a_started_file_is_no_source(server: ModelServer, tmp_path: Path, capsys: Output) -> None:
+def test_a_started_file_is_no_source(hosts: Path, tmp_path: Path, capsys: Output) -> None:
     """It is left out of a folder, and refused by its name; damaged lines are reported."""
-    out = tmp_path / "t.jsonl"
-    assert begun(server, out, "g").wait(60) == 0
+    out = tmp_path / "a.jsonl"
+    for name in (out.name, f"{out.name}.started"):
+        shutil.copy(hosts / name, tmp_path)
     assert main(["list", str(tmp_path)]) == 0
     assert main(["list", f"{out}.started"]) != 0
     assert "give it to `otel-rollout check --started`" in capsys.readouterr().err
