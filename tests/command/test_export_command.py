@@ -102,7 +102,12 @@ VALUES = st.recursive(
     | st.floats().map(Number)
     | st.text()
     | st.text(st.sampled_from('a\ud800"')),
-    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner)
+        | st.dictionaries(st.text(), inner, max_size=4)
+    ),
+    max_leaves=12,
 )
 
 

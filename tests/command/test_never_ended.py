@@ -250,7 +250,10 @@ from otel_rollout.otlp import JsonLinesSpanExporter
 import asyncio
 
 url, file = sys.argv[1:]
-otel_rollout.configure(span_exporters=[JsonLinesSpanExporter(file)] if file else [])
+otel_rollout.configure(
+    span_exporters=[JsonLinesSpanExporter(file)] if file else [],
+    instrumentor="openai" if file else None,
+)
 client = openai.AsyncOpenAI(base_url=url, api_key="none")
 
 @rollout(policy_version=7)

@@ -444,7 +444,7 @@ def test_a_program_that_just_ends_has_written_all(tmp_path: Path):
     program = (
         "import sys, otel_rollout\n"
         "exporter = otel_rollout.JsonlTrajectoryExporter(sys.argv[1])\n"
-        "otel_rollout.configure('x', [exporter])\n"
+        "otel_rollout.configure('x', [exporter], instrumentor=None)\n"
         "for number in range(100):\n"
         "    with otel_rollout.rollout('x', sample_index=number): pass\n"
     )

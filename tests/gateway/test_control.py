@@ -114,8 +114,8 @@ async def test_stopping_costs_each_rollout_the_same(captured: Recording):
         return calls_of_ours(held.close) / count
 
     assert ended(10) < 200
-    assert ended(1000) < 1.1 * ended(10)
-    assert len(captured.trajectories) == 1020
+    assert ended(200) < 1.1 * ended(10)
+    assert len(captured.trajectories) == 220
 
 
 WRONG: dict[str, tuple[int, str, str, Any]] = {

@@ -328,7 +328,7 @@ class Slow(Workflow):
             print("waiting", flush=True)
             await asyncio.Event().wait()
 
-otel_rollout.configure(exporters=[JsonlTrajectoryExporter(sys.argv[1])])
+otel_rollout.configure(exporters=[JsonlTrajectoryExporter(sys.argv[1])], instrumentor=None)
 try:
     asyncio.run(run_workflows(lambda: Slow(AsyncOpenAI()), range(100), n_parallel=1))
 except KeyboardInterrupt:
@@ -379,7 +379,7 @@ class Scored(Workflow):
         raise TerminationEvent("env_done")
 
 logging.getLogger("otel_rollout").setLevel("ERROR")  # no model is called
-otel_rollout.configure()
+otel_rollout.configure(instrumentor=None)
 asyncio.run(run_workflows(Scored, range(4), n_parallel=1, progress="solving"))
 """
 

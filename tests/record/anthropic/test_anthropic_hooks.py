@@ -52,7 +52,7 @@ def test_the_library_may_be_imported_before_or_after(first: str) -> None:
     code = f"""
     {first}
     {CALL}
-    otel_rollout.configure(exporters=[exporter])
+    otel_rollout.configure(exporters=[exporter], instrumentor=None)
     print("anthropic" in sys.modules)
     call()
     (trajectory,) = exporter.get_finished_trajectories()
@@ -65,12 +65,12 @@ def test_what_is_taken_out_stays_out() -> None:
     """After shutdown an import hooks nothing; after a second `configure` it is hooked once."""
     code = f"""
     {CALL}
-    otel_rollout.configure(exporters=[exporter])
+    otel_rollout.configure(exporters=[exporter], instrumentor=None)
     otel_rollout.shutdown()
     import anthropic._base_client as base
     print(hasattr(base.SyncAPIClient.request, "__wrapped__"))
     exporter = InMemoryTrajectoryExporter()
-    otel_rollout.configure(exporters=[exporter])
+    otel_rollout.configure(exporters=[exporter], instrumentor=None)
     from otel_rollout.record import capture
     capture.instrument()
     print(hasattr(base.SyncAPIClient.request, "__wrapped__"))

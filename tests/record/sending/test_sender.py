@@ -393,7 +393,8 @@ import os, sys, otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, rollout
 from otel_rollout.otlp import JsonLinesSpanExporter, read
 
-otel_rollout.configure("x", span_exporters=[JsonLinesSpanExporter(sys.argv[1])])
+exporters = [JsonLinesSpanExporter(sys.argv[1])]
+otel_rollout.configure("x", span_exporters=exporters, instrumentor=None)
 for number in range(50):
     with rollout(f"parent {number}"):
         pass
