@@ -248,6 +248,7 @@ def main(folder: str, first: str, count: str) -> None:
     for name in ("record.processor", "record.sending.sender", "lanes"):
         module: Any = importlib.import_module(f"otel_rollout.{name}")
         module._LAST_SECONDS = 0.5
+    importlib.import_module("openai")  # else each process spends most of its time on it
     running: dict[int, Run] = {}
     ends: Counter[str] = Counter()
     seeds = iter(range(int(first), int(first) + int(count)))
