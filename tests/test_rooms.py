@@ -495,7 +495,7 @@ LINES = {
     "rebuild": 2_120,
     "rebuild/dialects": 3_126,
     "receive": 1_417,
-    "record": 8_829,
+    "record": 8_834,
     "spans": 2_217,
     "testing": 1_214,
     "trajectory": 5_037,

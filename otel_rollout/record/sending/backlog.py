@@ -110,6 +110,9 @@ class Backlog:
         """Somebody waits from now on: try all now, and with short pauses then."""
         self.hurried += 1
         self._not_before = -math.inf
+        self._try_aside()
+
+    def _try_aside(self) -> None:
         for item in self._aside:
             item.due = -math.inf
 
@@ -147,6 +150,8 @@ class Backlog:
         for item in batch:
             del self._open[item.number]
         self._requests += 1
+        if self.pause:  # it was away, or full: those set aside may have failed for that
+            self._try_aside()
         self.pause, self._not_before = 0.0, -math.inf
         if self._steady:
             self._steady -= 1

@@ -145,6 +145,24 @@ def test_one_that_fails_alone_is_set_aside_once():
     assert backlog.take(clock.now) == aside
 
 
+def test_after_an_outage_what_is_set_aside_is_first():
+    """It may have failed for that alone: it does not wait behind all that has ended since."""
+    backlog, clock = backlog_of(5000, 10, 10), Clock()
+    aside = None
+    while aside is None:
+        if (batch := clock.take(backlog))[0].size == 5000:
+            aside = backlog.failed(batch, clock.now)
+        else:
+            backlog.arrived(batch)
+    aside.due = 1000.0  # it has failed for long
+    for number in (4, 5):
+        backlog.put(Waiting(number, "", 10, None), clock.now)
+    backlog.failed(backlog.take(clock.now), clock.now)
+    backlog.arrived(clock.take(backlog))
+    assert clock.take(backlog) == [aside]
+    assert clock.now < 10
+
+
 @given(
     st.lists(st.integers(1, 4 << 20), min_size=1, max_size=40),
     st.lists(st.sampled_from([True, False, 1000, 1 << 20]), max_size=60),
