@@ -67,7 +67,7 @@ class Journal:
         self.folder = Path(folder)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock, self._pid = threading.RLock(), os.getpid()
-        self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
+        self._segment_bytes, self.max_bytes = segment_bytes, max_bytes
         self._owned = private_file(self.folder / _LOCK)
         if not lock(self._owned):
             self._owned.close()
@@ -112,12 +112,12 @@ class Journal:
         """True if records of so many bytes are likely to fit, by the limit and by the disk."""
         with self._lock:
             self._make_room(size)
-            is_below = self._max_bytes is None or self.size + size + _HEAD <= self._max_bytes
+            is_below = self.max_bytes is None or self.size + size + _HEAD <= self.max_bytes
         return is_below and shutil.disk_usage(self.folder).free > size
 
     def _make_room(self, size: int) -> None:
         """End the segment that is appended to, if it is in the way and nothing of it is held."""
-        is_over = self._max_bytes is not None and self.size + size + _HEAD > self._max_bytes
+        is_over = self.max_bytes is not None and self.size + size + _HEAD > self.max_bytes
         if is_over and self._file is not None and not self._held[self._segment]:
             self._end_segment()
 
@@ -150,7 +150,7 @@ class Journal:
         needed = sum(map(len, records)) + _HEAD * len(records)
         with self._lock:
             self._make_room(needed)
-            most = self._max_bytes if is_limited else None
+            most = self.max_bytes if is_limited else None
             if most is not None and self.size + needed > most:
                 problem = f"the journal may have {most} bytes, and has {self.size}"
                 raise OSError(errno.ENOSPC, problem, str(self.folder))

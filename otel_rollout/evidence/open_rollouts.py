@@ -131,6 +131,10 @@ class OpenRollouts(Generic[Place]):
         """The open rollouts that are sent with a group, by its id."""
         self._changed: dict[str, None] = {}
         """Those that have to be judged again."""
+        self._refused: float | None = None
+        """When `refuse` was called last. None: spans are taken."""
+        self._has_freed = False
+        """True if something was handed over since then."""
         self.held: dict[Place, int] = {}
         """The places that are needed, each with the number of rollouts that need it."""
 
@@ -228,6 +232,35 @@ class OpenRollouts(Generic[Place]):
         for old, new in moved.items():
             self.held[new] = self.held.pop(old)
 
+    def refuse(self, now: float) -> bool:
+        """Spans are refused, since there is no room; to be called again while there is none.
+
+        True if nothing is being handed over that may make room. Else this time does not count: what
+        is missing of a rollout may be what is refused.
+        """
+        self._leave_out(now)
+        is_stuck = not self._may_make_room
+        self._refused, self._has_freed = now, False
+        return is_stuck
+
+    def take_again(self, now: float) -> None:
+        """Spans are not refused any more."""
+        self._leave_out(now)
+        self._refused = None
+
+    def _leave_out(self, now: float) -> None:
+        """Do not count the time since spans were refused."""
+        if self._refused is not None and self._may_make_room:
+            seconds = now - self._refused
+            for found in self._open.values():
+                found.last += seconds
+            for members in self._groups.values():
+                members.last += seconds
+
+    @property
+    def _may_make_room(self) -> bool:
+        return self._has_freed or any(found.is_taken for found in self._open.values())
+
     # --- what is ready
 
     def whole(self, most: int | None = None) -> list[Unit[Place]]:
@@ -255,6 +288,8 @@ class OpenRollouts(Generic[Place]):
         return list(found if most is None else islice(found, most))
 
     def _due(self, now: float) -> Iterator[Unit[Place]]:
+        if self._refused is not None and self._may_make_room:
+            return
         for rollout_id, found in list(self._open.items()):
             if found.group is None and found.is_waiting and self._is_out_of_time(found, now):
                 members = self._groups.get(found.outer or "")
@@ -385,6 +420,7 @@ class OpenRollouts(Generic[Place]):
 
     def done(self, unit: Unit[Place]) -> list[Place]:
         """The unit is handed over; the places that nothing needs any more."""
+        self._has_freed = True
         for head in unit.heads:
             found = self._open[head.rollout]
             found.is_taken, found.is_handed = False, True

@@ -33,6 +33,12 @@ logger = logging.getLogger("otel_rollout")
 
 _TICK = 0.5
 """Seconds after which a full receiver tries whether there is room."""
+_SHARE = 4
+"""A full journal takes requests again when a quarter of it is free: else it would be full at once,
+and log that each time."""
+_STUCK_SECONDS = 5.0
+"""Seconds after which a full receiver that hands nothing over takes what fits: something small may
+complete a rollout, and so make room."""
 _COMPACTING_SECONDS = 10.0
 """Seconds between two looks for segments that are kept for little."""
 _PIECE = 16
@@ -115,7 +121,9 @@ class Intake:
         """Why nothing is taken now; "": something is."""
         self._compacted = time.monotonic()
         self._needed = 0
-        """Bytes of the request that did not fit."""
+        """Bytes for which there has to be room before requests are taken again."""
+        self._moved = 0.0
+        """When it became full, or something was being handed over since then."""
         self._thread = threading.Thread(target=self._run, name="otel-rollout-intake", daemon=True)
 
     def replay(self, now: float) -> None:
@@ -236,7 +244,11 @@ class Intake:
                 del places[0]
         except OSError as error:
             self._why_full = f"its spans could not be kept ({error.strerror or error})"
-            self._needed = max(len(each.body) for each in kept)
+            largest = max(len(each.body) for each in kept)
+            self._needed = max(largest, (self._journal.max_bytes or 0) // _SHARE)
+            self._moved = now
+            with self._lock:
+                self._rollouts.refuse(now)
             logger.error("%s: every request is answered 'retry' until they can", self._why_full)
             answers = [Answer("retry", self._why_full)] * len(kept)
             self._journal.release(each for each in places if each not in self._rollouts.held)
@@ -301,8 +313,15 @@ class Intake:
     def _look_for_room(self) -> None:
         """Take requests again if there is room."""
         self._compact()
-        if self._journal.has_room(self._needed):
-            self._why_full = ""
+        now = time.monotonic()
+        with self._lock:
+            if self._journal.has_room(self._needed):
+                self._why_full = ""
+                self._rollouts.take_again(now)
+            elif not self._rollouts.refuse(now):
+                self._moved = now
+            elif now - self._moved > _STUCK_SECONDS:
+                self._needed = 0
 
     def _compact(self) -> None:
         """Move what is needed out of segments in which most is not: else long rollouts keep all."""

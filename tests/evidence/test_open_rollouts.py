@@ -95,6 +95,38 @@ def test_out_of_time_it_is_handed_over_with_what_is_missing():
     assert (second.heads[0].ended, second.places) == (False, (3,))
 
 
+def test_time_in_which_spans_are_refused_does_not_count():
+    """While others are handed over, which makes room: what is missing may be what is refused."""
+    rollouts = machine()
+    rollouts.add(own("a", 1), 1, 0)
+    rollouts.add(own("b"), 2, 0)
+    rollouts.add(start("c", **GROUP), 3, 0)
+    [whole] = rollouts.whole()
+    assert not rollouts.refuse(5)
+    assert rollouts.due(1000) == []
+    rollouts.done(whole)
+    assert rollouts.due(1000) == []
+    rollouts.take_again(1005)
+    assert rollouts.due(1009) == []
+    assert names(rollouts.due(1010)) == [["a"]]
+    assert rollouts.due(1099) == []
+    assert names(rollouts.due(1100)) == [["c"]]
+
+
+def test_it_counts_where_nothing_else_can_make_room():
+    """Nothing is whole."""
+    rollouts = machine()
+    rollouts.add(own("a", 1), 1, 0)
+    rollouts.add(own("b"), 2, 0)
+    [whole] = rollouts.whole()
+    assert not rollouts.refuse(1)
+    rollouts.done(whole)
+    assert not rollouts.refuse(2)
+    assert rollouts.refuse(3)
+    assert rollouts.due(10.9) == []
+    assert names(rollouts.due(11)) == [["a"]]
+
+
 def test_a_group_is_ready_when_it_has_its_samples():
     """All of them whole; other groups and rollouts do not wait for it."""
     rollouts = machine()

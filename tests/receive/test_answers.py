@@ -104,6 +104,20 @@ def test_a_full_journal_answers_again(receiver_of: Receive, tmp_path: Path):
     until(lambda: post(receiver.url, b"")[0] == 200)
 
 
+def test_a_full_journal_takes_what_completes_something(
+    receiver_of: Receive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where nothing else can make room: a large request waits for it, a small one is what lacks."""
+    monkeypatch.setattr("otel_rollout.receive.intake._STUCK_SECONDS", 0.1)
+    first, large = spans_of(A), request(spans_of(B, text="x" * 3000))
+    receiver = receiver_of(journal_bytes=len(large) + 100, limits=Limits(body_bytes=len(large)))
+    assert post(receiver.url, request(first[1:]))[0] == 200
+    assert post(receiver.url, large)[0] == 503
+    until(lambda: post(receiver.url, request(first[:1]))[0] == 200)
+    until(lambda: post(receiver.url, large)[0] == 200)
+    until(lambda: ids(tmp_path / "out.jsonl") == [A, B])
+
+
 def test_a_full_disk_answers_again(receiver_of: Receive, tmp_path: Path):
     """Nothing of what did not fit is there; it comes again."""
     receiver = receiver_of()
