@@ -18,3 +18,4 @@ from otel_rollout.otlp.source import read_json_lines as read_json_lines
 from otel_rollout.otlp.writing import JsonLinesSpanExporter as JsonLinesSpanExporter
 from otel_rollout.otlp.writing import try_once as try_once
 from otel_rollout.otlp.writing import use_encoder as use_encoder
+from otel_rollout.otlp.writing import watch_answers as watch_answers

@@ -1,11 +1,13 @@
-"""Exporters of spans: one to a file, and those of OpenTelemetry, changed in two respects."""
+"""Exporters of spans: one to a file, and those of OpenTelemetry, changed in three respects."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
@@ -84,6 +86,92 @@ def try_once(exporter: SpanExporter) -> None:
         for name in ("export", "_export"):
             for retries in ("_MAX_RETRYS", "_MAX_RETRIES"):
                 _with_global(owner, name, retries, 1)
+
+
+Note = Callable[[float, int, str], None]
+"""Takes what a receiver answers: the seconds after which it is to be asked again (0: it does not
+say), how many spans of a request that it took it rejects for good, and why."""
+
+
+def watch_answers(exporter: SpanExporter, note: Note) -> None:
+    """Let an OTLP exporter of OpenTelemetry, HTTP or gRPC, note each answer that it gets.
+
+    By itself it reads neither what was rejected nor, when it is not to try again, how long to wait.
+    """
+
+    def noted(response: Any, **_: Any) -> None:
+        note(*_http_answer(response))
+
+    client = getattr(exporter, "_client", None)
+    for owner in (exporter, getattr(client, "_transport", None)):
+        hooks = getattr(getattr(owner, "_session", None), "hooks", None)
+        if isinstance(hooks, dict):  # of `requests`
+            given = hooks.get("response", [])
+            hooks["response"] = [*([given] if callable(given) else given), noted]
+    stub, channel = getattr(exporter, "_stub", None), getattr(exporter, "_channel", None)
+    if stub is not None and channel is not None:
+        watched: Any = exporter
+        watched._stub = lambda channel: _WatchedStub(stub(channel), note)  # for a further channel
+        watched._client = watched._stub(channel)
+
+
+class _WatchedStub:
+    """The stub of the service that takes spans over gRPC."""
+
+    def __init__(self, stub: Any, note: Note) -> None:
+        self._stub, self._note = stub, note
+
+    def Export(self, **given: Any) -> Any:  # noqa: N802 - gRPC's name
+        try:
+            response = self._stub.Export(**given)
+        except Exception as error:
+            self._note(_retry_delay(error), 0, "")
+            raise
+        self._note(*_partial(response))
+        return response
+
+
+def _partial(response: Any) -> tuple[float, int, str]:
+    partial = response.partial_success
+    return 0.0, max(0, partial.rejected_spans), partial.error_message
+
+
+def _http_answer(response: Any) -> tuple[float, int, str]:
+    """The answer that a response of `requests` is."""
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # loaded when needed
+
+    if response.status_code in (429, 503):
+        return _seconds(response.headers.get("retry-after", "")), 0, ""
+    try:
+        content = response.content if response.status_code == 200 else b""
+        return _partial(trace_service_pb2.ExportTraceServiceResponse.FromString(content))
+    except Exception:  # protobuf's own; a receiver may answer anything
+        return 0.0, 0, ""
+
+
+def _seconds(text: str) -> float:
+    """The seconds of a Retry-After header, which may be a date."""
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _retry_delay(error: Any) -> float:
+    """The seconds that the details of an error of gRPC name (`RetryInfo`)."""
+    try:
+        from google.rpc import error_details_pb2, status_pb2  # the gRPC exporter needs them
+
+        info = error_details_pb2.RetryInfo()
+        found = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
+        for detail in status_pb2.Status.FromString(found).details:
+            detail.Unpack(info)  # False, and nothing is done, for a detail of another type
+    except Exception:  # protobuf's own; a receiver may answer anything
+        return 0.0
+    seconds: float = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
+    return max(0.0, seconds)
 
 
 def _globals(owner: object, name: str) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+from google.rpc.status_pb2 import Status
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from otel_rollout.otlp import read_protobuf
@@ -38,6 +43,10 @@ class Receiver:
         self.refused: list[int] = []
         """Bytes of each request that was refused, where this receiver is asked at all."""
         self.spans: list[SpanRecord] = []
+        self.wait = 0
+        """Seconds that a refusal asks to wait. 0: it does not."""
+        self.rejected = 0
+        """Spans that are rejected of each request that is taken."""
         self.keys = set[str | None]()
         """What requests had in the header `authorization`."""
         self._lock = threading.Lock()
@@ -53,6 +62,11 @@ class Receiver:
                 self.sizes.append(len(body))
                 self.spans += read_protobuf(body)
             return answer
+
+    def response(self) -> ExportTraceServiceResponse:
+        """The answer to a request that is taken."""
+        partial = ExportTracePartialSuccess(rejected_spans=self.rejected, error_message="why not")
+        return ExportTraceServiceResponse(partial_success=partial if self.rejected else None)
 
     def names(self) -> list[str]:
         return sorted(span.name for span in self.spans)
@@ -73,9 +87,13 @@ class HttpReceiver(Receiver):
                 if answer == UNANSWERED:
                     self.close_connection = True
                     return
+                content = b"" if answer else receiver.response().SerializeToString()
                 self.send_response(answer or 200)
-                self.send_header("Content-Length", "0")
+                if answer and receiver.wait:
+                    self.send_header("Retry-After", str(receiver.wait))
+                self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
+                self.wfile.write(content)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
@@ -105,10 +123,9 @@ class GrpcReceiver(Receiver):
     def __init__(self, max_bytes: int = 4 << 20, port: int = 0) -> None:
         super().__init__(max_bytes)
         grpc: Any = pytest.importorskip("grpc")
-        received = import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
         handler = grpc.unary_unary_rpc_method_handler(
             self._export,
-            response_serializer=received.ExportTraceServiceResponse.SerializeToString,
+            response_serializer=ExportTraceServiceResponse.SerializeToString,
         )
         service = "opentelemetry.proto.collector.trace.v1.TraceService"
         self._server = grpc.server(
@@ -117,7 +134,6 @@ class GrpcReceiver(Receiver):
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(service, {"Export": handler})]
         )
-        self._response = received.ExportTraceServiceResponse
         self.url = f"http://127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
 
     def _export(self, body: bytes, context: Any) -> Any:
@@ -125,8 +141,13 @@ class GrpcReceiver(Receiver):
         if answer := self.take(body):
             codes = import_module("grpc").StatusCode
             exhausted = answer in (TOO_LARGE, BUSY)
+            if self.wait:
+                details, status = import_module("google.rpc.error_details_pb2"), Status(code=14)
+                status.details.add().Pack(details.RetryInfo(retry_delay={"seconds": self.wait}))
+                found = status.SerializeToString()
+                context.set_trailing_metadata((("grpc-status-details-bin", found),))
             context.abort(codes.RESOURCE_EXHAUSTED if exhausted else codes.UNAVAILABLE, "no")
-        return self._response()
+        return self.response()
 
     def __enter__(self) -> GrpcReceiver:
         self._server.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 import otel_rollout
 from otel_rollout import ConfigurationError, reconstruct, rollout
-from otel_rollout.otlp import JsonLinesSpanExporter, read
+from otel_rollout.otlp import JsonLinesSpanExporter, read, writing
 from tests.kit.disks import full_disk
 from tests.kit.recording import Clients
 from tests.kit.transports import to_json_line
@@ -81,3 +83,12 @@ def test_spans_that_do_not_fit_are_taken_back(
     path.write_bytes(whole[:-20])
     assert exporter.export(spans) is SpanExportResult.SUCCESS
     assert path.read_bytes() == whole[:-20] + b"\n" + whole
+
+
+def test_when_a_receiver_wants_to_be_asked_again():
+    """Retry-After is in seconds or a date; anything else says nothing."""
+    later = formatdate(time.time() + 100, usegmt=True)
+    for text, low, high in (("7", 7, 7), (later, 90, 100), ("Thu, 01 Jan 1970 00:00:00 GMT", 0, 0)):
+        assert low <= writing._seconds(text) <= high
+    for text in ("", "soon", "-5", "1.5", "\u0663 x", "Thu, 99 Foo 1970"):
+        assert writing._seconds(text) == 0

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _FIRST_PAUSE = 0.1
 """Seconds before the next try after a failure."""
 _LONGEST_PAUSE = 10.0
+_LONGEST_ASKED = 300.0
+"""The longest pause that a receiver can ask for."""
 _HURRIED_PAUSE = 1.0
 """The longest pause while somebody waits for the spans."""
 _STEADY = 32
@@ -70,11 +72,14 @@ class Backlog:
         """Size of the next request at most, and the number of requests for which it stays so."""
         self._due = math.inf
         """When those that wait are sent."""
-        self._not_before = -math.inf
+        self._not_before = self._asked = -math.inf
+        """When the next request is, and when the receiver asked for it, at the earliest."""
         self.pause = 0.0
         """Seconds between the last request and the next. 0: the last one has arrived."""
         self.hurried = 0
         """Number of callers that wait until spans have arrived."""
+        self._until = -math.inf
+        """How long they wait."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -106,10 +111,14 @@ class Backlog:
         self._due = min(self._due, due)
         return self._due < before or (self.is_full and before > -math.inf)
 
-    def hurry(self) -> None:
-        """Somebody waits from now on: try all now, and with short pauses then."""
+    def hurry(self, until: float) -> None:
+        """Somebody waits from now on, until some time: try all now, and with short pauses then.
+
+        A wait that the receiver asks for is kept if it is over by then.
+        """
+        self._until = max(until, self._until) if self.hurried else until
         self.hurried += 1
-        self._not_before = -math.inf
+        self._not_before = self._asked if self._asked < until else -math.inf
         self._try_aside()
 
     def _try_aside(self) -> None:
@@ -152,14 +161,17 @@ class Backlog:
         self._requests += 1
         if self.pause:  # it was away, or full: those set aside may have failed for that
             self._try_aside()
-        self.pause, self._not_before = 0.0, -math.inf
+        self.pause, self._not_before, self._asked = 0.0, -math.inf, -math.inf
         if self._steady:
             self._steady -= 1
         else:
             self._largest = min(2 * self._largest, REQUEST_BYTES)
 
-    def failed(self, batch: list[Waiting], now: float) -> Waiting | None:
-        """The spans of a request have not arrived. The one that is set aside for the first time."""
+    def failed(self, batch: list[Waiting], now: float, asked: float = 0.0) -> Waiting | None:
+        """The spans of a request have not arrived. The one that is set aside for the first time.
+
+        asked: seconds that the receiver asked to wait. 0: it did not.
+        """
         was_there, pause, item, newly_aside = self.pause == 0, _FIRST_PAUSE, batch[0], None
         if len(batch) > 1:
             size = sum(each.size for each in batch)
@@ -181,7 +193,10 @@ class Backlog:
             self._waiting.remove(smallest)
             self._waiting.appendleft(smallest)
         self._due = now if self._waiting else math.inf
-        self._not_before = now + pause
+        self._asked = now + min(asked, _LONGEST_ASKED) if asked else -math.inf
+        if self.hurried and self._asked >= self._until:
+            self._asked = -math.inf
+        self._not_before = max(now + pause, self._asked)
         return newly_aside
 
     def _longer(self, pause: float) -> float:

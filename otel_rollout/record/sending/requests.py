@@ -12,8 +12,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_rollout.export import renew_after_fork
-from otel_rollout.otlp import plain, use_encoder
+from otel_rollout.otlp import plain, use_encoder, watch_answers
 from otel_rollout.record.boundary import contained
+
+logger = logging.getLogger("otel_rollout")
 
 REQUEST_BYTES = 3 << 20
 """Bytes of several spans in a request, at most: below the 4 MiB of gRPC with what is around them,
@@ -64,11 +66,17 @@ class Outlet(SpanExporter):
         self._renew()
         renew_after_fork(self, Outlet._renew)
         _quiet.watch(exporter)
+        watch_answers(exporter, self._note)
         self.uses_encoder = use_encoder(exporter)
         """True if it sends an `EncodedSpan` as what it contains."""
 
     def _renew(self) -> None:
         self._exporting = threading.Lock()  # a thread of the parent may be at the exporter
+        self._wait, self._rejected, self._why = 0.0, 0, ""
+        """The last answer to the request that is being sent, as `watch_answers` gives it."""
+
+    def _note(self, wait: float, rejected: int, why: str) -> None:
+        self._wait, self._rejected, self._why = wait, rejected, why
 
     def __str__(self) -> str:
         endpoint = getattr(self.exporter, "_endpoint", None)
@@ -76,8 +84,11 @@ class Outlet(SpanExporter):
 
     def send(
         self, spans: Sequence[ReadableSpan], in_haste: Callable[[], bool], *, again: bool = False
-    ) -> bool:
-        """Send one request; False if the exporter does not report success.
+    ) -> tuple[bool, float, int]:
+        """Send one request.
+
+        Returns whether the exporter reports success, the seconds after which the receiver wants to
+        be asked again (0: it does not say), and how many of the spans it rejects, which is logged.
 
         in_haste: returns True while somebody waits for the spans.
         again: the last request has failed, too: that this one fails is not logged.
@@ -85,18 +96,25 @@ class Outlet(SpanExporter):
         thread = threading.get_ident()
         level = logging.DEBUG if again else logging.ERROR
         with self._exporting, contained(_NOT_EXPORTED, self, len(spans), level=level):
+            self._note(0.0, 0, "")
             try:
                 if again:
                     _quiet.threads.add(thread)
                 result = self.exporter.export(Paced(spans, in_haste))
             finally:
                 _quiet.threads.discard(thread)
-            return result is not SpanExportResult.FAILURE
-        return False
+            has_arrived = result is not SpanExportResult.FAILURE
+            if has_arrived and self._rejected:
+                logger.error(
+                    "%s rejected %d of %d spans: they are lost. It says: %s",
+                    *(self, self._rejected, len(spans), self._why or "nothing"),
+                )
+            return has_arrived, self._wait, self._rejected
+        return False, 0.0, 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send spans for a batch processor, in requests that receivers take."""
-        arrived = [self.send(each, lambda: False) for each in in_requests(spans)]
+        arrived = [self.send(each, lambda: False)[0] for each in in_requests(spans)]
         return SpanExportResult.SUCCESS if all(arrived) else SpanExportResult.FAILURE
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

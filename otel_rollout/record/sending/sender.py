@@ -106,8 +106,8 @@ class Sender(SpanProcessor):
         """Spans that are not in the folder yet."""
         self._bytes = 0
         """Size of the spans that are in memory."""
-        self.taken = self.arrived = 0
-        """Spans that ended, and those that the exporter took."""
+        self.taken = self.arrived = self.rejected = 0
+        """Spans that ended, those that arrived, and those that the receiver rejected."""
         self._sent_last = 0.0
         self._until = math.inf
         """When to give up, once it has ended."""
@@ -193,18 +193,18 @@ class Sender(SpanProcessor):
     def force_flush(self, timeout_millis: int | None = None) -> bool:
         """Wait until each span that has ended has arrived; False if that takes longer.
 
-        True, too, if the exporter refuses all.
+        False, too, once a receiver has rejected spans; True if the exporter refuses all.
         """
         seconds = 30.0 if timeout_millis is None else timeout_millis / 1000
         with self._changed:
             backlog, until = self._backlog, self.taken
-            backlog.hurry()
+            backlog.hurry(time.monotonic() + seconds)
             self._changed.notify_all()
             self._changed.wait_for(
                 lambda: backlog.has_arrived(until) or self.refuses_all or self._ended, seconds
             )
             backlog.hurried -= 1
-            return backlog.has_arrived(until) or self.refuses_all
+            return (backlog.has_arrived(until) and not self.rejected) or self.refuses_all
 
     def shutdown(self, timeout_millis: int = 30_000) -> None:
         """Send what waits, for all of this time, and end; what has not arrived then is logged."""
@@ -218,7 +218,7 @@ class Sender(SpanProcessor):
         with self._changed:
             self._ended = True
             self._until = time.monotonic() + seconds
-            self._backlog.hurry()
+            self._backlog.hurry(self._until)
             self._changed.notify_all()
             is_away, waiting = self._backlog.pause > 0, len(self._backlog)
         if is_away and waiting and seconds:
@@ -308,12 +308,12 @@ class Sender(SpanProcessor):
                 if not spans:
                     continue
                 again = self._backlog.pause > 0
-                has_arrived = self.outlet.send(spans, self._is_hurried, again=again)
+                sent = self.outlet.send(spans, self._is_hurried, again=again)
                 with self._changed:
                     batch = [item for item in batch if item in self._backlog]
-                    self._note(batch, has_arrived)
+                    self._note(batch, *sent)
                     self._changed.notify_all()
-                if has_arrived and time.monotonic() < self._until:  # then the folder is closed
+                if sent[0] and time.monotonic() < self._until:  # then the folder is closed
                     for item in batch:
                         if item.kept is not None:
                             item.kept.release()
@@ -354,11 +354,15 @@ class Sender(SpanProcessor):
                 self._backlog.discard(item)
             return None
 
-    def _note(self, batch: list[Waiting], has_arrived: bool) -> None:
-        """Note how the request with these spans went. Hold the condition."""
+    def _note(self, batch: list[Waiting], has_arrived: bool, wait: float, rejected: int) -> None:
+        """Note how the request with these spans went, as `Outlet.send` gives it.
+
+        Hold the condition.
+        """
         if not has_arrived:
-            aside = self._backlog.failed(batch, time.monotonic())
-            if self._backlog.pause >= _AWAY_SECONDS and not self._is_away:
+            aside = self._backlog.failed(batch, time.monotonic(), wait)
+            pause = max(self._backlog.pause, wait / 2)  # one that is busy asks for a second
+            if pause >= _AWAY_SECONDS and not self._is_away:
                 self._is_away = True
                 waiting = number_of(len(self._backlog), "span")
                 logger.warning("%s takes no spans: %s wait until it does", self.outlet, waiting)
@@ -373,7 +377,9 @@ class Sender(SpanProcessor):
             return
         self._is_away = False
         self._backlog.arrived(batch)
-        self.arrived += len(batch)
+        rejected = min(rejected, len(batch))
+        self.arrived += len(batch) - rejected
+        self.rejected += rejected
         self._bytes -= sum(item.size for item in batch if item.kept is None)
 
 

@@ -56,6 +56,21 @@ def play(
     return arrived, failed, clock.now
 
 
+def test_a_receiver_asks_to_wait():
+    """For as long, not for ever; who waits for the spans keeps to it if that is soon enough."""
+    for asked, wait in ((0.0, 0.1), (5.0, 5.0), (1e9, 300.0)):
+        backlog = backlog_of(10)
+        backlog.failed(backlog.take(0.0), 7.0, asked)
+        assert backlog.time_of_next() == 7.0 + wait
+        backlog.hurry(12.5)
+        assert backlog.time_of_next() == (12.0 if asked == 5.0 else -math.inf)
+        backlog.failed(backlog.take(12.0), 12.0, 1.0)  # too long for them, too
+        assert backlog.time_of_next() < 13.0
+        backlog.arrived(backlog.take(12.0))
+        backlog.put(Waiting(9, "9", 10, None), 0.0)
+        assert backlog.time_of_next() == -math.inf
+
+
 def test_a_request_is_below_the_limit_of_grpc():
     """By bytes and by number; a larger span goes alone."""
     clock, backlog = Clock(), backlog_of(*[1 << 20] * 4, 5 << 20, *[1] * 600)
@@ -118,7 +133,7 @@ def test_who_waits_has_short_pauses():
     """`hurry` tries at once, and at least every second then."""
     backlog = backlog_of(1000, 1000)
     _, _, before = play(backlog, lambda *_: False, 50)
-    backlog.hurry()
+    backlog.hurry(math.inf)
     assert backlog.time_of_next() == -math.inf
     backlog.failed(backlog.take(before), before)
     play(backlog, lambda *_: False, 10)
@@ -141,7 +156,7 @@ def test_one_that_fails_alone_is_set_aside_once():
     assert backlog.pause == 0
     assert aside[0].pause > 1
     assert backlog.time_of_next() == aside[0].due > clock.now
-    backlog.hurry()
+    backlog.hurry(math.inf)
     assert backlog.take(clock.now) == aside
 
 

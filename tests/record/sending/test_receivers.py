@@ -166,6 +166,58 @@ def test_shutdown_tries_for_all_of_its_time(
 
 
 @BOTH
+def test_a_wait_that_is_asked_for(kind: Kind, monkeypatch: pytest.MonkeyPatch):
+    """The next request comes after it, also where somebody waits for the spans."""
+    with kind() as receiver:
+        receiver.refuse, receiver.wait = (lambda _: AWAY), 3
+        provider = configure(monkeypatch, receiver)
+        names = end_spans(provider, 10)
+        assert eventually(lambda: bool(receiver.refused))
+        again = threading.Timer(1.5, setattr, (receiver, "refuse", lambda _: 0))
+        again.start()
+        assert otel_rollout.shutdown(60_000)
+        again.join()
+        assert len(receiver.refused) == 1
+    assert receiver.names() == names
+
+
+@BOTH
+def test_a_wait_that_takes_longer_than_shutdown(kind: Kind, monkeypatch: pytest.MonkeyPatch):
+    """It is not kept: all of the time is used."""
+    with kind() as receiver:
+        receiver.refuse, receiver.wait = (lambda _: AWAY), 60
+        provider = configure(monkeypatch, receiver)
+        names = end_spans(provider, 10)
+        assert eventually(lambda: bool(receiver.refused))
+        again = threading.Timer(1.0, setattr, (receiver, "refuse", lambda _: 0))
+        again.start()
+        assert otel_rollout.shutdown(20_000)
+        again.join()
+    assert receiver.names() == names
+
+
+@BOTH
+def test_spans_that_a_receiver_rejects_are_lost(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """They are not sent again; the log and what flushing and shutdown return have it."""
+    with kind() as receiver:
+        provider = configure(monkeypatch, receiver)
+        end_spans(provider, 10, 10, 10)
+        assert provider.force_flush()
+        receiver.rejected = 2
+        end_spans(provider, 10, 10, 10)
+        assert not provider.force_flush()
+        receiver.rejected = 0
+        end_spans(provider, 10)
+        assert not provider.force_flush()
+        assert not otel_rollout.shutdown()
+    assert len(receiver.spans) == 7
+    assert "rejected 2 of 3 spans: they are lost. It says: why not" in caplog.text
+    assert "2 of 7 spans did not reach" in caplog.text
+
+
+@BOTH
 def test_shutdown_returns_what_is_true(
     kind: Kind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
