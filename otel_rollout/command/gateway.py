@@ -5,8 +5,9 @@ its control routes ask for. SIGTERM and SIGINT end it: open calls are closed, ev
 and what was recorded is written.
 
 With `--workers` the calls are taken by further processes, which share the port. The first one holds
-the rollouts that are begun over HTTP, and replaces a worker that dies; the spans of a rollout then
-come from several processes, and `rebuild` joins them.
+the rollouts that are begun over HTTP, and replaces a worker that dies: after growing pauses those
+that die before they serve, and where none has ever served, it ends. The spans of a rollout come
+from several processes, and `rebuild` joins them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import secrets
 import signal
 import socket
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -40,6 +42,10 @@ _BACKLOG = 2048
 """Connections that wait for a worker, as uvicorn has it."""
 _LOOK_SECONDS = 0.2
 """Time between two looks at whether a worker died."""
+_LONGEST_PAUSE = 10.0
+"""Seconds until a worker is replaced that ended before it served, at most."""
+_TRIES = 5
+"""Workers that end before any has served; then there are no more."""
 _WORKERS_IDLE_SECONDS = 60.0
 """Seconds without a call after which a worker ends its part of a rollout, which it then sends."""
 
@@ -120,7 +126,13 @@ class _Workers:
 
     def __post_init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
-        self._running: list[Any] = []
+        self._running: dict[Any, Any] = {}
+        """Each process with the event that it sets when it serves."""
+        self._has_served = False
+        """True if any has."""
+        self._in_vain = 0
+        """Workers that ended before they served, in a row."""
+        self._not_before = 0.0
         self._reading, self._open = self._context.Pipe(duplex=False)
         """A pipe that closes when this process ends, or has closed it: then workers end."""
         given = {name: value for name, value in vars(self.options).items() if name != "wrong"}
@@ -128,14 +140,26 @@ class _Workers:
 
     def keep(self, holder: str) -> None:
         """Start those that are missing. holder: the address of what holds the rollouts."""
+        now = time.monotonic()
+        self._has_served |= any(serves.is_set() for serves in self._running.values())
         for process in [each for each in self._running if not each.is_alive()]:
-            note(f"worker {process.pid} ended ({process.exitcode}): another one takes its place")
-            self._running.remove(process)
-        while len(self._running) < self.options.workers:
-            arguments = self.options, self.secret, self.shared, holder, self._reading
+            self._in_vain = 0 if self._running.pop(process).is_set() else self._in_vain + 1
+            pause = min(_LOOK_SECONDS * 2**self._in_vain, _LONGEST_PAUSE) if self._in_vain else 0.0
+            self._not_before = now + pause
+            after = f" in {pause:g} seconds" if pause else ""
+            then = "none serves" if self.are_hopeless else f"another one takes its place{after}"
+            note(f"worker {process.pid} ended ({process.exitcode}): {then}")
+        while len(self._running) < self.options.workers and now >= self._not_before:
+            serves = self._context.Event()
+            arguments = self.options, self.secret, self.shared, holder, self._reading, serves
             process = self._context.Process(target=_work, args=arguments)
             process.start()
-            self._running.append(process)
+            self._running[process] = serves
+
+    @property
+    def are_hopeless(self) -> bool:
+        """True if none has ever served, and enough have tried."""
+        return not self._has_served and self._in_vain >= _TRIES
 
     def stop(self) -> int:
         """End them, and wait until all they recorded is written; the highest status."""
@@ -153,10 +177,12 @@ async def _hold(holder: serve, workers: _Workers, made: str | None) -> int:
         workers.shared.listen(_BACKLOG)  # who connects now waits for the first worker
         workers.keep(gateway.url)
         _print(f"http://{f'[{host}]' if ':' in host else host}:{port}", made)
-        while not stopped.is_set():
+        while not stopped.is_set() and not workers.are_hopeless:
             await asyncio.sleep(_LOOK_SECONDS)
             workers.keep(gateway.url)
-        return await asyncio.to_thread(workers.stop)
+        if workers.are_hopeless:
+            note("gateway: no worker could serve: see their errors above")
+        return max(workers.are_hopeless, await asyncio.to_thread(workers.stop))
 
 
 def _work(
@@ -165,6 +191,7 @@ def _work(
     shared: socket.socket,
     holder: str,
     open_while: Connection,
+    serves: Any,
 ) -> None:
     """What a worker does until the first process closes a pipe, or is gone."""
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process gets them too
@@ -172,12 +199,13 @@ def _work(
     os.environ.setdefault("OTEL_ROLLOUT_GATEWAY_IDLE_SECONDS", str(_WORKERS_IDLE_SECONDS))
     served = _served(options, secret, listening=shared, holder=holder)
     with _recording(options) as recorded:
-        asyncio.run(_until_closed(served, open_while))
+        asyncio.run(_until_closed(served, open_while, serves))
     raise SystemExit(not recorded.is_whole)
 
 
-async def _until_closed(served: serve, open_while: Connection) -> None:
+async def _until_closed(served: serve, open_while: Connection, serves: Any) -> None:
     closed = asyncio.Event()
     asyncio.get_running_loop().add_reader(open_while.fileno(), closed.set)
     async with served:
+        serves.set()
         await closed.wait()
