@@ -284,11 +284,27 @@ def test_an_environment_without_a_rollout_changes_nothing(clients: Clients, tmp_
     with otel_rollout.rollout("own") as trajectory:
         ask("own")
     """
-    for bag in ("a=b", "rollout.id=nonsense", "rollout.id=", "%%%"):
-        environ = {"TRACEPARENT": parent, "BAGGAGE": bag}
-        (own,) = reconstruct(run_child(body, server, tmp_path / "spans", environ))
-        assert (own.parent_id, own.warnings, asked(own)) == (None, [], ["own"])
-        assert own.trace_id != "1" * 32
+    environ = {"TRACEPARENT": parent, "BAGGAGE": "a=b"}
+    (own,) = reconstruct(run_child(body, server, tmp_path / "spans", environ))
+    assert (own.parent_id, own.warnings, asked(own)) == (None, [], ["own"])
+    assert own.trace_id != "1" * 32
+
+
+@pytest.mark.parametrize("bag", ["a=b", "rollout.id=nonsense", "rollout.id=", "%%%"])
+def test_baggage_of_the_environment_without_a_rollout(
+    bag: str, clients: Clients, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    """Whatever it has in it: the process that is configured with it is part of nothing."""
+    monkeypatch.setenv("TRACEPARENT", f"00-{'1' * 32}-{'2' * 16}-01")
+    monkeypatch.setenv("BAGGAGE", bag)
+    recording: Recording = request.getfixturevalue("recording")
+    client = clients.sync(clients.serve("hello"))
+    ask(client, "nobody's")
+    with rollout("own"):
+        ask(client, "own")
+    (own,) = reconstruct(recording.spans)
+    assert (own.parent_id, own.warnings, asked(own)) == (None, [], ["own"])
+    assert own.trace_id != "1" * 32
 
 
 def test_a_process_that_is_killed_is_missed(recording: Recording, clients: Clients, tmp_path: Path):
