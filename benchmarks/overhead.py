@@ -40,8 +40,6 @@ from otel_rollout.record.recorder import ExchangeRecorder
 
 TEXT = "word " * 400
 TOKENS = 512
-CALLS = 150
-"""Calls of a block, if its rollouts are no longer."""
 HEADERS = {"authorization": "Bearer sk-not-a-real-key", "content-type": "application/json"}
 
 
@@ -142,10 +140,16 @@ async def one_rollout(
 
 
 async def measure(
-    base_url: str, variants: list[Variant], turns: int, *, stream: bool, repetitions: int
+    base_url: str,
+    variants: list[Variant],
+    turns: int,
+    *,
+    stream: bool,
+    repetitions: int,
+    calls: int,
 ) -> dict[str, list[float]]:
     """CPU seconds per call of each variant, one number for each repetition."""
-    rollouts = max(1, CALLS // turns)
+    rollouts = max(1, calls // turns)
     figures: dict[str, list[float]] = {variant.name: [] for variant in variants}
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none-needed") as client:
         await one_rollout(client, min(turns, 10), stream=stream)
@@ -227,6 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--repetitions", type=int, default=12)
     parser.add_argument("--turns", type=int, nargs="*", default=[1, 10, 50, 200])
+    parser.add_argument("--calls", type=int, default=150, help="of a block, or one rollout")
     parser.add_argument("--kinds", nargs="*", default=["plain", "stream"], help="kinds of calls")
     options = parser.parse_args()
     repetitions = options.repetitions
@@ -249,7 +254,14 @@ def main() -> None:
         for stream in [kind == "stream" for kind in options.kinds]:
             for turns in options.turns:
                 figures = asyncio.run(
-                    measure(base_url, variants, turns, stream=stream, repetitions=repetitions)
+                    measure(
+                        base_url,
+                        variants,
+                        turns,
+                        stream=stream,
+                        repetitions=repetitions,
+                        calls=options.calls,
+                    )
                 )
                 bare = statistics.median(figures["bare"])
                 row = [f"{turns:>6} {'stream' if stream else 'plain':>7} {bare * 1000:>8.2f}"]

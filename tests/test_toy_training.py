@@ -11,6 +11,7 @@ import pytest
 
 from examples import train_toy
 from otel_rollout import TrajectoryGroup, request_token_ids, to_token_rows
+from tests.kit.calling import Configure
 from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.slow
@@ -103,8 +104,9 @@ def shuffle(policy: train_toy.Policy, rows: Rows) -> None:
         row["advantage"] = advantage
 
 
-async def test_it_learns(recording: Recording, clients: Clients):
+async def test_it_learns(capture_only: Configure, clients: Clients):
     """The reward rises from chance to most of what there is."""
+    capture_only()
     curve = await train(clients, 14)
     assert curve[0] < 0.15
     assert sum(curve[-3:]) / 3 > 0.7
@@ -112,15 +114,17 @@ async def test_it_learns(recording: Recording, clients: Clients):
 
 @pytest.mark.parametrize("damage", [imitate_tools, one_late, shuffle])
 async def test_it_does_not_learn_from_damaged_rows(
-    recording: Recording,
+    capture_only: Configure,
     clients: Clients,
     damage: Callable[[train_toy.Policy, Rows], None],
 ):
     """What the rows say is needed: with a wrong mask or another's rewards it fails."""
+    capture_only()
     curve = await train(clients, 14, damage)
     assert sum(curve[-3:]) / 3 < 0.6
 
 
-async def test_the_same_seed_gives_the_same_numbers(recording: Recording, clients: Clients):
+async def test_the_same_seed_gives_the_same_numbers(capture_only: Configure, clients: Clients):
     """However the threads of the server take turns."""
+    capture_only()
     assert await train(clients, 3, samples=4) == await train(clients, 3, samples=4)

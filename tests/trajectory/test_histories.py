@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import random
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -307,9 +309,18 @@ def test_identical_samples_are_reported() -> None:
     assert "'c1'" in warning
 
 
-@pytest.mark.parametrize("turns", [1500])
-def test_long_conversations_are_no_recursion(turns: int) -> None:
-    """A conversation of thousands of turns is rebuilt, in the worst order of its spans."""
+@pytest.fixture
+def few_frames() -> Iterator[None]:
+    """Python allows few calls inside calls."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+def test_long_conversations_are_no_recursion(few_frames: None) -> None:
+    """A conversation of more turns than there may be frames is rebuilt, its last span first."""
+    turns = 600
     play = Play()
     messages: list[Any] = []
     parent = None
