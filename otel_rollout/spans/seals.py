@@ -18,7 +18,6 @@ from zlib import crc32
 from otel_rollout import semconv as sc
 from otel_rollout.wire import dumps
 
-_ENCODING = "utf-8", "surrogatepass"
 _END = ";"
 """Last character, which no JSON ends with: a text that was cut lacks it."""
 _ESCAPES = {"%": "%25", ",": "%2C", ":": "%3A", _END: "%3B"}
@@ -29,11 +28,11 @@ SUMMED = frozenset(
         *(sc.ROLLOUT_REWARDS, sc.ROLLOUT_APPENDED, sc.REWARD),
         *(sc.REQUEST_KEY, sc.REQUEST_PARAMS, sc.REQUEST_RAW, sc.REQUEST_DIGEST),
         *(sc.REQUEST_SHARED, sc.RESPONSE_ID, sc.RESPONSE_BODY, sc.RESPONSE_EVENTS),
-        sc.RESPONSE_PROMPT_IDS,
     )
 )
-"""Texts that decide what trains; messages and long parameters have digests of their own."""
-_MEASURED = (str, int)  # a float is written by each store in a way of its own
+"""Texts that decide what trains, but those that have digests: messages, long parameters and the
+token ids of prompts."""
+_MEASURED = frozenset((str, int, bool))  # a float is written by each store in a way of its own
 
 
 def with_lengths(
@@ -47,16 +46,17 @@ def with_lengths(
     """
     sealed = dict(attributes)
     every = {**before, **sealed} if before else sealed.copy()
+    if not {*map(type, every.values())} <= _MEASURED:
+        every = {key: value for key, value in every.items() if isinstance(value, str | int)}
     known = (checksums or {}).get
-    if summed := [k for k in filter(SUMMED.__contains__, every) if isinstance(every[k], str)]:
-        sums = [known(key) or crc32(every[key].encode(*_ENCODING)) for key in summed]
-        sealed[sc.CHECKSUMS] = every[sc.CHECKSUMS] = _form(*summed) % tuple(sums)
-    lengths = {
-        key: len(f"{value!s}")  # of a text that is the text itself, where `str` takes long
-        for key, value in every.items()
-        if type(value) is str or isinstance(value, _MEASURED)
+    sums = {
+        key: known(key) or crc32(text.encode("utf-8", "surrogatepass"))
+        for key in filter(SUMMED.__contains__, every)
+        if isinstance(text := every[key], str)
     }
-    sealed[sc.LENGTHS] = _form(*lengths) % (*lengths.values(),)
+    if sums:
+        sealed[sc.CHECKSUMS] = every[sc.CHECKSUMS] = _form(*sums) % (*sums.values(),)
+    sealed[sc.LENGTHS] = _form(*every) % (*map(len, map(str, every.values())),)
     return sealed
 
 
@@ -98,7 +98,7 @@ def of_other_checksums(attributes: Mapping[str, Any], written: object) -> set[st
         name
         for name, checksum in numbers_of(written).items()
         if isinstance(value := attributes.get(name), str)
-        and crc32(value.encode(*_ENCODING)) != checksum
+        and crc32(value.encode("utf-8", "surrogatepass")) != checksum
     }
 
 
