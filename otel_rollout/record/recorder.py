@@ -128,9 +128,11 @@ class ExchangeRecorder:
             recording_name(self.path), context=self.context, attributes=self._written
         )
         self.began_ns = time.time_ns()
-        above = trace.get_current_span(self.context).get_span_context()
+        above: trace.SpanContext | None = getattr(self.span, "parent", None)
         is_exported = self.span.get_span_context().trace_flags.sampled
-        self._call = rollout.others.called(above.span_id, self.began_ns, is_exported=is_exported)
+        self._call = rollout.others.called(
+            above.span_id if above else 0, self.began_ns, is_exported=is_exported
+        )
         self._observers.notify("call_began", self)
 
     # --- the request
