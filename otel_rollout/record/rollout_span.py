@@ -193,7 +193,7 @@ def _end_attributes(
     start = active.written = active.start_attributes()
     there = getattr(active.span, "attributes", None)
     now = there.copy() if there is not None else {}
-    changed = {key: value for key, value in start.items() if now.get(key) != value}
+    changed = {} if start.items() <= now.items() else start
     return with_lengths({**changed, **shown}, start)
 
 
