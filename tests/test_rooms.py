@@ -495,7 +495,7 @@ LINES = {
     "rebuild": 2_120,
     "rebuild/dialects": 3_126,
     "receive": 1_436,
-    "record": 8_878,
+    "record": 8_884,
     "spans": 2_217,
     "testing": 1_214,
     "trajectory": 5_037,

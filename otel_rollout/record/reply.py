@@ -178,8 +178,14 @@ def may_be_error(body: bytes) -> bool:
     """True if a reply reports an error, or is none of a model."""
     if not _is_of_model(body):
         return True
+    # The last list is passed over if no text is in it: it may be all the token ids of the prompt.
+    start = body.rfind(b"[") + 1
+    end = body.find(b"]", start)
+    if body.find(b'"', start, end) >= 0:
+        start = end = 0
     # A search for the plain text is faster than one for the pattern, and backwards twice as fast.
-    return body.rfind(b'"error"') >= 0 and _has_error(body) is not None
+    is_named = body.rfind(b'"error"', end) >= 0 or body.rfind(b'"error"', 0, start) >= 0
+    return is_named and _has_error(body) is not None
 
 
 def _status_and_error(

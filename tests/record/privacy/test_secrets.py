@@ -16,6 +16,7 @@ import pytest
 
 from otel_rollout import rollout, tool
 from otel_rollout.record.privacy.secrets import Secrets, public_path, scrub, secrets_in
+from otel_rollout.record.reply import may_be_error
 from otel_rollout.testing import Raw
 from tests.kit.calling import BOTH, Caller, Configure, Json, as_bare
 from tests.kit.comparing import everything, replayed
@@ -364,6 +365,33 @@ def test_what_of_headers_is_secret(headers: Any, found: set[str]) -> None:
 def test_what_looks_like_a_secret(text: str, clean: str) -> None:
     """Keys, bearers, passwords in addresses and assignments are redacted, other text is not."""
     assert scrub(text, ()) == clean
+
+
+ANSWERED = '"choices":[{"index":0}]'
+FAILED = '"error":{"code":"[1]"}'
+IDS = '"prompt_token_ids":[1,2]'
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ((ANSWERED,), False),
+        ((ANSWERED, IDS), False),
+        ((ANSWERED, '"error":null', IDS), False),
+        ((FAILED,), True),
+        ((FAILED, ANSWERED), True),
+        ((ANSWERED, FAILED, IDS), True),
+        ((ANSWERED, IDS, FAILED), True),
+        ((ANSWERED, f'"last":[{{{FAILED}}}]'), True),
+        ((ANSWERED, f'"last":[{{{FAILED}}}'), True),
+        ((ANSWERED, '"error":1', '"last":[1'), True),
+        (('"content":"x"', '"error":1'), True),
+    ],
+)
+def test_a_reply_may_be_an_error_wherever_it_says_so(
+    members: tuple[str, ...], expected: bool
+) -> None:
+    assert may_be_error(f"{{{','.join(members)}}}".encode()) is expected
 
 
 def test_secrets_from_many_threads() -> None:
