@@ -7,6 +7,7 @@ from otel_rollout.spans.blobs import has_reference as has_reference
 from otel_rollout.spans.copies import united as united
 from otel_rollout.spans.exchange import EXACT_SOURCE as EXACT_SOURCE
 from otel_rollout.spans.exchange import LARGE as LARGE
+from otel_rollout.spans.exchange import PACKED as PACKED
 from otel_rollout.spans.exchange import Exchange as Exchange
 from otel_rollout.spans.exchange import RequestMembers as RequestMembers
 from otel_rollout.spans.exchange import Supplied as Supplied

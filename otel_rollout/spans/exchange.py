@@ -160,7 +160,7 @@ class Exchange:
     prompt_is_known: bool
     """False if a span with a prefix of the conversation is missing."""
     body: str | JsonText | None
-    """The response's text; prompt token ids are replaced by `{"packed": index}`. None where
+    """The response's text; prompt token ids are replaced by `{PACKED: index}`. None where
     nothing came, or events did."""
     events: str | None
     """The packed events of a streamed response, instead of `body`."""
@@ -245,7 +245,7 @@ class Exchange:
 
     def token_path(self, value: Json) -> TokenPath | None:
         """The ids that a field of `reply` stands for; None where there are none."""
-        if isinstance(value, dict) and isinstance(index := value.get("packed"), int):
+        if isinstance(value, dict) and isinstance(index := value.get(PACKED), int):
             return self.prompts[index] if 0 <= index < len(self.prompts) else None
         if not isinstance(value, list | array) or not value:
             return None
@@ -385,7 +385,9 @@ def unread(exchange: Exchange, error: Exception) -> Exchange:
     )
 
 
-PLACEHOLDER = '{"packed":'
-"""What stands in a response for token ids that are on the span apart; a number follows."""
+PACKED = "~packed"
+"""The member of an object that stands in a response for token ids that are on the span apart: their
+number among these. Few responses have the first character of it, which is quickly looked for."""
+PLACEHOLDER = f'{{"{PACKED}":'
 
-_packed_ids = re.compile(r'\{"packed":(\d{1,9})\}').sub
+_packed_ids = re.compile(rf"{re.escape(PLACEHOLDER)}(\d{{1,9}})\}}").sub

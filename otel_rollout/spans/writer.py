@@ -26,7 +26,7 @@ from operator import attrgetter
 from zlib import crc32
 
 from otel_rollout import semconv as sc
-from otel_rollout.spans.exchange import LARGE, PLACEHOLDER
+from otel_rollout.spans.exchange import LARGE, PACKED, PLACEHOLDER
 from otel_rollout.spans.reply_form import packed
 from otel_rollout.spans.seals import digest_of
 from otel_rollout.wire import (
@@ -359,7 +359,7 @@ class ExchangeWriter:
                         found.append((start, end))
                         after = end
                 position = after
-        if not found or body.rfind(_PLACEHOLDER) >= 0:  # `in` takes twice as long
+        if not found or (PACKED[0].encode() in body and _PLACEHOLDER in body):
             return body, []
         view, position = memoryview(body), 0
         pieces: list[bytes | memoryview] = []

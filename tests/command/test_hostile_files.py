@@ -165,7 +165,7 @@ BOMBS: dict[str, Any] = {
         "RESPONSE_EVENTS": "data: " + "x" * 22_000 + "\n\n\n\n" + "+\n\n" * 7_000 + "=",
     },
     "prompt": {
-        "RESPONSE_BODY": '{"choices":[' + ",".join(['{"packed":0}'] * 3_000) + "]}",
+        "RESPONSE_BODY": '{"choices":[' + ",".join(['{"~packed":0}'] * 3_000) + "]}",
         "RESPONSE_PROMPT_IDS": dumps([{"base": "", "digest": "", "blocks": ["1," * 20_000 + "1"]}]),
     },
     "parameters": {

@@ -25,7 +25,7 @@ JUNK: tuple[Any, ...] = (
     *([], [1, 2], ["a"], [[1]], [None], {}, {"a": 1}, {"role": 1}, {"content": [1]}, b"\xff"),
     *("[" * 5000 + "]" * 5000, "[" * 600 + "]" * 600, '{"a":' * 300 + "1" + "}" * 300),
     *([{"role": "user", "content": "x"}], [{"tool_calls": ["x"]}], {"tool_calls": 1}),
-    *({"packed": 0}, {"packed": -1}, {"packed": 10**30}, {"value": 10**400}, {"value": "nan"}),
+    *({"~packed": 0}, {"~packed": -1}, {"~packed": 10**30}, {"value": 10**400}, {"value": "nan"}),
 )
 """Values that are put in the place of others."""
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import otel_rollout.spans.writer as writer_module
 from otel_rollout import Trajectory, reconstruct
 from otel_rollout import semconv as sc
-from otel_rollout.spans.exchange import extend_tokens
+from otel_rollout.spans.exchange import PACKED, PLACEHOLDER, extend_tokens
 from otel_rollout.spans.reader import ExchangeReader
 from otel_rollout.spans.record import SpanRecord, as_record
 from otel_rollout.spans.seals import with_lengths
@@ -201,6 +201,32 @@ def test_token_ids_are_read_back(
         exchange = reader.read(each)
         assert exchange.damage == []
         assert exchange.response() == body
+
+
+def test_a_reply_may_hold_what_stands_for_token_ids() -> None:
+    """Then the ids stay in it: what its reader puts in their place is put there once."""
+    for said, stays in (("~", False), (PLACEHOLDER, False), ({PACKED: 0}, True)):
+        body = {"id": "r", "said": said, "prompt_token_ids": [7, 1]}
+        written: dict[str, Any] = ExchangeWriter().response(encode(body, ascii_only=True))
+        assert (sc.RESPONSE_PROMPT_IDS not in written) is stays
+        reader, record = ExchangeReader(), span(0, written)
+        reader.add(record)
+        assert reader.read(record).response() == body
+
+
+def test_token_ids_of_a_prompt_that_changed_are_missing() -> None:
+    """Their digests show it, so they have no checksum."""
+    written = ExchangeWriter().response(b'{"id":"r","prompt_token_ids":[70,12]}')
+    assert sc.RESPONSE_PROMPT_IDS in written
+    ids = written[sc.RESPONSE_PROMPT_IDS]
+    assert isinstance(ids, str)
+    for changed in (ids.replace("70,", "71,"), ids.replace("70,12", "70012"), ids[:-1]):
+        record = span(0, {**written, sc.RESPONSE_PROMPT_IDS: changed})
+        reader = ExchangeReader()
+        reader.add(record)
+        exchange = reader.read(record)
+        assert exchange.damage
+        assert exchange.prompts == [None]
 
 
 @given(conversations(), st.lists(st.lists(st.integers(0, 400), max_size=5), max_size=5))

@@ -176,7 +176,7 @@ def test_what_follows_from_exchanges_is_found_by_the_reader() -> None:
     assert Trajectory.from_json(live.to_json()).warnings == live.warnings
 
 
-ODD = [None, True, 0, -1, 1 << 70, 1.5, "", "1", [], [1], {}, {"a": 1}, [[0]], {"packed": 99}]
+ODD = [None, True, 0, -1, 1 << 70, 1.5, "", "1", [], [1], {}, {"a": 1}, [[0]], {"~packed": 99}]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

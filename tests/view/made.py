@@ -140,7 +140,7 @@ def _exchange(id_: str, number: int, call: Call, prompt: int, tokens: int) -> Js
             "object": "chat.completion",
             "model": "m",
             "choices": [choice],
-            **({"prompt_token_ids": {"packed": 0}} if tokens else {}),
+            **({"prompt_token_ids": {"~packed": 0}} if tokens else {}),
             **({"usage": counts} if call.ids is not None else {}),
             **call.extra,
         }

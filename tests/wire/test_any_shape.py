@@ -21,7 +21,7 @@ Json = dict[str, Any]
 Place = tuple[Any, ...]
 ODD: list[Any] = [
     *(None, True, 0, -1, 5, 1.5, 10**400, -(10**400), math.nan, math.inf),
-    *("", "x", "token_id:1", [], [1], [None], ["a"], [[1, 2]], {}, {"a": 1}, {"packed": -1}),
+    *("", "x", "token_id:1", [], [1], [None], ["a"], [[1, 2]], {}, {"a": 1}, {"~packed": -1}),
 ]
 IDS, PROMPT = [40, 41], [7, 8]
 ENTRIES = [{"id": token, "token": "x", "logprob": -0.5} for token in IDS]

@@ -88,7 +88,7 @@ class ForeignCall:
     also_loses: frozenset[Fact] = frozenset()
     """Facts that are lost in this call, although its dialect does not always lose them."""
     prompts: list[TokenPath | None] = field(default_factory=list)
-    """Prompt token ids, each in the place of `{"packed": index}` in the reply."""
+    """Prompt token ids, each in the place of `{PACKED: index}` in the reply."""
 
     @property
     def choices(self) -> list[dict[str, Json]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from otel_rollout.rebuild.dialects import Fact, ForeignCall, exchange_of, lost_in
 from otel_rollout.spans import (
+    PACKED,
     Exchange,
     SpanRecord,
     TokenPath,
@@ -134,7 +135,7 @@ def chat_reply(
     choice: Json, *, model: str | None, usage: Json, prompt: TokenPath | None
 ) -> dict[str, Json]:
     """A chat completion with one choice; `prompt`: of `ForeignCall.prompts`."""
-    members = {"model": model, "usage": usage, "prompt_token_ids": prompt and {"packed": 0}}
+    members = {"model": model, "usage": usage, "prompt_token_ids": prompt and {PACKED: 0}}
     return {
         "object": "chat.completion",
         "choices": [choice],

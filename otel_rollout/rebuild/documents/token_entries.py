@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from otel_rollout.errors import SpanFormatError
 from otel_rollout.rebuild.dialects import KEPT_BY_NONE, Fact, ForeignCall
 from otel_rollout.rebuild.documents.calls import Calls, Members, list_of, nanoseconds, text
+from otel_rollout.spans import PACKED
 from otel_rollout.trajectory import Trajectory, sentences
 from otel_rollout.wire import Json
 
@@ -100,5 +101,5 @@ def _call(entry: Members, calls: Calls) -> ForeignCall:
     }
     if prompt := entry["prompt_token_ids"]:
         call.prompts.append(calls.prompt_path(prompt))
-        call.reply["prompt_token_ids"] = {"packed": 0}
+        call.reply["prompt_token_ids"] = {PACKED: 0}
     return call
