@@ -182,9 +182,9 @@ class ExchangeWriter:
             return {sc.REQUEST_RAW: _text(body)}
 
     def _request(self, body: bytes) -> _Attributes:
-        text, view = body.decode("latin-1"), memoryview(body)
+        text, view = body.decode(), memoryview(body)  # a body that is no UTF-8 is kept raw
         if not text.isascii():
-            body.decode()  # a body that is no UTF-8 is kept raw
+            text = body.decode("latin-1")
         messages: _Messages | None = None
         conversation = conversation_members()
 
