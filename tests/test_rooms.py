@@ -496,7 +496,7 @@ LINES = {
     "rebuild/dialects": 3_126,
     "receive": 1_436,
     "record": 8_884,
-    "spans": 2_220,
+    "spans": 2_218,
     "testing": 1_214,
     "trajectory": 5_037,
     "view": 7_144,

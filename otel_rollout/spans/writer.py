@@ -262,20 +262,18 @@ class ExchangeWriter:
         written = [*chain[chain.index(base) + 1 :], *new]
         pieces: list[bytes | memoryview] = []
         repeated: list[str] = []
-        position = base.end
+        in_pieces = end = messages.start + base.end
         for number, prefix in enumerate(written):
-            element: bytes | memoryview = view[
-                messages.start + position : messages.start + prefix.end
-            ]
-            position = prefix.end
+            first, end = end, messages.start + prefix.end
             prefix.copies += 1
-            if len(element) > LARGE:
+            if end - first > LARGE:
                 copies = self._large.get(prefix.own, 0)
                 self._large[prefix.own] = copies + 1
                 if copies >= COPIES:
                     repeated.append(f'"{number}":"{prefix.own.hex()}"')
-                    element = b",null"
-            pieces.append(element)
+                    pieces += (view[in_pieces:first], b",null")
+                    in_pieces = end
+        pieces.append(view[in_pieces:end])
         attributes: _Attributes = {
             sc.REQUEST_KEY: messages.key,
             sc.REQUEST_MESSAGES: f"[{_text(b''.join(pieces).lstrip(_BETWEEN))}]",
