@@ -230,7 +230,6 @@ class ExchangeRecorder:
         path = self.path.partition("?")[0]
         self.framing = said or (None if self.api is None else self.api.framing(path))
         self.is_events = said is not None
-        self.encoding = headers.get("content-encoding")
         self._last = self.rollout.clock
         self._chunks = self._body = self._left_ns = None
         self._tail = b"\n"
@@ -240,6 +239,7 @@ class ExchangeRecorder:
         if body is not None:
             self._body = body
             return False
+        self.encoding = headers.get("content-encoding")
         self._chunks = []
         self.rollout.streams.add(self)
         return True
