@@ -260,8 +260,8 @@ class _LlmSpan:
         """Messages as attributes, after a line in place of those that are left out."""
         if not elided:
             return {sc.GEN_AI_INPUT_MESSAGES: dumps(list(map(_message, messages)))}
-        before = {"role": "system", "content": _before(elided, self._turn - 1)}
-        shown = dumps(list(map(_message, [before, *messages])))
+        before = {"type": "text", "content": _before(elided, self._turn - 1)}
+        shown = dumps([{"role": "system", "parts": [before]}, *map(_message, messages)])
         return {sc.ELIDED_MESSAGES: elided, sc.GEN_AI_INPUT_MESSAGES: shown}
 
     def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
