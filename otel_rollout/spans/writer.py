@@ -277,7 +277,6 @@ class ExchangeWriter:
         attributes: _Attributes = {
             sc.REQUEST_KEY: messages.key,
             sc.REQUEST_MESSAGES: f"[{_text(b''.join(pieces).lstrip(_BETWEEN))}]",
-            sc.REQUEST_COUNT: last.count,
             sc.REQUEST_DIGEST: last.digest.hex(),
             sc.REQUEST_BASE_DIGEST: base.digest.hex(),
             sc.REQUEST_BASE_COUNT: base.count,
