@@ -490,7 +490,7 @@ LINES = {
     "export": 3_521,
     "gateway": 3_513,
     "kafka": 973,
-    "look": 1_948,
+    "look": 1_945,
     "otlp": 1_925,
     "rebuild": 2_122,
     "rebuild/dialects": 3_126,
@@ -500,7 +500,7 @@ LINES = {
     "testing": 1_214,
     "trajectory": 5_037,
     "view": 7_144,
-    "wire": 5_190,
+    "wire": 5_193,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

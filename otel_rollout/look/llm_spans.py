@@ -31,6 +31,7 @@ from otel_rollout.wire import (
     ModelApi,
     Other,
     Reasoning,
+    ShownReply,
     TokenCounts,
     ToolCall,
     ToolResult,
@@ -273,11 +274,7 @@ class _LlmSpan:
         model = _named(self._api.model_name, body)
         reply_id = written.get(sc.RESPONSE_ID) or _named(self._api.id_name, body)
         self._reply = ReplyFacts(reply_id, model, counts)
-        self._note_replies(
-            reply_id,
-            [item for reply in replies for item in reply.items],
-            replies[0].text if replies else None,
-        )
+        self._note_replies(reply_id, replies)
         # The conventions say `error` of a choice whose reason did not come.
         ends = [reply.finish_reason or "error" for reply in replies]
         attributes: dict[str, Any] = {
@@ -295,12 +292,12 @@ class _LlmSpan:
         if self._span.is_recording():  # of a body that the agent reads itself it may have ended
             self._span.set_attributes(present(attributes))
 
-    def _note_replies(self, reply_id: str | None, items: list[Json], text: str | None) -> None:
-        """Note what is shown of a reply. text: that of its first choice. None: it has none."""
+    def _note_replies(self, reply_id: str | None, replies: list[ShownReply]) -> None:
+        """Note what is shown of a reply."""
         with self._shown.lock:
-            self._shown.values.update(map(_key, items))
-            if self._prompt and text is not None:
-                self._shown.prompt = self._prompt + text
+            self._shown.values.update(_key(item) for reply in replies for item in reply.items)
+            if self._prompt and replies:
+                self._shown.prompt = self._prompt + replies[0].text
                 self._shown.prompts = self._turn
             if reply_id is not None:
                 self._shown.turns[reply_id] = self._turn

@@ -84,6 +84,7 @@ from otel_rollout.wire.parts import Reasoning as Reasoning
 from otel_rollout.wire.parts import Text as Text
 from otel_rollout.wire.parts import ToolCall as ToolCall
 from otel_rollout.wire.parts import ToolResult as ToolResult
+from otel_rollout.wire.reply_excerpts import ShownReply as ShownReply
 from otel_rollout.wire.reply_excerpts import TokenCounts as TokenCounts
 from otel_rollout.wire.reply_excerpts import counts_of as counts_of
 from otel_rollout.wire.reply_excerpts import said_in as said_in

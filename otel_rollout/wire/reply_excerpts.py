@@ -128,12 +128,15 @@ def _first(counts: dict[str, Json], *names: str) -> int | None:
 class ShownReply(NamedTuple):
     """One choice of a reply, for people."""
 
-    text: str
-    """Text and tool calls."""
     finish_reason: str | None
     """Why sampling ended, as the server sent it. None: not sent."""
     items: tuple[Json, ...]
     """What was sampled, in wire form; of a long stream its text alone, as a message."""
+
+    @property
+    def text(self) -> str:
+        """Text and tool calls."""
+        return "\n".join(map(shown_message, self.items))
 
 
 def shown_replies(body: bytes, path: str, *, events: bool) -> list[ShownReply]:
@@ -149,16 +152,15 @@ def shown_replies(body: bytes, path: str, *, events: bool) -> list[ShownReply]:
         if message is not None:
             names, tail = "|".join(api.finish_names), body[-_TAIL:].decode("utf-8", "replace")
             found = re.findall(rf'"(?:{names})"\s*:\s*"([^"]+)"', tail)
-            return [ShownReply(shown_message(message), found[-1] if found else None, (message,))]
+            return [ShownReply(found[-1] if found else None, (message,))]
     text = body.decode("utf-8", "replace")
     reply = merge(text, path=path).body if events else try_loads(text)
     if not isinstance(reply, dict):
         return []
-    shown: list[ShownReply] = []
-    for sampled in api.sampled({}, None, reply):
-        said = "\n".join(shown_message(item) for item in sampled.items)
-        shown.append(ShownReply(said, api.finish_reason(sampled.choice), sampled.items))
-    return shown
+    return [
+        ShownReply(api.finish_reason(sampled.choice), sampled.items)
+        for sampled in api.sampled({}, None, reply)
+    ]
 
 
 def said_in(body: bytes, path: str, *, events: bool) -> str | None:
