@@ -207,7 +207,7 @@ def configure(
         rollouts are rebuilt from, sampled or not. Those of model calls go there and to
         `span_exporters`, and no longer to OTEL_EXPORTER_OTLP_ENDPOINT. None (default): the
         environment variable OTEL_ROLLOUT_TRAIN_ENDPOINT, else OTEL_EXPORTER_OTLP_ENDPOINT.
-    train_folder: folder that has these spans from before they are sent until they have arrived;
+    train_folder: folder that has these spans from when they end until they have arrived;
         those that a process leaves there are sent by the next one. None (default): spans wait in
         memory.
 

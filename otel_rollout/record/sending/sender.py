@@ -60,9 +60,9 @@ class Sender(SpanProcessor):
 
     outlet: the exporter.
     max_bytes: int, bound on the size of the spans that wait in memory.
-    folder: spans are here, too, from before they are sent until they have arrived, and those that
-        former processes left here are sent first. None: spans wait in memory alone.
-        ConfigurationError if it cannot be used.
+    folder: spans are here, too, from when they end until they have arrived, and those that former
+        processes left here are sent first. None: spans wait in memory alone. ConfigurationError if
+        it cannot be used.
 
     A span that finds no room is dropped and counted; the first is logged. That a rollout starts is
     sent at once. An exporter that raises or hangs costs nobody else anything.
@@ -101,6 +101,8 @@ class Sender(SpanProcessor):
         self._changed = threading.Condition()  # reentrant: a span may end in a garbage collection
         self._keeping = threading.Lock()
         """Held while spans are written to the disk."""
+        self._keeping_fresh = threading.Lock()
+        """Held from when fresh spans are taken until they are in the folder, or fresh again."""
         self._backlog = Backlog() if self._spool is None else Backlog(longest_pause=self._delay)
         self._fresh: list[Waiting] = []
         """Spans that are not in the folder yet."""
@@ -116,6 +118,7 @@ class Sender(SpanProcessor):
         self._is_away = False
         """True from when the log has that the exporter takes nothing until it takes something."""
         self._worker: threading.Thread | None = None
+        self._keeper: threading.Thread | None = None
 
     @property
     def lost(self) -> int:
@@ -176,14 +179,17 @@ class Sender(SpanProcessor):
             self._bytes += item.size
             if self._spool is not None:
                 self._fresh.append(item)
+                is_earlier = True
         if self._worker is None:
             self._start()
-        elif is_earlier and (due is not None or self._backlog.is_full):
+        elif is_earlier and (due is not None or self._backlog.is_full or self._fresh):
             self._changed.notify_all()
 
     def _start(self) -> None:
-        """Start the thread. Hold the condition."""
+        """Start the threads. Hold the condition."""
         self._worker = start_thread(self._work, "otel-rollout-spans")
+        if self._spool is not None:
+            self._keeper = start_thread(self._keep_all, "otel-rollout-folder")
 
     def _log_once(self, sentence: str, *arguments: object) -> None:
         if sentence not in self._said:
@@ -244,6 +250,8 @@ class Sender(SpanProcessor):
             self._work()
         else:
             self._worker.join(seconds)
+        if self._keeper is not None:
+            self._keeper.join()
         self._keep_fresh()
         self.outlet.shutdown()
         if self._spool is not None:
@@ -251,17 +259,28 @@ class Sender(SpanProcessor):
 
     # --- the folder
 
+    def _keep_all(self) -> None:
+        """Write spans to the folder when they end: the process may be killed during a request."""
+        tried, has_ended = 0, False
+        while not has_ended:
+            with self._changed:
+                while not self._ended and (not self._fresh or self.taken == tried):
+                    self._changed.wait()
+                tried, has_ended = self.taken, self._ended
+            self._keep_fresh()
+
     @guarded("spans wait in memory, not in the folder")
     def _keep_fresh(self) -> None:
         """Write the spans to the folder that are in memory alone. What it does not take waits."""
-        with self._changed:
-            fresh, self._fresh = [item for item in self._fresh if item in self._backlog], []
-        while fresh:
-            piece, fresh = fresh[:REQUEST_SPANS], fresh[REQUEST_SPANS:]
-            if not self._keep(piece):
-                with self._changed:
-                    self._fresh += [*piece, *fresh]
-                return
+        with self._keeping_fresh:
+            with self._changed:
+                fresh, self._fresh = [item for item in self._fresh if item in self._backlog], []
+            while fresh:
+                piece, fresh = fresh[:REQUEST_SPANS], fresh[REQUEST_SPANS:]
+                if not self._keep(piece):
+                    with self._changed:
+                        self._fresh += [*piece, *fresh]
+                    return
 
     def _keep(self, items: list[Waiting], *, can_wait: bool = True) -> bool:
         """Move spans from memory to the folder; False if that cannot be.

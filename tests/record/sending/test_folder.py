@@ -90,6 +90,16 @@ def test_a_killed_process_is_continued(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_process_is_killed_while_a_receiver_hangs(tmp_path: Path):
+    """What began and ended meanwhile is on the disk."""
+    with HttpReceiver() as receiver:
+        receiver.go.clear()
+        assert run(receiver, tmp_path, KILLED) == -signal.SIGKILL
+        receiver.go.set()
+        assert send_what_is_there(receiver, tmp_path) == NUMBERS
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_keeps_its_own(tmp_path: Path):
     """Each has a journal; both leave there what `shutdown` could not send."""
