@@ -389,8 +389,9 @@ def check_exporter(exporter: object) -> None:
 
 
 def _size(record: SpanRecord) -> int:
-    """Bytes of memory that the values of a span take."""
-    return sum(map(sys.getsizeof, record.attributes.values()))
+    """Bytes of memory that the texts of a span take; what is short is passed over."""
+    values = record.attributes.values()
+    return sum([sys.getsizeof(text) for text in values if type(text) is str and len(text) > 64])
 
 
 def _hand_over(deliveries: Sequence[Delivery], trajectory: Trajectory, size: int) -> None:

@@ -102,8 +102,6 @@ class Secrets:
         """Names of headers that may be secrets."""
         self._learned: dict[Header, None] = {}
         """The headers whose values may be secrets, and the addresses, which have no name."""
-        self._latest: set[Header] = set()
-        """All headers of the last request: most of the next one's are the same."""
         self._sought = 0
         """How many of those have been searched: that takes time, and few runs have an error."""
         self._open: dict[object, tuple[Mapping[str, Any], str]] = {}
@@ -127,12 +125,10 @@ class Secrets:
     def learn(self, headers: Mapping[str, Any], url: str = "") -> Collection[Header]:
         """Add the values of headers and of an address; returns the headers."""
         every = headers_of(headers)
-        latest = {*every}
-        for header in latest - self._latest:
+        for header in every:
             if not _is_harmless(header[0]):
                 self._learned[header] = None
                 self.names.add(header[0])
-        self._latest = latest
         if url:
             self._learned[_ADDRESS, url] = None
         return every
