@@ -56,7 +56,7 @@ def with_lengths(
     }
     if sums:
         sealed[sc.CHECKSUMS] = every[sc.CHECKSUMS] = _form(*sums) % (*sums.values(),)
-    sealed[sc.LENGTHS] = _form(*every) % (*map(len, map(str, every.values())),)
+    sealed[sc.LENGTHS] = _form(*every) % tuple([len(f"{value!s}") for value in every.values()])
     return sealed
 
 
