@@ -17,88 +17,18 @@ it; alone where nothing of the group is open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal
 
 from otel_rollout import semconv as sc
 from otel_rollout.evidence.rollout import Came, Evidence, Head, Late, Samples, rollout_of
+from otel_rollout.evidence.units import Members, OpenRollout, Place, Unit
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import sentences
 
-Place = TypeVar("Place", bound=Hashable)
 Verdict = Literal["new", "copy", "damaged", "differs", "late", "other"]
 """As `Came`; or of a rollout that is handed over; or of no rollout."""
-
-
-@dataclass(frozen=True)
-class Unit(Generic[Place]):
-    """Rollouts that are handed over together: a group and those inside it, or one without."""
-
-    group: str | None
-    heads: tuple[Head, ...]
-    """Those whose trajectories are to be handed over."""
-    places: tuple[Place, ...]
-    """Where all their spans are, and those of rollouts that are read with them."""
-    reads: frozenset[str] = frozenset()
-    """Their ids, and those of the rollouts that are read with them."""
-    size: int | None = None
-    """Samples that the group was to have."""
-    whole: int = 0
-    """Samples that are whole."""
-    is_extra: bool = False
-    """True if the group is handed over already: these are to be reported, not handed over."""
-
-    @property
-    def name(self) -> str:
-        """What names it: the id of its group, or of its rollout."""
-        return self.heads[0].rollout if self.group is None else self.group
-
-    @property
-    def short_by(self) -> int:
-        """Samples that are missing, or not whole."""
-        return max(0, (self.size or 0) - self.whole)
-
-
-@dataclass(slots=True)
-class _Open(Generic[Place]):
-    """A rollout of which spans came."""
-
-    evidence: Evidence
-    last: float
-    """When the last span came."""
-    places: dict[Place, None] = field(default_factory=dict)
-    group: str | None = None
-    outer: str | None = None
-    """The group that it is sent with."""
-    head: Head | None = None
-    """None: not judged since the last span."""
-    is_taken: bool = False
-    """True while it is handed over."""
-    is_handed: bool = False
-    """True when it was, and another one that is read with it was not."""
-    since: list[Late] = field(default_factory=list)
-    """What came while it was handed over."""
-
-    @property
-    def is_waiting(self) -> bool:
-        return not (self.is_taken or self.is_handed)
-
-    @property
-    def is_whole(self) -> bool:
-        """True if it was judged whole."""
-        return self.head is not None and self.head.is_whole
-
-
-@dataclass(slots=True)
-class _Members:
-    """The rollouts of a group that are open."""
-
-    last: float
-    ids: dict[str, None] = field(default_factory=dict)
-    is_taken: bool = False
-    is_handed: bool = False
 
 
 class OpenRollouts(Generic[Place]):
@@ -121,8 +51,8 @@ class OpenRollouts(Generic[Place]):
     ) -> None:
         self._seconds, self._group_seconds = rollout_seconds, group_seconds
         self._rollout_is_done, self._group_is_done = rollout_is_done, group_is_done
-        self._open: dict[str, _Open[Place]] = {}
-        self._groups: dict[str, _Members] = {}
+        self._open: dict[str, OpenRollout[Place]] = {}
+        self._groups: dict[str, Members] = {}
         self._claimers: dict[str, set[str]] = {}
         """The open rollouts that claim calls of one, by its id."""
         self._waiting: dict[str, set[str]] = {}
@@ -167,7 +97,7 @@ class OpenRollouts(Generic[Place]):
         if found is None:
             if self._rollout_is_done(rollout_id):
                 return "late"
-            found = self._open[rollout_id] = _Open(Evidence(rollout_id), now)
+            found = self._open[rollout_id] = OpenRollout(Evidence(rollout_id), now)
         elif found.is_handed:
             return "copy" if found.evidence.has_span(record) else "late"
         came: Came = found.evidence.add(record)
@@ -184,7 +114,7 @@ class OpenRollouts(Generic[Place]):
         self._change(rollout_id, found)
         return came
 
-    def _place(self, rollout_id: str, found: _Open[Place], record: SpanRecord) -> None:
+    def _place(self, rollout_id: str, found: OpenRollout[Place], record: SpanRecord) -> None:
         """Add a rollout to its group, or to those inside the members of one."""
         group, outer = record.text(sc.ROLLOUT_GROUP_ID), record.text(sc.ROLLOUT_OUTER_GROUP_ID)
         if sc.REWARD in record.attributes:  # it may name the group that the rollout is sent with
@@ -198,15 +128,15 @@ class OpenRollouts(Generic[Place]):
         elif (members := self._groups.get(found.outer or "")) is not None:
             members.last = found.last
 
-    def _members(self, group: str, now: float) -> _Members:
+    def _members(self, group: str, now: float) -> Members:
         members = self._groups.get(group)
         if members is None:
-            members = _Members(now, is_handed=self._group_is_done(group))
+            members = Members(now, is_handed=self._group_is_done(group))
             self._groups[group] = members
         members.last = now
         return members
 
-    def _change(self, rollout_id: str, found: _Open[Place]) -> None:
+    def _change(self, rollout_id: str, found: OpenRollout[Place]) -> None:
         """Have it judged again, and those whose judgement depends on it."""
         if (around := found.evidence.around) is not None:
             self._claimers.setdefault(around, set()).add(rollout_id)
@@ -301,7 +231,7 @@ class OpenRollouts(Generic[Place]):
             if ready := self._due_of(group, members, now):
                 yield self._take(ready, group)
 
-    def _due_of(self, group: str, members: _Members, now: float) -> list[str]:
+    def _due_of(self, group: str, members: Members, now: float) -> list[str]:
         """The rollouts of a group that are to be handed over; [] if it is not due."""
         ids = [i for i in members.ids if self._open[i].is_waiting]
         settled = [i for i in ids if self._is_settled(self._open[i], now)]
@@ -318,18 +248,18 @@ class OpenRollouts(Generic[Place]):
         is_short = any(not self._open[i].is_whole for i in settled)
         return every if is_settled and is_short else []
 
-    def _is_out_of_time(self, found: _Open[Place], now: float) -> bool:
+    def _is_out_of_time(self, found: OpenRollout[Place], now: float) -> bool:
         return now - found.last >= self._seconds
 
-    def _is_settled(self, found: _Open[Place], now: float) -> bool:
+    def _is_settled(self, found: OpenRollout[Place], now: float) -> bool:
         return self._head(found).is_whole or self._is_out_of_time(found, now)
 
-    def _head(self, found: _Open[Place]) -> Head:
+    def _head(self, found: OpenRollout[Place]) -> Head:
         if found.head is None:
             found.head = found.evidence.head(self._missing(found))
         return found.head
 
-    def _missing(self, found: _Open[Place]) -> tuple[str, ...]:
+    def _missing(self, found: OpenRollout[Place]) -> tuple[str, ...]:
         evidence = found.evidence
         missing = evidence.missing(self._around(evidence))
         away = sum(not self._has_come(inside) for inside in evidence.inside)
@@ -345,7 +275,7 @@ class OpenRollouts(Generic[Place]):
         found = self._open.get(rollout_id)
         return found.evidence.has_ended if found else self._rollout_is_done(rollout_id)
 
-    def _whole_with(self, rollout_id: str, found: _Open[Place]) -> list[Unit[Place]]:
+    def _whole_with(self, rollout_id: str, found: OpenRollout[Place]) -> list[Unit[Place]]:
         """The unit to be handed over, now that this one is whole; [] if others are missing."""
         group = found.outer if found.group is None else found.group
         members = None if group is None else self._groups.get(group)

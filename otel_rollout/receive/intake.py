@@ -243,13 +243,8 @@ class Intake:
                 request.rejected += self._add(places[0], request.records, now)
                 del places[0]
         except OSError as error:
-            self._why_full = f"its spans could not be kept ({error.strerror or error})"
             largest = max(len(each.body) for each in kept)
-            self._needed = max(largest, (self._journal.max_bytes or 0) // _SHARE)
-            self._moved = now
-            with self._lock:
-                self._rollouts.refuse(now)
-            logger.error("%s: every request is answered 'retry' until they can", self._why_full)
+            self._refuse(f"its spans could not be kept ({error.strerror or error})", largest, now)
             answers = [Answer("retry", self._why_full)] * len(kept)
             self._journal.release(each for each in places if each not in self._rollouts.held)
         else:
@@ -257,6 +252,14 @@ class Intake:
         for request, answer in zip(kept, answers, strict=True):
             self._answer(request, answer)
         self._on_change()
+
+    def _refuse(self, why: str, largest: int, now: float) -> None:
+        """Take nothing from now on, until there is room for a request of so many bytes."""
+        logger.error("%s: every request is answered 'retry' until they can", why)
+        self._why_full, self._moved = why, now
+        self._needed = max(largest, (self._journal.max_bytes or 0) // _SHARE)
+        with self._lock:
+            self._rollouts.refuse(now)
 
     def _why_not_open(self, request: _Request) -> str:
         """Why the rollouts of a request cannot be opened; "" if they can."""
