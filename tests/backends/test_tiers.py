@@ -22,6 +22,7 @@ import pytest
 from otel_rollout import JsonlTrajectoryExporter, Trajectory
 from tests.backends.hosts import Host, Program, hosts
 from tests.backends.programs import REPOSITORY, binary
+from tests.receive.sending import A, request, spans_of, until
 
 pytestmark = pytest.mark.scale
 
@@ -100,19 +101,22 @@ class Tiers:
             assert program.wait(seconds) == 0, program.log.read_text()[-3000:]
 
 
-def receiver(host: Host, folder: Path) -> Program:
+def receiver(host: Host, folder: Path, *options: str, **environment: str) -> Program:
     """A receiver; the last word of its command is its address for gRPC."""
     command = [str(Path(sys.executable).with_name("otel-rollout")), "receive"]
-    command += ["--journal", "journal", "--out", "trajectories.jsonl"]
+    command += ["--journal", "journal", "--out", "trajectories.jsonl", *options]
     command += ["--token", TOKEN, "--http", host.free_address(), "--grpc", host.free_address()]
-    return Program(host, command, folder, "grpc ", {"PYTHONPATH": str(REPOSITORY)})
+    return Program(host, command, folder, "grpc ", {"PYTHONPATH": str(REPOSITORY), **environment})
 
 
 @contextmanager
-def tiers(folder: Path, otelcol: Path) -> Iterator[Tiers]:
-    """All of it, started."""
+def tiers(folder: Path, otelcol: Path, *options: str, **environment: str) -> Iterator[Tiers]:
+    """All of it, started. options, environment: of the receivers."""
     with hosts("agents-0", "agents-1", "receiver-0", "receiver-1") as net, ExitStack() as stack:
-        receivers = [receiver(net[f"receiver-{n}"], folder / f"receiver-{n}") for n in range(2)]
+        receivers = [
+            receiver(net[f"receiver-{n}"], folder / f"receiver-{n}", *options, **environment)
+            for n in range(2)
+        ]
         addresses = [each.command[-1] for each in receivers]
         collectors = [
             Program(
@@ -316,3 +320,22 @@ def full_disk(collector: Program) -> Iterator[None]:
     subprocess.run(["umount", str(queue)], check=True)
     shutil.copytree(moved, queue, dirs_exist_ok=True)
     collector.start()
+
+
+@pytest.mark.parametrize("size", [3000, 9000])
+def test_what_receivers_refuse_for_good_is_named(otelcol: Path, tmp_path: Path, size: int) -> None:
+    """The collector drops it and logs that; the rollout is incomplete by its counts."""
+    given = {"OTEL_ROLLOUT_RECEIVER_BODY_BYTES": "6000"}
+    call, own = spans_of(A, 1, text="x" * size)
+    (tmp_path / "call").write_bytes(request([call]))
+    (tmp_path / "own").write_bytes(request([own]))
+    with tiers(tmp_path, otelcol, "--rollout-timeout", "1", **given) as made:
+        for name in ("call", "own"):
+            sent = ["curl", "-sf", "-H", "Content-Type: application/x-protobuf", "--data-binary"]
+            sent += [f"@{tmp_path / name}", f"{made.endpoints[0]}/v1/traces"]
+            subprocess.run(made.agents[0].command(*sent), check=True, timeout=60)
+        until(lambda: any(arrived(made.receivers)))
+        until(lambda: "Dropping data" in made.collectors[0].log.read_text())
+        report = audited(made.receivers)
+    assert (report["status"], report["whole"]) == (1, 0)
+    assert [each["rollout"] for each in report["incomplete"]] == [A]

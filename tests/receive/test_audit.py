@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.trace.export import SpanExporter
 
-from otel_rollout import reconstruct
+from otel_rollout import configure, reconstruct, rollout, shutdown
 from otel_rollout import semconv as sc
 from otel_rollout.command.cli import main
 from otel_rollout.otlp import read_protobuf
+from otel_rollout.receive import Limits
+from otel_rollout.testing import Reply
+from tests.kit.conversations import ask, user
+from tests.kit.recording import Clients
 from tests.receive.sending import (
     A,
     B,
@@ -152,3 +159,34 @@ def test_what_a_limit_of_versions_leaves_out(tmp_path: Path, capsys: pytest.Capt
         ]
         assert main(["audit", str(source), "--json", "--policy-lag", "3"]) == 0
         assert json.loads(capsys.readouterr().out)["policy_lag"]["left_out"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [4000, 8000])
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_a_span_that_is_too_long_is_missed(
+    receiver_of: Receive,
+    clients: Clients,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    protocol: str,
+    size: int,
+):
+    """It is logged where it is sent; twice the limit is refused by gRPC itself."""
+    receiver = receiver_of(limits=Limits(body_bytes=200_000), rollout_seconds=8)
+    exporter: SpanExporter
+    if protocol == "grpc":
+        exporter = GrpcExporter(endpoint=receiver.grpc_address, insecure=True, timeout=1)
+    else:
+        exporter = HttpExporter(endpoint=f"{receiver.url}/v1/traces")
+    configure(span_exporters=[exporter], instrumentor=None)
+    with clients.serve([Reply("x" * size)]) as server, rollout("agent") as live:
+        await ask(clients.asynchronous(server), user("hello"))
+    assert not shutdown(6000)
+    assert "takes other spans, and not 'recording /chat/completions'" in caplog.text
+    until(lambda: ids(tmp_path / "out.jsonl") == [live.id])
+    status, report = audit(capsys, tmp_path / "journal")
+    assert (status, report["ended"], report["whole"]) == (1, 1, 0)
+    [missing] = report["incomplete"]
+    assert (missing["rollout"], "1 of 1 model call" in missing["reason"]) == (live.id, True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from otel_rollout import JsonlTrajectoryExporter
-from tests.backends.programs import REPOSITORY
+from tests.kit.programs import ROOT
 from tests.receive.sending import A, B, post, request, spans_of, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
@@ -58,7 +58,7 @@ def slow_trainer(folder: Path) -> Iterator[tuple[int, str]]:
     with subprocess.Popen(
         [sys.executable, "-c", _RECEIVER],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
@@ -87,7 +87,7 @@ def test_agents_keep_what_has_no_room(tmp_path: Path):
     """All arrives in the end, once and whole."""
     with slow_trainer(tmp_path) as (_, url):
         command = [sys.executable, "-m", "tests.backends.scale_agents", str(tmp_path)]
-        places = {"PYTHONPATH": str(REPOSITORY), "OTEL_ROLLOUT_TRAIN_ENDPOINT": url}
+        places = {"PYTHONPATH": str(ROOT), "OTEL_ROLLOUT_TRAIN_ENDPOINT": url}
         subprocess.run(
             [*command, str(GROUPS), str(SIZE), "0", "1"],
             cwd=tmp_path,
