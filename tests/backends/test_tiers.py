@@ -22,7 +22,7 @@ import pytest
 from otel_rollout import JsonlTrajectoryExporter, Trajectory
 from tests.backends.hosts import Host, Program, hosts
 from tests.backends.programs import REPOSITORY, binary
-from tests.receive.sending import A, request, spans_of, until
+from tests.kit.sending import A, request, spans_of, until
 
 pytestmark = pytest.mark.scale
 

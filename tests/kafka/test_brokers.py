@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import time
@@ -10,15 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 from otel_rollout import ConfigurationError, reconstruct, record_reward, rollout
 from otel_rollout.command import main
-from otel_rollout.kafka import KafkaGroup, KafkaGroups, Rebuilder
+from otel_rollout.kafka import KafkaGroups, Rebuilder
+from tests.kafka.brokers import SETTINGS, groups, play, rebuild, send
 from tests.kit.recording import Clients, Recording
 
 kafka = pytest.importorskip("confluent_kafka")
-SETTINGS = {"topic.metadata.refresh.interval.ms": "200"}
 
 
 @pytest.fixture(scope="module")
@@ -43,46 +41,6 @@ def brokers(cluster: Any, topics: dict[str, str]) -> str:
     for topic in topics.values():
         cluster.list_topics(topic, timeout=10)
     return f"{broker.host}:{broker.port}"
-
-
-def play(recording: Recording, clients: Clients, groups: int = 2) -> None:
-    """Groups of two, each sample with a rollout inside it."""
-    client = clients.sync(clients.serve())
-    for group, index in itertools.product(range(groups), range(2)):
-        with rollout("agent", group_id=f"g{group}", sample_index=index, group_size=2):
-            message: Any = {"role": "user", "content": f"{group} {index}"}
-            client.chat.completions.create(model="m", messages=[message])
-            with rollout("helper"):
-                client.chat.completions.create(model="m", messages=[message])
-
-
-def send(cluster: Any, topic: str, spans: Any) -> None:
-    """As a collector does, keyed by trace; a record for each span."""
-    for span in spans:
-        key = f"{span.context.trace_id:032x}"
-        cluster.produce(topic, encode_spans([span]).SerializeToString(), key)
-    cluster.flush(10)
-
-
-def rebuild(brokers: str, topics: dict[str, str], count: int) -> dict[str, int]:
-    """Run one process until so many trajectories are written; what it counted."""
-    rebuilder = Rebuilder(
-        brokers, spans=topics["spans"], trajectories=topics["trajectories"], settings=SETTINGS
-    )
-    deadline = time.monotonic() + 30
-    while rebuilder.counts["written"] < count and time.monotonic() < deadline:
-        rebuilder.run_once(0.05)
-    rebuilder.close()
-    return dict(rebuilder.counts)
-
-
-def groups(brokers: str, topics: dict[str, str], start: Any = None) -> list[KafkaGroup]:
-    """All groups that are there."""
-    reader = KafkaGroups(
-        brokers, topic=topics["trajectories"], start=start or {}, idle_seconds=1, settings=SETTINGS
-    )
-    with reader:
-        return list(reader)
 
 
 def test_groups_come_whole_and_again(

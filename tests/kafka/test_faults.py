@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from otel_rollout import reconstruct
-from tests.kafka.test_brokers import groups, play, rebuild, send
+from tests.kafka.brokers import groups, play, rebuild, send
 from tests.kit.recording import Clients, Recording
 
 kafka = pytest.importorskip("confluent_kafka")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from otel_rollout.receive import TrajectoryReceiver
-from tests.receive.sending import Receive
+from tests.kit.sending import Receive
 
 
 @pytest.fixture

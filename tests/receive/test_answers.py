@@ -21,7 +21,7 @@ from otel_rollout.command.cli import main
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.receive import Limits, TrajectoryReceiver
 from tests.kit.disks import full_disk
-from tests.receive.sending import BINARY, A, B, Receive, ids, post, request, spans_of, until
+from tests.kit.sending import BINARY, A, B, Receive, ids, post, request, spans_of, until
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 

@@ -19,7 +19,7 @@ from otel_rollout.receive import Limits
 from otel_rollout.testing import Reply
 from tests.kit.conversations import ask, user
 from tests.kit.recording import Clients
-from tests.receive.sending import (
+from tests.kit.sending import (
     A,
     B,
     C,

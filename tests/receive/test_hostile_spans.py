@@ -16,7 +16,7 @@ from otel_rollout.evidence.rollout import _READ
 from otel_rollout.receive.heads import HeadFile
 from otel_rollout.receive.intake import parsed
 from otel_rollout.spans.seals import with_lengths
-from tests.receive.sending import Receive, ids, post, request, spans_of, until
+from tests.kit.sending import Receive, ids, post, request, spans_of, until
 
 NAMES = [*sorted(_READ), sc.ROLLOUT_EPISODE, sc.RESPONSE_BODY]
 TEXTS = st.text(max_size=4) | st.sampled_from(

@@ -18,7 +18,7 @@ import grpc
 
 from otel_rollout.receive import HeadFile
 from tests.kit.ports import free_ports
-from tests.receive.sending import Span, lines, post, request, spans_of, start_of, until
+from tests.kit.sending import Span, lines, post, request, spans_of, start_of, until
 
 KILLS = int(os.environ.get("RECEIVER_KILLS", "3"))
 """How often it is killed; a longer run names more."""

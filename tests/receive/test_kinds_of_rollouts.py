@@ -21,8 +21,8 @@ from tests.kit.conversations import user
 from tests.kit.played import ask_async
 from tests.kit.recording import Clients
 from tests.kit.scenarios import play
+from tests.kit.sending import Receive, until
 from tests.kit.workflows import MultiTurn
-from tests.receive.sending import Receive, until
 
 
 def recorded_to(receiver: TrajectoryReceiver) -> InMemoryTrajectoryExporter:

@@ -30,7 +30,7 @@ from otel_rollout.receive import HeadFile, Limits, TrajectoryReceiver
 from otel_rollout.receive.outputs import RowFormat, rebuilt
 from tests.kit.conversations import ask, user
 from tests.kit.recording import Clients
-from tests.receive.sending import (
+from tests.kit.sending import (
     A,
     B,
     C,

@@ -16,7 +16,7 @@ import pytest
 
 from otel_rollout import JsonlTrajectoryExporter
 from tests.kit.programs import ROOT
-from tests.receive.sending import A, B, post, request, spans_of, until
+from tests.kit.sending import A, B, post, request, spans_of, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 GROUPS, SIZE = 16, 2
