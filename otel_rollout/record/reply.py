@@ -178,10 +178,10 @@ def may_be_error(body: bytes) -> bool:
     """True if a reply reports an error, or is none of a model."""
     if not _is_of_model(body):
         return True
-    # The last list is passed over if no text is in it: it may be all the token ids of the prompt.
-    start = body.rfind(b"[") + 1
-    end = body.find(b"]", start)
-    if body.find(b'"', start, end) >= 0:
+    # A member of the reply itself is before its choices, or after them: nearly all of a long reply
+    # is the log-probabilities in between.
+    start, end = body.find(b'"choices"'), body.rfind(b'"finish_reason"')
+    if not 0 <= start < end:
         start = end = 0
     # A search for the plain text is faster than one for the pattern, and backwards twice as fast.
     is_named = body.rfind(b'"error"', end) >= 0 or body.rfind(b'"error"', 0, start) >= 0
