@@ -44,8 +44,8 @@ with TrajectoryReceiver(
     limits=Limits(body_bytes={JOURNAL}),
     grpc=("127.0.0.1", 0),
     http=("127.0.0.1", 0),
-    rollout_seconds=30,
-    group_seconds=30,
+    rollout_seconds=300,
+    group_seconds=300,
 ) as receiver:
     print(receiver.url, flush=True)
     sys.stdin.read()
