@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import openai
 import pytest
 
 from examples import train_toy
@@ -17,6 +18,8 @@ from tests.kit.recording import Clients, Recording
 pytestmark = pytest.mark.slow
 
 Rows = list[dict[str, Any]]
+PATIENT = openai.Timeout(600, connect=60)
+"""The client's own 5 s to connect fail rollouts where the machine is busy."""
 
 
 async def train(
@@ -27,7 +30,7 @@ async def train(
 ) -> list[float]:
     """Mean reward of each step, where `damage` may change the rows before they are learned."""
     policy = train_toy.Policy()
-    client = clients.asynchronous(clients.serve(policy.answer))
+    client = clients.asynchronous(clients.serve(policy.answer), timeout=PATIENT)
     curve: list[float] = []
     for _ in range(steps):
         with request_token_ids():
@@ -49,7 +52,7 @@ def recomputed(policy: train_toy.Policy, ids: Sequence[int]) -> list[float]:
 async def test_rows_are_what_the_policy_said(recording: Recording, clients: Clients):
     """Ids, log-probabilities and versions are the policy's own, and each sampled id trains once."""
     policy = train_toy.Policy()
-    client = clients.asynchronous(clients.serve(policy.answer))
+    client = clients.asynchronous(clients.serve(policy.answer), timeout=PATIENT)
     collected: list[tuple[train_toy.Policy, list[TrajectoryGroup]]] = []
     for _ in range(3):
         with request_token_ids():

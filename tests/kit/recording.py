@@ -12,13 +12,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from otel_rollout import InMemoryTrajectoryExporter, Trajectory
 from otel_rollout.testing import ModelServer
 
-CLIENT = {
-    "api_key": "sk-not-a-real-key",
-    "max_retries": 0,
-    "timeout": openai.Timeout(600, connect=60),  # 5 s to connect is too little where all is busy
-}
-"""Options of each client that is given no others."""
-
 
 @dataclass
 class Recording:
@@ -63,14 +56,14 @@ class Clients:
 
     def sync(self, server: ModelServer, **options: Any) -> openai.OpenAI:
         """A sync client of the server."""
-        options = {**CLIENT, **options}
+        options = {"api_key": "sk-not-a-real-key", "max_retries": 0, **options}
         client = openai.OpenAI(base_url=server.base_url, **options)
         self.closing.append(client)
         return client
 
     def asynchronous(self, server: ModelServer, **options: Any) -> openai.AsyncOpenAI:
         """An async client of the server."""
-        options = {**CLIENT, **options}
+        options = {"api_key": "sk-not-a-real-key", "max_retries": 0, **options}
         client = openai.AsyncOpenAI(base_url=server.base_url, **options)
         self.closing.append(client)
         return client
