@@ -489,7 +489,7 @@ LINES = {
     "evidence": 1_064,
     "export": 3_521,
     "gateway": 3_513,
-    "kafka": 973,
+    "kafka": 1_032,
     "look": 1_945,
     "otlp": 1_925,
     "rebuild": 2_122,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,8 @@ logger = logging.getLogger("otel_rollout")
 _AT_ONCE = 500
 """Records that are read together."""
 _COMMIT_SECONDS = 5.0
+_PIECE = 16
+"""Records that are moved at once."""
 _TICK_SECONDS = 1.0
 _REFUSED_SECONDS = 60.0
 """Pause after the brokers refused a record for good."""
@@ -62,7 +64,8 @@ class Rebuilder:
 
     brokers: `HOST:PORT`, several with commas.
     rollout_seconds: how long after its last span a rollout that is not whole is written as it is.
-        The time begins anew when another process takes over its partition.
+        The time begins anew when another process takes over its partition, and does not run while
+        no broker answers, or spans of the partition are not read yet.
     folder: for spans of open rollouts; what is in it is worth nothing to another process.
     settings: further settings of librdkafka, such as those of `security.protocol`.
     ConfigurationError if no broker answers, or there is no such topic.
@@ -109,19 +112,20 @@ class Rebuilder:
 
     def run_once(self, seconds: float = 1.0) -> None:
         """Read what is there, or wait so long for more; write what is whole, or out of time."""
-        self._take(received(self._consumer.consume(_AT_ONCE, seconds)))
-        self._producer.poll(0)
         now = time.monotonic()
         is_tick = now - self._last_tick >= _TICK_SECONDS
+        timed = self._tick(now) if is_tick else set[Partition]()
+        self._take(received(self._consumer.consume(_AT_ONCE, seconds)))
+        self._producer.poll(0)
         for number, partition in self._partitions.items():
-            for ready in partition.ready(now, is_tick=is_tick):
+            for ready in partition.ready(is_tick=partition in timed):
                 self._write(number, partition, ready)
         if is_tick:
-            self._last_tick = now
             self._write_again(now)
         if now - self._last_commit >= _COMMIT_SECONDS:
             self._last_commit = now
             self._commit(self._partitions)
+            self._compact()
 
     def close(self) -> None:
         """Finish what is being written, and leave the partitions to others."""
@@ -145,18 +149,50 @@ class Rebuilder:
             if records := self._records(message):
                 read.append((number, offset, records))
                 values.append(message.value() or b"")
-        now = time.monotonic()
         for (number, offset, records), place in zip(
             read, self._journal.append(values), strict=True
         ):
             partition, at = self._partitions[number], At(offset, place)
-            self.counts.update(self._added(partition, record, at, now) for record in records)
+            self.counts.update(self._added(partition, record, at) for record in records)
             if at not in partition.rollouts.held:
                 self._journal.release([place])
 
+    def _tick(self, now: float) -> set[Partition]:
+        """Count the time since the last tick; the partitions for which it counts."""
+        self._last_tick = now
+        ends = [(each, self._end_of(number)) for number, each in self._partitions.items()]
+        return {each for each, end in ends if each.tick(end, now)}
+
+    def _end_of(self, number: int) -> int | None:
+        """Where a partition ends; None if no broker answers."""
+        place = client().TopicPartition(self._spans, number)
+        try:
+            return int(self._consumer.get_watermark_offsets(place, _TICK_SECONDS)[1])
+        except client().KafkaException:
+            return None
+
+    def _compact(self) -> None:
+        """Move spans out of segments in which most are not needed, as a long rollout has."""
+        held = {
+            at.place: (number, at)
+            for number, partition in self._partitions.items()
+            for at in partition.rollouts.movable()
+        }
+        places = self._journal.sparse(held)
+        while piece := places[:_PIECE]:
+            del places[:_PIECE]
+            moves = defaultdict[int, dict[At, At]](dict)
+            records = [self._journal.read(place) for place in piece]
+            for old, new in zip(piece, self._journal.append(records), strict=True):
+                number, at = held[old]
+                moves[number][at] = At(at.offset, new)
+            for number, moved in moves.items():
+                self._partitions[number].rollouts.move(moved)
+            self._journal.release(piece)
+
     @staticmethod
-    def _added(partition: Partition, record: SpanRecord, at: At, now: float) -> Verdict:
-        verdict = partition.add(record, at, now)
+    def _added(partition: Partition, record: SpanRecord, at: At) -> Verdict:
+        verdict = partition.add(record, at)
         if verdict == "late" and (reward := record.text(sc.REWARD)) is not None:
             logger.warning(
                 "rollout %s: a reward came when its trajectory was written, or came again: %.200s",
@@ -281,7 +317,9 @@ class Rebuilder:
                 )
             place.offset = max(place.offset, low)
             done = marks_between(self._marks, place, high)
-            self._partitions[number] = Partition(place.offset, done, self._seconds)
+            self._partitions[number] = Partition(
+                place.offset, done, self._seconds, time.monotonic()
+            )
             consumer.incremental_assign([place])
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:

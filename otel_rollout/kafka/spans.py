@@ -43,10 +43,16 @@ class Ready(NamedTuple):
 class Partition:
     """The rollouts of a partition."""
 
-    def __init__(self, start: int, done: dict[str, str], rollout_seconds: float) -> None:
+    def __init__(
+        self, start: int, done: dict[str, str], rollout_seconds: float, began: float
+    ) -> None:
         self.next = start
         """The offset after the last record that was read."""
         self.committed = start
+        self._ticked, self._end, self._seen = began, start, -1
+        """When the last tick was; where the partition ended then, and `next` was."""
+        self.now = 0.0
+        """Seconds in which it was read to its end."""
         self.keys: dict[str, str] = {**done}
         """The keys of trajectories that are written, or being so, by their ids."""
         self._done: dict[str, None] = dict.fromkeys(done)
@@ -68,9 +74,23 @@ class Partition:
         """The offset of the oldest spans that are needed."""
         return min((at.offset for at in self.rollouts.held), default=self.next)
 
-    def add(self, record: SpanRecord, at: At, now: float) -> Verdict:
+    def tick(self, end: int | None, now: float) -> bool:
+        """The partition ends at this offset at this time. None: no broker answers.
+
+        True if all was read that was there at the last tick: only then the time since then counts,
+        as what is missing of a rollout may be what Kafka has not taken, or given.
+        """
+        seconds, self._ticked = now - self._ticked, now
+        if end is None:
+            return False
+        kept_up = self.next >= self._end or self.next == self._seen
+        self._end, self._seen = end, self.next
+        self.now += seconds if kept_up else 0.0
+        return kept_up
+
+    def add(self, record: SpanRecord, at: At) -> Verdict:
         """Take in a span."""
-        verdict, id_ = self.rollouts.add(record, at, now), rollout_of(record)
+        verdict, id_ = self.rollouts.add(record, at, self.now), rollout_of(record)
         if id_ is not None and sc.ROLLOUT_SCHEMA_VERSION in record.attributes:
             if verdict != "late":
                 self._count[id_] = record.integer(sc.ROLLOUT_NESTED_COUNT) or 0
@@ -78,11 +98,12 @@ class Partition:
                 self._here.setdefault(around, set()).add(id_)
         return verdict
 
-    def ready(self, now: float, *, is_tick: bool) -> Iterator[Ready]:
+    def ready(self, *, is_tick: bool) -> Iterator[Ready]:
         """The rollouts to be written: those inside another one before it, all with its key.
 
         is_tick: also those that are out of time.
         """
+        now = self.now
         units = [(now, unit) for unit in self.rollouts.whole()]
         if is_tick:
             units += [(now - self._seconds, unit) for unit in self.rollouts.due(now)]

@@ -49,7 +49,7 @@ def rebuild(brokers: str, topics: dict[str, str], count: int) -> dict[str, int]:
 def groups(brokers: str, topics: dict[str, str], start: Any = None) -> list[KafkaGroup]:
     """All groups that are there."""
     reader = KafkaGroups(
-        brokers, topic=topics["trajectories"], start=start or {}, idle_seconds=1, settings=SETTINGS
+        brokers, topic=topics["trajectories"], start=start or {}, idle_seconds=3, settings=SETTINGS
     )
     with reader:
         return list(reader)

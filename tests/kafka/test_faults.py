@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
-from otel_rollout import reconstruct
-from tests.kafka.brokers import groups, play, rebuild, send
+from otel_rollout import reconstruct, rollout
+from otel_rollout import semconv as sc
+from otel_rollout.journal import Journal
+from otel_rollout.kafka import Rebuilder
+from tests.kafka.brokers import SETTINGS, groups, play, rebuild, send
 from tests.kit.recording import Clients, Recording
 
 kafka = pytest.importorskip("confluent_kafka")
-PRODUCE, FETCH, OFFSET_COMMIT, HEARTBEAT = 0, 1, 8, 12
+PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, HEARTBEAT = 0, 1, 2, 8, 12
 """Requests by their numbers in Kafka's protocol."""
 TOPICS = {"spans": "spans", "trajectories": "trajectories"}
 
@@ -51,6 +58,10 @@ class Brokers:
         errors = (ctypes.c_int * times)(*[error] * times)
         given = ctypes.c_int16(request), ctypes.c_size_t(times), errors
         self._call("rd_kafka_mock_push_request_errors_array", self._cluster, *given)
+
+    def recover(self, request: int) -> None:
+        """Answer the next requests of a kind without an error."""
+        self._call("rd_kafka_mock_clear_request_errors", self._cluster, ctypes.c_int16(request))
 
     def close(self) -> None:
         """End it."""
@@ -113,3 +124,58 @@ def test_errors_lose_nothing(
     assert counts["written"] >= 8
     assert said in caplog.text
     arrives(brokers, recording.spans)
+
+
+@pytest.mark.slow
+def test_time_does_not_run_while_no_broker_answers(
+    recording: Recording, clients: Clients, brokers: Brokers
+) -> None:
+    """What is missing of a rollout waits in collectors then."""
+    play(recording, clients, groups=1)
+    send(brokers.producer, "spans", recording.spans[1:])  # a call is missing
+    with closing(Rebuilder(brokers.address, rollout_seconds=1, settings=SETTINGS)) as rebuilder:
+        run(rebuilder, lambda: rebuilder.counts["new"] > 0)
+        brokers.answer(LIST_OFFSETS, kafka.KafkaError.KAFKA_STORAGE_ERROR, 1000)
+        run(rebuilder, lambda: False, seconds=5)
+        assert rebuilder.counts["incomplete"] == 0
+        brokers.recover(LIST_OFFSETS)
+        run(rebuilder, lambda: rebuilder.counts["incomplete"] == 1)
+        assert rebuilder.counts["incomplete"] == 1
+
+
+@pytest.mark.slow
+def test_a_long_rollout_keeps_its_own_spans_alone(
+    recording: Recording,
+    clients: Clients,
+    brokers: Brokers,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Not those of others that are in the same segments."""
+    segments = partial(Journal, segment_bytes=500_000)
+    monkeypatch.setattr("otel_rollout.kafka.rebuilder.Journal", segments)
+    monkeypatch.setattr("otel_rollout.kafka.rebuilder._COMMIT_SECONDS", 0.2)
+    client = clients.sync(clients.serve())
+    with closing(Rebuilder(brokers.address, folder=tmp_path, settings=SETTINGS)) as rebuilder:
+        for number in range(20):
+            before = len(recording.spans)
+            with rollout("agent"):
+                for _ in range(4):
+                    message: Any = {"role": "user", "content": f"{number} " * 500}
+                    client.chat.completions.create(model="m", messages=[message])
+            is_open = number % 4 == 0  # its first call is missing
+            send(brokers.producer, "spans", recording.spans[before + is_open :])
+        run(rebuilder, lambda: rebuilder.counts["written"] == 15)
+        run(rebuilder, lambda: False, seconds=1)
+        assert len(rebuilder) == 5
+        on_disk = sum(path.stat().st_size for path in tmp_path.rglob("*.segment"))
+        calls = [s for s in recording.spans if sc.EXCHANGE_VERSION in (s.attributes or {})]
+        sent = sum(encode_spans([span]).ByteSize() for span in calls)
+        assert 0.1 < on_disk / sent < 0.3
+
+
+def run(rebuilder: Rebuilder, holds: Callable[[], bool], seconds: float = 30) -> None:
+    """Run it until something holds."""
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        rebuilder.run_once(0.05)
