@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from otel_rollout import semconv as sc
 from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
-from tests.receive.sending import Span, request
+from tests.kit.sending import Span, request
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 TURNS, TOKENS = 20, 500
