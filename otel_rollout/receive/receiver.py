@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from otel_rollout.errors import ConfigurationError
@@ -24,6 +22,7 @@ from otel_rollout.receive.handover import HandOver
 from otel_rollout.receive.heads import HeadFile
 from otel_rollout.receive.intake import Intake, Limits
 from otel_rollout.receive.outputs import ExporterOutput, FileOutput, Output, RowFormat
+from otel_rollout.worker_processes import pool_of
 
 _HEADER_SECONDS = 20.0
 Address = tuple[str, int]
@@ -137,13 +136,7 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
     def _workers(self) -> Executor:
         if not self._jobs:
             return ThreadPoolExecutor(1, "otel-rollout-rebuild")
-        return ProcessPoolExecutor(
-            self._jobs,
-            mp_context=multiprocessing.get_context("spawn"),
-            # Ctrl-C ends this process, and so its workers.
-            initializer=signal.signal,
-            initargs=(signal.SIGINT, signal.SIG_IGN),
-        )
+        return pool_of(self._jobs)
 
     async def __aenter__(self) -> TrajectoryReceiver:
         self._open()

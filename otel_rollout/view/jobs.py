@@ -6,7 +6,6 @@ trajectories is given to them in pieces of some lines; reports of damaged lines 
 
 from __future__ import annotations
 
-import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -55,14 +54,8 @@ def _by_workers(
     of: Callable[[_Item], _Found], items: Iterable[_Item], jobs: int
 ) -> Iterator[tuple[_Item, _Found]]:
     """The same by so many processes."""
-    futures, context = import_module("concurrent.futures"), import_module("multiprocessing")
-    pool = futures.ProcessPoolExecutor(
-        jobs,
-        mp_context=context.get_context("spawn"),
-        # Ctrl-C ends this process, and so its workers.
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
+    futures = import_module("concurrent.futures")
+    pool = import_module("otel_rollout.worker_processes").pool_of(jobs)
     waiting = deque[tuple[_Item, Any]]()
     try:
         for item in items:

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import grpc
+import pytest
 
 from otel_rollout.receive import HeadFile
 from tests.kit.ports import free_ports
@@ -55,6 +56,12 @@ class Program:
         line = self._process.stdout.readline().decode()
         expected = f"grpc 127.0.0.1:{self.grpc} http http://127.0.0.1:{self.http}\n"
         assert line == expected, self._log.read_text()[-2000:]
+
+    def children(self) -> list[Path]:
+        """The processes that it has begun."""
+        own = Path(f"/proc/{self._process.pid}/task")
+        found = [path.read_text().split() for path in own.glob("*/children")]
+        return [Path("/proc") / pid for each in found for pid in each]
 
     def end(self, number: signal.Signals) -> int:
         """Send it a signal, and wait for its end."""
@@ -137,3 +144,16 @@ def test_nothing_that_was_acknowledged_is_lost(tmp_path: Path):
     assert all(unit.is_done and unit.whole == SIZE for unit in heads.units())
     assert [*heads.late_spans()] == []
     assert all(head.is_whole for head in heads.heads())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
+def test_a_killed_receiver_leaves_no_process(tmp_path: Path):
+    """What it has begun ends with it."""
+    program = Program(tmp_path)
+    program.start()
+    assert send_http(program, request(spans_of("a" * 32)))
+    until(lambda: len(lines(program.out)) == 1)
+    children = program.children()
+    assert children
+    program.end(signal.SIGKILL)
+    until(lambda: not any(path.exists() for path in children))
