@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from otel_rollout import JsonlTrajectoryExporter
 from tests.kit.programs import ROOT
-from tests.kit.sending import A, B, post, request, spans_of, until
+from tests.kit.sending import A, B, post, request, spans_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 GROUPS, SIZE = 16, 2
@@ -73,38 +70,6 @@ def memory_of(pid: int, name: str) -> int:
     """Bytes that a process has (VmRSS), or had at most (VmHWM)."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition(f"{name}:")[2].split()[0]) << 10
-
-
-def metrics_of(url: str) -> dict[str, float]:
-    """What a receiver has counted."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
-        rows = [line.decode().rpartition(" ") for line in answer]
-    return {name.removeprefix("otel_rollout_receiver_"): float(count) for name, _, count in rows}
-
-
-@pytest.mark.scale
-def test_agents_keep_what_has_no_room(tmp_path: Path):
-    """All arrives in the end, once and whole: perhaps a span a second, where parts of many groups
-    have filled the journal.
-    """
-    with slow_trainer(tmp_path) as (_, url):
-        command = [sys.executable, "-m", "tests.backends.scale_agents", str(tmp_path)]
-        places = {"PYTHONPATH": str(ROOT), "OTEL_ROLLOUT_TRAIN_ENDPOINT": url}
-        subprocess.run(
-            [*command, str(GROUPS), str(SIZE), "0", "1"],
-            cwd=tmp_path,
-            env=os.environ | places,
-            check=True,
-            timeout=900,
-        )
-        until(lambda: metrics_of(url)["open_rollouts"] == 0)
-        counts = metrics_of(url)
-    came = [*JsonlTrajectoryExporter.read(tmp_path / "out.jsonl")]
-    truth = {t.id: t for t in JsonlTrajectoryExporter.read(tmp_path / "truth.jsonl")}
-    assert counts["received_retry"] > 0
-    assert counts["handed_over_whole"] == len(truth) == 2 * GROUPS * SIZE
-    assert Counter(t.id for t in came) == Counter(truth.keys())
-    assert all(truth[t.id] == t for t in came)
 
 
 def test_memory_is_bounded(tmp_path: Path):
