@@ -1,4 +1,4 @@
-"""A trainer that is much slower than its agents: they keep what the receiver has no room for."""
+"""A trainer that is much slower than its agents: the receiver keeps what it has room for."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from tests.kit.programs import ROOT
 from tests.kit.sending import A, B, post, request, spans_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-GROUPS, SIZE = 16, 2
-"""Each sample has a rollout inside it; the agents need less time for all than the trainer."""
 JOURNAL = 2 << 20
-"""Less than half of what is sent, and more than belongs to the groups that run at a time."""
+"""Far less than is sent."""
 _RECEIVER = f"""
 import sys, time
 from otel_rollout import JsonlTrajectoryExporter
