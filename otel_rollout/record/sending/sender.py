@@ -179,10 +179,9 @@ class Sender(SpanProcessor):
             self._bytes += item.size
             if self._spool is not None:
                 self._fresh.append(item)
-                is_earlier = True
         if self._worker is None:
             self._start()
-        elif is_earlier and (due is not None or self._backlog.is_full or self._fresh):
+        elif self._fresh or (is_earlier and (due is not None or self._backlog.is_full)):
             self._changed.notify_all()
 
     def _start(self) -> None:
