@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
 from typing import Any
 
 from otel_rollout.errors import NoActiveRolloutError
@@ -57,12 +56,7 @@ class around:  # noqa: N801 - used as `with around()`
         active.gateway = gateway
         return gateway
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         active, before = self._entered.pop()
         active.gateway = before
 

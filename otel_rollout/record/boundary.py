@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import wraps
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger("otel_rollout")
@@ -47,12 +46,7 @@ class guarded:  # noqa: N801 - used as `with guarded(...)` and `@guarded(...)`
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
         logger.log(self._level, self._message, *self._arguments, exc_info=error)
@@ -65,12 +59,7 @@ class contained(guarded):  # noqa: N801 - used as `with contained(...)`
     Only a KeyboardInterrupt on the main thread passes: there it is the user's.
     """
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is None or (
             isinstance(error, KeyboardInterrupt)
             and threading.current_thread() is threading.main_thread()

@@ -11,7 +11,6 @@ import inspect
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from opentelemetry import context as otel_context
@@ -132,25 +131,15 @@ class rollout:  # noqa: N801 - used as a decorator
             return Trajectory(name=options.name or "", status="running")
         return self._run.active.trajectory
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         run, self._run = self._run, None
         end(run, error=error)
 
     async def __aenter__(self) -> Trajectory:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace_back)
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.__exit__(kind, error, trace)
 
 
 def _decorate(function: Any, options: Options) -> Any:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import count
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from otel_rollout.record.state import process_state
@@ -68,12 +67,7 @@ class RolloutProgress:
             self._look_later()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._shown:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from opentelemetry import context as otel_context
@@ -153,12 +152,7 @@ class tool:  # noqa: N801 - used as a decorator
         self._span = rollout_tracer().start_span(span_name, attributes=content.shown(attributes))
         self._token = otel_context.attach(trace.set_span_in_context(self._span))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             with guarded("a tool span could not be closed cleanly"):
                 self._close(error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Protocol
 
 from opentelemetry import context as otel_context
@@ -133,12 +132,7 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
             context = within(here, otel_context.set_value(CAPTURE_OFF, False, context))
         self._token = otel_context.attach(context)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         run, self._run = self._run, None
         token, self._token = self._token, None
         end(run, error=error)
@@ -148,13 +142,8 @@ class continue_rollout:  # noqa: N801 - used as `with continue_rollout(...)`
     async def __aenter__(self) -> continue_rollout:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_back: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace_back)
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.__exit__(kind, error, trace)
 
 
 def came_back(carried: Carried) -> ActiveRollout | None:
