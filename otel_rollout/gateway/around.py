@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from otel_rollout.errors import NoActiveRolloutError
 from otel_rollout.gateway.serving import Gateway, serve
-from otel_rollout.record import BASE_URLS, ActiveRollout, current_rollout
+from otel_rollout.record import BASE_URLS, current_rollout
 
 _OPENAI = "https://api.openai.com/v1"
 """The server that OpenAI's client asks where nothing names another one."""
@@ -22,7 +23,8 @@ _serving: dict[_Where, tuple[serve, Gateway]] = {}
 _lock = threading.Lock()
 
 
-class around:  # noqa: N801 - used as `with around()`
+@contextmanager
+def around(upstream: str | None = None) -> Iterator[Gateway]:
     """Capture the model calls of programs that are started in the block, in the current rollout.
 
         with rollout("agent"), around():
@@ -39,25 +41,17 @@ class around:  # noqa: N801 - used as `with around()`
     have the variables of `Gateway.environment`. NoActiveRolloutError outside a rollout;
     ConfigurationError for a wrong address, and without the extra `gateway`.
     """
-
-    def __init__(self, upstream: str | None = None) -> None:
-        self._upstream = upstream
-        self._entered: list[tuple[ActiveRollout, Any]] = []
-
-    def __enter__(self) -> Gateway:
-        active = current_rollout()
-        if active is None:
-            raise NoActiveRolloutError(
-                "gateway.around(): no rollout is current: enter it inside `with rollout(...)`, or "
-                "a function under @rollout"
-            )
-        gateway = gateway_here(self._upstream)
-        self._entered.append((active, active.gateway))
-        active.gateway = gateway
-        return gateway
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        active, before = self._entered.pop()
+    active = current_rollout()
+    if active is None:
+        raise NoActiveRolloutError(
+            "gateway.around(): no rollout is current: enter it inside `with rollout(...)`, or a "
+            "function under @rollout"
+        )
+    gateway, before = gateway_here(upstream), active.gateway
+    active.gateway = gateway
+    try:
+        yield gateway
+    finally:
         active.gateway = before
 
 
