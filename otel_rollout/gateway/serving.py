@@ -104,7 +104,6 @@ class Served(ABC, Generic[_Handle]):
             module_of("gateway", name, "otel_rollout.gateway")
         self._application, self._header_seconds = application, header_seconds
         self._host, self._port, self._listening, self._tls = host, port, listening, tls
-        self._server: GatewayServer | None = None
 
     @abstractmethod
     def _begun(self) -> _Handle:
@@ -115,20 +114,19 @@ class Served(ABC, Generic[_Handle]):
         """It is served no longer: release what it holds."""
 
     async def __aenter__(self) -> _Handle:
-        listening = self._listening or listening_socket(self._host, self._port)
-        port = listening.getsockname()[1]
+        self._sockets = [self._listening or listening_socket(self._host, self._port)]
+        port = self._sockets[0].getsockname()[1]
+        self._server = http_server(self._application, self._header_seconds, self._tls)
+        starting = self._server.startup(sockets=self._sockets)
         # What is current here must not be so in the tasks of the requests.
-        settings = self._application, listening, self._header_seconds, self._tls
-        self._server = GatewayServer(*settings)
-        await contextvars.Context().run(asyncio.create_task, self._server.start())
+        await contextvars.Context().run(asyncio.create_task, starting)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.url = f"{'http' if self._tls is None else 'https'}://{host}:{port}"
         return self._begun()
 
     async def __aexit__(self, *exc_info: object) -> None:
         try:
-            if self._server is not None:
-                await self._server.stop()
+            await self._server.shutdown(sockets=self._sockets)
         finally:
             await self._ended()
 
@@ -241,44 +239,28 @@ _quiet = logging.getLogger("otel_rollout.gateway.connections")
 _quiet.setLevel(logging.CRITICAL)  # clients and model servers that break off are no errors of ours
 
 
-class GatewayServer:
-    """Serves an ASGI application on a socket that is bound."""
-
-    def __init__(
-        self,
-        application: Any,
-        listening: socket.socket,
-        header_seconds: float,
-        tls: tuple[str, str] | None = None,
-    ) -> None:
-        uvicorn = module_of("gateway", "uvicorn", "otel_rollout.gateway")
-        config = uvicorn.Config(
-            application,
-            http=functools.partial(_protocol_class(), header_seconds=header_seconds),
-            interface="asgi3",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            date_header=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_IDLE,
-            timeout_graceful_shutdown=_GRACE,
-            **({} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}),
-        )
-        config.load()
-        self._server = uvicorn.Server(config)
-        self._server.lifespan = config.lifespan_class(config)
-        self._socket = listening
-
-    async def start(self) -> None:
-        """Take connections from now on."""
-        await self._server.startup(sockets=[self._socket])
-
-    async def stop(self) -> None:
-        """Take no more; replies under way have a moment to end."""
-        await self._server.shutdown(sockets=[self._socket])
+def http_server(application: Any, header_seconds: float, tls: tuple[str, str] | None = None) -> Any:
+    """A `uvicorn.Server` for an ASGI application; its arguments are those of `Served`."""
+    uvicorn = module_of("gateway", "uvicorn", "otel_rollout.gateway")
+    config = uvicorn.Config(
+        application,
+        http=functools.partial(_protocol_class(), header_seconds=header_seconds),
+        interface="asgi3",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        date_header=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_IDLE,
+        timeout_graceful_shutdown=_GRACE,
+        **({} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}),
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    return server
 
 
 class _Connection:

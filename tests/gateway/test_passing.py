@@ -18,7 +18,7 @@ from opentelemetry import context as otel_context
 
 from otel_rollout import ConfigurationError, NoActiveRolloutError, propagate, rollout
 from otel_rollout.gateway import application, serve
-from otel_rollout.gateway.serving import GatewayServer
+from otel_rollout.gateway.serving import http_server
 from otel_rollout.gateway.upstream import listening_socket
 from otel_rollout.testing import Raw
 from tests.gateway.programs import HARNESS, SECRET, Serve
@@ -281,15 +281,15 @@ async def test_it_can_be_mounted_below_a_path(captured: Recording, clients: Clie
 
     listening = listening_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/models"
-    served = GatewayServer(around, listening, 10)
-    await served.start()
+    served = http_server(around, 10)
+    await served.startup(sockets=[listening])
     try:
         begun = (await send(url + "/rollouts", {"name": "agent"}, **HARNESS)).json()
         assert begun["anthropic_base_url"].startswith(url + "/r/")
         assert (await send(begun["openai_base_url"] + "/chat/completions", CHAT)).status == 200
         await send(f"{url}/rollouts/{begun['id']}", None, "DELETE", **HARNESS)
     finally:
-        await served.stop()
+        await served.shutdown(sockets=[listening])
         await mounted.close()
     assert len(captured.trajectory.completions) == 1
 
