@@ -488,7 +488,7 @@ LINES = {
     "command": 3_248,
     "evidence": 1_064,
     "export": 3_521,
-    "gateway": 3_483,
+    "gateway": 3_473,
     "kafka": 1_032,
     "look": 1_945,
     "otlp": 1_925,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TypeAlias
@@ -326,15 +326,7 @@ class Application:
         without = {b"content-encoding"} if added.fields else set[bytes]()
         if hiding is not None or self._remover:
             without.add(b"accept-encoding")
-        headers = self._upstream.request_headers(
-            scope["headers"],
-            key_is_token=asked.key_is_token,
-            key_name="x-api-key" if "/v1/messages" in asked.path else "authorization",
-            without=without,
-        )
-        query = scope["query_string"].decode("latin-1")
-        target = f"{asked.path}?{query}" if query else asked.path
-        request = Request(scope["method"], target, headers, sent or None, added, body)
+        request = request_to(self._upstream, asked, scope, body, sent, added, without)
         upstream = self._upstream_of(active, recorder, asked.path)
         exchange = Exchange(upstream, recorder, hiding, self._remover, send)
         await exchange.pass_on(request, receive)
@@ -404,6 +396,27 @@ _LONGEST_NAME = 40
 """Characters of an encoding in a warning."""
 _LONGEST_PATH = 200
 """Characters of a path in an error."""
+
+
+def request_to(
+    upstream: Upstream,
+    asked: Asked,
+    scope: Scope,
+    body: bytes,
+    sent: bytes,
+    added: Added,
+    without: Collection[bytes],
+) -> Request:
+    """A request as the model server gets it: with this body, and without some of its headers."""
+    headers = upstream.request_headers(
+        scope["headers"],
+        key_is_token=asked.key_is_token,
+        key_name="x-api-key" if "/v1/messages" in asked.path else "authorization",
+        without=without,
+    )
+    query = scope["query_string"].decode("latin-1")
+    target = f"{asked.path}?{query}" if query else asked.path
+    return Request(scope["method"], target, headers, sent or None, added, body)
 
 
 def _is_websocket(scope: Scope) -> bool:

@@ -247,11 +247,11 @@ class _Watch:
             self._task.cancel()
 
     def _begin(self) -> None:
-        self._task = asyncio.create_task(_left(self._receive))
+        self._task = asyncio.create_task(client_left(self._receive))
         self._task.add_done_callback(lambda done: None if done.cancelled() else self._leave())
 
 
-async def _left(receive: Receive) -> None:
+async def client_left(receive: Receive) -> None:
     """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

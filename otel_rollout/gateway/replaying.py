@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from otel_rollout.gateway.application import MAX_BODY_BYTES
-from otel_rollout.gateway.exchange import Cut, Exchange, Request
+from otel_rollout.gateway.application import MAX_BODY_BYTES, request_to
+from otel_rollout.gateway.exchange import Cut, Exchange, client_left
 from otel_rollout.gateway.http import (
     ClientGone,
     Receive,
@@ -168,7 +168,10 @@ class _Replay:
                 await self._reply(found, receive, send)
                 return
         if self._upstream is not None:
-            await self._pass_on(self._upstream, asked, scope, body, receive, send)
+            without = {b"accept-encoding"} if self._remover else ()
+            request = request_to(self._upstream, asked, scope, body, body, NOTHING, without)
+            exchange = Exchange(self._upstream, None, None, self._remover, send)
+            await exchange.pass_on(request, receive)
         else:
             await answer(send, 200, self._unrecorded(asked, scope))
 
@@ -205,30 +208,10 @@ class _Replay:
     async def _until_left(self, reply: RecordedReply, receive: Receive) -> None:
         """Wait until the client goes away, as it did when this was recorded."""
         try:
-            await asyncio.wait_for(_left(receive), reply.seconds + _GRACE)
+            await asyncio.wait_for(client_left(receive), reply.seconds + _GRACE)
         except asyncio.TimeoutError:
             found = Difference("reply", reply.call.path, str(reply.call))
             self.difference = self.difference or found
-
-    async def _pass_on(
-        self,
-        upstream: Upstream,
-        asked: Asked,
-        scope: Scope,
-        body: bytes,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        headers = upstream.request_headers(
-            scope["headers"],
-            key_is_token=asked.key_is_token,
-            key_name="x-api-key" if "/v1/messages" in asked.path else "authorization",
-            without={b"accept-encoding"} if self._remover else (),
-        )
-        query = scope["query_string"].decode("latin-1")
-        target = f"{asked.path}?{query}" if query else asked.path
-        request = Request(scope["method"], target, headers, body or None, NOTHING, body)
-        await Exchange(upstream, None, None, self._remover, send).pass_on(request, receive)
 
     def _unrecorded(self, asked: Asked, scope: Scope) -> bytes:
         """The answer to a question that no recording has. Refusal for what is none."""
@@ -275,9 +258,3 @@ def _refusal(difference: Difference, *, is_first: bool) -> Refusal:
     code = "replay_difference"
     found = difference.to_dict()
     return Refusal(422, f"replay: {said}", code, headers=_NO_RETRY, code=code, difference=found)
-
-
-async def _left(receive: Receive) -> None:
-    """Wait until the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
