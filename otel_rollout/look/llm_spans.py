@@ -18,9 +18,9 @@ from opentelemetry.context import get_value
 
 from otel_rollout import semconv as sc
 from otel_rollout.record import (
+    ActiveRollout,
+    ExchangeRecorder,
     Observer,
-    RunningCall,
-    RunningRollout,
     is_model_call,
     present,
     process_state,
@@ -106,13 +106,13 @@ class _ShownBefore:
 class LlmSpans(Observer):
     """Writes what the LLM span of each call of a rollout shows."""
 
-    def rollout_began(self, rollout: RunningRollout) -> None:
+    def rollout_began(self, rollout: ActiveRollout) -> None:
         rollout.observed[self] = _ShownBefore()
 
-    def rollout_ended(self, rollout: RunningRollout) -> None:
+    def rollout_ended(self, rollout: ActiveRollout) -> None:
         rollout.observed.pop(self, None)
 
-    def call_begins(self, call: RunningCall) -> None:
+    def call_begins(self, call: ExchangeRecorder) -> None:
         shown: _ShownBefore | None = call.rollout.observed.get(self)
         api = api_of(call.path)
         if shown is None or api is None:
@@ -125,23 +125,23 @@ class LlmSpans(Observer):
             call.context = trace.set_span_in_context(span, call.context)
             call.observed[self] = _LlmSpan(shown, api, span, None)
 
-    def requested(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
+    def requested(self, call: ExchangeRecorder, body: bytes, written: Mapping[str, Any]) -> None:
         span: _LlmSpan | None = call.observed.get(self)
         if span is not None:
             span.requested(call, written)
 
-    def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
+    def replied(self, call: ExchangeRecorder, body: bytes, written: Mapping[str, Any]) -> None:
         span: _LlmSpan | None = call.observed.get(self)
         if span is not None and (call.status_code or 0) < 400:
             span.replied(call, body, written)
 
-    def call_ended(self, call: RunningCall, status: str) -> None:
+    def call_ended(self, call: ExchangeRecorder, status: str) -> None:
         span: _LlmSpan | None = call.observed.pop(self, None)
         if span is not None:
             span.end(call, status)
 
 
-def _is_to_write(around: trace.Span, call: RunningCall) -> bool:
+def _is_to_write(around: trace.Span, call: ExchangeRecorder) -> bool:
     """Whether a span of our own is to be around the call: no library writes one."""
     settings = process_state.settings
     if settings.instrumentor is None or get_value(_SUPPRESSED, call.context):
@@ -150,7 +150,7 @@ def _is_to_write(around: trace.Span, call: RunningCall) -> bool:
     return settings.llm_spans == "both" or not is_model_call(attributes)
 
 
-def _begin(api: ModelApi, call: RunningCall) -> trace.Span:
+def _begin(api: ModelApi, call: ExchangeRecorder) -> trace.Span:
     operation = _operation(api)
     attributes = {sc.GEN_AI_OPERATION_NAME: operation}
     if (provider := api.provider_of(call.path.partition("?")[0])) is not None:
@@ -179,7 +179,7 @@ class _LlmSpan:
         """Its prompt, if that is one text."""
         self._reply = ReplyFacts()
 
-    def requested(self, call: RunningCall, written: Mapping[str, Any]) -> None:
+    def requested(self, call: ExchangeRecorder, written: Mapping[str, Any]) -> None:
         digests: dict[str, str] = loads(written.get(sc.REQUEST_SHARED, "{}"))
         params, attributes = _params(written, digests), dict[str, Any]()
         model = self._api.request_model(call.path.partition("?")[0], params)
@@ -195,7 +195,7 @@ class _LlmSpan:
                 attributes |= self._context(params, digests) | self._messages(call, params)
         self._span.set_attributes(attributes)
 
-    def _turn_of(self, call: RunningCall, params: Mapping[str, Json], digest: object) -> int:
+    def _turn_of(self, call: ExchangeRecorder, params: Mapping[str, Json], digest: object) -> int:
         turns = self._shown.turns
         before = turns.get(str(self._api.previous_reply(params)))
         if not isinstance(digest, str):
@@ -235,7 +235,7 @@ class _LlmSpan:
             attributes[sc.ELIDED_TOOLS] = count
         return attributes
 
-    def _messages(self, call: RunningCall, params: Mapping[str, Json]) -> dict[str, Any]:
+    def _messages(self, call: ExchangeRecorder, params: Mapping[str, Json]) -> dict[str, Any]:
         """The messages that no span has shown."""
         is_full = process_state.content.shows == "full"
         if not call.messages:
@@ -265,7 +265,7 @@ class _LlmSpan:
         shown = dumps([{"role": "system", "parts": [before]}, *map(_message, messages)])
         return {sc.ELIDED_MESSAGES: elided, sc.GEN_AI_INPUT_MESSAGES: shown}
 
-    def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
+    def replied(self, call: ExchangeRecorder, body: bytes, written: Mapping[str, Any]) -> None:
         is_events = sc.RESPONSE_EVENTS in written
         if TokenCounts not in call.observed:
             call.observed[TokenCounts] = token_counts(body, self._api, events=is_events)
@@ -302,7 +302,7 @@ class _LlmSpan:
             if reply_id is not None:
                 self._shown.turns[reply_id] = self._turn
 
-    def end(self, call: RunningCall, status: str) -> None:
+    def end(self, call: ExchangeRecorder, status: str) -> None:
         failed = call.error if status in _STATUSES_OF_ERRORS else None
         if failed is not None and self._span.is_recording():
             self._span.set_attribute(sc.ERROR_TYPE, failed[0])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from opentelemetry import metrics
 
 from otel_rollout import semconv as sc
-from otel_rollout.record import Observer, RunningCall, RunningRollout, guarded, process_state
+from otel_rollout.record import ActiveRollout, ExchangeRecorder, Observer, guarded, process_state
 from otel_rollout.trajectory import Trajectory
 
 Labels = Mapping[str, str]
@@ -137,7 +137,7 @@ class Metrics:
 class Measurements(Observer):
     """Counts rollouts, their calls, and what exporters get of them."""
 
-    def rollout_began(self, rollout: RunningRollout) -> None:
+    def rollout_began(self, rollout: ActiveRollout) -> None:
         if rollout.is_part:
             return
         labels = {
@@ -148,7 +148,7 @@ class Measurements(Observer):
         rollout.observed[self] = found, labels, Score(found, labels)
         found.running.add(1, labels)
 
-    def rollout_ended(self, rollout: RunningRollout) -> None:
+    def rollout_ended(self, rollout: ActiveRollout) -> None:
         if self not in rollout.observed:
             return
         trajectory, (found, labels, _) = rollout.trajectory, rollout.observed[self]
@@ -158,15 +158,15 @@ class Measurements(Observer):
         own = rollout.observed.pop(OwnCounts, None)
         found.rollout_ended(labels, trajectory.status, reason, seconds, own)
 
-    def scored(self, rollout: RunningRollout, reward: float) -> None:
+    def scored(self, rollout: ActiveRollout, reward: float) -> None:
         if self in rollout.observed:
             rollout.observed[self][2](reward)
 
-    def call_began(self, call: RunningCall) -> None:
+    def call_began(self, call: ExchangeRecorder) -> None:
         if (found := call.rollout.observed.get(self)) is not None:
             found[0].calls_running.add(1, found[1])
 
-    def call_ended(self, call: RunningCall, status: str) -> None:
+    def call_ended(self, call: ExchangeRecorder, status: str) -> None:
         if (found := call.rollout.observed.get(self)) is not None:
             metrics, labels, _ = found
             metrics.calls_running.add(-1, labels)

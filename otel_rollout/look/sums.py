@@ -18,9 +18,9 @@ from otel_rollout import semconv as sc
 from otel_rollout.look.metrics import OwnCounts, rollout_metrics
 from otel_rollout.record import (
     NOT_SHOWN,
+    ActiveRollout,
+    ExchangeRecorder,
     Observer,
-    RunningCall,
-    RunningRollout,
     guarded,
     present,
     process_state,
@@ -189,21 +189,21 @@ class Summary:
 class Sums(Observer):
     """Puts the summary of each rollout on its span, and counts its tokens."""
 
-    def rollout_began(self, rollout: RunningRollout) -> None:
+    def rollout_began(self, rollout: ActiveRollout) -> None:
         rollout.observed[self] = Summary()
 
-    def call_began(self, call: RunningCall) -> None:
+    def call_began(self, call: ExchangeRecorder) -> None:
         summary: Summary | None = call.rollout.observed.get(self)
         if summary is not None and call.api is not None:
             with summary.lock:
                 summary.calls += 1
 
-    def requested(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
+    def requested(self, call: ExchangeRecorder, body: bytes, written: Mapping[str, Any]) -> None:
         summary: Summary | None = call.rollout.observed.get(self)
         if summary is not None and call.api is not None:
             summary.asked(call.api, call.path, body, written)
 
-    def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
+    def replied(self, call: ExchangeRecorder, body: bytes, written: Mapping[str, Any]) -> None:
         summary: Summary | None = call.rollout.observed.get(self)
         if summary is None or call.api is None or (call.status_code or 0) >= 400:
             return
@@ -221,12 +221,12 @@ class Sums(Observer):
             # Of two threads at once one may be missed: it is for eyes alone.
             process_state.sampled_tokens += counts.output
 
-    def tool_ended(self, rollout: RunningRollout, *, failed: bool) -> None:
+    def tool_ended(self, rollout: ActiveRollout, *, failed: bool) -> None:
         summary: Summary | None = rollout.observed.get(self)
         if summary is not None:
             summary.tool_ended(failed=failed)
 
-    def rollout_ends(self, rollout: RunningRollout, attributes: dict[str, Any]) -> None:
+    def rollout_ends(self, rollout: ActiveRollout, attributes: dict[str, Any]) -> None:
         summary: Summary | None = rollout.observed.get(self)
         if summary is None:
             return
@@ -243,7 +243,7 @@ class Sums(Observer):
         shown = present({**numbers, **summary.attributes(answer), **kind})
         attributes |= process_state.content.shown(shown)
 
-    def rollout_ended(self, rollout: RunningRollout) -> None:
+    def rollout_ended(self, rollout: ActiveRollout) -> None:
         rollout.observed.pop(self, None)
 
 

@@ -18,9 +18,9 @@ from opentelemetry.context import Context
 
 from otel_rollout import semconv as sc
 from otel_rollout.record import (
+    ActiveRollout,
+    ExchangeRecorder,
     Observer,
-    RunningCall,
-    RunningRollout,
     process_state,
     text_of,
     with_number,
@@ -72,17 +72,17 @@ def _calls_in(messages: Iterable[Json]) -> dict[str, ToolCall]:
 class ToolSpans(Observer):
     """Creates the spans of the tools that the requests of each rollout bring results of."""
 
-    def rollout_began(self, rollout: RunningRollout) -> None:
+    def rollout_began(self, rollout: ActiveRollout) -> None:
         rollout.observed[self] = _AnsweredTools()
 
-    def requested(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
+    def requested(self, call: ExchangeRecorder, body: bytes, written: Mapping[str, Any]) -> None:
         tools: _AnsweredTools | None = call.rollout.observed.get(self)
         if tools is None or not tools.replies or not may_have_results(call.added):
             return
         with tools.lock:
             tools.write_spans(call.rollout, call.added, call.began_ns)
 
-    def replied(self, call: RunningCall, body: bytes, written: Mapping[str, Any]) -> None:
+    def replied(self, call: ExchangeRecorder, body: bytes, written: Mapping[str, Any]) -> None:
         tools: _AnsweredTools | None = call.rollout.observed.get(self)
         if tools is not None:
             is_events = sc.RESPONSE_EVENTS in written
@@ -91,12 +91,12 @@ class ToolSpans(Observer):
             with tools.lock:
                 tools.replies.append(reply)
 
-    def tool_began(self, rollout: RunningRollout, call_id: object, name: str, at_ns: int) -> None:
+    def tool_began(self, rollout: ActiveRollout, call_id: object, name: str, at_ns: int) -> None:
         tools: _AnsweredTools | None = rollout.observed.get(self)
         if tools is not None:
             tools.note_span(call_id, name, at_ns)
 
-    def rollout_ended(self, rollout: RunningRollout) -> None:
+    def rollout_ended(self, rollout: ActiveRollout) -> None:
         rollout.observed.pop(self, None)
 
 
@@ -118,7 +118,7 @@ class _AnsweredTools:
         elif isinstance(name, str):
             self._unnamed.append((name, start_ns))
 
-    def write_spans(self, active: RunningRollout, added: bytes, started_ns: int) -> None:
+    def write_spans(self, active: ActiveRollout, added: bytes, started_ns: int) -> None:
         """Write the spans of the tools whose results are in these messages of a request.
 
         added: those of its messages that no request had before, as JSON.
@@ -170,7 +170,7 @@ def _number(call: ToolCall, calls: dict[str, ToolCall], reply: _AskingReply) -> 
 
 
 def _write_span(
-    active: RunningRollout,
+    active: ActiveRollout,
     call: ToolCall,
     number: int,
     result: ToolResult,

@@ -34,8 +34,6 @@ from otel_rollout.record.inside.tools import tool as tool
 from otel_rollout.record.late_rewards import late_reward as late_reward
 from otel_rollout.record.observer import Observer as Observer
 from otel_rollout.record.observer import Observers as Observers
-from otel_rollout.record.observer import RunningCall as RunningCall
-from otel_rollout.record.observer import RunningRollout as RunningRollout
 from otel_rollout.record.options import Options as Options
 from otel_rollout.record.other_spans import is_model_call as is_model_call
 from otel_rollout.record.privacy.content import SWITCHES as SWITCHES

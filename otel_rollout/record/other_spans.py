@@ -18,7 +18,6 @@ from opentelemetry.sdk.trace import ReadableSpan, Span
 from opentelemetry.trace import StatusCode
 
 from otel_rollout import semconv as sc
-from otel_rollout.record.observer import RunningRollout
 from otel_rollout.record.state import process_state
 
 _KEPT = 256
@@ -147,7 +146,7 @@ def is_model_call(attributes: Mapping[str, object]) -> bool:
     )
 
 
-def note_tool(rollout: RunningRollout, span: ReadableSpan, *, has_ended: bool) -> None:
+def note_tool(rollout: object, span: ReadableSpan, *, has_ended: bool) -> None:
     """Tell of a tool that a span is of, by the id of its call; once it has ended, by its name."""
     attributes = span.attributes or {}
     is_inference = attributes.get(sc.OPENINFERENCE_KIND) == "TOOL"

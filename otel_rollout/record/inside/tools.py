@@ -17,9 +17,9 @@ from otel_rollout.record.attributes import exception_event, sentence, text_of
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import detach
 from otel_rollout.record.current import rollout_of
-from otel_rollout.record.observer import RunningRollout
 from otel_rollout.record.privacy.secrets import Secrets
 from otel_rollout.record.provider import rollout_tracer
+from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,7 +79,7 @@ class tool:  # noqa: N801 - used as a decorator
     _arguments: object
     _span: trace.Span
     _token: Any
-    _active: RunningRollout | None
+    _active: ActiveRollout | None
 
     def __call__(self, function: F) -> F:
         if isinstance(function, staticmethod | classmethod):
