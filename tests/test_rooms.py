@@ -495,7 +495,7 @@ LINES = {
     "rebuild": 2_122,
     "rebuild/dialects": 3_126,
     "receive": 1_432,
-    "record": 8_783,
+    "record": 8_775,
     "spans": 2_217,
     "testing": 1_214,
     "trajectory": 5_037,

@@ -26,29 +26,21 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one rollout. ConfigurationError for a value of the wrong type."""
+    """The options of one rollout, as `rollout` describes them.
+
+    ConfigurationError for a value of the wrong type.
+    """
 
     name: str | None = None
-    """Name of the trajectory and of the span. None: the name of the function, or "rollout"."""
     task_id: str | int | None = None
-    """The task that the agent works on. None: not known."""
     group_id: str | int | None = None
-    """The group of samples that a trainer compares with each other. None: no group."""
     sample_index: int | None = None
-    """Number of this sample in its group. None: not numbered."""
     group_size: int | None = None
-    """Number of samples that its group is to have. None: not known."""
     policy_version: str | int | Callable[[], str | int | None] | None = None
-    """Version of the weights that sample, or a function that gives it: it is called at the start,
-    and for each model call as it is made and when its reply has come. None: not known."""
     metadata: Mapping[str, Json] | None = None
-    """JSON values that the trajectory's `metadata` begins with. None: none."""
     trainable: bool = True
-    """False: recorded, but not to be trained on."""
     gateway: bool = False
-    """True: calls of the programs that it starts are its calls, through a gateway."""
     upstream: str | None = None
-    """Address of the model server of the gateway. None: the one that this process would ask."""
 
     def __post_init__(self) -> None:
         for option, kinds in _EXPECTED.items():
