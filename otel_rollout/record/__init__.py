@@ -10,14 +10,12 @@ from otel_rollout.record.attributes import present as present
 from otel_rollout.record.attributes import reward_numbers as reward_numbers
 from otel_rollout.record.attributes import text_of as text_of
 from otel_rollout.record.boundary import NOT_SHOWN as NOT_SHOWN
-from otel_rollout.record.boundary import contained as contained
 from otel_rollout.record.boundary import guarded as guarded
 from otel_rollout.record.current import begin as begin
 from otel_rollout.record.current import current_rollout as current_rollout
 from otel_rollout.record.current import end as end
 from otel_rollout.record.current import running_rollout as running_rollout
 from otel_rollout.record.delivery import in_time as in_time
-from otel_rollout.record.delivery import start_thread as start_thread
 from otel_rollout.record.gathering.gather import TooManyExceptionsError as TooManyExceptionsError
 from otel_rollout.record.gathering.gather import gather_group as gather_group
 from otel_rollout.record.gathering.gather import gather_trajectories as gather_trajectories
@@ -37,7 +35,6 @@ from otel_rollout.record.observer import Observers as Observers
 from otel_rollout.record.options import Options as Options
 from otel_rollout.record.other_spans import is_model_call as is_model_call
 from otel_rollout.record.privacy.content import SWITCHES as SWITCHES
-from otel_rollout.record.privacy.content import Content as Content
 from otel_rollout.record.privacy.content import ContentWarning as ContentWarning
 from otel_rollout.record.privacy.content import content_rule as content_rule
 from otel_rollout.record.privacy.content import switch_off as switch_off

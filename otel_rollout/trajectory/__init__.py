@@ -27,7 +27,6 @@ from otel_rollout.trajectory.reward import RewardKey as RewardKey
 from otel_rollout.trajectory.sampling import UNREADABLE as UNREADABLE
 from otel_rollout.trajectory.sampling import any_in_background as any_in_background
 from otel_rollout.trajectory.sampling import completions_of as completions_of
-from otel_rollout.trajectory.sampling import is_unread as is_unread
 from otel_rollout.trajectory.sampling import with_retrieved as with_retrieved
 from otel_rollout.trajectory.sentences import Kind as Kind
 from otel_rollout.trajectory.side_calls import Rule as Rule
