@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from otel_rollout.command.parser import command_parser
+from otel_rollout.command.cli import command_parser
 
 yaml: Any = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]

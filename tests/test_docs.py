@@ -28,7 +28,7 @@ from otel_rollout import (
     to_token_rows,
 )
 from otel_rollout.command import main
-from otel_rollout.command.parser import command_parser
+from otel_rollout.command.cli import command_parser
 from otel_rollout.otlp import JsonLinesSpanExporter
 from otel_rollout.testing import ModelServer, Reply, ToolCall
 from otel_rollout.trajectory import sentences, tokens, trajectory

@@ -44,7 +44,7 @@ _ROLLOUT_TIMEOUT = option(
     default=3600.0,
 )
 
-REBUILD_ARGUMENTS = (
+REBUILD = (
     argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
     *_CHOICE[1:],
     argument("-o", "--output", default="-", metavar="FILE", help="where to write; default: stdout"),
@@ -72,7 +72,7 @@ REBUILD_ARGUMENTS = (
         type=key_value,
     ),
 )
-LIST_ARGUMENTS = (
+LIST = (
     *_CHOICE,
     option(
         "--group-by",
@@ -90,7 +90,7 @@ LIST_ARGUMENTS = (
     _JOBS,
     _JSON,
 )
-CHECK_ARGUMENTS = (
+CHECK = (
     argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
     _INFER,
     _ONLY,
@@ -110,12 +110,12 @@ CHECK_ARGUMENTS = (
     _JOBS,
     _JSON,
 )
-SHOW_ARGUMENTS = (
+SHOW = (
     *_CHOICE,
     option("--id", "ID", "only those whose id or trace id begins with this"),
     flag("--full", "do not cut texts"),
 )
-VIEW_ARGUMENTS = (
+VIEW = (
     *_READ,
     _ONLY,
     option("--html", "FILE", "write one page that needs no server, and end"),
@@ -131,7 +131,7 @@ VIEW_ARGUMENTS = (
     ),
     flag("--no-cache", "keep no index"),
 )
-DRIFT_ARGUMENTS = (
+DRIFT = (
     *_READ,
     flag("--json", "print one JSON object with all forks"),
     flag("--full", "list all forks of each trajectory"),
@@ -144,7 +144,7 @@ _OPTION = option(
     default=[],
     type=key_value,
 )
-EXPORT_ARGUMENTS = (
+EXPORT = (
     argument("sources", nargs="*", metavar="SOURCE", help="see otel-rollout --help"),
     _INFER,
     option(
@@ -226,7 +226,7 @@ _SERVED = (
     option("--spans", "FILE", "append spans, as OTLP/JSON lines"),
 )
 """Arguments of the gateway that a verb serves."""
-RUN_ARGUMENTS = (
+RUN = (
     *_SERVED,
     argument(
         "--host",
@@ -280,7 +280,7 @@ RUN_ARGUMENTS = (
     ),
     argument("command", nargs="+", metavar="CMD", help="the command, after --"),
 )
-REPLAY_ARGUMENTS = (
+REPLAY = (
     argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help; spans alone"),
     option("--id", "ID", "only rollouts whose id or trace id begins with this"),
     option("--listen", "HOST:PORT", "default: a free port of 127.0.0.1", type=address),
@@ -289,7 +289,7 @@ REPLAY_ARGUMENTS = (
     option("--ignore", "MEMBER", "let this differ; several times", action="append", default=[]),
     flag("--pace", "take as long for each reply as it took; default: answer at once"),
 )
-REWARD_ARGUMENTS = (
+REWARD = (
     argument("id", metavar="ID", help="the rollout's id, or how it begins"),
     argument("value", type=number, metavar="VALUE", help="a finite number"),
     argument("--name", help="makes it one of the named rewards"),
@@ -302,7 +302,7 @@ REWARD_ARGUMENTS = (
     ),
     option("--spans", "FILE", "append the reward to this file of spans"),
 )
-GATEWAY_ARGUMENTS = (
+GATEWAY = (
     *_SERVED,
     argument(
         "--host", default="127.0.0.1", help="address to listen on; others than this need a secret"
@@ -322,7 +322,7 @@ GATEWAY_ARGUMENTS = (
         "OTEL_ROLLOUT_SECRET, else one is made",
     ),
 )
-AUDIT_ARGUMENTS = (
+AUDIT = (
     argument("sources", nargs="+", metavar="SOURCE", help="see otel-rollout --help"),
     option(
         "--policy-lag",
@@ -333,7 +333,7 @@ AUDIT_ARGUMENTS = (
     ),
     flag("--json", "print one JSON object"),
 )
-DOCTOR_ARGUMENTS = (
+DOCTOR = (
     argument(
         "setup",
         nargs="?",
@@ -349,7 +349,7 @@ DOCTOR_ARGUMENTS = (
     ),
     option("--model", "NAME", "the model to ask there; default: the first it lists"),
 )
-RECEIVE_ARGUMENTS = (
+RECEIVE = (
     option("--out", "FILE", "append trajectories, one JSON object a line", required=True),
     option("--to", "NAME", "append rows of this trainer's format instead; see export --list"),
     _OPTION,

@@ -17,8 +17,7 @@ import pytest
 
 import otel_rollout
 from otel_rollout import JsonlTrajectoryExporter, rollout
-from otel_rollout.command.cli import main
-from otel_rollout.command.parser import command_parser
+from otel_rollout.command.cli import command_parser, main
 from otel_rollout.command.process import Commands
 from otel_rollout.gateway import serve
 from otel_rollout.testing import ModelServer
