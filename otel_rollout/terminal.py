@@ -57,6 +57,11 @@ def number_of(number: int, what: str) -> str:
     return f"{number} {what if number == 1 else many}"
 
 
+def shortened(text: str, most: int) -> str:
+    """The text, or as much of it as so many characters hold, with an ellipsis at its end."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def without_ids(sentence: str) -> str:
     """The sentence without ids, so that those about different trajectories can be equal."""
     return _id.sub("…", sentence)

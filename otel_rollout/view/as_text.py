@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
-from otel_rollout.terminal import escaped, number_of
+from otel_rollout.terminal import escaped, number_of, shortened
 from otel_rollout.trajectory import Completion, History, HistoryItem, TokenSequences, Trajectory
 from otel_rollout.view.findings import Finding, findings_of
 from otel_rollout.view.messages import message_row, name_of_tool
@@ -224,17 +224,13 @@ def _line(before: str, text: str, width: int | None, after: str = "") -> str:
     if width is None:
         below = "\n│".ljust(len(before) + 1)
         return before + below.join(text.splitlines() or [""]) + after
-    before, after = _truncated(before, _LONGEST_NOTE), _truncated(after, _LONGEST_NOTE)
+    before, after = shortened(before, _LONGEST_NOTE), shortened(after, _LONGEST_NOTE)
     room = max(width - len(before) - len(after), _SHORTEST)
-    return before + _truncated(" ".join(text[: 100 * room].split()), room) + after
+    return before + shortened(" ".join(text[: 100 * room].split()), room) + after
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split()) if "\n" in text or "\t" in text else text
-
-
-def _truncated(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | None) -> str:
@@ -254,9 +250,7 @@ def _item(item: HistoryItem, trains: bool, elsewhere: int | None, width: int | N
             note += f", trains in history {elsewhere}" if elsewhere else ", does not train"
         note += ", replayed without its reasoning, or renamed]" if item.is_break else "]"
     mark = " " if item.completion is None else "●" if trains else "○"
-    return _line(
-        f"│    {mark} {_truncated(str(role), 40):<10} ", _said(message, width), width, note
-    )
+    return _line(f"│    {mark} {shortened(str(role), 40):<10} ", _said(message, width), width, note)
 
 
 def _said(message: Json, width: int | None) -> str:

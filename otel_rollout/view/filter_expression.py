@@ -17,6 +17,7 @@ from functools import cache
 from itertools import pairwise
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.terminal import shortened
 from otel_rollout.view.fields import COLUMNS, Kind, Parameter, row_of, sql_value
 from otel_rollout.view.overview import Overview
 
@@ -114,12 +115,11 @@ class _Parser:
         return self._condition(tree.body, 0)
 
     def _wrong(self, why: str) -> ConfigurationError:
-        text = self._text if len(self._text) <= 200 else self._text[:199] + "…"
-        return ConfigurationError(f"where {text!r}: {why}")
+        return ConfigurationError(f"where {shortened(self._text, 200)!r}: {why}")
 
     def _said(self, node: ast.expr) -> str:
         said = self._source[node.col_offset : node.end_col_offset].decode(errors="replace")
-        return said if len(said) <= 60 else said[:59] + "…"
+        return shortened(said, 60)
 
     # --- what is true, false or not known
 

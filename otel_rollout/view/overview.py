@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TabularList, columns_of, members
 from otel_rollout.looking import ShownInNotebooks
+from otel_rollout.terminal import shortened
 from otel_rollout.trajectory import (
     AnyRows,
     Completion,
@@ -176,11 +177,7 @@ def _answer(completions: list[Completion]) -> str | None:
 
 
 def _cut(text: Json) -> str | None:
-    """A text of at most `MOST_TEXT` characters; what is cut ends with an ellipsis."""
-    if text is None:
-        return None
-    whole = str(text)
-    return whole if len(whole) <= MOST_TEXT else whole[: MOST_TEXT - 1] + "…"
+    return None if text is None else shortened(str(text), MOST_TEXT)
 
 
 def _turns(completions: list[Completion]) -> int:

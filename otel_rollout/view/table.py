@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 
 from otel_rollout.errors import ConfigurationError
+from otel_rollout.terminal import shortened
 from otel_rollout.trajectory import advantages_of
 from otel_rollout.view.fields import COLUMNS, browser_value, row_of, sql_text
 from otel_rollout.view.filter_expression import Where
@@ -205,7 +206,7 @@ class Table:
             (group,),
         ).fetchone()
         task, question = found or (None, None)
-        return task, _shortened(question)
+        return task, question and shortened(question, _SHOWN)
 
     def rewards_of(self, group: str) -> list[float]:
         """The rewards of the trajectories of a group that have one."""
@@ -336,14 +337,8 @@ def _overview(row: Sequence[Json]) -> dict[str, Json]:
     for name in _JSON:
         found[name] = browser_value(found[name])
     for name in _TEXTS:
-        found[name] = _shortened(found[name])
+        found[name] = None if found[name] is None else shortened(str(found[name]), _SHOWN)
     return found
-
-
-def _shortened(text: Json) -> str | None:
-    if text is None or len(str(text)) <= _SHOWN:
-        return None if text is None else str(text)
-    return str(text)[: _SHOWN - 1] + "…"
 
 
 def _range(prefix: str) -> tuple[str, str]:

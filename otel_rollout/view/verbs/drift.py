@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from otel_rollout.terminal import escaped, note, number_of
+from otel_rollout.terminal import escaped, note, number_of, shortened
 from otel_rollout.trajectory import Drift, TokenFork, Trajectory
 from otel_rollout.view.sources import Sources, note_unreadable
 from otel_rollout.wire import Json, dumps
@@ -127,8 +127,7 @@ def _fork_line(fork: TokenFork) -> str:
 
 
 def _line(name: str, cells: tuple[object, ...]) -> str:
-    name = name if len(name) <= _NAMES else name[: _NAMES - 1] + "…"
-    return f"{name:<{_NAMES}}" + "".join(
+    return f"{shortened(name, _NAMES):<{_NAMES}}" + "".join(
         f"  {cell!s:>{len(head)}}" for head, cell in zip(_HEAD, cells, strict=True)
     )
 

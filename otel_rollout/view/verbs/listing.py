@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from otel_rollout.terminal import escaped, note, number_of
+from otel_rollout.terminal import escaped, note, number_of, shortened
 from otel_rollout.view.curves import Curve, Scores
 from otel_rollout.view.findings import Finding, replies_by_sentence
 from otel_rollout.view.overview import Overview
@@ -176,8 +176,7 @@ def _line(cells: Sequence[tuple[Column, int, str]]) -> str:
 
 def padded(text: str, size: int) -> str:
     """The text on one line, cut or filled up to so many characters."""
-    text = escaped(" ".join(text[: 10 * size].split()))
-    return f"{text if len(text) <= size else text[: size - 1] + '…':<{size}}"
+    return f"{shortened(escaped(' '.join(text[: 10 * size].split())), size):<{size}}"
 
 
 # --- the footer
