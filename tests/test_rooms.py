@@ -487,7 +487,7 @@ LINES = {
     "": 2_073,
     "command": 3_163,
     "evidence": 1_064,
-    "export": 3_521,
+    "export": 3_512,
     "gateway": 3_473,
     "kafka": 1_032,
     "look": 1_945,

@@ -44,7 +44,7 @@ _LONGEST_NAME = 255
 """Bytes of the name of a folder, at most, on usual file systems."""
 
 
-class _Archive(TabularList, list[dict[str, Any]]):
+class _Archive(TabularList[dict[str, Any]]):
     """Rows of an archive as a table."""
 
     _columns: ClassVar = {
@@ -66,9 +66,6 @@ class _Archive(TabularList, list[dict[str, Any]]):
         **dict.fromkeys(("missing_calls", "warnings"), TEXTS),
         _WHOLE: ColumnKind(lambda pa: pa.large_string()),
     }
-
-    def _dicts(self) -> list[dict[str, Any]]:
-        return self
 
 
 @dataclass(frozen=True)
@@ -223,18 +220,13 @@ _PLAIN = (
 
 def _day(nanoseconds: int) -> str:
     """The day of a time, in UTC."""
-    return (
-        datetime.datetime.fromtimestamp(nanoseconds // 10**9, datetime.timezone.utc)
-        .date()
-        .isoformat()
-    )
+    time = datetime.datetime.fromtimestamp(nanoseconds // 10**9, datetime.timezone.utc)
+    return time.date().isoformat()
 
 
 def partition_folder(name: str, value: str | None) -> str:
     """The name of a folder in Hive's layout. ExportError for one that is too long."""
-    text = (
-        "__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe=" ", errors="replace")
-    )
+    text = _NULL if value is None else quote(value, safe=" ", errors="replace")
     if len(folder := f"{name}={text}") > _LONGEST_NAME:
         raise ExportError(
             f"exporter parquet: the {name} {value!r:.100} is too long for the name of a folder: "

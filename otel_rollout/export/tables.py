@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export.contract import TrajectoryExporter
@@ -18,6 +18,8 @@ from otel_rollout.export.memory import InMemoryTrajectoryExporter
 from otel_rollout.extras import module_of
 from otel_rollout.trajectory import Episode, Trajectory, TrajectoryGroup
 from otel_rollout.wire import dumps
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def columns_of(kind: type[Any]) -> dict[str, ColumnKind]:
     return {field.name: _KIND_OF[str(field.type)] for field in fields(kind)}
 
 
-class TabularList:
+class TabularList(list[_Row]):
     """A list that is also a table: `to_pandas`, `to_arrow`, `to_parquet`.
 
     They need pandas or pyarrow: `pip install 'otel-rollout[tables]'`.
@@ -126,9 +128,9 @@ class TabularList:
     _columns: ClassVar[Mapping[str, ColumnKind]]
     """The columns in order, by name."""
 
-    def _dicts(self) -> list[dict[str, Any]]:
+    def _dicts(self) -> list[Any]:
         """The rows, each with all columns."""
-        raise NotImplementedError
+        return list(self)
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame`: lists stay lists; not known is None, of a number NA or NaN."""
@@ -170,13 +172,10 @@ def _needed(module: str, method: str) -> Any:
     return module_of("tables", module, f"{method}()")
 
 
-class RowTable(TabularList, list[dict[str, Any]]):
+class RowTable(TabularList[dict[str, Any]]):
     """Token rows as a table."""
 
     _columns = _ROW_COLUMNS
-
-    def _dicts(self) -> list[dict[str, Any]]:
-        return self
 
 
 def members(source: object, caller: str) -> list[Trajectory]:

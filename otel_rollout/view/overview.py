@@ -207,7 +207,7 @@ def check_threshold(option: str, value: object) -> float:
     return float(value)
 
 
-class Overviews(TabularList, list[Overview], ShownInNotebooks):
+class Overviews(TabularList[Overview], ShownInNotebooks):
     """Overviews of trajectories, in order, and a table of them.
 
     In Arrow `metrics` and `rewards` are maps, and `metadata` is JSON text.
