@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.view.fields import Field
-from otel_rollout.view.overview import PASS_THRESHOLD
+from otel_rollout.view.overview import PASS_THRESHOLD, Overview
 from otel_rollout.view.page_types import CurveView
 from otel_rollout.view.sums import Rewards, RewardsByValue
 from otel_rollout.wire import Json
@@ -36,29 +36,17 @@ MOST_POINTS = 1_000
 _HARDEST_FIRST = ("task_id", "group_id")
 
 
-class Sample(Protocol):
-    """What is used of a trajectory; an `Overview` is one."""
-
-    @property
-    def reward(self) -> float | None: ...
-    @property
-    def task_id(self) -> str | None: ...
-    @property
-    def group_id(self) -> str | None: ...
-    @property
-    def versions(self) -> Sequence[str | int]: ...
-    @property
-    def start_time_ns(self) -> int: ...
-
-
 class SampleRow(NamedTuple):
-    """A trajectory of a table, as a `Sample`."""
+    """What is used of an `Overview` here, from a table of them."""
 
     reward: float | None
     task_id: str | None
     group_id: str | None
     versions: Sequence[str | int]
     start_time_ns: int
+
+
+Sample: TypeAlias = Overview | SampleRow
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
