@@ -492,7 +492,7 @@ LINES = {
     "kafka": 1_032,
     "look": 1_945,
     "otlp": 1_925,
-    "rebuild": 2_122,
+    "rebuild": 2_104,
     "rebuild/dialects": 3_126,
     "receive": 1_432,
     "record": 8_772,

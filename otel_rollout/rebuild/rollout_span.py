@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
+
+from msgspec import convert
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans import SpanKey, SpanRecord, absent
@@ -119,16 +122,14 @@ def _side_calls(record: SpanRecord) -> dict[str, str] | None:
     return Fields(record, []).read(sc.ROLLOUT_SIDE_CALLS, _reasons)
 
 
-def expected(value: Any, kind: type[T] | tuple[type[T], ...]) -> T:
-    """The value. TypeError unless it is of this type, or of one of these."""
-    if not isinstance(value, kind):
-        raise TypeError(f"expected {kind}, got {value!r:.80}")
-    return value
+def _of(kind: type[T]) -> Callable[[Json], T]:
+    """Gives a value if it is of this type; ValueError for any other."""
+    return partial(convert, type=kind)
 
 
-def texts(value: Json) -> list[str]:
-    """The texts in a list."""
-    return [expected(text, str) for text in expected(value, list)]
+texts = _of(list[str])
+_object = _of(dict[str, Any])
+_reasons = _of(dict[str, str])
 
 
 def _rewards(rows: Json) -> list[Reward]:
@@ -136,25 +137,15 @@ def _rewards(rows: Json) -> list[Reward]:
 
 
 def _appended(rows: Json) -> dict[tuple[str, int], list[Json]]:
-    return {
-        (expected(completion_id, str), int(expected(choice, int))): expected(messages, list)
-        for completion_id, choice, messages in rows
-    }
+    found = convert(rows, list[tuple[str, int, list[Any]]])
+    return {(completion_id, choice): messages for completion_id, choice, messages in found}
 
 
 def _metrics(value: Json) -> dict[str, float]:
-    numbers = {name: expected(number, (int, float)) for name, number in _object(value).items()}
+    numbers = convert(value, dict[str, bool | int | float])
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError("a metric is a finite number")
     return numbers
-
-
-def _object(value: Json) -> dict[str, Json]:
-    return expected(value, dict)
-
-
-def _reasons(value: Json) -> dict[str, str]:
-    return {span_id: expected(why, str) for span_id, why in _object(value).items()}
 
 
 def _error(value: Json) -> dict[str, str]:
@@ -169,8 +160,8 @@ def missed_calls(fields: Fields, *, outside: bool = True) -> list[str]:
     outside: also of those that were made outside any rollout.
     """
     return [
-        *map(_uncaptured, fields.read(sc.ROLLOUT_UNCAPTURED, _counted(2)) or ()),
-        *map(_outside, (fields.read(sc.ROLLOUT_OUTSIDE, _counted(1)) or ()) if outside else ()),
+        *map(_uncaptured, fields.read(sc.ROLLOUT_UNCAPTURED, _counted_pairs) or ()),
+        *map(_outside, (fields.read(sc.ROLLOUT_OUTSIDE, _counted_names) or ()) if outside else ()),
     ]
 
 
@@ -179,7 +170,7 @@ def programs_of(fields: Fields, *, is_given: bool) -> dict[str, Any]:
 
     is_given: those that were given a model server. False: the others.
     """
-    rows = fields.read(sc.ROLLOUT_PROGRAMS, _counted(2)) or ()
+    rows = fields.read(sc.ROLLOUT_PROGRAMS, _counted_pairs) or ()
     counts = {name: count for name, given, count in rows if (given == sc.GIVEN) is is_given}
     if not counts:
         return {}
@@ -188,20 +179,11 @@ def programs_of(fields: Fields, *, is_given: bool) -> dict[str, Any]:
     return {"count": count, "programs": programs, "were": were, "names": ", ".join(counts)}
 
 
-def _counted(names: int) -> Callable[[Json], list[Json]]:
-    """Reads rows of so many texts and a count."""
-
-    def rows(value: Json) -> list[Json]:
-        for *texts, count in value:
-            if len(texts) != names or not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"expected {names} texts and a count")
-            expected(count, int)
-        return list(value)
-
-    return rows
+_counted_pairs = _of(list[tuple[str, str, int]])
+_counted_names = _of(list[tuple[str, int]])
 
 
-def _uncaptured(row: Json) -> str:
+def _uncaptured(row: tuple[str, str, int]) -> str:
     library, path, count = row
     requests, were = ("requests", "were") if count > 1 else ("request", "was")
     return sentences.UNCAPTURED(
@@ -209,7 +191,7 @@ def _uncaptured(row: Json) -> str:
     )
 
 
-def _outside(row: Json) -> str:
+def _outside(row: tuple[str, int]) -> str:
     place, count = row
     calls, were = ("model calls", "were") if count > 1 else ("model call", "was")
     return sentences.OUTSIDE(count=count, calls=calls, were=were, place=place)
