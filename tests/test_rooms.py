@@ -493,7 +493,7 @@ LINES = {
     "look": 1_945,
     "otlp": 1_925,
     "rebuild": 2_104,
-    "rebuild/dialects": 3_126,
+    "rebuild/dialects": 3_109,
     "receive": 1_432,
     "record": 8_772,
     "spans": 2_216,

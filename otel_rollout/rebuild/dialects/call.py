@@ -418,8 +418,9 @@ def usage(
     cached: int | None = None,
     written: int | None = None,
     reasoning: int | None = None,
+    is_responses: bool = False,
 ) -> dict[str, Json] | None:
-    """Usage in the shape of the chat API. None: unknown.
+    """Usage in the shape of the chat API, or of the Responses API. None: unknown.
 
     cached, written: prompt tokens that a cache gave, and that were written to it.
     """
@@ -428,12 +429,13 @@ def usage(
     total = None if prompt is None or completion is None else prompt + completion
     asked = without_none({"cached_tokens": cached, "cache_write_tokens": written})
     said = without_none({"reasoning_tokens": reasoning})
+    into, out = ("input", "output") if is_responses else ("prompt", "completion")
     return without_none(
         {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
+            f"{into}_tokens": prompt,
+            f"{out}_tokens": completion,
             "total_tokens": total,
-            "prompt_tokens_details": asked or None,
-            "completion_tokens_details": said or None,
+            f"{into}_tokens_details": asked or None,
+            f"{out}_tokens_details": said or None,
         }
     )

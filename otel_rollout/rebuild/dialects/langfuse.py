@@ -119,14 +119,12 @@ def read(span: SpanRecord, _: Sequence[SpanRecord]) -> ForeignCall:
     items = _items(output)
     asked = _request(given, is_responses=bool(items))
     if items:
-        reply: dict[str, Json] = {"output": items, "usage": _usage(counted, "input", "output")}
+        reply: dict[str, Json] = {"output": items}
     elif "prompt" in asked:
         reply = {"choices": [{"index": 0, "text": output}] if isinstance(output, str) else []}
     else:
         reply = {"choices": _choices(output, span.text(_REASON))}
-    if not items:
-        reply["usage"] = _usage(counted, "prompt", "completion")
-    reply["model"] = request["model"]
+    reply |= {"usage": _usage(counted, is_responses=bool(items)), "model": request["model"]}
     take_bodies({**request, **asked}, reply, call)
     call.stream = span.attributes.get(_BEGAN) is not None
     asked_for = parameters.get("n")
@@ -170,24 +168,18 @@ def _said(message: dict[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in message.items() if name != "role" or value}
 
 
-def _usage(counted: Mapping[str, Json], asked: str, said: str) -> dict[str, Json] | None:
+def _usage(counted: Mapping[str, Json], *, is_responses: bool) -> dict[str, Json] | None:
     """Usage by an API's names, or by Langfuse's, in the shape of the call's API.
 
     Langfuse's server counts tokens of each kind apart: `input` is without `input_cached_tokens`.
     """
-    found = usage(
+    return usage(
         _number(counted, "prompt_tokens", "input_tokens") or _sum(counted, "input"),
         _number(counted, "completion_tokens", "output_tokens") or _sum(counted, "output"),
         cached=_number(counted, "input_cached_tokens", "input_cache_read"),
         reasoning=_number(counted, "output_reasoning_tokens", "output_reasoning"),
+        is_responses=is_responses,
     )
-    if found is None:
-        return None
-    names = {"prompt": asked, "completion": said}
-    return {
-        next((n.replace(old, new, 1) for old, new in names.items() if n.startswith(old)), n): number
-        for n, number in found.items()
-    }
 
 
 def _number(counted: Mapping[str, Json], *names: str) -> int | None:

@@ -222,22 +222,11 @@ def _tool_call(made: dict[str, Json]) -> dict[str, Json]:
 def usage_by_kind(counted: Mapping[str, Any], call: ForeignCall) -> dict[str, Json] | None:
     """Usage by the names of LangChain and LangSmith, in the shape of the call's API."""
     asked, said = (an_object(counted.get(f"{kind}_token_details")) for kind in ("input", "output"))
-    found = usage(
+    return usage(
         counted.get("input_tokens"),
         counted.get("output_tokens"),
         cached=asked.get("cache_read"),
         written=asked.get("cache_creation"),
         reasoning=said.get("reasoning"),
+        is_responses=call.is_responses,
     )
-    if found is None or not call.is_responses:
-        return found
-    return {_ITS_NAMES.get(name, name): number for name, number in found.items()}
-
-
-_ITS_NAMES = {
-    "prompt_tokens": "input_tokens",
-    "completion_tokens": "output_tokens",
-    "prompt_tokens_details": "input_tokens_details",
-    "completion_tokens_details": "output_tokens_details",
-}
-"""Names of usage in the Responses API, by those of chat."""
