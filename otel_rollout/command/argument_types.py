@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
+
+from otel_rollout.errors import ConfigurationError
 
 
 def key_value(text: str) -> tuple[str, str]:
@@ -61,6 +64,24 @@ def address(text: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdigit():
         raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
     return host.strip("[]"), int(port)
+
+
+def limits_of(prefix: str, kinds: Mapping[str, type[int | float]]) -> dict[str, Any]:
+    """The limits that the environment gives, each in a variable of its name after the prefix.
+
+    ConfigurationError for one that is no number of its kind, or not above 0.
+    """
+    found: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        if text := os.environ.get(variable := prefix + name.upper()):
+            try:
+                found[name] = kind(text)
+            except ValueError:
+                found[name] = 0
+            if not 0 < found[name] < math.inf:
+                what = "a whole number" if kind is int else "a number"
+                raise ConfigurationError(f"{variable}: expected {what} above 0, got {text!r:.100}")
+    return found
 
 
 class PrintVersion(argparse.Action):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from otel_rollout.command.argument_types import limits_of
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.receive import Limits, TrajectoryReceiver
 from otel_rollout.terminal import escaped
@@ -41,7 +41,7 @@ def receive(options: argparse.Namespace) -> int:
         tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
         jobs=options.jobs,
         journal_bytes=options.journal_bytes,
-        limits=Limits(**_limits()),
+        limits=Limits(**limits_of(_PREFIX, {each.name: int for each in fields(Limits)})),
     )
     logging.basicConfig(format="%(asctime)s %(message)s", handlers=[_Escaped(sys.stderr)])
     return asyncio.run(_until_signal(receiver))
@@ -63,20 +63,6 @@ def _token(options: argparse.Namespace) -> str | None:
     if token == "":
         raise ConfigurationError("--token, --token-file: the token is empty: name another")
     return token
-
-
-def _limits() -> dict[str, int]:
-    """The limits that the environment gives. ConfigurationError for one that is no number."""
-    found: dict[str, int] = {}
-    for limit in fields(Limits):
-        name = f"{_PREFIX}{limit.name.upper()}"
-        text = os.environ.get(name)
-        if text is None:
-            continue
-        if not text.isascii() or not text.isdigit() or int(text) < 1:
-            raise ConfigurationError(f"{name}: expected a number from 1 on, got {text!r}")
-        found[limit.name] = int(text)
-    return found
 
 
 async def _until_signal(receiver: TrajectoryReceiver) -> int:

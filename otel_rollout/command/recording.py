@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_SERVICE_NAME,
 )
 
+from otel_rollout.command.argument_types import limits_of
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.gateway import LIMITS
@@ -70,24 +70,8 @@ def gateway_options(options: argparse.Namespace) -> dict[str, Any]:
     ConfigurationError for a limit that is no number, or not above 0.
     """
     given = {name: getattr(options, name) for name in ("host", "renderer", "allow_paths")}
-    given |= {name: _limit(name, kind) for name, kind in LIMITS.items()}
+    given |= limits_of("OTEL_ROLLOUT_GATEWAY_", LIMITS)
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _limit(name: str, kind: type[int | float]) -> float | None:
-    """The limit that the environment gives. None: it gives none."""
-    variable = f"OTEL_ROLLOUT_GATEWAY_{name.upper()}"
-    text = os.environ.get(variable)
-    if not text:
-        return None
-    try:
-        number = kind(text)
-    except ValueError:
-        number = 0
-    if not 0 < number < math.inf:
-        what = "a whole number" if kind is int else "a number"
-        raise ConfigurationError(f"{variable}: expected {what} above 0, got {text!r:.100}")
-    return number
 
 
 def secret_of(option: str, name: str | None) -> str | None:

@@ -247,7 +247,7 @@ def test_the_command_line(
     assert "there is no exporter 'none'" in capsys.readouterr().err
     monkeypatch.setenv("OTEL_ROLLOUT_RECEIVER_BODY_BYTES", "many")
     assert main(command) == 1
-    assert "RECEIVER_BODY_BYTES: expected a number" in capsys.readouterr().err
+    assert "RECEIVER_BODY_BYTES: expected a whole number" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*command, "--tls-key", "key"])
     assert not (tmp_path / "journal").exists()
