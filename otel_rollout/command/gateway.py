@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from otel_rollout.command.process import signalled
 from otel_rollout.command.recording import (
     Recorded,
     endpoint,
@@ -88,18 +89,10 @@ def _recording(options: argparse.Namespace) -> AbstractContextManager[Recorded]:
 
 
 async def _until_signal(served: serve) -> None:
-    stopped = _signalled()
+    stopped = signalled()
     async with served as gateway:
         _print(gateway.url, gateway.made_secret)
         await stopped.wait()
-
-
-def _signalled() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    return stopped
 
 
 def _print(url: str, made_secret: str | None) -> None:
@@ -171,7 +164,7 @@ class _Workers:
 
 async def _hold(holder: serve, workers: _Workers, made: str | None) -> int:
     """Hold the rollouts, and keep the workers, until a signal comes; the highest status."""
-    stopped = _signalled()
+    stopped = signalled()
     host, port = workers.shared.getsockname()[:2]
     async with holder as gateway:
         workers.shared.listen(_BACKLOG)  # who connects now waits for the first worker

@@ -29,6 +29,14 @@ _TERMINAL = (signal.SIGWINCH,)
 """Signals that end nothing: the terminal has another size."""
 
 
+def signalled() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT, from now on, in the main thread's loop."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    return stopped
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a command ended."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import signal
 import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from otel_rollout.command.argument_types import limits_of
+from otel_rollout.command.process import signalled
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.receive import Limits, TrajectoryReceiver
 from otel_rollout.terminal import escaped
@@ -66,9 +66,7 @@ def _token(options: argparse.Namespace) -> str | None:
 
 
 async def _until_signal(receiver: TrajectoryReceiver) -> int:
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+    stopped = signalled()
     async with receiver:
         print(f"grpc {receiver.grpc_address} http {receiver.url}", flush=True)
         while not stopped.is_set() and receiver.is_running:

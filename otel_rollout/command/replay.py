@@ -6,13 +6,12 @@ import argparse
 import asyncio
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from otel_rollout.command.process import Commands, Ended
+from otel_rollout.command.process import Commands, Ended, signalled
 from otel_rollout.command.recording import secret_of
 from otel_rollout.command.run import NOT_FOUND, without_secrets
 from otel_rollout.export import reconstruct_by_rollout
@@ -75,10 +74,7 @@ async def _serve(server: ReplayServer, options: argparse.Namespace) -> int:
             with commands.forwarding():
                 return (await _run(server, options, commands)).status
         print(server.url, flush=True)
-        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
-        await stopped.wait()
+        await signalled().wait()
     return 0
 
 
