@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -35,15 +34,6 @@ def sentence_about(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror is not None:
         return f"otel-rollout: {error.strerror}"
     return f"otel-rollout: {error}"
-
-
-def check_folder(name: str) -> None:
-    """FileNotFoundError, with the name as it was given, if the folder of a file is not there."""
-    folder = os.path.dirname(os.path.realpath(name))
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(
-            errno.ENOENT, f"the folder {folder!r} does not exist: create it first", name
-        )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -25,7 +25,8 @@ from otel_rollout.export import (
     row_exporters,
     rows_of,
 )
-from otel_rollout.terminal import check_folder, note, number_of
+from otel_rollout.lines import check_folder
+from otel_rollout.terminal import note, number_of
 from otel_rollout.view import (
     ERRORS_SHOWN,
     Choice,
@@ -85,13 +86,13 @@ def _check_given(options: argparse.Namespace) -> None:
 def _checked_output(options: argparse.Namespace, writes_folder: bool) -> Path:
     """What is to be written; SystemExit where it is no file, or no folder as the exporter writes.
 
-    OSError where its folder is not there.
+    ConfigurationError where its folder is not there.
     """
     output = Path(os.path.realpath(options.output))
     kind, is_right = ("folder", Path.is_dir) if writes_folder else ("file", Path.is_file)
     if options.output == "-" or (output.exists() and not is_right(output)):
         options.wrong(f"-o: expected a {kind}, or a new name, got {options.output!r}")
-    check_folder(options.output)
+    check_folder(output, "-o")
     return output
 
 

@@ -17,7 +17,8 @@ from typing import BinaryIO
 
 from otel_rollout.export import reconstruct_by_rollout
 from otel_rollout.kafka import Rebuilder
-from otel_rollout.terminal import check_folder, note, number_of, without_ids
+from otel_rollout.lines import check_folder
+from otel_rollout.terminal import note, number_of, without_ids
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.view import Choice, Sources, lines_in_order, note_never_ended, note_unreadable
 
@@ -115,7 +116,7 @@ def _whole_file(name: str, may_be_empty: Callable[[], bool]) -> Iterator[BinaryI
 
     The former one stays after a failure, and if nothing was written.
     may_be_empty: asked in the end. False: an empty file is not made where there was none, either.
-    OSError, with the name as it was given, where its folder is not there.
+    ConfigurationError where its folder is not there.
     """
     if name == "-":
         yield sys.stdout.buffer
@@ -125,7 +126,7 @@ def _whole_file(name: str, may_be_empty: Callable[[], bool]) -> Iterator[BinaryI
         with open(path, "wb") as file:
             yield file
         return
-    check_folder(name)
+    check_folder(path, "-o")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.unlink(missing_ok=True)
