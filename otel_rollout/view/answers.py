@@ -114,7 +114,6 @@ class Answers:
             "changed": table.changes(opened) if opened else None,
             "complete": complete,
             "errors": errors,
-            "jaeger": self._jaeger,
             "where": self._only,
             "fields": list(COLUMNS),
             "rowsLimit": MOST_ROWS,

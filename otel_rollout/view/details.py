@@ -264,7 +264,6 @@ def _completion(completion: Completion) -> dict[str, Json]:
         "requestModel": completion.request_model,
         "policyVersion": completion.policy_version,
         "finishReason": bounded(completion.finish_reason),
-        "stream": completion.stream,
         "truncated": bool(completion.items) and completion.truncated,
         "sideCall": completion.side_call,
         "reward": None if reward is None else float(reward),
@@ -274,7 +273,6 @@ def _completion(completion: Completion) -> dict[str, Json]:
         "end": completion.end_time_ns,
         "attempts": completion.exchange.attempts,
         "sampling": bounded(completion.sampling),
-        "usage": bounded(usage),
         "path": completion.exchange.path,
         "statusCode": completion.exchange.status_code,
     }

@@ -27,7 +27,6 @@ class State(TypedDict):
     complete: bool
     """False while the sources are still being read."""
     errors: list[str]
-    jaeger: str | None
     where: str
     """The expression that the page was opened with, which holds for all that is listed."""
     fields: list[str]
@@ -228,7 +227,6 @@ class CompletionView(TypedDict):
     requestModel: str | None
     policyVersion: str | int | None
     finishReason: str | None
-    stream: bool
     truncated: bool
     sideCall: str | None
     trains: bool
@@ -241,7 +239,6 @@ class CompletionView(TypedDict):
     end: int | None
     attempts: int
     sampling: dict[str, Json]
-    usage: Json
     node: int | None
     promptNode: int | None
     row: int | None

@@ -91,7 +91,6 @@ export interface State {
   /** False while the sources are still being read. */
   complete: boolean;
   errors: string[];
-  jaeger: string | null;
   /** The expression that the page was opened with, which holds for all that is listed. */
   where: string;
   /** Names that a filter may use. */
@@ -308,7 +307,6 @@ export interface CompletionView {
   requestModel: string | null;
   policyVersion: string | number | null;
   finishReason: string | null;
-  stream: boolean;
   truncated: boolean;
   sideCall: string | null;
   trains: boolean;
@@ -321,7 +319,6 @@ export interface CompletionView {
   end: number | null;
   attempts: number;
   sampling: Record<string, unknown>;
-  usage: unknown;
   node: number | null;
   promptNode: number | null;
   row: number | null;
