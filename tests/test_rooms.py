@@ -499,7 +499,7 @@ LINES = {
     "spans": 2_216,
     "testing": 1_214,
     "trajectory": 5_036,
-    "view": 7_103,
+    "view": 7_100,
     "wire": 5_193,
     "workflows": 855,
 }

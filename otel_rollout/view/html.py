@@ -13,7 +13,6 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from otel_rollout.export import Rows
-from otel_rollout.spans import SpanRecord
 from otel_rollout.terminal import escaped, number_of
 from otel_rollout.trajectory import (
     UNREADABLE,
@@ -22,6 +21,7 @@ from otel_rollout.trajectory import (
     Conversations,
     Episode,
     Kind,
+    Source,
     TokenSequences,
     Trajectory,
     TrajectoryGroup,
@@ -248,7 +248,7 @@ def _trajectories(shown: object) -> tuple[Sequence[Trajectory], TokenSequences |
     )
 
 
-class _Snapshot:
+class _Snapshot(Source):
     """A source of the completions that exist now."""
 
     def __init__(self, completions: Iterable[Completion]) -> None:
@@ -258,9 +258,6 @@ class _Snapshot:
         """The contents."""
         exchanges = dict.fromkeys(completion.exchange for completion in self._completions)
         return Contents(lambda: Conversations(self._completions), list(exchanges))
-
-    def take(self, records: Sequence[SpanRecord]) -> None:
-        """Nothing is added."""
 
 
 def _ended(trajectory: Trajectory) -> Trajectory:
