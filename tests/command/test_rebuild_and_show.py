@@ -253,11 +253,11 @@ def test_a_filter_that_nothing_matches_is_said(recorded: Recording, tmp_path: Pa
 
 @pytest.mark.parametrize("verb", [["rebuild"], ["export", "--to", "tokens"]])
 def test_a_folder_that_is_not_there_is_named(verb: list[str], tmp_path: Path, capsys: Any):
-    """With the file as it was given, before anything is read."""
+    """With the option and the file, before anything is read."""
     source = written(tmp_path / "s", "hello\n")
     assert main([*verb, source, "-o", str(tmp_path / "no" / "x.jsonl")]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"otel-rollout: {tmp_path}/no/x.jsonl: the folder '{tmp_path}/no'")
+    assert said.startswith(f"otel-rollout: -o('{tmp_path}/no/x.jsonl'): the folder '{tmp_path}/no'")
     assert "hello" not in said
 
 
