@@ -38,7 +38,6 @@ from otel_rollout.wire.json import Choice as Choice
 from otel_rollout.wire.json import Cut as Cut
 from otel_rollout.wire.json import Json as Json
 from otel_rollout.wire.json import JsonText as JsonText
-from otel_rollout.wire.json import Params as Params
 from otel_rollout.wire.json import Reply as Reply
 from otel_rollout.wire.json import check_depth as check_depth
 from otel_rollout.wire.json import checked_json as checked_json

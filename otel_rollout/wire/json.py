@@ -245,13 +245,10 @@ def list_of(kind: Any) -> Any:
     return list[kind]
 
 
-def struct_of(name: str, members: Mapping[str, Any], *, is_open: bool = False) -> Any:
-    """A type of objects to read with `Bounded`: with these members of these types, or fewer.
-
-    is_open: further members are passed over; else an object with some is none of this type.
-    """
+def struct_of(name: str, members: Mapping[str, Any]) -> Any:
+    """A type of objects to read with `Bounded`: with these members of these types, or fewer."""
     fields = [(each, kind, msgspec.UNSET) for each, kind in members.items()]
-    return msgspec.defstruct(name, fields, forbid_unknown_fields=not is_open, gc=False)
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=True, gc=False)
 
 
 def as_objects(found: Any) -> Any:
