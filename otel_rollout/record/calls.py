@@ -20,7 +20,6 @@ from otel_rollout.record.added_fields import Added, refusal_in
 from otel_rollout.record.boundary import INCOMPLETE, guarded
 from otel_rollout.record.context import detach
 from otel_rollout.record.current import current_rollout
-from otel_rollout.record.deferred import settle
 from otel_rollout.record.recorder import ExchangeRecorder
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
@@ -106,7 +105,7 @@ def is_in_call() -> bool:
 def recording_rollout() -> ActiveRollout | None:
     """The rollout that a call made now is recorded in. None: the call is not recorded."""
     if process_state.waiting:
-        settle()
+        process_state.do_waiting()
     active = current_rollout()
     return active if active is not None and active.recording else None
 

@@ -27,7 +27,6 @@ from otel_rollout.rebuild import Assembly
 from otel_rollout.record.boundary import contained, guarded
 from otel_rollout.record.context import CAPTURE_OFF
 from otel_rollout.record.current import rollout_of
-from otel_rollout.record.deferred import settle
 from otel_rollout.record.delivery import Delivery, in_time
 from otel_rollout.record.other_spans import note_tool
 from otel_rollout.record.running import ActiveRollout, Key
@@ -329,7 +328,7 @@ class TrajectorySpanProcessor(SpanProcessor):
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Wait until every finished trajectory is exported; False if that takes longer."""
-        settle()
+        process_state.do_waiting()
         calls = [(d.exporter, partial(d.flush, timeout_millis)) for d in self._deliveries()]
         return not in_time(calls, timeout_millis / 1000)
 

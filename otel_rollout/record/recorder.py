@@ -21,7 +21,6 @@ from otel_rollout import semconv as sc
 from otel_rollout.record.added_fields import Added
 from otel_rollout.record.attributes import message_of, sentence
 from otel_rollout.record.boundary import INCOMPLETE, NOT_SHOWN, guarded
-from otel_rollout.record.deferred import later
 from otel_rollout.record.privacy.secrets import public_path
 from otel_rollout.record.reply import (
     Asked,
@@ -341,7 +340,7 @@ class ExchangeRecorder:
         if self.is_streaming and self._left_ns is None:
             self._left_ns = time.time_ns()
             number = self.responses
-            later(lambda: self.leave(number, error))
+            process_state.waiting.append(lambda: self.leave(number, error))
 
     def _end_stream(self, error: BaseException | None, *, ended: bool) -> None:
         with self._lock:

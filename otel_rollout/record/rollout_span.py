@@ -27,7 +27,6 @@ from otel_rollout.record.attributes import (
 )
 from otel_rollout.record.boundary import guarded
 from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT
-from otel_rollout.record.deferred import settle
 from otel_rollout.record.late_rewards import late_reward
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
@@ -107,7 +106,7 @@ def close(active: ActiveRollout, output: object = None, error: BaseException | N
 def _close(active: ActiveRollout, output: object, error: BaseException | None) -> None:
     """Seal the trajectory and write its end on the span."""
     if process_state.waiting:
-        settle()
+        process_state.do_waiting()
     for stream in tuple(active.streams):
         stream.leave()
     span, observers, trajectory = active.span, process_state.observers, active.trajectory

@@ -19,9 +19,9 @@ from opentelemetry import trace
 from otel_rollout.errors import ConfigurationError, NotARolloutError
 from otel_rollout.record.context import ROLLOUT, detach
 from otel_rollout.record.current import Run, begin, end, waiting_gathering
-from otel_rollout.record.deferred import later
 from otel_rollout.record.options import Options
 from otel_rollout.record.processes.carrier import within
+from otel_rollout.record.state import process_state
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import Json
 
@@ -178,7 +178,8 @@ def _decorate(function: Any, options: Options) -> Any:
             coroutine: Any = _continue_rollout(run, result)
             coroutine.__qualname__ = result.__qualname__
             # A task that is cancelled before it begins runs no line of it.
-            weakref.finalize(coroutine, later, functools.partial(_never_ran, run, result))
+            step = functools.partial(_never_ran, run, result)
+            weakref.finalize(coroutine, process_state.waiting.append, step)
             return coroutine
         end(run, output=result)
         return result

@@ -19,7 +19,6 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.record.attributes import identity
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.deferred import settle
 from otel_rollout.record.options import Options
 from otel_rollout.record.other_spans import OtherSpans, here_and_now
 from otel_rollout.record.privacy.secrets import Secrets
@@ -324,7 +323,7 @@ class ActiveRollout:
 
     def read(self) -> Contents:
         """The calls that have ended so far."""
-        settle()
+        process_state.do_waiting()
         if self.recorder is None:
             return Contents()
         conversations = self.recorder.conversations(self.key)

@@ -85,12 +85,22 @@ class ProcessState:
         """Programs that rollouts started and whose calls nobody captures, since `configure`; as
         those of one rollout, in `ActiveRollout.programs`."""
         self.waiting: deque[Callable[[], None]] = deque()
-        """Work put off by `later`."""
+        """Work that the garbage collector asks for, which runs anywhere, also where a lock is held
+        that ending a span takes. It is done at the next model call or look at a rollout."""
 
     def use(self, settings: Settings) -> None:
         """Record with these options from now on."""
         self.settings, self.content = settings, settings.content
         self.refusing, self.programs = set(), {}
+
+    def do_waiting(self) -> None:
+        """Do everything that waits."""
+        while self.waiting:
+            try:
+                step = self.waiting.popleft()
+            except IndexError:
+                return  # another thread was faster
+            step()
 
     def renew_after_fork(self) -> None:
         """Forget, in a forked child, what was the parent's."""
