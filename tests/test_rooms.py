@@ -499,8 +499,8 @@ LINES = {
     "spans": 2_216,
     "testing": 1_214,
     "trajectory": 5_036,
-    "view": 7_100,
-    "wire": 5_189,
+    "view": 7_101,
+    "wire": 5_196,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

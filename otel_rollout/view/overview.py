@@ -113,6 +113,7 @@ def examine(trajectory: Trajectory, rows: AnyRows | None = None) -> Examined:
     rows = trajectory.planned_rows() if rows is None else rows
     findings = findings_of(trajectory, rows=rows)
     completions = trajectory.completions
+    models = [completion.model for completion in completions]
     overview = Overview(
         **_head(trajectory),
         question=_question(completions),
@@ -125,7 +126,7 @@ def examine(trajectory: Trajectory, rows: AnyRows | None = None) -> Examined:
         trained_tokens=sum(row.trained_tokens for row in rows),
         dropped=sum(drop.completion is not None for drop in rows.dropped),
         versions=tuple(trajectory.policy_versions),
-        models=tuple(dict.fromkeys(c.model for c in completions if c.model is not None)),
+        models=tuple(each for each in dict.fromkeys(models) if each is not None),
         warnings=len(trajectory.warnings),
         findings=tuple(sorted({finding.kind for finding in findings})),
     )
@@ -192,8 +193,8 @@ def _seconds(trajectory: Trajectory) -> float | None:
 def _sampled(completions: list[Completion]) -> int | None:
     total = 0
     for completion in completions:
-        ids = completion.token_ids
-        count = completion.sampled_count if ids is None else len(ids)
+        ids = completion.token_path
+        count = completion.sampled_count if ids is None else ids.length
         if count is None and completion.items:
             return None
         total += count or 0

@@ -130,13 +130,18 @@ def _usual(choice: PartlyRead) -> Listing | None:
     if "logprobs" not in choice.known and (cut := choice.cut("logprobs")) is not None:
         choice.known["logprobs"] = logprob_array(_logprobs.part(cut))
     values = choice.known.get("logprobs")
-    if values is None or any(map(choice.get, _OTHER_PLACES)):
+    if values is None:
+        return None
+    if _OTHERS not in choice.known:
+        choice.known[_OTHERS] = any(map(choice.get, _OTHER_PLACES))
+    if choice.known[_OTHERS]:
         return None
     return Listing(
         len(values), lambda name: next(_read_listings(choice)).column(name), known=values
     )
 
 
+_OTHERS = "others()"
 _OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")
 
 

@@ -213,9 +213,11 @@ class PartlyRead(Mapping[str, Json]):
 
     def get(self, name: str, default: Any = None) -> Any:
         member = self._members.get(name, default)
+        if type(member) is Cut:
+            return loads(bytes(member))
         if member is PASSED and self._reply is not None:
             return self._reply.value["choices"][self._place][name]
-        return loads(bytes(member)) if isinstance(member, Cut) else member
+        return member
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
