@@ -500,7 +500,7 @@ LINES = {
     "testing": 1_214,
     "trajectory": 5_036,
     "view": 7_101,
-    "wire": 5_196,
+    "wire": 5_206,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one

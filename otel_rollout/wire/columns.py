@@ -201,6 +201,7 @@ def _list_of(value: Json) -> list[Json] | None:
 
 _UNKNOWN = -9999.0
 """Written by vLLM where a log-probability is not known, or is infinite."""
+_PACKED_UNKNOWN = struct.pack("d", _UNKNOWN)
 _LOWEST = -1e30
 """No log-probability is so low. llama.cpp writes the lowest 32-bit float there; other types have
 lowest values near it, and integers none."""
@@ -208,9 +209,10 @@ lowest values near it, and integers none."""
 
 def _floats(values: list[Json], *, are_floats: bool = False) -> array[float]:
     """The log-probabilities, NaN in the place of each unknown one."""
-    are_floats = are_floats or {*map(type, values)} == {float}
-    if values and are_floats and min(values) > _UNKNOWN and sum(values) < -_LOWEST:
-        return array("d", struct.pack(f"{len(values)}d", *values))
+    if are_floats or {*map(type, values)} <= {float}:
+        packed = struct.pack(f"{len(values)}d", *values)
+        if _PACKED_UNKNOWN not in packed and math.hypot(*values) < -_LOWEST:
+            return array("d", packed)
     return array("d", [float(value) if is_known_logprob(value) else math.nan for value in values])
 
 

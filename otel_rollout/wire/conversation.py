@@ -14,6 +14,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 
+import msgspec
+
 from otel_rollout.wire.json import Json, JsonText
 from otel_rollout.wire.message import PIECES, content_parts, read_message
 from otel_rollout.wire.parts import Part, Reasoning, Text, present_members, visible_parts
@@ -124,11 +126,17 @@ def key_of(message: Json, parts: list[Part], others: dict[str, Json]) -> bytes:
     return _encoded([others, visible_parts(parts)])
 
 
-_encoded_text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_encode_strict = msgspec.json.Encoder(order="deterministic").encode
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def _encoded(visible: Json) -> bytes:
-    return _encoded_text(visible).encode()
+    try:
+        text = _encode_strict(visible)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return _encode(visible).encode()
+    # It writes NaN and infinities as null, too.
+    return _encode(visible).encode() if b"null" in text else text
 
 
 def contents_key(contents: Iterable[Json]) -> bytes:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from otel_rollout import rollout
 from otel_rollout.testing import Raw
@@ -21,6 +23,7 @@ from otel_rollout.wire import (
     message,
     visible_key,
 )
+from otel_rollout.wire.conversation import contents_key
 from otel_rollout.wire.message import Shapes, content_parts
 from tests.kit.recording import Clients, Recording
 from tests.wire.shape_tables import TABLES
@@ -99,3 +102,30 @@ def test_a_part_whose_value_is_null_is_shown_as_it_is(name: str):
     (part,) = content_parts([{name: None}])
     assert isinstance(part, Other)
     assert part.kind == name
+
+
+_scalars = st.sampled_from(
+    [None, True, 1, 1.0, -0.0, 0, float("nan"), float("inf"), 1 << 70, "", "null", "\ud800", "é"]
+)
+_values = st.recursive(
+    _scalars,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["a", "b", "\udc00"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(_values, _values)
+def test_keys_are_equal_where_the_json_is(one: Any, other: Any):
+    """NaN is not null, and a key does not depend on the order of members."""
+    keys = [contents_key([{"type": "novel", "x": [each]}]) for each in (one, other)]
+    texts = [json.dumps([each], sort_keys=True) for each in (one, other)]
+    assert (keys[0] == keys[1]) is (texts[0] == texts[1])
+
+
+def test_a_key_tells_nan_from_null_and_has_no_order():
+    tools: list[Any] = [{"a": [float("nan")], "b": 1}, {"b": 1, "a": [None]}, {"b": 1, "a": [1.5]}]
+    assert len({contents_key([tool]) for tool in tools}) == 3
+    assert contents_key([{"a": [1.5], "b": 1}]) == contents_key([tools[2]])
