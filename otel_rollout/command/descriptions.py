@@ -30,15 +30,13 @@ List trajectories: a line for each as it is read, and a footer with their number
 endings, rewards, and what does not train and why. Of files of trajectories the
 first line comes at once; spans are read to their end before, since a reward may
 come late. With --sort the lines come at the end; memory holds a line for each.
---json prints one JSON object a line, the last one is {"summary": ...}.
-Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too."""
+--json prints one JSON object a line, the last one is {"summary": ...}."""
 CHECK = """\
 Check that trajectories are what a trainer needs; for a pipeline, before it.
 Exit status: 0 they are; 1 a trajectory lacks something that is required, or there
 is no trajectory; 2 a source could not be read, in whole or in part, or the command
 line is wrong. --json prints one JSON object a line with all findings of a
 trajectory, the last one is {"summary": ...}.
-Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too.
 
 --require takes some of these, with commas between them:
 """
@@ -49,8 +47,7 @@ EXPR of --where is a comparison of fields, or several with and, or, not:
   reward is None and versions is not None
 A comparison with a field that is None is not known, and not kept."""
 SHOW = """\
-Show trajectories as trees: who said what, what of it trains, how it went.
-Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too."""
+Show trajectories as trees: who said what, what of it trains, how it went."""
 VIEW = """\
 Show trajectories on a page of this machine, in the browser: a list to filter,
 groups side by side, messages, tokens, what does not train and why. The page is
@@ -58,12 +55,10 @@ for you alone: its address, which is printed first, has a secret in it. Sources
 are read once and kept in an index in your cache; files that grow are followed.
 Ctrl-C ends it. It needs the extra: otel-rollout[view].
 Environment: OTEL_ROLLOUT_VIEW_INDEX, a file for the index in place of the cache;
-OTEL_ROLLOUT_VIEW_REACHABLE=1 allows a --host that other machines reach.
-Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too."""
+OTEL_ROLLOUT_VIEW_REACHABLE=1 allows a --host that other machines reach."""
 EXPORT = """\
 Write trajectories as the rows that a trainer reads. Trajectories of one group
 are brought together wherever they stand; memory holds one group at a time.
-Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too.
 Beside FILE stand FILE.part and FILE.groups until it is finished:
 the same command, given again after it was interrupted, goes on from there."""
 DRIFT = """\
@@ -72,8 +67,7 @@ ids, and why: reasoning dropped, arguments reformatted, tokens merged, template
 changed, truncated, other. Each of them begins a training row of its own, and
 the server reads again what it had in its cache. The ratio is that of merged
 calls to all of which it is known. Trajectories without such a call are only
-counted. docs/drift.md says what to do about them.
-Trajectories (of JsonlTrajectoryExporter, rebuild, ATIF, ...) are a source too."""
+counted. docs/drift.md says what to do about them."""
 DOCTOR = """\
 Check a set-up and say what would be lost: versions, provider, span limits,
 processors, instrumentations, environment. Then run a rollout with two calls
