@@ -499,7 +499,7 @@ LINES = {
     "spans": 2_216,
     "testing": 1_214,
     "trajectory": 5_036,
-    "view": 7_101,
+    "view": 7_097,
     "wire": 5_206,
     "workflows": 855,
 }

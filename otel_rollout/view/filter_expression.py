@@ -35,30 +35,26 @@ _EXAMPLE = "such as 'reward < 0.5 and status == \"error\"'"
 class Where:
     """A filter over overviews."""
 
-    text: str
-    """The expression as it was given."""
-    _sql: str
-    _parameters: tuple[Parameter, ...]
+    sql: str
+    """A condition over the columns `COLUMNS`."""
+    parameters: tuple[Parameter, ...]
+    """The values of its parameters, in order."""
 
     @classmethod
     def parse(cls, text: str) -> Where:
         """The filter that a text is. ConfigurationError, with what is known, for any other text."""
         sql = _Parser(text).parse()
-        return cls(text, sql.text, sql.parameters)
-
-    def sql(self) -> tuple[str, list[Parameter]]:
-        """A condition over the columns `COLUMNS`, and the values of its parameters in order."""
-        return self._sql, list(self._parameters)
+        return cls(sql.text, sql.parameters)
 
     @property
     def names(self) -> set[str]:
         """The fields that it is about."""
-        return {name for name in COLUMNS if f'"{name}"' in self._sql}
+        return {name for name in COLUMNS if f'"{name}"' in self.sql}
 
     def matches(self, overview: Overview) -> bool:
         """True if the filter keeps it: the SQL is true of its row."""
-        values = [*row_of(overview), *self._parameters]
-        return _sqlite().execute(f"{_ONE_ROW} WHERE {self._sql}", values).fetchone() is not None
+        values = [*row_of(overview), *self.parameters]
+        return _sqlite().execute(f"{_ONE_ROW} WHERE {self.sql}", values).fetchone() is not None
 
 
 _NAMES = ", ".join(f'? AS "{name}"' for name in COLUMNS)

@@ -78,9 +78,9 @@ class Filter:
         """
         parts, parameters = [], list[Json]()
         if where.strip():
-            condition, values = Where.parse(where).sql()
-            parts.append(f"({condition})")
-            parameters += values
+            condition = Where.parse(where)
+            parts.append(f"({condition.sql})")
+            parameters += condition.parameters
         if phrase := _phrases(search):
             parts.append("number IN (SELECT rowid FROM words WHERE words MATCH ?)")
             parameters.append(phrase)

@@ -290,8 +290,8 @@ def test_its_sql_means_the_same_over_a_table(overview: Overview, text: str):
         f"turns in [1, 2] and {text!r} not in versions",
         "reward >= seconds or not turns > metadata['x']",
     ):
-        condition, parameters = Where.parse(written).sql()
-        found = connection.execute(f"SELECT 1 FROM t WHERE {condition}", parameters)
+        where = Where.parse(written)
+        found = connection.execute(f"SELECT 1 FROM t WHERE {where.sql}", where.parameters)
         assert (found.fetchone() is not None) is kept(written, overview), written
     connection.close()
 
@@ -303,8 +303,8 @@ def test_texts_are_never_sql(value: str):
     assert kept(f"name == {value!r}", overview)
     assert kept(f"metrics[{value!r}] == 1", overview)
     assert kept(f"metadata[{value!r}] == name and {value!r} in metrics", overview)
-    condition, parameters = Where.parse(f"name == {value!r}").sql()
-    assert (condition, parameters) == ('("name" = ?)', [value])
+    where = Where.parse(f"name == {value!r}")
+    assert (where.sql, where.parameters) == ('("name" = ?)', (value,))
 
 
 def test_any_value_of_an_overview_is_a_row():
