@@ -495,7 +495,7 @@ LINES = {
     "rebuild": 2_104,
     "rebuild/dialects": 3_109,
     "receive": 1_432,
-    "record": 8_751,
+    "record": 8_744,
     "spans": 2_216,
     "testing": 1_214,
     "trajectory": 5_036,
