@@ -31,8 +31,8 @@ PART_NAME = "continue_rollout in another process"
 class Numbering:
     """Numbers spans of the same name that stand side by side, the second one on."""
 
-    def __init__(self, task_id: str | None = None) -> None:
-        self.task_id = task_id
+    def __init__(self) -> None:
+        self.task_id: str | None = None
         """The task of the rollout that they are in. None: not known."""
         self._counts: dict[str, itertools.count[int]] = {}
         self._after = 0
