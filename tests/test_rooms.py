@@ -496,7 +496,7 @@ LINES = {
     "rebuild/dialects": 3_109,
     "receive": 1_432,
     "record": 8_744,
-    "spans": 2_216,
+    "spans": 2_212,
     "testing": 1_214,
     "trajectory": 5_036,
     "view": 7_097,

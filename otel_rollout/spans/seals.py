@@ -137,11 +137,7 @@ def _name(short: str) -> str:
     """The whole name that was shortened."""
     for character, escape in reversed(_ESCAPES.items()):
         short = short.replace(escape, character)
-    return _whole(short)
-
-
-def _whole(name: str) -> str:
-    return sc.PREFIX + name if name.startswith(".") else name
+    return sc.PREFIX + short if short.startswith(".") else short
 
 
 def _length(value: object) -> int | None:
