@@ -20,8 +20,8 @@ from otel_rollout.record import (
     Carried,
     Options,
     begin_here,
+    begin_part_here,
     close,
-    rollout_or_part,
     running_rollout,
 )
 
@@ -60,9 +60,6 @@ class HeldRollouts:
     def call(self, carried: Carried) -> Iterator[ActiveRollout]:
         """The rollout that a call belongs to, which is kept while the call is under way."""
         held = self._held(carried)
-        if isinstance(held, ActiveRollout):
-            yield held
-            return
         held.calls += 1
         try:
             yield held.active
@@ -70,19 +67,17 @@ class HeldRollouts:
             held.calls -= 1
             held.used = time.monotonic()
 
-    def _held(self, carried: Carried) -> HeldRollout | ActiveRollout:
-        begun = self._begun.get(carried.rollout_id)
-        if begun is not None:
+    def _held(self, carried: Carried) -> HeldRollout:
+        if (begun := self._begun.get(carried.rollout_id)) is not None:
             return begun
-        active = running_rollout(carried.rollout_id)
-        if active is not None:
-            return active
+        if (active := running_rollout(carried.rollout_id)) is not None:
+            return HeldRollout(active, self._idle_seconds, time.monotonic())
         key = carried.rollout_id, carried.trace_id
         held = self._parts.get(key)
         if held is None:
             self._make_room()
-            active = rollout_or_part(carried)
-            held = self._parts[key] = HeldRollout(active, self._idle_seconds, time.monotonic())
+            part = begin_part_here(carried)
+            held = self._parts[key] = HeldRollout(part, self._idle_seconds, time.monotonic())
             self._watch()
         self._parts.move_to_end(key)
         return held

@@ -47,6 +47,7 @@ from otel_rollout.record.processes.carrier import Carried as Carried
 from otel_rollout.record.processes.carrier import rollout_secret as rollout_secret
 from otel_rollout.record.processes.continued import OUTSIDE as OUTSIDE
 from otel_rollout.record.processes.continued import begin_here as begin_here
+from otel_rollout.record.processes.continued import begin_part_here as begin_part_here
 from otel_rollout.record.processes.continued import came_back as came_back
 from otel_rollout.record.processes.continued import continue_environment as continue_environment
 from otel_rollout.record.processes.continued import continue_rollout as continue_rollout
@@ -55,7 +56,6 @@ from otel_rollout.record.processes.continued import headers_of as headers_of
 from otel_rollout.record.processes.continued import leave_environment as leave_environment
 from otel_rollout.record.processes.continued import propagate as propagate
 from otel_rollout.record.processes.continued import record_call as record_call
-from otel_rollout.record.processes.continued import rollout_or_part as rollout_or_part
 from otel_rollout.record.processes.continued import with_fields as with_fields
 from otel_rollout.record.processes.programs import BASE_URLS as BASE_URLS
 from otel_rollout.record.processor import TrajectorySpanProcessor as TrajectorySpanProcessor

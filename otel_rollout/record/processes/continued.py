@@ -209,13 +209,11 @@ def begin_here(options: Options) -> ActiveRollout:
     return active
 
 
-def rollout_or_part(carried: Carried) -> ActiveRollout:
-    """The rollout itself where it runs in this process, else a new part of it."""
-    active = running_rollout(carried.rollout_id)
-    if active is None:
-        active = carried.part()
-        start_span(active, carried.context)
-    return active
+def begin_part_here(carried: Carried) -> ActiveRollout:
+    """Begin a part of a rollout of another process. `close` ends it."""
+    part = carried.part()
+    start_span(part, carried.context)
+    return part
 
 
 def record_call(active: ActiveRollout, path: str) -> ExchangeRecorder:

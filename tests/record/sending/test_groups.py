@@ -25,7 +25,7 @@ from otel_rollout import (
 from otel_rollout import semconv as sc
 from otel_rollout.evidence import Evidence
 from otel_rollout.gateway.tokens import Tokens
-from otel_rollout.record import close, process_state, rollout_or_part
+from otel_rollout.record import begin_part_here, close, process_state
 from otel_rollout.record.context import ROLLOUT
 from otel_rollout.record.current import rollout_of
 from otel_rollout.spans import SpanRecord, as_record
@@ -64,7 +64,7 @@ def by_token() -> Iterator[None]:
     """A gateway of another process, which a call with a token asks."""
     active: Any = rollout_of(None)
     with elsewhere():
-        part = rollout_or_part(TOKENS.read(TOKENS.own(active)).carried)
+        part = begin_part_here(TOKENS.read(TOKENS.own(active)).carried)
     context = otel_context.set_value(ROLLOUT, part, trace.set_span_in_context(part.span))
     token = otel_context.attach(context)
     yield
