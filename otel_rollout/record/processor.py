@@ -101,6 +101,8 @@ class TrajectorySpanProcessor(SpanProcessor):
         """The rollout of each open span that is neither a rollout's own nor one of its calls."""
         self._lock = threading.RLock()
         self._max_queue_size = max_queue_size
+        self._sizes: dict[str, int] = {}
+        """Bytes of span text of trajectories that are about to be handed over, by id."""
         self._delivery_of: dict[int, Delivery] = {}
         """The way to each exporter, by the exporter's `id()`."""
         self._closed = False
@@ -258,7 +260,8 @@ class TrajectorySpanProcessor(SpanProcessor):
                 self._tell("on_left_out", trajectory.id)
             size = buffer.size + _size(whole)
             for each in handed:
-                _hand_over(self._deliveries(), each, size // len(handed))
+                self._sizes[each.id] = size // len(handed)
+                self._hand_over(each)
 
     def _trajectory(self, buffer: _Buffer, record: SpanRecord) -> Trajectory:
         active, trajectory = buffer.active, buffer.active.trajectory
@@ -302,6 +305,9 @@ class TrajectorySpanProcessor(SpanProcessor):
                         exporter, self._max_queue_size, self._max_bytes
                     )
             return list(self._delivery_of.values())
+
+    def _hand_over(self, trajectory: Trajectory) -> None:
+        _hand_over(self._deliveries(), trajectory, self._sizes.pop(trajectory.id, 0))
 
     def announce(self, active: ActiveRollout) -> None:
         """Have exporters note that a rollout has begun, or has other options than it began with."""
@@ -351,7 +357,8 @@ class TrajectorySpanProcessor(SpanProcessor):
             with guarded("a running rollout was not exported at shutdown"):
                 _take_in(buffer)
                 buffer.assembly.add(as_record(buffer.span))
-                _hand_over(self._deliveries(), buffer.assembly.trajectory(), buffer.size)
+                self._sizes[buffer.active.id] = buffer.size
+                self._hand_over(buffer.assembly.trajectory())
         deadline = time.monotonic() + timeout_millis / 1000
         self.force_flush(timeout_millis)
         deliveries = self._deliveries()
