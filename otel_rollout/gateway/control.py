@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from otel_rollout.errors import RolloutError
 from otel_rollout.gateway.http import Refusal, Scope
 from otel_rollout.gateway.rollout_parts import HeldRollouts
 from otel_rollout.gateway.tokens import Tokens
 from otel_rollout.record import Options, record_reward
-from otel_rollout.wire import Json, dumps, loads
+from otel_rollout.wire import Json, dumps, loads, object_in
 
 _ROLLOUTS, _ROLLOUT = "/rollouts", "/rollouts/{id}"
 _DESCRIPTIONS = ("/docs", "/openapi.json")
@@ -181,11 +180,7 @@ def _object(body: bytes, headers: Mapping[bytes, bytes], method: str, path: str)
     """The JSON object that a request's body is. Refusal if it is none that is described."""
     if b"json" not in headers.get(b"content-type", b""):
         raise Refusal(415, "expected the header Content-Type: application/json")
-    try:
-        found: Any = loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    if (found := object_in(body)) is None:
         raise Refusal(400, "expected a JSON object")
     known = _members(description()["paths"][path][method])
     if unknown := found.keys() - known:

@@ -31,8 +31,8 @@ from otel_rollout.wire import (
     endpoint_of,
     framing_said,
     hiding_of,
-    loads_bounded,
     merge,
+    try_loads,
 )
 
 _Digest: TypeAlias = bytes
@@ -273,11 +273,9 @@ def _joined(path: str, members: Mapping[str, _Digest]) -> _Digest:
 
 def _request_in(body: bytes) -> Json:
     """The JSON of a request; its text where it is no JSON object."""
-    try:
-        found = loads_bounded(body.decode())
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else body.decode("utf-8", "backslashreplace")
+    text = body.decode("utf-8", "backslashreplace")
+    found = try_loads(text)
+    return found if isinstance(found, dict) else text
 
 
 def _path_of(path: str) -> str:

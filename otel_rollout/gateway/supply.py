@@ -17,7 +17,15 @@ from otel_rollout.gateway.renderers import AskServer, NextPrompt, Turn
 from otel_rollout.gateway.upstream import Upstream
 from otel_rollout.record import ActiveRollout, ExchangeRecorder, guarded
 from otel_rollout.trajectory import Completion, NotExact, exact_ids
-from otel_rollout.wire import Json, MessagePath, context_key, extend, is_of_model, loads, media_of
+from otel_rollout.wire import (
+    Json,
+    MessagePath,
+    context_key,
+    extend,
+    is_of_model,
+    media_of,
+    object_in,
+)
 
 logger = logging.getLogger("otel_rollout")
 FIELD = "input_ids"
@@ -102,11 +110,8 @@ class Supply:
 
 def _request(body: bytes) -> dict[str, Any] | None:
     """The body of a chat's request; None for any other, and one that has token ids already."""
-    try:
-        request = loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(request, dict) or FIELD in request:
+    request = object_in(body)
+    if request is None or FIELD in request:
         return None
     messages = request.get("messages")
     is_chat = isinstance(messages, list) and all(isinstance(one, dict) for one in messages)

@@ -27,8 +27,8 @@ from otel_rollout.wire import (
     error_text,
     is_events,
     is_json_object,
-    loads,
     merge,
+    object_in,
     without_tokens,
 )
 
@@ -77,13 +77,8 @@ class Asked:
         return merge(events.decode("utf-8", "replace"), self._choices(), self.path)
 
     def _choices(self) -> int:
-        try:
-            params = loads(self.body or b"{}")
-        except (ValueError, RecursionError):
-            return 1
-        if not isinstance(params, dict):
-            return 1
-        return max(api.choices_asked(params) for api in self._apis)
+        params = object_in(self.body or b"{}")
+        return 1 if params is None else max(api.choices_asked(params) for api in self._apis)
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ from otel_rollout.wire import (
     loads_bounded,
     members,
     token_array,
+    try_loads,
     unpack_events,
 )
 
@@ -335,10 +336,7 @@ def _count(span: SpanRecord, key: str) -> int:
 def _object(text: str | None, damage: list[str]) -> dict[str, Json]:
     if text is None:
         return {}
-    try:
-        value = loads_bounded(text)
-    except (ValueError, RecursionError):
-        value = None
+    value = try_loads(text)
     if not isinstance(value, dict):
         damage.append(f"{text[:40]!r} should be a JSON object: was it cut by a length limit?")
         return {}

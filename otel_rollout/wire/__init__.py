@@ -56,7 +56,9 @@ from otel_rollout.wire.json import loads as loads
 from otel_rollout.wire.json import loads_bounded as loads_bounded
 from otel_rollout.wire.json import loads_leniently as loads_leniently
 from otel_rollout.wire.json import members as members
+from otel_rollout.wire.json import object_in as object_in
 from otel_rollout.wire.json import read_strict as read_strict
+from otel_rollout.wire.json import try_loads as try_loads
 from otel_rollout.wire.json import wholly_read as wholly_read
 from otel_rollout.wire.message import author_of as author_of
 from otel_rollout.wire.message import is_of_model as is_of_model

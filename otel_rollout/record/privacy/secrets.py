@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
-from otel_rollout.wire import loads
+from otel_rollout.wire import object_in
 
 TOKEN = "[A-Za-z0-9_-]{92,400}"  # noqa: S105 - its shape
 """A token of a gateway, as a regular expression."""
@@ -151,11 +151,8 @@ class Secrets:
 
     def scrub_reply(self, body: bytes) -> bytes:
         """A server's reply without them; one that a model made stays as it is."""
-        try:
-            reply = loads(body)
-        except (ValueError, RecursionError):
-            reply = None
-        if isinstance(reply, dict) and _is_of_model(reply):
+        reply = object_in(body)
+        if reply is not None and _is_of_model(reply):
             return body
         text = body.decode("utf-8", "surrogateescape")
         scrubbed = _without(text, self.found())

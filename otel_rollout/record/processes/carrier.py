@@ -26,7 +26,7 @@ from otel_rollout.record.options import Options
 from otel_rollout.record.provider import rollout_tracer
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
-from otel_rollout.wire import dumps, loads
+from otel_rollout.wire import dumps, try_loads
 
 logger = logging.getLogger("otel_rollout")
 
@@ -224,6 +224,9 @@ Group = tuple[str | None, int | None, str | None]
 """The id of a rollout's group, its size, and the id of the group that the rollout is sent with."""
 
 
+_NO_GROUP: Group = None, None, None
+
+
 def group_of(active: ActiveRollout) -> Group:
     """The group of a rollout, as a carrier has it; a long id is left out."""
     trajectory, outer = active.trajectory, active.outer_group_id
@@ -239,18 +242,13 @@ _LONGEST = 200
 
 def _group_in(text: object) -> Group:
     """The group that an entry of the baggage names."""
-    try:
-        group_id, size, outer = loads(text) if isinstance(text, str) else (None, None, None)
-    except (ValueError, TypeError, RecursionError):
-        return None, None, None
+    found = try_loads(text) if isinstance(text, str) else None
+    group_id, size, outer = found if isinstance(found, list) and len(found) == 3 else _NO_GROUP
     is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
     own = (group_id, size if is_size else None) if isinstance(group_id, str) else (None, None)
     return *own, outer if isinstance(outer, str) else None
 
 
 def _policy_version(text: object) -> str | int | None:
-    try:
-        value = loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return None
+    value = try_loads(text) if isinstance(text, str) else None
     return value if isinstance(value, str | int) and not isinstance(value, bool) else None

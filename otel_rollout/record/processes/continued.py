@@ -45,7 +45,7 @@ from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 from otel_rollout.record.transports.model_post import is_signed
 from otel_rollout.spans import SpanRecord
-from otel_rollout.wire import Json, dumps, loads
+from otel_rollout.wire import Json, dumps, object_in
 
 
 def propagate(*, environ: bool = False) -> dict[str, str]:
@@ -246,9 +246,7 @@ def with_fields(
     asks = process_state.settings.request_token_ids if fields is None else fields is not False
     if not asks:
         return body, NOTHING
-    try:
-        params = None if is_signed(headers) else loads(body)
-    except (ValueError, RecursionError):
+    if is_signed(headers) or (params := object_in(body)) is None:
         return body, NOTHING
     token = otel_context.attach(otel_context.set_value(TOKEN_FIELDS, fields, OUTSIDE))
     try:
@@ -256,7 +254,7 @@ def with_fields(
     finally:
         detach(token)
     added = found.fields
-    if not added or not isinstance(params, dict):
+    if not added:
         return body, found
     if added.keys() & params.keys():
         return dumps({**params, **added}).encode(), found

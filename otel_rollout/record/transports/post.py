@@ -26,7 +26,7 @@ from otel_rollout.record.transports.hooks import Hook
 from otel_rollout.record.transports.model_post import ModelPost, is_signed
 from otel_rollout.record.transports.to_gateway import is_for_gateway, note_for_gateway
 from otel_rollout.record.transports.uncaptured import note_outside, note_uncaptured
-from otel_rollout.wire import Json, api_of, endpoint_of, loads
+from otel_rollout.wire import Json, api_of, endpoint_of, object_in
 
 _LIBRARIES = {
     name: name
@@ -88,8 +88,8 @@ def _begin(
         return UNRECORDED, args, kwargs
     endpoint = endpoint_of(path)
     sent = post.body if endpoint is not None else None
-    body: Any = _json_of(sent)
-    if endpoint is None or not _is_asked(path, body):
+    body = object_in(sent) if sent else None
+    if endpoint is None or body is None or not _is_asked(path, body):
         note_uncaptured(active, client_of(post.library), path)
         return UNRECORDED, args, kwargs
     added = NOTHING
@@ -118,19 +118,11 @@ def _asking() -> ActiveRollout | None:
     return active
 
 
-def _json_of(body: bytes | None) -> Json:
-    """The body as JSON. None: it is none, or not known."""
-    try:
-        return loads(body) if body else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _is_asked(path: str, body: Json) -> bool:
+def _is_asked(path: str, body: Mapping[str, Json]) -> bool:
     """Whether the body asks a model, as the API at this path is asked."""
     api = api_of(path.removesuffix("/"))
     members = ("input",) if api is None else (api.conversation, api.text)
-    return isinstance(body, Mapping) and any(name in body for name in members)
+    return any(name in body for name in members)
 
 
 def client_of(library: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from operator import methodcaller
 
 from otel_rollout.record.privacy.secrets import Header, text_of
-from otel_rollout.wire import Json, loads
+from otel_rollout.wire import Json, object_in
 
 HEADERS = (
     "x-claude-code-session-id",
@@ -48,8 +48,10 @@ def session_of(headers: Iterable[Header]) -> str | None:
     for name in HEADERS:
         if (session := _plain(found.get(name), found)) is not None:
             return session
+    metadata = found.get(TURN_METADATA, "")
+    members = object_in(metadata[: _LONGEST + 1]) or {}
     for member in _MEMBERS:
-        if (session := _plain(_object(found.get(TURN_METADATA)).get(member), found)) is not None:
+        if (session := _plain(members.get(member), found)) is not None:
             return session
     return None
 
@@ -59,14 +61,3 @@ def _plain(value: Json, headers: Mapping[str, str]) -> str | None:
         return None
     signed = (str(headers.get(name, "")) for name in _CREDENTIALS)
     return None if any(value in {*text.split(), *_words(text)} for text in signed) else value
-
-
-def _object(text: Json) -> dict[str, Json]:
-    """The object in a header; empty where it holds none."""
-    if not isinstance(text, str) or len(text) > _LONGEST:
-        return {}
-    try:
-        found = loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
