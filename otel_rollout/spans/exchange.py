@@ -53,17 +53,21 @@ class TokenPath:
     typecode: str
     """That of an array which can hold all of its ids: "i", or "q" for some beyond 32 bits."""
 
-    def to_list(self) -> list[int]:
+    def to_array(self) -> array[int]:
         """All ids, first to last."""
         blocks: list[array[int]] = []
         path: TokenPath | None = self
         while path is not None:
             blocks.append(path.ids)
             path = path.parent
-        ids: list[int] = []
+        ids = array(self.typecode)
         for block in reversed(blocks):
-            ids += block.tolist()
+            ids += block if block.typecode == self.typecode else array(self.typecode, block)
         return ids
+
+    def to_list(self) -> list[int]:
+        """The same as a list."""
+        return self.to_array().tolist()
 
 
 def extend_tokens(path: TokenPath | None, ids: Sequence[int]) -> TokenPath:

@@ -40,7 +40,6 @@ from otel_rollout.trajectory.source import Source as Source
 from otel_rollout.trajectory.steps import Action as Action
 from otel_rollout.trajectory.steps import Step as Step
 from otel_rollout.trajectory.steps import json_of as json_of
-from otel_rollout.trajectory.tokens import AnyRows as AnyRows
 from otel_rollout.trajectory.tokens import Dropped as Dropped
 from otel_rollout.trajectory.tokens import NotExact as NotExact
 from otel_rollout.trajectory.tokens import TokenSequence as TokenSequence

@@ -17,9 +17,10 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.spans import TokenPath, extend_tokens
@@ -35,29 +36,121 @@ from otel_rollout.wire import (
 )
 
 
-@frozen("dataclasses.replace gives a changed copy")
-@dataclass(frozen=True, slots=True)
-class TokenSequence:
-    """One trainable row. All lists of T items are aligned with `token_ids`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """An admitted completion with its ids and log-probabilities."""
 
-    token_ids: list[int]
-    """(T) ids of prompts and sampled tokens, in order."""
-    loss_mask: list[int]
-    """(T) 1 on the tokens that this row trains, else 0. A completion that several rows share is
-    trained in the first of them only."""
-    logprobs: list[float]
-    """(T) log-probabilities of the sampled tokens, as the server sent them; 0.0 on other tokens,
-    NaN if that of a sampled token is unknown."""
-    sampled: list[int]
-    """(T) 1 on the tokens that the model sampled, else 0; also if another row trains them."""
-    prompt_length: int
-    """Number of tokens before the first sampled one."""
-    spans: list[tuple[str, int, int]]
-    """(completion id, start, end) of each completion in the row, in order; `end` is exclusive."""
-    completions: list[Completion] = field(repr=False, compare=False)
-    """The completions of `spans`, in the same order."""
-    truncated: bool
-    """True if a completion in it was truncated, or the row itself (`max_length`) was."""
+    completion: Completion
+    path: TokenPath
+    """The ids of its prompt, and then as one block its own."""
+    logprobs: array[float] | None
+    """NaN in the place of each unknown one; None: none are known."""
+
+    @property
+    def start(self) -> int:
+        """Number of ids of its prompt."""
+        return self.path.length - len(self.path.ids)
+
+
+@frozen("take a copy of the list")
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenSequence:
+    """One trainable row. All lists of T items are aligned with `token_ids`.
+
+    Lists are made when they are first asked for. What needs tensors takes the arrays, which are
+    made anew each time: NumPy and torch read them without a step for each token.
+    """
+
+    _path: TokenPath
+    """Its ids, before it is truncated."""
+    _kept: int
+    """T, its number of tokens: fewer than those of the path where it is truncated."""
+    _calls: list[_Call]
+    """The calls in it, in order."""
+    _trains: list[bool]
+    """For each of the calls, true if this row trains it."""
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """(T) ids of prompts and sampled tokens, in order."""
+        return self.token_id_array.tolist()
+
+    @cached_property
+    def loss_mask(self) -> list[int]:
+        """(T) 1 on the tokens that this row trains, else 0. A completion that several rows share is
+        trained in the first of them only.
+        """
+        return self.loss_mask_array.tolist()
+
+    @cached_property
+    def logprobs(self) -> list[float]:
+        """(T) log-probabilities of the sampled tokens, as the server sent them; 0.0 on other
+        tokens, NaN if that of a sampled token is unknown.
+        """
+        return self.logprob_array.tolist()
+
+    @cached_property
+    def sampled(self) -> list[int]:
+        """(T) 1 on the tokens that the model sampled, else 0; also if another row trains them."""
+        return self.sampled_array.tolist()
+
+    @property
+    def token_id_array(self) -> array[int]:
+        """`token_ids` as an array of 32-bit integers; of 64 bits if one of them needs that."""
+        return self._path.to_array()[: self._kept]
+
+    @property
+    def loss_mask_array(self) -> array[int]:
+        """`loss_mask` as an array of bytes."""
+        return self._mask(self._trains)
+
+    @property
+    def logprob_array(self) -> array[float]:
+        """`logprobs` as an array of doubles."""
+        values = array("d", bytes(8 * self._kept))
+        for call, (_, start, end) in zip(self._calls, self.spans, strict=True):
+            known = call.logprobs or array("d", [math.nan]) * (end - start)
+            values[start:end] = known[: end - start]
+        return values
+
+    @property
+    def sampled_array(self) -> array[int]:
+        """`sampled` as an array of bytes."""
+        return self._mask([True] * len(self._calls))
+
+    def _mask(self, marks: list[bool]) -> array[int]:
+        """1 on the tokens of the calls that are marked, else 0."""
+        mask = bytearray(self._kept)
+        for (_, start, end), is_marked in zip(self.spans, marks, strict=True):
+            if is_marked:
+                mask[start:end] = b"\1" * (end - start)
+        return array("b", bytes(mask))
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of tokens before the first sampled one."""
+        return self._calls[0].start if self._calls else self._kept
+
+    @cached_property
+    def spans(self) -> list[tuple[str, int, int]]:
+        """(completion id, start, end) of each completion in the row, in order; `end` is
+        exclusive.
+        """
+        return [
+            (call.completion.id, call.start, min(call.path.length, self._kept))
+            for call in self._calls
+        ]
+
+    @cached_property
+    def completions(self) -> list[Completion]:
+        """The completions of `spans`, in the same order."""
+        return [call.completion for call in self._calls]
+
+    @property
+    def truncated(self) -> bool:
+        """True if a completion in it was truncated, or the row itself (`max_length`) was."""
+        is_cut = self._kept < self._path.length
+        return is_cut or any(each.truncated for each in self.completions)
 
     @property
     def completion_ids(self) -> list[str]:
@@ -86,10 +179,27 @@ class TokenSequence:
     @property
     def trained_tokens(self) -> int:
         """The sum of its loss mask."""
-        return sum(self.loss_mask)
+        pairs = zip(self.spans, self._trains, strict=True)
+        return sum(end - start for (_, start, end), trains in pairs if trains)
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return self._kept
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenSequence):
+            return NotImplemented
+        return self is other or all(getattr(self, n) == getattr(other, n) for n in _FIELDS)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"TokenSequence({', '.join(f'{name}={getattr(self, name)!r}' for name in _FIELDS)})"
+
+
+_FIELDS = (
+    *("token_ids", "loss_mask", "logprobs", "sampled"),
+    *("prompt_length", "spans", "truncated"),
+)
 
 
 _UNKNOWN: list[tuple[None, int, int]] = [(None, 0, sys.maxsize)]
@@ -164,94 +274,7 @@ class NotExact:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """An admitted completion with its ids and log-probabilities."""
-
-    completion: Completion
-    path: TokenPath
-    """The ids of its prompt, and then as one block its own."""
-    logprobs: array[float] | None
-    """NaN in the place of each unknown one; None: none are known."""
-
-    @property
-    def start(self) -> int:
-        """Number of ids of its prompt."""
-        return self.path.length - len(self.path.ids)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedRow:
-    """A row whose lists are not made: what it trains is counted without them."""
-
-    path: TokenPath
-    """Its ids, before it is truncated."""
-    kept: int
-    """T, its number of tokens: fewer than those of `path` where it is truncated."""
-    calls: list[_Call]
-    """The calls in it, in order."""
-    trains: list[bool]
-    """For each of the calls, true if this row trains it."""
-
-    @property
-    def completions(self) -> list[Completion]:
-        """The completions in it, in order."""
-        return [call.completion for call in self.calls]
-
-    @property
-    def trained_tokens(self) -> int:
-        """The sum of its loss mask."""
-        return sum(
-            min(call.path.length, self.kept) - call.start
-            for call, trains in zip(self.calls, self.trains, strict=True)
-            if trains
-        )
-
-    def sequence(self) -> TokenSequence:
-        """The row with its lists."""
-        token_ids, kept = self.path.to_list()[: self.kept], self.kept
-        loss_mask, sampled, logprobs = [0] * kept, [0] * kept, [0.0] * kept
-        spans: list[tuple[str, int, int]] = []
-        for call, trains in zip(self.calls, self.trains, strict=True):
-            start, end = call.start, min(call.path.length, kept)
-            ones = [1] * (end - start)
-            sampled[start:end] = ones
-            if trains:
-                loss_mask[start:end] = ones
-            known = call.logprobs or array("d", [math.nan]) * (end - start)
-            logprobs[start:end] = known[: end - start].tolist()
-            spans.append((call.completion.id, start, end))
-        return TokenSequence(
-            token_ids=token_ids,
-            loss_mask=loss_mask,
-            logprobs=logprobs,
-            sampled=sampled,
-            prompt_length=spans[0][1] if spans else kept,
-            spans=spans,
-            completions=self.completions,
-            truncated=kept < self.path.length or any(c.truncated for c in self.completions),
-        )
-
-
-class PlannedRows(list[PlannedRow]):
-    """`TokenSequences` whose lists are not made."""
-
-    __slots__ = ("dropped",)
-
-    def __init__(self, rows: Iterable[PlannedRow] = (), dropped: Iterable[Dropped] = ()) -> None:
-        super().__init__(rows)
-        self.dropped: list[Dropped] = list(dropped)
-
-    def sequences(self) -> TokenSequences:
-        """The rows with their lists."""
-        return TokenSequences([row.sequence() for row in self], self.dropped)
-
-
-AnyRows: TypeAlias = TokenSequences | PlannedRows
-"""Rows to be counted, with their lists or without them."""
-
-
-def planned_rows(
+def token_sequences(
     completions: Iterable[Completion],
     *,
     masked: Callable[[Completion], bool] = lambda _: False,
@@ -259,7 +282,7 @@ def planned_rows(
     keep_aborted: bool = False,
     keep_side_calls: bool = False,
     constrained_logprobs: Literal["keep", "nan"] = "keep",
-) -> PlannedRows:
+) -> TokenSequences:
     """The rows of the completions of one trajectory.
 
     masked: true for completions that stay in their row as context and are not trained.
@@ -290,14 +313,14 @@ def planned_rows(
         )
         calls.remove(call)
     parents = {id(call): parents[id(call)] for call in calls if id(call) in parents}
-    rows: list[PlannedRow] = []
+    rows: list[TokenSequence] = []
     trained: set[int] = set()
     ends = {id(parent) for parent in parents.values()}
     for leaf in calls:
         if id(leaf) in ends:
             continue
-        row = _planned(_path(leaf, parents), trained, masked, max_length)
-        if any(row.trains):
+        row = _row(_path(leaf, parents), trained, masked, max_length)
+        if any(row._trains):
             rows.append(row)
     too_long = f"beyond {max_length} tokens of its row"
     dropped += [
@@ -307,7 +330,7 @@ def planned_rows(
         for call in calls
         if id(call) not in trained
     ]
-    return PlannedRows(rows, dropped)
+    return TokenSequences(rows, dropped)
 
 
 def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
@@ -327,7 +350,7 @@ def untrained_sequences(rows: TokenSequences) -> list[TokenSequence]:
     ends = {id(parent) for parent in parents.values()}
     leaves = [call for call in calls if id(call) not in ends]
     paths = (_path(leaf, parents) for leaf in leaves)
-    return [_planned(path, set(), lambda _: True, None).sequence() for path in paths]
+    return [_row(path, set(), lambda _: True, None) for path in paths]
 
 
 def _as_it_came(completion: Completion, sampled: TokenPath) -> _Call:
@@ -529,16 +552,16 @@ def _unresolved(calls: Sequence[_Call], parents: dict[int, _Call]) -> list[_Call
     return [call for call in doubtful if len(spans[prompt(call)]) > 1]
 
 
-def _planned(
+def _row(
     path: Sequence[_Call],
     trained: set[int],
     masked: Callable[[Completion], bool],
     max_length: int | None,
-) -> PlannedRow:
+) -> TokenSequence:
     """The row of these calls, each of which continues the one before it."""
     ids = path[-1].path
     kept = ids.length if max_length is None else min(ids.length, max_length)
     calls = [call for call in path if call.start < min(call.path.length, kept)]
     trains = [id(call) not in trained and not masked(call.completion) for call in calls]
     trained.update(id(call) for call, trains_it in zip(calls, trains, strict=True) if trains_it)
-    return PlannedRow(ids, kept, calls, trains)
+    return TokenSequence(ids, kept, calls, trains)

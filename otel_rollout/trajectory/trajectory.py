@@ -36,9 +36,8 @@ from otel_rollout.trajectory.side_calls import Rule, known_side_call, reasons_by
 from otel_rollout.trajectory.tokens import (
     Cause,
     Dropped,
-    PlannedRows,
     TokenSequences,
-    planned_rows,
+    token_sequences,
 )
 from otel_rollout.wire import Json, loads
 
@@ -154,28 +153,6 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
 
         ValueError for a wrong option, ExportError for a trajectory that is refused.
         """
-        return self.planned_rows(
-            on_failure=on_failure,
-            on_abort=on_abort,
-            on_side_call=on_side_call,
-            constrained_logprobs=constrained_logprobs,
-            mask_truncated=mask_truncated,
-            max_length=max_length,
-            require_all_calls=require_all_calls,
-        ).sequences()
-
-    def planned_rows(
-        self,
-        *,
-        on_failure: Literal["drop", "keep"] = "drop",
-        on_abort: Literal["drop", "keep"] = "drop",
-        on_side_call: Literal["drop", "keep"] = "drop",
-        constrained_logprobs: Literal["keep", "nan"] = "keep",
-        mask_truncated: bool = False,
-        max_length: int | None = None,
-        require_all_calls: bool = False,
-    ) -> PlannedRows:
-        """The rows of `token_sequences` with these options, before their lists are made."""
         _check_option("on_failure", on_failure, ("drop", "keep"))
         _check_option("on_abort", on_abort, ("drop", "keep"))
         _check_option("on_side_call", on_side_call, ("drop", "keep"))
@@ -187,17 +164,17 @@ class Trajectory(RolloutRecord, ShownInNotebooks, Printed):
         if (why := self.why_empty) is not None:
             if require_all_calls:
                 self.check_calls()
-            return PlannedRows((), [Dropped(None, why, "no_calls")])
+            return TokenSequences((), [Dropped(None, why, "no_calls")])
         cause: Cause | None = None
         if self.status == "cancelled":
             cause, reason = "rollout_cancelled", "its rollout was cancelled"
         elif self.status == "error" and self.reward is None and on_failure == "drop":
             cause, reason = "rollout_failed", _FAILED
         if cause is not None:
-            return PlannedRows((), [Dropped(c, reason, cause) for c in self.completions])
+            return TokenSequences((), [Dropped(c, reason, cause) for c in self.completions])
         if require_all_calls:
             self.check_calls()
-        return planned_rows(
+        return token_sequences(
             self.completions,
             masked=lambda completion: mask_truncated and completion.truncated,
             max_length=max_length,

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from otel_rollout.terminal import without_ids, without_ids_and_numbers
 from otel_rollout.trajectory import (
     DROPS,
-    AnyRows,
     Completion,
     Dropped,
     Kind,
+    TokenSequences,
     Trajectory,
     sentences,
 )
@@ -60,12 +60,12 @@ _REPLIES = re.compile(r"(\d+) of \d+ (?:replies|calls) ")
 """How a finding about several completions begins."""
 
 
-def findings_of(trajectory: Trajectory, *, rows: AnyRows | None = None) -> list[Finding]:
+def findings_of(trajectory: Trajectory, *, rows: TokenSequences | None = None) -> list[Finding]:
     """The findings of a trajectory. `rows`: its token sequences, where they are known already.
 
     First what its warnings say, then the completions that no row trains, then the rest.
     """
-    rows = trajectory.planned_rows() if rows is None else rows
+    rows = trajectory.token_sequences() if rows is None else rows
     found = list(_of_warnings(trajectory))
     if any(drop.cause == "no_token_ids" for drop in rows.dropped):  # each says it of its reply
         found = [one for one in found if one.text != sentences.NOT_ASKED()]
@@ -136,7 +136,7 @@ _REWARD = (
 _WEIGHT = "Give the named rewards a weight (record_reward(..., weight=1)), or set its reward."
 
 
-def _of_logprobs(rows: AnyRows) -> Iterator[Finding]:
+def _of_logprobs(rows: TokenSequences) -> Iterator[Finding]:
     completions = _trained(rows)
     unknown = sum(completion.logprob_array is None for completion in completions)
     if unknown:
@@ -155,7 +155,7 @@ def _of_logprobs(rows: AnyRows) -> Iterator[Finding]:
         )
 
 
-def _of_truncation(rows: AnyRows) -> Iterator[Finding]:
+def _of_truncation(rows: TokenSequences) -> Iterator[Finding]:
     completions = _trained(rows)
     reasons = Counter(c.finish_reason for c in completions if c.truncated)
     for reason, count in reasons.most_common():
@@ -167,7 +167,7 @@ def _of_truncation(rows: AnyRows) -> Iterator[Finding]:
         )
 
 
-def _of_policies(rows: AnyRows) -> Iterator[Finding]:
+def _of_policies(rows: TokenSequences) -> Iterator[Finding]:
     """That several versions sampled what trains, by the rollout's word or by the server's."""
     completions = _trained(rows)
     named = {v: None for each in completions for v in each.policy_versions if v is not None}
@@ -182,12 +182,12 @@ def _of_policies(rows: AnyRows) -> Iterator[Finding]:
         )
 
 
-def _trained(rows: AnyRows) -> list[Completion]:
+def _trained(rows: TokenSequences) -> list[Completion]:
     """The completions in the rows, each once."""
     return list({id(c): c for row in rows for c in row.completions}.values())
 
 
-def _of_drift(trajectory: Trajectory, rows: AnyRows) -> Iterator[Finding]:
+def _of_drift(trajectory: Trajectory, rows: TokenSequences) -> Iterator[Finding]:
     """One finding for each class of forks. A single row of all calls has none: it is not asked."""
     if len(rows) + len(rows.dropped) < 2:
         return

@@ -12,9 +12,9 @@ from otel_rollout.export import TabularList, columns_of, members
 from otel_rollout.looking import ShownInNotebooks
 from otel_rollout.terminal import shortened
 from otel_rollout.trajectory import (
-    AnyRows,
     Completion,
     Episode,
+    TokenSequences,
     Trajectory,
     TrajectoryGroup,
 )
@@ -108,9 +108,9 @@ class Examined(NamedTuple):
     """The reason of the first completion that no row trains; None: rows train all."""
 
 
-def examine(trajectory: Trajectory, rows: AnyRows | None = None) -> Examined:
+def examine(trajectory: Trajectory, rows: TokenSequences | None = None) -> Examined:
     """Overview, findings and rows. rows: others than those of `Trajectory.token_sequences()`."""
-    rows = trajectory.planned_rows() if rows is None else rows
+    rows = trajectory.token_sequences() if rows is None else rows
     findings = findings_of(trajectory, rows=rows)
     completions = trajectory.completions
     models = [completion.model for completion in completions]

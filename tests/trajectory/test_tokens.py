@@ -21,7 +21,7 @@ from otel_rollout.spans.seals import with_lengths
 from otel_rollout.spans.writer import ExchangeWriter
 from otel_rollout.trajectory.tokens import (
     TokenSequence,
-    planned_rows,
+    token_sequences,
     untrained_sequences,
 )
 from otel_rollout.wire import choices
@@ -224,7 +224,7 @@ def test_a_reply_that_only_unresolved_retries_follow_trains():
         replace(c, exchange=replace(c.exchange, source="a dialect"))
         for c in server.trajectory().completions
     ]
-    rows = planned_rows(inexact).sequences()
+    rows = token_sequences(inexact)
     assert list(map(brief, rows)) == [([1, 2, 3], "001")]
     assert [str(dropped)[:32] for dropped in rows.dropped] == [
         "b: the same prompt was sampled a",
@@ -556,15 +556,17 @@ def test_the_tokens_that_do_not_train_are_rows_too(server: Server):
 
 
 @given(plays(), st.none() | st.integers(1, 12))
-def test_what_rows_train_is_counted_without_their_lists(server: Server, most: int | None):
-    """The same, however they are truncated, as with the lists."""
-    trajectory = server.trajectory()
-    planned = trajectory.planned_rows(max_length=most)
-    rows = trajectory.token_sequences(max_length=most)
-    assert [row.trained_tokens for row in planned] == [sum(row.loss_mask) for row in rows]
-    assert [row.trained_tokens for row in rows] == [sum(row.loss_mask) for row in rows]
-    assert [row.completions for row in planned] == [row.completions for row in rows]
-    assert planned.dropped == rows.dropped
+def test_arrays_have_what_the_lists_have(server: Server, most: int | None):
+    """And what trains is counted without either, however the rows are truncated."""
+    for row in server.trajectory().token_sequences(max_length=most):
+        assert row.trained_tokens == sum(row.loss_mask) > 0
+        arrays = row.token_id_array, row.loss_mask_array, row.logprob_array, row.sampled_array
+        assert [each.typecode for each in arrays] == ["i", "b", "d", "b"]
+        lists = row.token_ids, row.loss_mask, row.logprobs, row.sampled
+        assert repr([each.tolist() for each in arrays]) == repr([*lists])
+        assert {len(row.token_ids), len(row.loss_mask), len(row.logprobs)} == {len(row)}
+        start = row.prompt_length
+        assert row.sampled[: start + 1] == [0] * start + [1]
 
 
 @given(plays())

@@ -61,7 +61,7 @@ def listed(spans: str, capsys: Output) -> Any:
 
 def test_rows_are_counted_and_not_made(trajectories: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither verb has a use for lists of tokens."""
-    monkeypatch.setattr("otel_rollout.trajectory.tokens.PlannedRow.sequence", None)
+    monkeypatch.setattr("otel_rollout.trajectory.tokens.TokenSequence.token_id_array", None)
     assert main(["list", trajectories]) == 0
     assert main(["check", trajectories]) == 1  # some failed
 

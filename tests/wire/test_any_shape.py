@@ -13,7 +13,7 @@ import pytest
 from otel_rollout import Completion
 from otel_rollout.spans import Exchange, members_of
 from otel_rollout.trajectory import AllRewards, completions_of
-from otel_rollout.trajectory.tokens import planned_rows
+from otel_rollout.trajectory.tokens import token_sequences
 from otel_rollout.wire import api_of, extend
 from tests.kit.model_apis import COHERE, CONVERSE, GEMINI, TALKS
 
@@ -148,6 +148,5 @@ def test_replies_and_requests_of_any_shape(path: str) -> None:
         for completion in found:
             for name in asked:
                 getattr(completion, name)
-        planned_rows(found).sequences()
-        masked = planned_rows(found, masked=lambda c: c.truncated, constrained_logprobs="nan")
-        masked.sequences()
+        repr(token_sequences(found))
+        repr(token_sequences(found, masked=lambda c: c.truncated, constrained_logprobs="nan"))
