@@ -499,7 +499,7 @@ LINES = {
     "spans": 2_214,
     "testing": 1_214,
     "trajectory": 5_035,
-    "view": 7_097,
+    "view": 7_094,
     "wire": 5_217,
     "workflows": 855,
 }

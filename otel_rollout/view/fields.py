@@ -38,9 +38,6 @@ Lists and objects are JSON texts."""
 class Field:
     """One value of each overview."""
 
-    text: str
-    """The field as it was given."""
-    kind: Kind
     name: str
     """Which field of `Overview` has it."""
     _key: str | None
@@ -60,11 +57,11 @@ class Field:
                 one = f', such as {text}["..."]' if kind == "object" else ""
                 raise ConfigurationError(f"{option}: expected a single value{one}, got {text!r}")
             case ast.Name(id=name) if name in COLUMNS:
-                return cls(text, COLUMNS[name], name, None)
+                return cls(name, None)
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as key)) if (
                 COLUMNS.get(name) == "object"
             ):
-                return cls(text, "any" if name == "metadata" else "number", name, key)
+                return cls(name, key)
         names = ", ".join(
             f'{name}["..."]' if kind == "object" else name for name, kind in COLUMNS.items()
         )
