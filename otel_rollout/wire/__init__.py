@@ -56,7 +56,6 @@ from otel_rollout.wire.json import loads as loads
 from otel_rollout.wire.json import loads_bounded as loads_bounded
 from otel_rollout.wire.json import loads_leniently as loads_leniently
 from otel_rollout.wire.json import members as members
-from otel_rollout.wire.json import object_in as object_in
 from otel_rollout.wire.json import read_strict as read_strict
 from otel_rollout.wire.json import try_loads as try_loads
 from otel_rollout.wire.json import wholly_read as wholly_read
@@ -113,6 +112,7 @@ from otel_rollout.wire.servers import without_tokens as without_tokens
 from otel_rollout.wire.sse import expands_too_far as expands_too_far
 from otel_rollout.wire.sse import is_events as is_events
 from otel_rollout.wire.sse import is_json_object as is_json_object
+from otel_rollout.wire.sse import object_in as object_in
 from otel_rollout.wire.sse import pack_events as pack_events
 from otel_rollout.wire.sse import unpack_events as unpack_events
 from otel_rollout.wire.sse import with_newlines as with_newlines

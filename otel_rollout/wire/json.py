@@ -266,15 +266,6 @@ def try_loads(text: str) -> Json:
         return None
 
 
-def object_in(text: str | bytes) -> dict[str, Json] | None:
-    """The JSON object that a text is; None for anything else."""
-    try:
-        value = loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def member_of(value: Json, *names: str) -> Json:
     """The member of this name, of which each further one is a member; None where one is missing."""
     for name in names:

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
-from otel_rollout.wire.json import Json, read_strict, try_loads
+from otel_rollout.wire.json import Json, loads, read_strict, try_loads
 
 _FIRST = (b"data:", b"event:", b"id:", b"retry:", b":")
 """Beginnings of the first line of events."""
@@ -75,6 +75,15 @@ def is_json_object(body: bytes) -> bool:
     """
     end = body[-64:].rstrip() or body.rstrip()
     return _begins_an_object(body) is not None and end.endswith(b"}")
+
+
+def object_in(text: str | bytes) -> dict[str, Json] | None:
+    """The JSON object that a text is; None for anything else."""
+    try:
+        value = loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def with_newlines(events: str) -> str:
