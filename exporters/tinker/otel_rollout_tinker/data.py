@@ -7,6 +7,7 @@ not learned has mask, advantage and log-probability 0.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -162,17 +163,18 @@ def _rows(
         )
     for trajectory, advantage in pairs:
         for row, actions in trained_rows(trajectory, unknown_logprobs, **options):
-            length = len(row)
-            mask, weights, logprobs = [0.0] * length, [0.0] * length, [0.0] * length
+            ids, values = row.token_id_array, row.logprob_array
+            mask, weights, logprobs = (array("d", bytes(8 * len(row))) for _ in range(3))
             for action in actions:
                 here = slice(action.start, action.end)
                 count = action.end - action.start
-                mask[here], weights[here] = [1.0] * count, [advantage] * count
-                logprobs[here] = row.logprobs[here]
+                mask[here] = array("d", [1.0]) * count
+                weights[here] = array("d", [advantage]) * count
+                logprobs[here] = values[here]
             yield {
-                "model_input": row.token_ids[:-1],
+                "model_input": ids[:-1],
                 "loss_fn_inputs": {
-                    "target_tokens": row.token_ids[1:],
+                    "target_tokens": ids[1:],
                     "logprobs": logprobs[1:],
                     "advantages": weights[1:],
                     "mask": mask[1:],
@@ -215,10 +217,11 @@ def trained_rows(
                 f"trajectory out"
             )
         actions: list[Action] = []
+        mask, logprobs = row.loss_mask_array, row.logprob_array
         for completion, (_, start, end) in zip(row.completions, row.spans, strict=True):
-            if not row.loss_mask[start]:
+            if not mask[start]:
                 continue
-            if all(map(math.isfinite, row.logprobs[start:end])):
+            if math.isfinite(math.hypot(*logprobs[start:end])):
                 actions.append(Action(completion, start, end))
             elif unknown_logprobs == "error":
                 raise ExportError(

@@ -144,7 +144,7 @@ def to_trl_async_samples(
         if trajectory.reward is None:
             continue
         for row in trajectory.token_sequences():
-            logprobs = np.asarray(row.logprobs, dtype=np.float32)
+            logprobs = np.asarray(row.logprob_array, dtype=np.float32)
             # Each sampled token trains in the first row that has it.
             if np.isnan(logprobs).any():
                 raise ExportError(
@@ -159,8 +159,8 @@ def to_trl_async_samples(
                 RolloutSample(
                     prompt=asked,
                     completion=said[len(asked) :],
-                    input_ids=np.asarray(row.token_ids, dtype=np.int64),
-                    completion_mask=np.asarray(row.loss_mask, dtype=np.int64),
+                    input_ids=np.asarray(row.token_id_array, dtype=np.int64),
+                    completion_mask=np.asarray(row.loss_mask_array, dtype=np.int64),
                     old_log_probs=logprobs,
                     advantage=advantage or 0.0,
                     model_version=_version(trajectory, row, model_version),
