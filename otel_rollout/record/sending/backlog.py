@@ -4,7 +4,11 @@ Nothing is known of a request that was not taken: the receiver may be away, be f
 is too large. So its spans are sent again in halves, down to a single one. If that fails, the
 smallest other one is tried: if it arrives, the receiver is there. A span that fails alone again,
 after others have arrived, is set aside, and keeps nothing else waiting. Pauses grow with each span
-in a row that fails alone. A lock is the caller's matter, and times are of any clock.
+in a row that fails alone.
+
+A receiver that asks to wait is there, and has no room for what it is sent; it may have some for
+what completes a group. So a span of each group is tried in turn, and where one arrives, the others
+of its group are next. A lock is the caller's matter, and times are of any clock.
 """
 
 from __future__ import annotations
@@ -46,6 +50,8 @@ class Waiting:
     size: int
     span: ReadableSpan | None
     """None: it is on the disk alone."""
+    group: object = None
+    """What equals that of the spans with which it becomes whole."""
     kept: KeptSpan | None = None
     """The span on the disk. None: it is in memory alone."""
     failed_after: int | None = None
@@ -161,6 +167,8 @@ class Backlog:
         self._requests += 1
         if self.pause:  # it was away, or full: those set aside may have failed for that
             self._try_aside()
+            others = self._others_of(batch[-1].group)
+            self._waiting = deque([*others, *self._waiting])
         self.pause, self._not_before, self._asked = 0.0, -math.inf, -math.inf
         if self._steady:
             self._steady -= 1
@@ -173,12 +181,20 @@ class Backlog:
         asked: seconds that the receiver asked to wait. 0: it did not.
         """
         was_there, pause, item, newly_aside = self.pause == 0, _FIRST_PAUSE, batch[0], None
-        if len(batch) > 1:
-            size = sum(each.size for each in batch)
+        size = sum(each.size for each in batch)
+        if asked:
+            self._largest, self._steady = size // len(batch), _STEADY
+        elif len(batch) > 1:
             self._largest, self._steady = size // 2, _STEADY if was_there else 0
+        if len(batch) > 1:
             self._waiting.extendleft(reversed(batch))
             self._waiting_bytes += size
             self.pause = pause
+        elif asked:
+            self.pause = self._longer(self.pause)
+            others = self._others_of(item.group)
+            self._waiting.extend([*others, item])
+            self._waiting_bytes += item.size
         elif item.failed_after not in (None, self._requests):  # others have arrived since then
             newly_aside = None if item.pause else item
             item.pause = self._longer(item.pause)
@@ -198,6 +214,12 @@ class Backlog:
             self._asked = -math.inf
         self._not_before = max(now + pause, self._asked)
         return newly_aside
+
+    def _others_of(self, group: object) -> list[Waiting]:
+        """Remove the spans of a group from those that wait; they are to be put back elsewhere."""
+        others = [each for each in self._waiting if each.group == group]
+        self._waiting = deque(each for each in self._waiting if each.group != group)
+        return others
 
     def _longer(self, pause: float) -> float:
         longest = _HURRIED_PAUSE if self.hurried else self._longest_pause

@@ -154,7 +154,7 @@ class Sender(SpanProcessor):
         size = size_of(span)
         with self._changed:
             self.taken += 1
-            item = Waiting(self.taken, span.name, size, span)
+            item = Waiting(self.taken, span.name, size, span, _group_of(span))
             if has_room := self._bytes + size <= self._max_bytes:
                 self._put(item, due)
         if has_room:
@@ -312,7 +312,8 @@ class Sender(SpanProcessor):
             with self._changed:
                 self.taken += 1
                 name = "of a former process"
-                self._put(Waiting(self.taken, name, kept.place.length, None, kept), 0.0)
+                size, number = kept.place.length, self.taken
+                self._put(Waiting(number, name, size, None, group=number, kept=kept), 0.0)
 
     # --- on a thread of its own
 
@@ -386,8 +387,8 @@ class Sender(SpanProcessor):
                 logger.warning("%s takes no spans: %s wait until it does", self.outlet, waiting)
             if aside is not None:
                 logger.warning(
-                    "%s takes other spans, and not %r of %d bytes: it is sent again later. Raise "
-                    "the limit of the receiver",
+                    "%s takes other spans, and not %r of %d bytes: it is sent again later. The "
+                    "receiver may be full, or have a limit that is to be raised",
                     self.outlet,
                     aside.name,
                     aside.size,
@@ -399,6 +400,13 @@ class Sender(SpanProcessor):
         self.arrived += len(batch) - rejected
         self.rejected += rejected
         self._bytes -= sum(item.size for item in batch if item.kept is None)
+
+
+def _group_of(span: ReadableSpan) -> object:
+    """The group that a span is sent with, or else its trace."""
+    there = span.attributes or {}
+    group = there.get(sc.ROLLOUT_OUTER_GROUP_ID) or there.get(sc.ROLLOUT_GROUP_ID)
+    return group or span.context.trace_id
 
 
 def delay_seconds() -> float:

@@ -178,6 +178,56 @@ def test_after_an_outage_what_is_set_aside_is_first():
     assert clock.now < 10
 
 
+def test_a_receiver_that_asks_to_wait_gets_a_span_of_each_group_in_turn():
+    """Where one arrives, the rest of its group follows at once; what waits is not set aside."""
+    backlog, clock = Backlog(), Clock()
+    for number in range(1, 13):
+        backlog.put(Waiting(number, "", 10 * number, None, group=number % 3), 0.0)
+    while len(batch := clock.take(backlog)) > 1:
+        assert backlog.failed(batch, clock.now, 1.0) is None
+    tried = list[int]()
+    for _ in range(6):
+        assert backlog.failed(batch, clock.now, 1.0) is None
+        before = clock.now
+        batch = clock.take(backlog)
+        assert clock.now == before + 1
+        tried += [item.number for item in batch]
+    assert [number % 3 for number in tried] == [2, 0, 1] * 2
+    assert len({*tried}) == 6
+    first = batch[0].number % 3
+    arrived = set[int]()
+    while len(arrived) < 4:
+        backlog.arrived(batch)
+        arrived |= {item.number for item in batch}
+        batch = clock.take(backlog)
+    assert {number % 3 for number in arrived} == {first}
+    assert clock.now == before + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 1000)), min_size=1, max_size=60))
+def test_where_one_group_has_room_each_becomes_whole(spans: list[tuple[int, int]]):
+    """A round over the groups finds the one, whichever it is and whatever else waits."""
+    backlog, clock, missing = Backlog(), Clock(), [group for group, _ in spans]
+    for number, (group, size) in enumerate(spans):
+        backlog.put(Waiting(number, "", size, None, group=group), 0.0)
+    has_room, refused = None, 0
+    while len(backlog):
+        batch = clock.take(backlog)
+        groups = {item.group for item in batch}
+        if len(batch) == 1 and has_room is None:
+            has_room = batch[0].group
+        if groups == {has_room}:
+            backlog.arrived(batch)
+            for item in batch:
+                missing.remove(spans[item.number][0])
+            has_room = has_room if has_room in missing else None
+        else:
+            backlog.failed(batch, clock.now, 1.0)
+            refused += 1
+            assert refused <= 12 * 6  # halves, and a round, for each group
+    assert not missing
+
+
 @given(
     st.lists(st.integers(1, 4 << 20), min_size=1, max_size=40),
     st.lists(st.sampled_from([True, False, 1000, 1 << 20]), max_size=60),
