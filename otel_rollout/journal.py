@@ -138,21 +138,21 @@ class Journal:
                 for place in places
             ]
 
-    def append(self, records: Sequence[bytes], *, is_limited: bool = True) -> list[Place]:
+    def append(self, records: Sequence[bytes], *, reserve: int | None = 0) -> list[Place]:
         """Append records, all or none, and sync once; where each is.
 
-        is_limited: False ignores `max_bytes`, for records that move.
+        reserve: bytes of `max_bytes` that are left free. None ignores it, for records that move.
         OSError if the disk does not take them, or with them the journal would have more than
-        `max_bytes` (`errno.ENOSPC`): nothing was appended then, and a later try may succeed.
+        that (`errno.ENOSPC`): nothing was appended then, and a later try may succeed.
         """
         if not records:
             return []
         needed = sum(map(len, records)) + _HEAD * len(records)
         with self._lock:
-            self._make_room(needed)
-            most = self.max_bytes if is_limited else None
-            if most is not None and self.size + needed > most:
-                problem = f"the journal may have {most} bytes, and has {self.size}"
+            self._make_room(needed + (reserve or 0))
+            most = self.max_bytes
+            if most is not None and reserve is not None and self.size + needed > most - reserve:
+                problem = f"the journal may have {most - reserve} bytes, and has {self.size}"
                 raise OSError(errno.ENOSPC, problem, str(self.folder))
             file, begin = self._open_segment(), self._sizes.get(self._segment, 0)
             places, offset = list[Place](), begin

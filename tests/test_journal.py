@@ -139,7 +139,7 @@ def test_records_that_keep_others(tmp_path: Path):
         assert journal.sparse(held - {first} | {others[0]}) == [others[0]]
         with pytest.raises(OSError, match="the journal may have"):
             journal.append([b"e" * 200])
-        moved = journal.append([journal.read(first)], is_limited=False)
+        moved = journal.append([journal.read(first)], reserve=None)
         journal.release([first])
         assert journal.read(moved[0]) == b"a" * 20
         journal.append([b"e" * 200])

@@ -8,4 +8,5 @@ from otel_rollout.evidence.rollout import Evidence as Evidence
 from otel_rollout.evidence.rollout import Head as Head
 from otel_rollout.evidence.rollout import Late as Late
 from otel_rollout.evidence.rollout import rollout_of as rollout_of
+from otel_rollout.evidence.rollout import unit_of as unit_of
 from otel_rollout.evidence.units import Unit as Unit

@@ -22,7 +22,15 @@ from itertools import islice
 from typing import Generic, Literal
 
 from otel_rollout import semconv as sc
-from otel_rollout.evidence.rollout import Came, Evidence, Head, Late, Samples, rollout_of
+from otel_rollout.evidence.rollout import (
+    Came,
+    Evidence,
+    Head,
+    Late,
+    Samples,
+    rollout_of,
+    unit_of,
+)
 from otel_rollout.evidence.units import Members, OpenRollout, Place, Unit
 from otel_rollout.spans import SpanRecord
 from otel_rollout.trajectory import sentences
@@ -63,8 +71,8 @@ class OpenRollouts(Generic[Place]):
         """Those that have to be judged again."""
         self._refused: float | None = None
         """When `refuse` was called last. None: spans are taken."""
-        self._has_freed = False
-        """True if something was handed over since then."""
+        self._has_moved = False
+        """True if something was handed over since then, or came all the same."""
         self.held: dict[Place, int] = {}
         """The places that are needed, each with the number of rollouts that need it."""
 
@@ -108,7 +116,7 @@ class OpenRollouts(Generic[Place]):
             self.held[place] = self.held.get(place, 0) + 1
         if found.is_taken:
             found.since.append(Late.of(rollout_id, record))
-        found.last = now
+        found.last, self._has_moved = now, True
         if self._group_seconds is not None:
             self._place(rollout_id, found, record)
         self._change(rollout_id, found)
@@ -162,16 +170,27 @@ class OpenRollouts(Generic[Place]):
         for old, new in moved.items():
             self.held[new] = self.held.pop(old)
 
-    def refuse(self, now: float) -> bool:
+    def is_waiting(self, unit: str) -> bool:
+        """True if spans came of a group, or a rollout, that is neither handed over nor being so."""
+        members, found = self._groups.get(unit), self._open.get(unit)
+        if members is not None:
+            return not (members.is_taken or members.is_handed)
+        return unit in self._inner or (found is not None and found.is_waiting)
+
+    def needs(self, unit: str, record: SpanRecord) -> bool:
+        """True if a span is of this group or rollout, or that is not whole without it."""
+        id_ = rollout_of(record) or ""
+        others = (*self._claimers.get(id_, ()), *self._waiting.get(id_, ()))
+        return unit in (unit_of(record), *others)
+
+    def refuse(self, now: float) -> None:
         """Spans are refused, since there is no room; to be called again while there is none.
 
-        True if nothing is being handed over that may make room. Else this time does not count: what
-        is missing of a rollout may be what is refused.
+        Time in which something is handed over, or taken, does not count: what is missing of a
+        rollout may be what is refused.
         """
         self._leave_out(now)
-        is_stuck = not self._may_make_room
-        self._refused, self._has_freed = now, False
-        return is_stuck
+        self._refused, self._has_moved = now, False
 
     def take_again(self, now: float) -> None:
         """Spans are not refused any more."""
@@ -189,7 +208,7 @@ class OpenRollouts(Generic[Place]):
 
     @property
     def _may_make_room(self) -> bool:
-        return self._has_freed or any(found.is_taken for found in self._open.values())
+        return self._has_moved or any(found.is_taken for found in self._open.values())
 
     # --- what is ready
 
@@ -350,7 +369,7 @@ class OpenRollouts(Generic[Place]):
 
     def done(self, unit: Unit[Place]) -> list[Place]:
         """The unit is handed over; the places that nothing needs any more."""
-        self._has_freed = True
+        self._has_moved = True
         for head in unit.heads:
             found = self._open[head.rollout]
             found.is_taken, found.is_handed = False, True

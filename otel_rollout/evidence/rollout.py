@@ -54,6 +54,12 @@ def rollout_of(record: SpanRecord) -> str | None:
     return record.text(sc.ROLLOUT_ID) or record.text(sc.ROLLOUT_STARTED) or None
 
 
+def unit_of(record: SpanRecord) -> str:
+    """The group that a span is sent with, or else its rollout; "": it is of none."""
+    group = record.text(sc.ROLLOUT_OUTER_GROUP_ID) or record.text(sc.ROLLOUT_GROUP_ID)
+    return group or rollout_of(record) or ""
+
+
 class Late(NamedTuple):
     """A span that came when its rollout had been handed over."""
 

@@ -1,7 +1,8 @@
 """OTLP over gRPC and HTTP: bytes in, and an answer when they are safe; nothing is parsed here.
 
-"retry" is UNAVAILABLE, or 503 with Retry-After; never RESOURCE_EXHAUSTED, which exporters do not
-repeat. What is refused for good is INVALID_ARGUMENT, or 400 or 413: collectors repeat the rest.
+"retry" is UNAVAILABLE with RetryInfo, or 503 with Retry-After; never RESOURCE_EXHAUSTED, which
+exporters do not repeat. What is refused for good is INVALID_ARGUMENT, or 400 or 413: collectors
+repeat the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from otel_rollout.wire import Json, dumps
 
 _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _PATH = "/v1/traces"
-_RETRY_SECONDS = b"1"
+_RETRY_SECONDS = 1
 _SLOW_SECONDS = 60.0
 """Time between two pieces of a body."""
 _WHOLE_SECONDS = 600.0
@@ -58,6 +59,20 @@ def _response(found: Answer) -> ExportTraceServiceResponse:
         return ExportTraceServiceResponse()
     partial = ExportTracePartialSuccess(rejected_spans=found.rejected, error_message=found.why)
     return ExportTraceServiceResponse(partial_success=partial)
+
+
+def _status(code: int, message: str) -> Any:
+    """A `google.rpc.Status`, as OTLP wants it."""
+    rpc = module_of("receive", "google.rpc.status_pb2", "otel-rollout receive")
+    return rpc.Status(code=code, message=message)
+
+
+def _retry_details(why: str) -> tuple[tuple[str, bytes]]:
+    """The metadata by which gRPC says when to try again."""
+    details = module_of("receive", "google.rpc.error_details_pb2", "otel-rollout receive")
+    status = _status(_CODES[503], why)
+    status.details.add().Pack(details.RetryInfo(retry_delay={"seconds": _RETRY_SECONDS}))
+    return (("grpc-status-details-bin", status.SerializeToString()),)
 
 
 class GrpcEndpoint:
@@ -112,7 +127,7 @@ class GrpcEndpoint:
                 await context.abort(code.UNAUTHENTICATED, "expected the token of this receiver")
         found = await asyncio.wrap_future(self._intake.submit(body, "", is_json=False))
         if found.kind == "retry":
-            await context.abort(code.UNAVAILABLE, found.why)
+            await context.abort(code.UNAVAILABLE, found.why, _retry_details(found.why))
         if found.kind == "refused":
             await context.abort(code.INVALID_ARGUMENT, found.why)
         return _response(found).SerializeToString()
@@ -198,17 +213,16 @@ def _body(found: Answer, *, is_json: bool) -> bytes:
 
 
 async def _refuse(send: Send, refusal: Refusal, *, is_json: bool) -> None:
-    """Answer with a `google.rpc.Status`, as OTLP wants it."""
+    """Answer that a request is not taken."""
     code, message = _CODES.get(refusal.status, 2), refusal.message
     more: tuple[tuple[bytes, bytes], ...] = ()
     if refusal.status == 503:
-        more += ((b"retry-after", _RETRY_SECONDS),)
+        more += ((b"retry-after", b"%d" % _RETRY_SECONDS),)
     if refusal.status in (400, 408, 413, 503):
         more += ((b"connection", b"close"),)  # the rest of the body is not read
     if is_json:
         status: Json = {"code": code, "message": message}
         body = dumps(status).encode()
     else:
-        status_of = module_of("receive", "google.rpc.status_pb2", "otel-rollout receive").Status
-        body = status_of(code=code, message=message).SerializeToString()
+        body = _status(code, message).SerializeToString()
     await answer(send, refusal.status, body, _TYPES[is_json], more)

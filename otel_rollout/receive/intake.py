@@ -3,6 +3,10 @@
 One thread takes the requests that wait, parses them, appends them to the journal with one sync,
 adds their spans to the rollouts that are open, and answers. Where a request cannot be kept it is
 answered "retry", and so is every other one until there is room: whoever sends holds the rest.
+
+Parts of many groups must not fill a journal in which each waits for its rest. So a full one takes
+what continues open groups, and the last quarter is for one of them at a time, the first that a
+request continues: if its rest fits there and is sent in five minutes, it is whole, and makes room.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from otel_rollout import semconv as sc
 from otel_rollout.errors import ConfigurationError, SpanFormatError
-from otel_rollout.evidence import Audit, Late, OpenRollouts, rollout_of
+from otel_rollout.evidence import Audit, Late, OpenRollouts, rollout_of, unit_of
 from otel_rollout.journal import Journal, Place, read_records
 from otel_rollout.otlp import read_json, read_protobuf
 from otel_rollout.receive.heads import HeadFile
@@ -34,11 +38,11 @@ logger = logging.getLogger("otel_rollout")
 _TICK = 0.5
 """Seconds after which a full receiver tries whether there is room."""
 _SHARE = 4
-"""A full journal takes requests again when a quarter of it is free: else it would be full at once,
-and log that each time."""
-_STUCK_SECONDS = 5.0
-"""Seconds after which a full receiver that hands nothing over takes what fits: something small may
-complete a rollout, and so make room."""
+"""The reserve is a quarter of the journal."""
+_LOG_SECONDS = 60.0
+"""Seconds after which it is logged again that the journal is full, as it may be for moments."""
+_TURN_SECONDS = 300.0
+"""Seconds after which the reserve is for another group, if one is not whole by then."""
 _COMPACTING_SECONDS = 10.0
 """Seconds between two looks for segments that are kept for little."""
 _PIECE = 16
@@ -120,10 +124,11 @@ class Intake:
         self._why_full = ""
         """Why nothing is taken now; "": something is."""
         self._compacted = time.monotonic()
+        self._logged = -_LOG_SECONDS
         self._needed = 0
         """Bytes for which there has to be room before requests are taken again."""
-        self._moved = 0.0
-        """When it became full, or something was being handed over since then."""
+        self._continued, self._continued_until = "", 0.0
+        """The group that the reserve is for, and until when. "": none yet."""
         self._thread = threading.Thread(target=self._run, name="otel-rollout-intake", daemon=True)
 
     def replay(self, now: float) -> None:
@@ -197,7 +202,7 @@ class Intake:
     def _read_some(self, requests: list[_Request]) -> Iterator[_Request]:
         """Read requests, and remove them from the list, until they have some bytes together."""
         size = 0
-        while requests and size < _BATCH:
+        while requests and size < (1 if self._why_full else _BATCH):
             if self._is_read(request := requests.pop(0)):
                 size += len(request.body)
                 yield request
@@ -208,9 +213,6 @@ class Intake:
 
     def _is_read(self, request: _Request) -> bool:
         """Read a request; False if it was answered."""
-        if self._why_full:
-            self._answer(request, Answer("retry", self._why_full))
-            return False
         try:
             body = _decoded(request, self._limits.body_bytes)
             request.body = body
@@ -218,10 +220,30 @@ class Intake:
         except SpanFormatError as error:
             self._answer(request, Answer("refused", str(error)))
             return False
+        if self._why_full and not self._goes_on(request):
+            self._answer(request, Answer("retry", self._why_full))
+            return False
         if nameless := sum(sc.ROLLOUT_ID in record.cut for record in request.records):
             self.counts["nameless"] += nameless
             logger.error("%d spans were not kept: the ids of their rollouts were cut", nameless)
         return True
+
+    @property
+    def _reserve(self) -> int:
+        """Bytes of the reserve. Where nothing is open, a request may need all of the journal."""
+        return (self._journal.max_bytes or 0) // _SHARE if self._rollouts.held else 0
+
+    def _goes_on(self, request: _Request) -> bool:
+        """True for a request that continues a group, for which a full journal has room."""
+        ours = [each for each in request.records if rollout_of(each) is not None]
+        now, has_room = time.monotonic(), self._journal.has_room(len(request.body) + self._reserve)
+        with self._lock:
+            open_one = next(filter(self._rollouts.is_waiting, map(unit_of, ours)), "")
+            if has_room:
+                return bool(open_one)
+            if now >= self._continued_until or not self._rollouts.is_waiting(self._continued):
+                self._continued, self._continued_until = open_one, now + _TURN_SECONDS
+            return any(self._rollouts.needs(self._continued, record) for record in ours)
 
     def _take(self, requests: Sequence[_Request]) -> None:
         """Keep requests that were read, and answer them."""
@@ -238,7 +260,8 @@ class Intake:
             return
         places: list[Place] = []
         try:
-            places = self._journal.append([each.body for each in kept])
+            reserve = self._reserve * (not self._why_full)
+            places = self._journal.append([each.body for each in kept], reserve=reserve)
             for request in kept:
                 request.rejected += self._add(places[0], request.records, now)
                 del places[0]
@@ -254,10 +277,13 @@ class Intake:
         self._on_change()
 
     def _refuse(self, why: str, largest: int, now: float) -> None:
-        """Take nothing from now on, until there is room for a request of so many bytes."""
-        logger.error("%s: every request is answered 'retry' until they can", why)
-        self._why_full, self._moved = why, now
-        self._needed = max(largest, (self._journal.max_bytes or 0) // _SHARE)
+        """Take little from now on, until there is room for a request of so many bytes."""
+        if self._why_full:
+            return
+        if now >= self._logged + _LOG_SECONDS:
+            logger.error("%s: requests are answered 'retry' until they can", why)
+            self._logged = now
+        self._why_full, self._needed = why, largest
         with self._lock:
             self._rollouts.refuse(now)
 
@@ -318,13 +344,11 @@ class Intake:
         self._compact()
         now = time.monotonic()
         with self._lock:
-            if self._journal.has_room(self._needed):
+            if self._journal.has_room(self._needed + self._reserve):
                 self._why_full = ""
                 self._rollouts.take_again(now)
-            elif not self._rollouts.refuse(now):
-                self._moved = now
-            elif now - self._moved > _STUCK_SECONDS:
-                self._needed = 0
+            else:
+                self._rollouts.refuse(now)
 
     def _compact(self) -> None:
         """Move what is needed out of segments in which most is not: else long rollouts keep all."""
@@ -335,7 +359,7 @@ class Intake:
                 while piece := places[:_PIECE]:
                     del places[:_PIECE]
                     records = [self._journal.read(place) for place in piece]
-                    moved = self._journal.append(records, is_limited=False)
+                    moved = self._journal.append(records, reserve=None)
                     self._rollouts.move(dict(zip(piece, moved, strict=True)))
                     self._journal.release(piece)
         except (OSError, SpanFormatError) as error:

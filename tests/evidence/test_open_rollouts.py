@@ -102,7 +102,7 @@ def test_time_in_which_spans_are_refused_does_not_count():
     rollouts.add(own("b"), 2, 0)
     rollouts.add(start("c", **GROUP), 3, 0)
     [whole] = rollouts.whole()
-    assert not rollouts.refuse(5)
+    rollouts.refuse(5)
     assert rollouts.due(1000) == []
     rollouts.done(whole)
     assert rollouts.due(1000) == []
@@ -114,17 +114,36 @@ def test_time_in_which_spans_are_refused_does_not_count():
 
 
 def test_it_counts_where_nothing_else_can_make_room():
-    """Nothing is whole."""
+    """Nothing is whole, and nothing is taken."""
     rollouts = machine()
-    rollouts.add(own("a", 1), 1, 0)
+    rollouts.add(own("a", 2), 1, 0)
     rollouts.add(own("b"), 2, 0)
     [whole] = rollouts.whole()
-    assert not rollouts.refuse(1)
+    rollouts.refuse(1)
     rollouts.done(whole)
-    assert not rollouts.refuse(2)
-    assert rollouts.refuse(3)
-    assert rollouts.due(10.9) == []
-    assert names(rollouts.due(11)) == [["a"]]
+    rollouts.refuse(2)
+    rollouts.add(call("a", 1), 3, 2.5)
+    rollouts.refuse(3)
+    assert rollouts.due(13.4) == []
+    assert names(rollouts.due(13.5)) == [["a"]]
+
+
+def test_what_an_open_unit_needs():
+    """Spans of its group, and those of what its rollouts wait for, or claim calls of."""
+    rollouts = machine()
+    rollouts.add(own("a", **GROUP), 1, 0)
+    rollouts.add(own("inner", ROLLOUT_PARENT_ID="b", ROLLOUT_OUTER_GROUP_ID="h"), 2, 0)
+    rollouts.add(own("run", 1, ROLLOUT_EPISODE='{"trajectories": [{"id": "part"}]}'), 3, 0)
+    assert [*map(rollouts.is_waiting, ("g", "h", "run", "a", "part", ""))] == [
+        *(True, True, True, True, False, False)
+    ]
+    assert rollouts.needs("g", call("b", 1, ROLLOUT_GROUP_ID="g"))
+    assert rollouts.needs("g", call("c", 1, ROLLOUT_GROUP_ID="i", ROLLOUT_OUTER_GROUP_ID="g"))
+    assert rollouts.needs("run", call("part", 1))
+    assert not rollouts.needs("g", call("part", 1))
+    [unit] = rollouts.due(100)[:1]
+    rollouts.done(unit)
+    assert not rollouts.is_waiting(unit.name)
 
 
 def test_a_group_is_ready_when_it_has_its_samples():

@@ -84,9 +84,9 @@ def test_json_and_gzip(receiver_of: Receive, tmp_path: Path):
 
 
 def test_a_full_journal_answers_again(receiver_of: Receive, tmp_path: Path):
-    """To every request, small and empty ones too, until there is room."""
+    """To every request that continues nothing, small and empty ones too, until there is room."""
     first = spans_of(A, ROLLOUT_GROUP_ID="g", ROLLOUT_GROUP_SIZE=2)
-    large = spans_of(B, text="x" * 3000, ROLLOUT_GROUP_ID="g", ROLLOUT_GROUP_SIZE=2)
+    large = spans_of(B, text="x" * 3000)
     most = len(request(large)) + 1000
     receiver = receiver_of(
         journal_bytes=most, limits=Limits(body_bytes=most - 100), group_seconds=1
@@ -104,18 +104,31 @@ def test_a_full_journal_answers_again(receiver_of: Receive, tmp_path: Path):
     until(lambda: post(receiver.url, b"")[0] == 200)
 
 
-def test_a_full_journal_takes_what_completes_something(
-    receiver_of: Receive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Where nothing else can make room: a large request waits for it, a small one is what lacks."""
-    monkeypatch.setattr("otel_rollout.receive.intake._STUCK_SECONDS", 0.1)
+def test_a_full_journal_takes_what_continues_something(receiver_of: Receive, tmp_path: Path):
+    """A large request waits for room; what lacks of an open rollout makes it."""
     first, large = spans_of(A), request(spans_of(B, text="x" * 3000))
     receiver = receiver_of(journal_bytes=len(large) + 100, limits=Limits(body_bytes=len(large)))
     assert post(receiver.url, request(first[1:]))[0] == 200
     assert post(receiver.url, large)[0] == 503
-    until(lambda: post(receiver.url, request(first[:1]))[0] == 200)
+    assert post(receiver.url, request(first[:1]))[0] == 200
     until(lambda: post(receiver.url, large)[0] == 200)
     until(lambda: ids(tmp_path / "out.jsonl") == [A, B])
+
+
+def test_parts_of_groups_do_not_fill_the_journal(receiver_of: Receive, tmp_path: Path):
+    """The last quarter is for one at a time, which becomes whole there, and then for the next."""
+    rollouts = [f"{number:032x}" for number in range(1, 9)]
+    halves = [
+        [request(spans) for spans in (every[:1], every[1:])]
+        for every in (spans_of(each, text="x" * 2000) for each in rollouts)
+    ]
+    size = sum(map(len, halves[0]))
+    receiver = receiver_of(journal_bytes=4 * size, limits=Limits(body_bytes=size))
+    answers = {post(receiver.url, first)[0] for first, _ in halves for _ in range(2)}
+    assert answers == {200, 503}  # copies need no room, but are written first
+    while halves:  # each in turn, as senders do
+        halves = [each for each in halves if any(post(receiver.url, h)[0] != 200 for h in each)]
+    until(lambda: sorted(ids(tmp_path / "out.jsonl")) == rollouts)
 
 
 def test_a_full_disk_answers_again(receiver_of: Receive, tmp_path: Path):

@@ -230,7 +230,7 @@ def test_a_reward_for_a_rollout_that_nobody_knows(receiver_of: Receive, tmp_path
 
 def test_a_long_rollout_does_not_fill_the_journal(receiver_of: Receive, tmp_path: Path):
     """What it needs is moved, so that what came beside it can go."""
-    spans, most = spans_of(A, 20), 60_000
+    spans, most = spans_of(A, 20), 80_000
     receiver = receiver_of(journal_bytes=most, limits=Limits(body_bytes=10_000))
     sent = [request([span]) for span in spans[:-1]]
     for number in range(120):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from otel_rollout import JsonlTrajectoryExporter
 from tests.kit.programs import ROOT
-from tests.kit.sending import A, B, post, request, spans_of
+from tests.kit.sending import A, B, post, request, spans_of, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-JOURNAL = 2 << 20
-"""Far less than is sent."""
+GROUPS, SIZE, PROCESSES = 16, 8, 4
+JOURNAL = 8 << 20
+"""Far less than is sent; a group is a seventh of it."""
 _RECEIVER = f"""
 import sys, time
 from otel_rollout import JsonlTrajectoryExporter
@@ -82,3 +86,40 @@ def test_memory_is_bounded(tmp_path: Path):
         grown = memory_of(pid, "VmHWM") - before
     assert answers == [503] * 200
     assert grown < 200 * len(body) // 4
+
+
+def counts_of(url: str) -> dict[str, float]:
+    """What a receiver has counted."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
+        rows = [line.decode().rpartition(" ") for line in answer]
+    return {name.removeprefix("otel_rollout_receiver_"): float(count) for name, _, count in rows}
+
+
+@pytest.mark.scale
+def test_agents_keep_what_has_no_room(tmp_path: Path):
+    """Parts of many groups come from several processes; all are whole in the end, and come once."""
+    folders = [tmp_path / f"agents-{number}" for number in range(PROCESSES)]
+    with slow_trainer(tmp_path) as (_, url):
+        agents = []
+        for number, folder in enumerate(folders):
+            folder.mkdir()
+            command = [sys.executable, "-m", "tests.backends.scale_agents", str(folder)]
+            places = {"PYTHONPATH": str(ROOT), "OTEL_ROLLOUT_TRAIN_ENDPOINT": url}
+            agents.append(
+                subprocess.Popen(
+                    [*command, str(GROUPS), str(SIZE), str(number), str(PROCESSES)],
+                    cwd=folder,
+                    env=os.environ | places,
+                )
+            )
+        assert [each.wait(300) for each in agents] == [0] * PROCESSES
+        until(lambda: counts_of(url)["open_rollouts"] == 0)
+        counts = counts_of(url)
+    came = [*JsonlTrajectoryExporter.read(tmp_path / "out.jsonl")]
+    truth = {
+        t.id: t for folder in folders for t in JsonlTrajectoryExporter.read(folder / "truth.jsonl")
+    }
+    assert counts["received_retry"] > 0
+    assert counts["handed_over_whole"] == len(truth) == 2 * GROUPS * SIZE
+    assert Counter(t.id for t in came) == Counter(truth.keys())
+    assert all(truth[t.id] == t for t in came)
