@@ -16,8 +16,6 @@ from functools import partial
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-from opentelemetry import context as otel_context
-
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.gateway.control import Control, ControlReply
 from otel_rollout.gateway.exchange import Cut, Exchange, Request
@@ -49,6 +47,7 @@ from otel_rollout.record import (
     Added,
     Carried,
     ExchangeRecorder,
+    attached,
     came_back,
     guarded,
     note_uncaptured,
@@ -199,12 +198,8 @@ class Application:
         if scope["type"] != "http":
             await self._other(scope, receive, send)
             return
-        token = otel_context.attach(OUTSIDE)
-        try:
-            with guarded("a request to the gateway was not answered"):
-                await self._answer(scope, receive, send)
-        finally:
-            otel_context.detach(token)
+        with attached(OUTSIDE), guarded("a request to the gateway was not answered"):
+            await self._answer(scope, receive, send)
 
     async def close(self) -> None:
         """End every rollout that it holds, and the connections to the model server."""

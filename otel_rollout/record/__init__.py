@@ -11,6 +11,7 @@ from otel_rollout.record.attributes import reward_numbers as reward_numbers
 from otel_rollout.record.attributes import text_of as text_of
 from otel_rollout.record.boundary import NOT_SHOWN as NOT_SHOWN
 from otel_rollout.record.boundary import guarded as guarded
+from otel_rollout.record.context import attached as attached
 from otel_rollout.record.current import begin as begin
 from otel_rollout.record.current import current_rollout as current_rollout
 from otel_rollout.record.current import end as end

@@ -5,6 +5,8 @@ Threads get it from `opentelemetry-instrumentation-threading`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import Token
 
 from opentelemetry import context as otel_context
@@ -30,3 +32,13 @@ def detach(token: Token[otel_context.Context]) -> None:
         token.var.reset(token)  # OpenTelemetry's own logs an error where there is none
     except ValueError:
         pass
+
+
+@contextmanager
+def attached(context: otel_context.Context) -> Iterator[None]:
+    """The block runs in this context."""
+    token = otel_context.attach(context)
+    try:
+        yield
+    finally:
+        detach(token)

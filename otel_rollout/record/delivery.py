@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from otel_rollout.export import TrajectoryExporter
 from otel_rollout.record.boundary import contained
+from otel_rollout.record.context import attached
 from otel_rollout.record.state import process_state
 from otel_rollout.trajectory import Trajectory
 
@@ -147,13 +147,11 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread | No
     It works for all rollouts, so the context of the current one does not go with it.
     """
     thread = threading.Thread(target=work, name=name, daemon=True)
-    token = otel_context.attach(Context())
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    finally:
-        otel_context.detach(token)
+    with attached(Context()):
+        try:
+            thread.start()
+        except RuntimeError:
+            return None
     return thread
 
 

@@ -11,7 +11,7 @@ from opentelemetry import trace
 from otel_rollout import semconv as sc
 from otel_rollout.errors import NoActiveRolloutError
 from otel_rollout.record.attributes import place
-from otel_rollout.record.context import CAPTURE_OFF, TOKEN_FIELDS, detach
+from otel_rollout.record.context import CAPTURE_OFF, TOKEN_FIELDS, attached
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.late_rewards import record_late_reward
 from otel_rollout.record.other_spans import is_model_call
@@ -122,11 +122,8 @@ def no_capture() -> Iterator[None]:
     They are on the trace like any other call. A rollout opened inside records its own calls.
     """
     context = without_rollout(otel_context.get_current())
-    token = otel_context.attach(otel_context.set_value(CAPTURE_OFF, True, context))
-    try:
+    with attached(otel_context.set_value(CAPTURE_OFF, True, context)):
         yield
-    finally:
-        detach(token)
 
 
 @contextmanager
@@ -145,13 +142,8 @@ def request_token_ids(enabled: bool = True, **fields: Json) -> Iterator[None]:
         also where `configure` or an outer block asks for token ids.
     fields: further request fields, JSON values, such as `return_meta_info=True`.
     """
-    token = otel_context.attach(
-        otel_context.set_value(TOKEN_FIELDS, dict(fields) if enabled else False)
-    )
-    try:
+    with attached(otel_context.set_value(TOKEN_FIELDS, dict(fields) if enabled else False)):
         yield
-    finally:
-        detach(token)
 
 
 def is_drawn_around() -> bool:

@@ -19,7 +19,7 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.record.added_fields import NOTHING, Added, added_fields
 from otel_rollout.record.boundary import guarded
-from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, TOKEN_FIELDS, detach
+from otel_rollout.record.context import CAPTURE_OFF, ROLLOUT, TOKEN_FIELDS, attached, detach
 from otel_rollout.record.current import (
     Run,
     begin_part,
@@ -219,11 +219,8 @@ def begin_part_here(carried: Carried) -> ActiveRollout:
 def record_call(active: ActiveRollout, path: str) -> ExchangeRecorder:
     """The recorder of a call of this rollout that somebody else makes, whatever is current."""
     context = trace.set_span_in_context(active.span, Context())
-    token = otel_context.attach(otel_context.set_value(ROLLOUT, active, context))
-    try:
+    with attached(otel_context.set_value(ROLLOUT, active, context)):
         return ExchangeRecorder(active, path)
-    finally:
-        detach(token)
 
 
 def fields_here() -> Json:
@@ -248,11 +245,8 @@ def with_fields(
         return body, NOTHING
     if is_signed(headers) or (params := object_in(body)) is None:
         return body, NOTHING
-    token = otel_context.attach(otel_context.set_value(TOKEN_FIELDS, fields, OUTSIDE))
-    try:
+    with attached(otel_context.set_value(TOKEN_FIELDS, fields, OUTSIDE)):
         found = added_fields(path, params, url)
-    finally:
-        detach(token)
     added = found.fields
     if not added:
         return body, found
