@@ -15,7 +15,7 @@ from typing import Any
 
 from otel_rollout.gateway.renderers import AskServer, NextPrompt, Turn
 from otel_rollout.gateway.upstream import Upstream
-from otel_rollout.record import ActiveRollout, ExchangeRecorder, guarded
+from otel_rollout.record import ActiveRollout, ExchangeRecorder, guarded, refusal_in
 from otel_rollout.trajectory import Completion, NotExact, exact_ids
 from otel_rollout.wire import (
     Json,
@@ -36,7 +36,6 @@ _RENDERED = (
     *("tool_choice", "response_format", "add_generation_prompt", "continue_final_message"),
 )
 """Members of a request that change what a template makes of the same messages."""
-_REFUSED = (400, 422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +163,14 @@ class SupplyingUpstream:
         if prompt is None or body is None:
             return await self._upstream.ask(method, target, headers, body)
         response = await self._upstream.ask(method, target, headers, with_ids(body, prompt.ids))
-        if response.status not in _REFUSED:
+        if refusal_in(response) is None:
             self._recorder.supplied(prompt.held, prompt.ids)
             return response
         await response.read()  # its connection is given back
         self._recorder.attempt_failed(response.status)
         self._recorder.request(body, dict(headers))
         plain = await self._upstream.ask(method, target, headers, body)
-        if plain.status not in _REFUSED:  # else something else is wrong with the request
+        if refusal_in(plain) is None:  # else something else is wrong with the request
             self._supply.stop(f"the model server refuses {FIELD!r} (HTTP {response.status})")
         return plain
 

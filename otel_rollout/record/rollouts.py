@@ -161,7 +161,7 @@ def _decorate(function: Any, options: Options) -> Any:
     if options.name is None:
         name = getattr(function, "__name__", type(function).__name__)
         options = replace(options, name=name)
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
+    if is_async(function):
         return _decorate_async(function, options)
 
     @functools.wraps(function)
@@ -185,6 +185,14 @@ def _decorate(function: Any, options: Options) -> Any:
         return result
 
     return run_rollout
+
+
+def is_async(function: object) -> bool:
+    """True if a call of it gives a coroutine, as far as can be told without one."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(function, "__call__", None)  # noqa: B004 - a callable object may be async
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _decorate_async(

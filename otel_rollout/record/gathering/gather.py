@@ -29,7 +29,7 @@ from otel_rollout.record.current import Gathering
 from otel_rollout.record.gathering.progress import RolloutProgress
 from otel_rollout.record.options import Options
 from otel_rollout.record.provider import rollout_tracer
-from otel_rollout.record.rollouts import is_rollout
+from otel_rollout.record.rollouts import is_async, is_rollout
 from otel_rollout.trajectory import Trajectory, TrajectoryGroup
 
 Runnable = Coroutine[Any, Any, Any] | Callable[..., Any]
@@ -134,7 +134,7 @@ def _recorded(
 
 async def _called(function: Callable[..., Any]) -> None:
     """Call a function: here if it gives a coroutine, else in a thread that is its own."""
-    if _is_async(function):
+    if is_async(function):
         await function()
         return
     context = contextvars.copy_context()
@@ -146,14 +146,6 @@ async def _called(function: Callable[..., Any]) -> None:
         executor.shutdown(wait=False)
     if inspect.isawaitable(result):  # a plain function that returns a coroutine, such as a lambda
         await result
-
-
-def _is_async(function: object) -> bool:
-    """True if a call of it gives a coroutine, as far as can be told without one."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    call = getattr(function, "__call__", None)  # noqa: B004 - a callable object may be async
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _name_of(runnable: object) -> str:

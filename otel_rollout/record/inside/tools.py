@@ -19,6 +19,7 @@ from otel_rollout.record.context import detach
 from otel_rollout.record.current import rollout_of
 from otel_rollout.record.privacy.secrets import Secrets
 from otel_rollout.record.provider import rollout_tracer
+from otel_rollout.record.rollouts import is_async
 from otel_rollout.record.running import ActiveRollout
 from otel_rollout.record.state import process_state
 
@@ -105,8 +106,7 @@ class tool:  # noqa: N801 - used as a decorator
                 arguments.pop(bound, None)
             return tool(name, call_id=call_id, arguments=arguments)
 
-        call = getattr(function, "__call__", None)  # noqa: B004 - a callable object may be async
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
+        if is_async(function):
 
             @functools.wraps(function)
             async def run_tool_async(*args: Any, **kwargs: Any) -> Any:
