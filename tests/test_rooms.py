@@ -488,7 +488,7 @@ LINES = {
     "command": 3_145,
     "evidence": 1_090,
     "export": 3_538,
-    "gateway": 3_460,
+    "gateway": 3_455,
     "kafka": 1_032,
     "look": 1_945,
     "otlp": 1_925,

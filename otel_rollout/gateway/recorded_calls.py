@@ -11,7 +11,6 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import TypeAlias
 from urllib.parse import unquote
 
@@ -19,7 +18,7 @@ from otel_rollout.errors import ConfigurationError
 from otel_rollout.gateway.http import Refusal
 from otel_rollout.gateway.replies import shown_body
 from otel_rollout.gateway.request_difference import Difference, difference_of
-from otel_rollout.spans import EVENTS, EXACT_SOURCE, JSON, Exchange, Form
+from otel_rollout.spans import EVENTS, EXACT_SOURCE, JSON, Exchange, Form, digest_of
 from otel_rollout.trajectory import Trajectory
 from otel_rollout.wire import (
     Framing,
@@ -219,7 +218,7 @@ class _Digests:
         before = _EMPTY if node is None else self._lists[id(node)]
         for node in reversed(unknown):
             own = self._messages[id(node)] = _digest_of(_without(node.message, inside))
-            before = self._lists[id(node)] = _hashed(before, own)
+            before = self._lists[id(node)] = digest_of(before, own)
         return before
 
 
@@ -240,11 +239,7 @@ def _without_one(value: Json, path: Sequence[str]) -> Json:
     return {name: member for name, member in value.items() if name != path[0]}
 
 
-def _hashed(*parts: bytes) -> _Digest:
-    return blake2b(b"".join(parts), digest_size=16).digest()
-
-
-_EMPTY = _hashed(b"[")
+_EMPTY = digest_of(b"[")
 _NO_BODY = ""
 """The body of a request that has none, such as one that retrieves a reply."""
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
@@ -253,10 +248,10 @@ _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 def _digest_of(value: Json) -> _Digest:
     """The digest of a member; of a list, that of its elements, one after the other."""
     if not isinstance(value, list):
-        return _hashed(_text(value).encode())
+        return digest_of(_text(value).encode())
     digest = _EMPTY
     for element in value:
-        digest = _hashed(digest, _digest_of(element))
+        digest = digest_of(digest, _digest_of(element))
     return digest
 
 
@@ -268,7 +263,7 @@ def _joined(path: str, members: Mapping[str, _Digest]) -> _Digest:
         for name in sorted(members):
             yield b"\0%b\0%b" % (name.encode("utf-8", "surrogatepass"), members[name])
 
-    return _hashed(*parts())
+    return digest_of(*parts())
 
 
 def _request_in(body: bytes) -> Json:
