@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from otel_rollout.wire.conversation import MessagePath, extend
 from otel_rollout.wire.json import (
+    Bounded,
     Choice,
     Chunk,
     Json,
@@ -55,6 +56,8 @@ _WHOLE = (
 _ABORTED = ("abort", "aborted")
 """Finish reasons of replies that the server gave up, as it does around an update of the weights."""
 
+_LEAST = 2048
+"""Characters of a reply; a shorter one costs less to be read as JSON."""
 _ends_with_done = re.compile(rb"\ndata: ?\[DONE\]").search
 
 
@@ -129,6 +132,9 @@ class ModelApi:
     """Texts of which one is in the last event of a whole stream: only then `is_last` is asked."""
     shapes_vary: bool = False
     """True if its paths may be asked in several shapes, some of which are not read."""
+    usual: Bounded[Any] | None = None
+    """Reads replies that have only what servers usually send, as a type which names it. None: all
+    are read as JSON."""
     keeps_tools: bool = False
     """True if a request that continues a reply by id has the tools of that reply's request."""
 
@@ -315,10 +321,12 @@ class ModelApi:
 
         Log-probabilities may be left to be read when somebody asks for them (`PartlyRead`).
         """
-        return loads_bounded(text)
+        found = self.usual(text) if self.usual is not None and len(text) > _LEAST else None
+        reply = None if found is None else self.reply_of(found, JsonText(text))
+        return loads_bounded(text) if reply is None else reply
 
     def reply_of(self, found: Any, whole: JsonText) -> Json:
-        """What `read` gives of a reply that was read as `REPLY` already, and is used up by this.
+        """What `read` gives of a reply that was read as `usual` already, and is used up by this.
 
         None: read it by its text. whole: that text, for what is asked of it later.
         """

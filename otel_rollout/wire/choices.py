@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 from msgspec import UNSET
 
 from otel_rollout.wire.api import Events, ModelApi
-from otel_rollout.wire.columns import LOGPROBS, id_array, listings, logprob_array
+from otel_rollout.wire.columns import LOGPROBS, id_array, listings, logprob_array, partly_read
 from otel_rollout.wire.json import (
-    PASSED,
     Bounded,
     Choice,
     Chunk,
@@ -86,9 +85,6 @@ REPLY = struct_of(
     },
 )
 """What servers put on replies; one with anything else is read as a whole."""
-_partly: Bounded[Any] = Bounded(REPLY)
-_WHOLE = 2048
-"""Characters of a reply that costs less to be read as a whole."""
 _LOGPROBS = struct_of("Logprobs", {"content": Cut, "refusal": None})
 _DELTA = struct_of(
     "Delta",
@@ -129,21 +125,10 @@ def _taken_columns(choice: Any) -> dict[str, array[Any] | None]:
 class ChoicesApi(ModelApi):
     """An API whose streams are chunks with choices."""
 
-    def read(self, text: str) -> Json:
-        found = _partly(text) if len(text) > _WHOLE else None
-        reply = None if found is None else self.reply_of(found, JsonText(text))
-        return super().read(text) if reply is None else reply
+    usual = Bounded(REPLY)
 
     def reply_of(self, found: Any, whole: JsonText) -> Json:
-        if found.choices is UNSET:
-            return None
-        known = list(map(_taken_columns, found.choices))
-        reply = as_objects(found)
-        reply["choices"] = [
-            PartlyRead({**choice, **dict.fromkeys(columns, PASSED)}, whole, place, columns)
-            for place, (choice, columns) in enumerate(zip(reply["choices"], known, strict=True))
-        ]
-        return reply
+        return partly_read(found, whole, "choices", _taken_columns)
 
     def read_chunks(self, text: str) -> list[Json] | None:
         found = _chunks(text)

@@ -14,7 +14,18 @@ from typing import Any
 
 from msgspec import UNSET, defstruct
 
-from otel_rollout.wire.json import Bounded, Cut, Json, PartlyRead, list_of, member_of, struct_of
+from otel_rollout.wire.json import (
+    PASSED,
+    Bounded,
+    Cut,
+    Json,
+    JsonText,
+    PartlyRead,
+    as_objects,
+    list_of,
+    member_of,
+    struct_of,
+)
 
 _Fields = Mapping[str, Json]
 
@@ -53,7 +64,7 @@ class Listing:
 
     length: int
     """Number of its tokens."""
-    column: Callable[[str], list[Json] | None]
+    column: Callable[[str], Sequence[Json] | None]
     """What it has of each token: `token`, `bytes`, `id`, `logprob`, `top_logprobs`, `probs`. None:
     it has none such."""
     known: array[float] | None = None
@@ -62,7 +73,7 @@ class Listing:
     def logprobs(self) -> array[float] | None:
         """Its log-probabilities, NaN in the place of each unknown one; None: it has none."""
         values = self.column("logprob") if self.known is None else None
-        return self.known if values is None else _floats(values)
+        return self.known if values is None else _floats([*values])
 
 
 def listings(choice: _Fields) -> Iterator[Listing]:
@@ -108,6 +119,12 @@ LOGPROBS = struct_of(
 )
 """The log-probabilities of a chat, or of a text completion, of which only numbers are read."""
 _logprobs: Bounded[Any] = Bounded(LOGPROBS)
+_CHOSEN: Any = defstruct("Chosen", [("tokenId", int), ("logProbability", float)], gc=False)
+LOGPROBS_RESULT = struct_of(
+    "LogprobsResult",
+    {"chosenCandidates": list_of(_CHOSEN), "topCandidates": Cut, "logProbabilitySum": Cut},
+)
+"""The log-probabilities of a candidate of Gemini's."""
 
 
 def logprob_array(found: Any) -> array[float] | None:
@@ -125,24 +142,57 @@ def logprob_array(found: Any) -> array[float] | None:
     return _floats(values) if len(tokens) == len(values) else None
 
 
+def result_arrays(found: Any) -> tuple[array[float], array[int] | None] | None:
+    """The numbers and the ids of a `LOGPROBS_RESULT`; None where there are none."""
+    chosen = found.chosenCandidates
+    if not chosen:  # it may be UNSET
+        return None
+    values = _floats([each.logProbability for each in chosen], are_floats=True)
+    return values, id_array([each.tokenId for each in chosen])
+
+
+def partly_read(
+    found: Any, whole: JsonText, name: str, take: Callable[[Any], dict[str, Any]]
+) -> dict[str, Json] | None:
+    """The reply that was read as a type, its choices as `PartlyRead`; None if it has no list.
+
+    whole: its text. name: the member that is the list of its choices. take: takes members out of
+    a choice, and returns what they say by their names.
+    """
+    choices = getattr(found, name)
+    if choices is UNSET:
+        return None
+    known = list(map(take, choices))
+    reply: dict[str, Json] = as_objects(found)
+    reply[name] = [
+        PartlyRead({**choice, **dict.fromkeys(columns, PASSED)}, whole, (name, place), columns)
+        for place, (choice, columns) in enumerate(zip(reply[name], known, strict=True))
+    ]
+    return reply
+
+
 def _usual(choice: PartlyRead) -> Listing | None:
-    """The tokens as chats and text completions list them, of which only numbers are read."""
+    """The tokens as most APIs list them, of which only numbers are read."""
     if "logprobs" not in choice.known and (cut := choice.cut("logprobs")) is not None:
         choice.known["logprobs"] = logprob_array(_logprobs.part(cut))
-    values = choice.known.get("logprobs")
+    place = "logprobs" if (result := choice.known.get("logprobsResult")) is None else _PLACES[1]
+    values, ids = (choice.known.get(place), None) if result is None else result
     if values is None:
         return None
     if _OTHERS not in choice.known:
-        choice.known[_OTHERS] = any(map(choice.get, _OTHER_PLACES))
+        choice.known[_OTHERS] = any(choice.get(each) for each in _PLACES if each != place)
     if choice.known[_OTHERS]:
         return None
-    return Listing(
-        len(values), lambda name: next(_read_listings(choice)).column(name), known=values
-    )
+
+    def column(name: str) -> Sequence[Json] | None:
+        is_known = name == "id" and ids is not None
+        return ids if is_known else next(_read_listings(choice)).column(name)
+
+    return Listing(len(values), column, known=values)
 
 
 _OTHERS = "others()"
-_OTHER_PLACES = ("logprobsResult", "output", "completion_probabilities", "meta_info")
+_PLACES = ("logprobs", "logprobsResult", "output", "completion_probabilities", "meta_info")
 
 
 def _listing(rows: Json, tops: Json = None, **names: str | int) -> Listing:

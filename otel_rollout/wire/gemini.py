@@ -11,10 +11,25 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
 from otel_rollout.wire.choices import indexed_choices
+from otel_rollout.wire.columns import LOGPROBS_RESULT, partly_read, result_arrays
 from otel_rollout.wire.conversation import MessagePath
-from otel_rollout.wire.json import Choice, Chunk, Json, Message, Params, Reply, member_of
+from otel_rollout.wire.json import (
+    Bounded,
+    Choice,
+    Chunk,
+    Json,
+    JsonText,
+    Message,
+    Params,
+    Reply,
+    list_of,
+    member_of,
+    struct_of,
+)
 from otel_rollout.wire.merging import finish, merge_members
 from otel_rollout.wire.message import Shapes, content_parts, part_of, text_of
 from otel_rollout.wire.parts import (
@@ -120,6 +135,31 @@ def _part(part: Members) -> Part | None:
     return Other("code", present, str(value.get("code", value.get("output"))))
 
 
+_CANDIDATE = struct_of(
+    "Candidate",
+    {
+        **dict.fromkeys(("index", "content", "finishReason", "finishMessage"), Any),
+        **dict.fromkeys(("safetyRatings", "citationMetadata", "tokenCount"), Any),
+        **dict.fromkeys(("groundingMetadata", "urlContextMetadata", "avgLogprobs"), Any),
+        "logprobsResult": LOGPROBS_RESULT,
+    },
+)
+_REPLY = struct_of(
+    "Reply",
+    {
+        **dict.fromkeys(("usageMetadata", "modelVersion", "responseId", "createTime"), Any),
+        **dict.fromkeys(("promptFeedback", "modelStatus"), Any),
+        "candidates": list_of(_CANDIDATE),
+    },
+)
+
+
+def _taken(candidate: Any) -> dict[str, Any]:
+    """The arrays of a candidate by the name of their member, which is taken out of it."""
+    result, candidate.logprobsResult = candidate.logprobsResult, UNSET
+    return {} if result is UNSET else {"logprobsResult": result_arrays(result)}
+
+
 _SHAPES = Shapes(
     blocks={**dict.fromkeys(_NAMES, _part), "thought": _thought},
     members={"parts": _parts},
@@ -147,6 +187,10 @@ class GenerateContent(ModelApi):
     model_name = "modelVersion"
     usage_name = "usageMetadata"
     delta_name = "text"
+    usual = Bounded(_REPLY)
+
+    def reply_of(self, found: Any, whole: JsonText) -> Json:
+        return partly_read(found, whole, "candidates", _taken)
 
     def framing(self, path: str) -> Framing | None:
         return "array" if path.endswith(_STREAMED) else None

@@ -186,7 +186,7 @@ def loads_bounded(text: str) -> Json:
 class PartlyRead(Mapping[str, Json]):
     """A choice of which some members are cut out, or passed over: these are read when asked for.
 
-    reply: that it is in, at this place; it has the members that are `PASSED` here.
+    reply: that it is in, at this place of the list of this name; it has what is `PASSED` here.
     """
 
     __slots__ = ("_members", "_place", "_reply", "known")
@@ -195,7 +195,7 @@ class PartlyRead(Mapping[str, Json]):
         self,
         members: dict[str, Json],
         reply: JsonText | None = None,
-        place: int = 0,
+        place: tuple[str, int] = ("", 0),
         known: dict[str, Any] | None = None,
     ) -> None:
         self._members = members
@@ -217,7 +217,8 @@ class PartlyRead(Mapping[str, Json]):
         if type(member) is Cut:
             return loads(bytes(member))
         if member is PASSED and self._reply is not None:
-            return self._reply.value["choices"][self._place][name]
+            choices, number = self._place
+            return self._reply.value[choices][number][name]
         return member
 
     def __iter__(self) -> Iterator[str]:
@@ -236,11 +237,13 @@ PASSED = object()
 
 def wholly_read(reply: Json) -> Json:
     """The reply with all of its choices read."""
-    choices = reply.get("choices") if isinstance(reply, dict) else None
-    if not isinstance(choices, list):
-        return reply
-    whole = [dict(each) if isinstance(each, PartlyRead) else each for each in choices]
-    return {**reply, "choices": whole}
+    lists = reply.items() if isinstance(reply, dict) else ()
+    whole = {
+        name: [dict(each) if isinstance(each, PartlyRead) else each for each in value]
+        for name, value in lists
+        if isinstance(value, list)
+    }
+    return {**reply, **whole} if whole else reply
 
 
 def list_of(kind: Any) -> Any:

@@ -320,7 +320,7 @@ _Mode = Literal["raw", "processed", "constrained"]
 _MODES: dict[str, _Mode] = {"raw": "raw", "processed": "processed"}
 
 
-def _ids_in(listing: Listing) -> list[Json]:
+def _ids_in(listing: Listing) -> Sequence[Json]:
     """The ids of all tokens; [] if one of them has none."""
     ids = listing.column("id")
     if ids and isinstance(ids[0], int):
@@ -328,7 +328,7 @@ def _ids_in(listing: Listing) -> list[Json]:
     return _ids_of_texts(listing.column("token") or [None])
 
 
-def _ids_of_texts(tokens: list[Json]) -> list[Json]:
+def _ids_of_texts(tokens: Sequence[Json]) -> list[Json]:
     """The ids of tokens that are all written as such; [] if one of them is not."""
     if not str(tokens[0]).startswith(ID_PREFIX):
         return []

@@ -589,14 +589,14 @@ def test_no_row_could_have_gone_on_further(server: Server):
 
 def test_replies_are_read_when_asked_for(server: Server, monkeypatch: pytest.MonkeyPatch):
     """A line is written and read without reading a reply; rows read each one once."""
-    live, read_replies, partly = server.trajectory(), list[str](), choices._partly
+    live, read_replies, partly = server.trajectory(), list[str](), choices.ChoicesApi.usual
 
     def reading(text: str) -> Any:
         read_replies.append(text)
         return partly(text)
 
-    monkeypatch.setattr(choices, "_partly", reading)
-    monkeypatch.setattr(choices, "_WHOLE", 0)
+    monkeypatch.setattr(choices.ChoicesApi, "usual", staticmethod(reading))
+    monkeypatch.setattr("otel_rollout.wire.api._LEAST", 0)
     read = Trajectory.from_json(live.to_json())
     assert read.status == "complete"
     assert [each.path for each in read.exchanges] == ["/chat/completions"] * len(live.exchanges)

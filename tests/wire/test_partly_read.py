@@ -21,7 +21,6 @@ from otel_rollout.wire import (
     sampled_texts,
     wholly_read,
 )
-from otel_rollout.wire import choices as choices_of_chats
 from otel_rollout.wire.choices import merge_choices
 from otel_rollout.wire.json import PartlyRead
 
@@ -59,7 +58,7 @@ _more = {"novel": st.just({"x": [1]}), "stop_reason": st.none() | st.just("</s>"
 def short_replies() -> Iterator[None]:
     """Short replies are read as long ones are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choices_of_chats, "_WHOLE", 0)
+        patch.setattr("otel_rollout.wire.api._LEAST", 0)
         yield
 
 
@@ -159,6 +158,78 @@ def test_a_text_completion_gives_what_was_sent(sent: Json, is_echo: bool) -> Non
     for ours, expected in pairs:
         assert (ours.index, ours.items) == (expected.index, expected.items)
         assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
+
+
+GEMINI = "/v1beta/models/m:generateContent"
+_tokens = st.fixed_dictionaries(
+    {"token": st.just("a"), "tokenId": st.integers(0, 9), "logProbability": st.just(-1.5)}
+)
+_chosen = st.lists(_tokens, max_size=3) | st.lists(
+    st.fixed_dictionaries(
+        {"token": st.sampled_from(["a", "é", ""])},
+        optional={
+            "logProbability": _numbers,
+            "tokenId": st.integers(0, 1 << 40) | st.sampled_from([None, 1 << 70, 1.5]),
+        },
+    ),
+    max_size=3,
+)
+_results = st.fixed_dictionaries(
+    {},
+    optional={
+        "chosenCandidates": _chosen,
+        "topCandidates": st.lists(st.fixed_dictionaries({"candidates": _chosen}), max_size=3),
+        "logProbabilitySum": st.just(-1.0),
+    },
+)
+_contents = st.fixed_dictionaries(
+    {"candidates": st.none()},
+    optional={"usageMetadata": st.just({"promptTokenCount": 2}), "novel": st.just(1)},
+) | st.fixed_dictionaries(
+    {
+        "candidates": st.lists(
+            st.fixed_dictionaries(
+                {"content": st.just({"role": "model", "parts": [{"text": "hi"}]})},
+                optional={
+                    "index": st.integers(0, 1),
+                    "finishReason": st.just("STOP"),
+                    "logprobsResult": _results | st.none(),
+                    "novel": st.just([{"token": "a", "logprob": -1.0}]),
+                },
+            ),
+            max_size=2,
+        )
+    }
+)
+
+
+@given(_contents)
+def test_a_candidate_gives_what_was_sent(sent: Json) -> None:
+    api = api_of(GEMINI)
+    assert api is not None
+    found, plain = api.read(json.dumps(sent)), json.loads(json.dumps(sent))
+    assert wholly_read(found) == plain
+    pairs = zip(api.sampled({}, None, found), api.sampled({}, None, plain), strict=True)
+    for ours, expected in pairs:
+        assert (ours.index, ours.items) == (expected.index, expected.items)
+        for _ in range(2):
+            assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
+
+
+def test_a_usual_candidate_is_partly_read() -> None:
+    chosen = [{"token": "a", "tokenId": 7, "logProbability": -1.0}]
+    tops = [{"candidates": [{"token": "b", "logProbability": -2.0}]}]
+    content = {"role": "model", "parts": [{"text": "a"}]}
+    result = {"chosenCandidates": chosen, "topCandidates": tops}
+    sent = {"candidates": [{"content": content, "logprobsResult": result}]}
+    api = api_of(GEMINI)
+    assert api is not None
+    found = api.read(json.dumps(sent))
+    (read,) = found["candidates"]
+    assert isinstance(read, PartlyRead)
+    assert read.known["logprobsResult"] == (array("d", [-1.0]), array("i", [7]))
+    assert (sampled_ids(read, found), sampled_texts(read)) == (array("i", [7]), [b"a"])
+    assert [each[0].text for each in alternatives(read)] == [b"b"]
 
 
 @given(_chunks, st.sampled_from(["\n", "\r\n"]))

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout.wire import api_of, merge, wholly_read
-from otel_rollout.wire import choices as choices_of_chats
 from otel_rollout.wire.json import Json
 from tests.kit.model_apis import TALKS
 
@@ -25,7 +24,7 @@ _read = json.JSONDecoder(strict=False).decode
 def short_replies() -> Iterator[None]:
     """Short replies are read as long ones are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choices_of_chats, "_WHOLE", 0)
+        patch.setattr("otel_rollout.wire.api._LEAST", 0)
         yield
 
 
@@ -41,6 +40,9 @@ def bodies() -> list[tuple[str, str, bool]]:
                 found.add((call["path"], call["response"], streamed))
     for talk in TALKS:
         found |= {(talk.path, json.dumps(reply), False) for reply in talk.replies}
+    chosen = [{"token": "a", "tokenId": 7, "logProbability": -1.0}] * 2
+    candidate = {"index": 0, "logprobsResult": {"chosenCandidates": chosen}}
+    found.add(("/models/m:generateContent", json.dumps({"candidates": [candidate]}), False))
     return sorted(found)
 
 
