@@ -42,6 +42,8 @@ _READ = frozenset(
     )
 )
 """Attributes that decide whether a rollout is whole, and what `Head` has."""
+_OURS = len(sc.PREFIX)
+_HASHED = frozenset((str, int, bool))  # a NaN is hashed by what it is, not by what it has
 _EXACT = 1_000_000
 """Nanoseconds to which every store keeps times."""
 
@@ -341,13 +343,17 @@ def _bounded(number: int | None) -> int | None:
 
 def _content(record: SpanRecord) -> int:
     """A hash of what we wrote on a span, in whatever order; each process has hashes of its own."""
-    found = hash((record.start_time_ns // _EXACT, (record.end_time_ns or 0) // _EXACT))
+    times = record.start_time_ns // _EXACT, (record.end_time_ns or 0) // _EXACT
     # Of the large texts the span has checksums, which `as_record` has checked.
     known = SUMMED if sc.CHECKSUMS in record.attributes and not record.cut else frozenset()
-    for name, value in record.attributes.items():
-        if name not in known and name.startswith(sc.PREFIX):
-            found ^= hash((name, value if isinstance(value, str | int) else repr(value)))
-    return found ^ hash(record.cut)
+    written = [
+        row
+        for row in record.attributes.items()
+        if row[0] not in known and row[0][:_OURS] == sc.PREFIX
+    ]
+    if not {type(value) for _, value in written} <= _HASHED:
+        written = [(n, v if isinstance(v, str | int) else repr(v)) for n, v in written]
+    return hash((*times, record.cut, frozenset(written)))
 
 
 def _ids_of_episode(text: str) -> frozenset[str]:

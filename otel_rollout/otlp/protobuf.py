@@ -32,7 +32,10 @@ def read_protobuf(data: bytes) -> Iterator[SpanRecord]:
                     parent_span_id=span.parent_span_id.hex() or None,
                     start_time_ns=span.start_time_unix_nano,
                     end_time_ns=span.end_time_unix_nano or None,
-                    attributes={row.key: _value(row.value) for row in span.attributes},
+                    attributes={  # most are texts
+                        row.key: (value := row.value).string_value or _value(value)
+                        for row in span.attributes
+                    },
                     scope=scope.scope.name,
                     events=[
                         SpanEvent(
@@ -50,8 +53,6 @@ def read_protobuf(data: bytes) -> Iterator[SpanRecord]:
 
 
 def _value(value: AnyValue) -> Any:
-    if text := value.string_value:  # most are one
-        return text
     kind = value.WhichOneof("value")
     if kind is None:
         return None
