@@ -106,7 +106,7 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
     def _open(self) -> None:
         """Open the journal, and go on with what is in it."""
         output, most = self._output(), self._journal_bytes
-        segment = SEGMENT_BYTES if most is None else min(SEGMENT_BYTES, most // 16)
+        segment = SEGMENT_BYTES if most is None else min(SEGMENT_BYTES, most // 64)
         self._journal = Journal(self._folder, segment_bytes=segment, max_bytes=most)
         self._heads = HeadFile(self._folder)
         rollout_seconds, group_seconds = self._seconds
