@@ -102,19 +102,20 @@ class OpenRollouts(Generic[Place]):
         if rollout_id is None:
             return "other"
         found = self._open.get(rollout_id)
+        is_start = sc.ROLLOUT_STARTED in record.attributes  # nothing that others do not have
         if found is None:
             if self._rollout_is_done(rollout_id):
-                return "late"
+                return "copy" if is_start else "late"
             found = self._open[rollout_id] = OpenRollout(Evidence(rollout_id), now)
         elif found.is_handed:
-            return "copy" if found.evidence.has_span(record) else "late"
+            return "copy" if is_start or found.evidence.has_span(record) else "late"
         came: Came = found.evidence.add(record)
         if came in ("copy", "damaged"):
             return came
         if place not in found.places:
             found.places[place] = None
             self.held[place] = self.held.get(place, 0) + 1
-        if found.is_taken:
+        if found.is_taken and not is_start:
             found.since.append(Late.of(rollout_id, record))
         found.last, self._has_moved = now, True
         if self._group_seconds is not None:

@@ -77,6 +77,7 @@ def test_a_rollout_is_ready_when_it_is_whole():
     assert (unit.name, unit.places, unit.heads[0].is_whole) == ("a", (1, 2), True)
     assert rollouts.add(call("a", 3), 4, 3) == "new"  # until it is done, it may fail
     assert rollouts.add(call("a", 1), 5, 3) == "copy"
+    assert rollouts.add(start("a"), 4, 3) == "new"  # and is nothing that came late
     assert (rollouts.whole(), rollouts.due(1000), [*rollouts.held]) == ([], [], [1, 2, 4])
     assert rollouts.came_since(unit) == [("a", "acall3", None)]
     assert rollouts.done(unit) == [1, 2, 4]
@@ -358,6 +359,7 @@ def test_after_a_restart_what_is_done_is_not_open():
         group_is_done="g".__contains__,
     )
     assert rollouts.add(own("a", **GROUP), 1, 0) == "late"
+    assert rollouts.add(start("a", **GROUP), 1, 0) == "copy"
     assert rollouts.add(own("c", **GROUP), 2, 0) == "new"
     [unit] = rollouts.whole()
     assert (unit.is_extra, names([unit])) == (True, [["c"]])
