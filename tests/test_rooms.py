@@ -495,7 +495,7 @@ LINES = {
     "rebuild": 2_104,
     "rebuild/dialects": 3_109,
     "receive": 1_470,
-    "record": 8_747,
+    "record": 8_762,
     "spans": 2_214,
     "testing": 1_214,
     "trajectory": 5_035,

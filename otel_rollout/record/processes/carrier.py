@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from opentelemetry import baggage, trace
@@ -231,13 +232,27 @@ def group_of(active: ActiveRollout) -> Group:
     """The group of a rollout, as a carrier has it; a long id is left out."""
     trajectory, outer = active.trajectory, active.outer_group_id
     group_id, size = trajectory.group_id, trajectory.group_size
-    if group_id is None or len(group_id) > _LONGEST:
+    if group_id is None or _is_too_long(group_id):
         group_id = size = None
-    return group_id, size, outer if outer is None or len(outer) <= _LONGEST else None
+    return group_id, size, None if outer is None or _is_too_long(outer) else outer
 
 
 _LONGEST = 200
 """Characters of a group's id: baggage that is too large does not arrive at all."""
+
+
+def _is_too_long(group_id: str) -> bool:
+    return len(group_id) > _LONGEST and _is_reported(group_id)
+
+
+@lru_cache(16)  # once for each of some
+def _is_reported(group_id: str) -> bool:
+    logger.warning(
+        "the group id %.40r... has %d characters: spans of other processes do not name the group. "
+        "%d characters are carried to them",
+        *(group_id, len(group_id), _LONGEST),
+    )
+    return True
 
 
 def _group_in(text: object) -> Group:
