@@ -174,6 +174,39 @@ def test_a_long_rollout_keeps_its_own_spans_alone(
         assert 0.1 < on_disk / sent < 0.3
 
 
+@pytest.mark.slow
+def test_rebuilders_come_and_go(
+    recording: Recording, clients: Clients, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While spans come, and brokers answer with errors: what one leaves the others read again."""
+    monkeypatch.setattr("otel_rollout.kafka.rebuilder._COMMIT_SECONDS", 0.1)
+    play(recording, clients, groups=6)
+    running, left = list[Rebuilder](), list[Rebuilder]()
+    for number in range(6):
+        running.append(Rebuilder(brokers.address, settings=SETTINGS))
+        if len(running) > 2:
+            running[0].close()
+            left.append(running.pop(0))
+        send(brokers.producer, "spans", recording.spans[number::6])
+        brokers.answer(HEARTBEAT, kafka.KafkaError.REBALANCE_IN_PROGRESS, 1)
+        brokers.answer(OFFSET_COMMIT, kafka.KafkaError.COORDINATOR_LOAD_IN_PROGRESS, 1)
+        for _ in range(20):
+            for each in running:
+                each.run_once(0.05)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for each in running:
+            each.run_once(0.05)
+        if sum(each.counts["written"] for each in (*left, *running)) >= 24 and not any(
+            map(len, running)
+        ):
+            break
+    for each in running:
+        each.close()
+    assert sum(each.counts["incomplete"] for each in (*left, *running)) == 0
+    arrives(brokers, recording.spans)
+
+
 def run(rebuilder: Rebuilder, holds: Callable[[], bool], seconds: float = 30) -> None:
     """Run it until something holds."""
     deadline = time.monotonic() + seconds
