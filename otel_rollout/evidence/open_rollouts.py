@@ -155,7 +155,8 @@ class OpenRollouts(Generic[Place]):
         for changed in (rollout_id, *others):
             if (other := self._open.get(changed)) is not None:
                 other.head = None
-                self._changed[changed] = None
+                if other.evidence.has_ended:
+                    self._changed[changed] = None
 
     def movable(self) -> set[Place]:
         """The places that are held, and are not read by now."""
@@ -213,6 +214,11 @@ class OpenRollouts(Generic[Place]):
 
     # --- what is ready
 
+    @property
+    def has_changed(self) -> bool:
+        """True if `whole` may give something that it did not."""
+        return bool(self._changed)
+
     def whole(self, most: int | None = None) -> list[Unit[Place]]:
         """The units that have become whole, each once; each is to be `done`, or `failed`.
 
@@ -225,7 +231,7 @@ class OpenRollouts(Generic[Place]):
             found = self._open.get(rollout_id)
             if found is None or not found.is_waiting:
                 continue
-            if found.evidence.has_ended and self._head(found).is_whole:
+            if self._head(found).is_whole:
                 units += self._whole_with(rollout_id, found)
         return units
 

@@ -274,7 +274,8 @@ class Intake:
             answers = [Answer("taken", _REJECTED * bool(r.rejected), r.rejected) for r in kept]
         for request, answer in zip(kept, answers, strict=True):
             self._answer(request, answer)
-        self._on_change()
+        if self._rollouts.has_changed:
+            self._on_change()
 
     def _refuse(self, why: str, largest: int, now: float) -> None:
         """Take little from now on, until there is room for a request of so many bytes."""
