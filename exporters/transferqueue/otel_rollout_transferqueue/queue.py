@@ -55,12 +55,13 @@ def _columns(rows: list[dict[str, Any]]) -> TensorDict:
 
 def _column(name: str, values: list[Any]) -> Any:
     """The values of a field: one tensor, a jagged one, or no tensor."""
+    import numpy as np
     import torch
     from tensordict import NonTensorStack
 
     if name not in _TYPES:
         return NonTensorStack(*values)
-    tensors = [torch.tensor(value, dtype=getattr(torch, _TYPES[name])) for value in values]
+    tensors = [torch.from_numpy(np.array(value, dtype=_TYPES[name])) for value in values]
     if len({tensor.shape for tensor in tensors}) == 1:
         return torch.stack(tensors)
     return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -163,15 +164,16 @@ def _reward(trajectory: Trajectory) -> float:
 
 
 def _logprobs(trajectory: Trajectory, row: TokenSequence) -> list[float]:
-    values = [
-        value if trains else 0.0 for value, trains in zip(row.logprobs, row.loss_mask, strict=True)
-    ]
-    if not all(map(math.isfinite, values)):
+    values, mask = row.logprob_array, row.loss_mask_array
+    for _, start, end in row.spans:
+        if not mask[start]:
+            values[start:end] = array("d", bytes(8 * (end - start)))
+    if not math.isfinite(math.hypot(*values)):
         raise ExportError(
             f"trajectory {trajectory.id!r}: the server did not send the log-probability of each "
             f"token; ask for them (otel_rollout.request_token_ids())"
         )
-    return values
+    return values.tolist()
 
 
 # --- of both

@@ -7,6 +7,7 @@ its first sampled token. All that tools and users said later is part of the resp
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -111,19 +112,17 @@ def output_fields(
 
 
 def _logprobs(trajectory: Trajectory, row: TokenSequence, end: int) -> list[float]:
-    start = row.prompt_length
-    values = [
-        value if trains else 0.0
-        for value, trains in zip(row.logprobs[start:end], row.loss_mask[start:end], strict=True)
-    ]
+    values, mask = row.logprob_array, row.loss_mask_array
     for completion_id, first, last in row.spans:
-        if not all(map(math.isfinite, values[first - start : last - start])):
+        if first < end and not mask[first]:
+            values[first:last] = array("d", bytes(8 * (last - first)))
+        elif not math.isfinite(math.hypot(*values[first : min(last, end)])):
             raise ExportError(
                 f"completion {completion_id!r} of trajectory {trajectory.id!r}: the server did "
                 f"not send the log-probability of each token; ask for them "
                 f"(otel_rollout.request_token_ids()), or logprobs=False lets verl compute them"
             )
-    return values
+    return values[row.prompt_length : end].tolist()
 
 
 def _turns(messages: Sequence[Json]) -> int:
