@@ -217,8 +217,7 @@ class PartlyRead(Mapping[str, Json]):
         if type(member) is Cut:
             return loads(bytes(member))
         if member is PASSED and self._reply is not None:
-            choices, number = self._place
-            return self._reply.value[choices][number][name]
+            return self._reply.value[self._place[0]][self._place[1]][name]
         return member
 
     def __iter__(self) -> Iterator[str]:
@@ -237,13 +236,11 @@ PASSED = object()
 
 def wholly_read(reply: Json) -> Json:
     """The reply with all of its choices read."""
-    lists = reply.items() if isinstance(reply, dict) else ()
-    whole = {
-        name: [dict(each) if isinstance(each, PartlyRead) else each for each in value]
-        for name, value in lists
-        if isinstance(value, list)
-    }
-    return {**reply, **whole} if whole else reply
+    members = reply.items() if isinstance(reply, dict) else ()
+    lists = {name: value for name, value in members if isinstance(value, list)}
+    for name, value in lists.items():
+        lists[name] = [dict(each) if isinstance(each, PartlyRead) else each for each in value]
+    return {**reply, **lists} if lists else reply
 
 
 def list_of(kind: Any) -> Any:
@@ -389,8 +386,6 @@ def checked_json(value: Json, what: str) -> Json:
 
 # --- JSON structure. Writers scan a latin-1 view of the body: offsets are byte offsets, and no
 # --- byte of a multi-byte character can be mistaken for JSON syntax.
-
-
 # --- It is scanned on the agent's thread: `_space` is C code, called without a function around it.
 
 _space: Callable[[str, int], re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
