@@ -494,7 +494,7 @@ LINES = {
     "otlp": 1_926,
     "rebuild": 2_104,
     "rebuild/dialects": 3_109,
-    "receive": 1_471,
+    "receive": 1_480,
     "record": 8_762,
     "spans": 2_214,
     "testing": 1_214,

@@ -86,6 +86,11 @@ class HandOver:
         """True while it hands over."""
         return self._thread.is_alive()
 
+    def look(self) -> None:
+        """Spans came: hand over what is ready, if something may be."""
+        if self.rollouts.has_changed:
+            self.wake()
+
     def wake(self, _: object = None) -> None:
         """Something may have become ready."""
         with self._changed:

@@ -6,7 +6,8 @@ answered "retry", and so is every other one until there is room: whoever sends h
 
 Parts of many groups must not fill a journal in which each waits for its rest. So a full one takes
 what continues open groups, and the last quarter is for one of them at a time, the first that a
-request continues: if its rest fits there and is sent in five minutes, it is whole, and makes room.
+request continues alone: if its rest fits there and is sent in five minutes, it is whole, and so
+makes room.
 """
 
 from __future__ import annotations
@@ -241,9 +242,13 @@ class Intake:
             open_one = next(filter(self._rollouts.is_waiting, map(unit_of, ours)), "")
             if has_room:
                 return bool(open_one)
-            if now >= self._continued_until or not self._rollouts.is_waiting(self._continued):
-                self._continued, self._continued_until = open_one, now + _TURN_SECONDS
-            return any(self._rollouts.needs(self._continued, record) for record in ours)
+            is_over = now >= self._continued_until or not self._rollouts.is_waiting(self._continued)
+            unit = open_one if is_over else self._continued
+            if not (unit and all(self._rollouts.needs(unit, record) for record in ours)):
+                return False  # also for one with parts of others: they would fill the reserve
+            if is_over:
+                self._continued, self._continued_until = unit, now + _TURN_SECONDS
+            return True
 
     def _take(self, requests: Sequence[_Request]) -> None:
         """Keep requests that were read, and answer them."""
@@ -274,8 +279,7 @@ class Intake:
             answers = [Answer("taken", _REJECTED * bool(r.rejected), r.rejected) for r in kept]
         for request, answer in zip(kept, answers, strict=True):
             self._answer(request, answer)
-        if self._rollouts.has_changed:
-            self._on_change()
+        self._on_change()
 
     def _refuse(self, why: str, largest: int, now: float) -> None:
         """Take little from now on, until there is room for a request of so many bytes."""

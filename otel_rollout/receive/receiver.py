@@ -121,7 +121,7 @@ class TrajectoryReceiver(Served["TrajectoryReceiver"]):
         self._handover = HandOver(
             *opened, output, lock, self._workers, 2 * max(1, self._jobs), self._rows
         )
-        self._intake = Intake(*opened, self._limits, lock, self._handover.wake)
+        self._intake = Intake(*opened, self._limits, lock, self._handover.look)
         self._intake.replay(time.monotonic())
         taken = self._intake, self._limits, self._token
         self._grpc = GrpcEndpoint(*taken, self._tls_files)

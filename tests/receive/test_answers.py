@@ -118,14 +118,13 @@ def test_a_full_journal_takes_what_continues_something(receiver_of: Receive, tmp
 def test_parts_of_groups_do_not_fill_the_journal(receiver_of: Receive, tmp_path: Path):
     """The last quarter is for one at a time, which becomes whole there, and then for the next."""
     rollouts = [f"{number:032x}" for number in range(1, 9)]
-    halves = [
-        [request(spans) for spans in (every[:1], every[1:])]
-        for every in (spans_of(each, text="x" * 2000) for each in rollouts)
-    ]
+    spans = [spans_of(each, text="x" * 2000) for each in rollouts]
+    halves = [[request(every[:1]), request(every[1:])] for every in spans]
     size = sum(map(len, halves[0]))
     receiver = receiver_of(journal_bytes=4 * size, limits=Limits(body_bytes=size))
     answers = {post(receiver.url, first)[0] for first, _ in halves for _ in range(2)}
     assert answers == {200, 503}  # copies need no room, but are written first
+    assert post(receiver.url, request([spans[0][1], spans[1][2]]))[0] == 503
     while halves:  # each in turn, as senders do
         halves = [each for each in halves if any(post(receiver.url, h)[0] != 200 for h in each)]
     until(lambda: sorted(ids(tmp_path / "out.jsonl")) == rollouts)
