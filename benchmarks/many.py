@@ -92,7 +92,10 @@ async def all_open(variant: str, rollouts: int) -> dict[str, Any]:
         before, began, cpu = resident(), time.monotonic(), time.process_time()
         late = asyncio.create_task(be_late(done))
         agents = asyncio.gather(*(agent(client) for _ in range(rollouts)))
+        agents.add_done_callback(lambda _: done.set())  # before all are open if one fails
         await done.wait()
+        if agents.done():
+            await agents
         calls, seconds = rollouts * TURNS, time.monotonic() - began
         found = {
             "rate": calls / seconds,
