@@ -112,7 +112,7 @@ def test_agents_keep_what_has_no_room(tmp_path: Path):
                     env=os.environ | places,
                 )
             )
-        assert [each.wait(300) for each in agents] == [0] * PROCESSES
+        assert [each.wait(600) for each in agents] == [0] * PROCESSES
         until(lambda: counts_of(url)["open_rollouts"] == 0)
         counts = counts_of(url)
     came = [*JsonlTrajectoryExporter.read(tmp_path / "out.jsonl")]
