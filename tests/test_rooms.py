@@ -489,7 +489,7 @@ LINES = {
     "evidence": 1_103,
     "export": 3_538,
     "gateway": 3_455,
-    "kafka": 1_032,
+    "kafka": 1_047,
     "look": 1_945,
     "otlp": 1_926,
     "rebuild": 2_104,

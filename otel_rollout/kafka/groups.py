@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.kafka.brokers import (
-    SECONDS,
     TRAJECTORIES,
     answered,
     client,
+    committed,
     consumer,
     partitions,
     place_of,
@@ -170,7 +170,7 @@ class KafkaGroups:
         return KafkaGroup(made, missing, self.position, number)
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        for place in answered(partial(consumer.committed, places, SECONDS)):
+        for place in committed(consumer, places):
             self._partitions[place.partition] = OpenGroups(max(place.offset, 0))
 
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:

@@ -30,6 +30,7 @@ from otel_rollout.kafka.brokers import (
     TRAJECTORIES,
     answered,
     client,
+    committed,
     consumer,
     partitions,
     place_of,
@@ -305,7 +306,7 @@ class Rebuilder:
     # --- partitions that come and go
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        for place in answered(partial(consumer.committed, places, SECONDS)):
+        for place in committed(consumer, places):
             number = place.partition
             low, high = answered(partial(consumer.get_watermark_offsets, place, SECONDS))
             if 0 <= place.offset < low:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -16,7 +17,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from otel_rollout import reconstruct, rollout
 from otel_rollout import semconv as sc
 from otel_rollout.journal import Journal
-from otel_rollout.kafka import Rebuilder
+from otel_rollout.kafka import KafkaGroups, Rebuilder
 from tests.kafka.brokers import SETTINGS, groups, play, rebuild, send
 from tests.kit.recording import Clients, Recording
 
@@ -124,6 +125,27 @@ def test_errors_lose_nothing(
     assert counts["written"] >= 8
     assert said in caplog.text
     arrives(brokers, recording.spans)
+
+
+@pytest.mark.slow
+def test_one_that_closes_waits_for_no_partitions(brokers: Brokers) -> None:
+    """Those that come meanwhile are not asked about: brokers answer nothing any more."""
+    address, closed = brokers.address, list[str]()
+    for made in (
+        KafkaGroups(address, topic=TOPICS["trajectories"], settings=SETTINGS),
+        Rebuilder(address, settings=SETTINGS),
+    ):
+        made._consumer.poll(0.05)
+        time.sleep(5)  # a broker gives partitions after three
+
+        def close(made: KafkaGroups | Rebuilder = made) -> None:
+            made.close()
+            closed.append(type(made).__name__)
+
+        thread = threading.Thread(target=close, daemon=True)
+        thread.start()
+        thread.join(20)
+    assert closed == ["KafkaGroups", "Rebuilder"]
 
 
 @pytest.mark.slow
