@@ -53,8 +53,6 @@ class RowExporter(Protocol):
     def rows(self, group: TrajectoryGroup) -> Iterable[dict[str, Json]]:
         """The rows of a group, JSON each; a trajectory without a group comes as a group of one.
 
-        An `array` in a row is written as a list.
-
         Nothing is kept between calls, and nothing is written: the caller writes. Raises
         ExportError for what the format cannot carry, rather than damaging it.
         """

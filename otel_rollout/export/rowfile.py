@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -428,20 +427,14 @@ def _check_json(name: str, value: object) -> None:
         for item in items:
             if isinstance(item, Mapping | list | tuple):
                 unchecked.append(item)
-            elif not isinstance(item, str | int | float | array | None):
+            elif not isinstance(item, str | int | float | None):
                 raise ExportError(
                     f"row exporter: field {name!r} of a row: expected JSON (text, number, bool, "
                     f"None, list, dict), got {type(item).__name__}: {item!r:.100}"
                 )
 
 
-_PLAIN = frozenset((str, int, float, bool, type(None), array))
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
-def _as_list(value: object) -> list[float]:
-    if isinstance(value, array):
-        return value.tolist()
-    raise TypeError(type(value))
-
-
-_encode = msgspec.json.Encoder(enc_hook=_as_list).encode
+_encode = msgspec.json.Encoder().encode

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Literal
 
 from otel_rollout.errors import ConfigurationError
@@ -25,7 +24,6 @@ from otel_rollout.trajectory import (
     Dropped,
     Episode,
     TerminationReason,
-    TokenSequence,
     Trajectory,
     TrajectoryGroup,
     advice_about,
@@ -156,7 +154,6 @@ def _token_rows(
     include_children: bool,
     mask_reasons: Collection[TerminationReason | str],
     options: Mapping[str, Any],
-    in_arrays: bool = False,
 ) -> Rows:
     check_choice("to_token_rows(credit=...)", credit, Credit)
     items = checked_items(trajectories, "to_token_rows")
@@ -178,7 +175,7 @@ def _token_rows(
         if without or not include_children:
             rows.children += own
             own = []
-        _add_rows(rows, sample, own, credit, options, _ARRAYS if in_arrays else _LISTS)
+        _add_rows(rows, sample, own, credit, options)
     rows.children += [child for left in children.values() for child in left]
     return rows
 
@@ -235,7 +232,6 @@ def _add_rows(
     children: Sequence[Trajectory],
     credit: Credit,
     options: Mapping[str, Any],
-    tokens: Mapping[str, Callable[[TokenSequence], Sequence[float]]],
 ) -> None:
     """Add the rows of one sample: those of its trajectory, then those of its children."""
     reward, advantage = sample.trajectory.reward, sample.advantage
@@ -251,7 +247,10 @@ def _add_rows(
             position += 1
             rows.append(
                 {
-                    **{name: values(sequence) for name, values in tokens.items()},
+                    "input_ids": sequence.token_ids,
+                    "loss_mask": sequence.loss_mask,
+                    "logprobs": sequence.logprobs,
+                    "sampled": sequence.sampled,
                     "prompt_length": sequence.prompt_length,
                     "truncated": sequence.truncated,
                     "completion_ids": sequence.completion_ids,
@@ -272,21 +271,6 @@ def _add_rows(
                     "rows": len(sequences),
                 }
             )
-
-
-_LISTS: Mapping[str, Callable[[TokenSequence], Sequence[float]]] = {
-    "input_ids": attrgetter("token_ids"),
-    "loss_mask": attrgetter("loss_mask"),
-    "logprobs": attrgetter("logprobs"),
-    "sampled": attrgetter("sampled"),
-}
-_ARRAYS: Mapping[str, Callable[[TokenSequence], Sequence[float]]] = {
-    "input_ids": attrgetter("token_id_array"),
-    "loss_mask": attrgetter("loss_mask_array"),
-    "logprobs": attrgetter("logprob_array"),
-    "sampled": attrgetter("sampled_array"),
-}
-"""What a row has of each token: as lists, and as arrays, which are written as lists."""
 
 
 def _lists(spans: Sequence[tuple[Any, int, int]] | None) -> list[list[Any]] | None:
@@ -411,7 +395,6 @@ class TokenRows(JsonRows):
             include_children=False,
             mask_reasons=(),
             options=options,
-            in_arrays=True,
         )
 
     def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -342,7 +341,7 @@ _encode_strict = msgspec.json.Encoder(enc_hook=_as_cut).encode
 
 
 def finite(value: Json) -> Json:
-    """A copy with null for NaN and infinities, and lists for tuples and arrays."""
+    """A copy with null for NaN and infinities, which are no JSON; tuples become lists."""
     whole = [value]
     unfinished: list[Any] = [whole]
     while unfinished:
@@ -351,7 +350,7 @@ def finite(value: Json) -> Json:
             if isinstance(item, Mapping):
                 container[key] = item = dict(item)
                 unfinished.append(item)
-            elif isinstance(item, list | tuple | array):
+            elif isinstance(item, list | tuple):
                 container[key] = item = list(item)
                 unfinished.append(item)
             elif isinstance(item, float) and not math.isfinite(item):

@@ -120,14 +120,16 @@ class TinkerRows(JsonRows):
 
     def rows(self, group: TrajectoryGroup) -> Iterator[dict[str, Any]]:
         """A row for each token sequence of each scored trajectory."""
-        return _rows(
+        for row in _rows(
             group,
             scale_advantages=self.scale_advantages,
             unscored=self.unscored,
             unknown_logprobs=self.unknown_logprobs,
             mask_truncated=self.mask_truncated,
             max_length=self.max_length,
-        )
+        ):
+            inputs = {name: values.tolist() for name, values in row["loss_fn_inputs"].items()}
+            yield {"model_input": row["model_input"].tolist(), "loss_fn_inputs": inputs}
 
     def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
         """The completions of scored trajectories that no datum trains."""
@@ -147,6 +149,7 @@ def _rows(
     unknown_logprobs: UnknownLogprobs = "error",
     **options: Any,
 ) -> Iterator[dict[str, Any]]:
+    """Rows whose tokens are arrays."""
     check_choice("unscored", unscored, Unscored)
     if advantages is None:
         own = group.advantages(scale=scale_advantages)

@@ -408,9 +408,7 @@ async def test_the_file_exporter(recording: Recording, clients: Clients, tmp_pat
     group = await run_group(clients, forked, [1.0, 0.0, None])
     exporter = row_exporter_from_texts("tinker", {"unscored": "drop", "scale_advantages": "True"})
     lines = tmp_path / "rows.part"
-    text = "".join(
-        json.dumps(row, allow_nan=False, default=list) + "\n" for row in exporter.rows(group)
-    )
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in exporter.rows(group))
     lines.write_text(text)
     exporter.finish(lines, tmp_path / "data.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
