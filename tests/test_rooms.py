@@ -489,7 +489,7 @@ LINES = {
     "evidence": 1_103,
     "export": 3_512,
     "gateway": 3_455,
-    "kafka": 1_047,
+    "kafka": 1_039,
     "look": 1_945,
     "otlp": 1_926,
     "rebuild": 2_104,

@@ -92,20 +92,6 @@ def answered(ask: Callable[[], Answer]) -> Answer:
             time.sleep(1.0)
 
 
-def committed(consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
-    """The places, with the offsets that were committed. None of them if the consumer is closing."""
-
-    def ask() -> list[TopicPartition]:
-        try:
-            return consumer.committed(places, SECONDS)
-        except client().KafkaException as error:
-            if error.args[0].code() != client().KafkaError._DESTROY:
-                raise
-            return []  # partitions that were on their way came with its end
-
-    return answered(ask)
-
-
 def received(messages: Iterable[Message]) -> Iterator[Message]:
     """The messages that are records; errors that pass are logged.
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.kafka.brokers import (
+    SECONDS,
     TRAJECTORIES,
     answered,
     client,
-    committed,
     consumer,
     partitions,
     place_of,
@@ -77,7 +77,7 @@ class KafkaGroups:
     ) -> None:
         self._group_seconds, self._idle_seconds = group_seconds, idle_seconds
         self._partitions: dict[int, OpenGroups] = {}
-        self._topic = topic
+        self._topic, self._is_closed = topic, False
         self._consumer: Consumer = consumer(brokers, name, settings or {})
         every = partitions(self._consumer, topic)
         if start is None:
@@ -140,6 +140,7 @@ class KafkaGroups:
 
     def close(self) -> None:
         """Leave the partitions to others."""
+        self._is_closed = True
         self._consumer.close()
 
     def _take(self, message: Message, now: float) -> Iterator[KafkaGroup]:
@@ -170,7 +171,9 @@ class KafkaGroups:
         return KafkaGroup(made, missing, self.position, number)
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        for place in committed(consumer, places):
+        if self._is_closed:
+            return  # a consumer that closes gets no answers
+        for place in answered(partial(consumer.committed, places, SECONDS)):
             self._partitions[place.partition] = OpenGroups(max(place.offset, 0))
 
     def _revoked(self, _: Consumer, places: list[TopicPartition]) -> None:

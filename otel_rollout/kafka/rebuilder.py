@@ -30,7 +30,6 @@ from otel_rollout.kafka.brokers import (
     TRAJECTORIES,
     answered,
     client,
-    committed,
     consumer,
     partitions,
     place_of,
@@ -100,6 +99,7 @@ class Rebuilder:
         self._refused: list[tuple[float, Callable[[], None]]] = []
         """What to write again, and when."""
         self._last_commit = self._last_tick = time.monotonic()
+        self._is_closed = False
         self.counts = Counter[str]()
         """Spans by `Verdict`; trajectories that were `written`, and `incomplete` ones of them;
         rollouts that `never_ended`; `unreadable` records; offsets that were `deleted` unread."""
@@ -130,7 +130,8 @@ class Rebuilder:
 
     def close(self) -> None:
         """Finish what is being written, and leave the partitions to others."""
-        self._consumer.close()  # calls `_revoked`
+        self._is_closed = True
+        self._consumer.close()  # calls `_revoked`, and `_assigned` of a rebalance under way
         self._producer.flush(SECONDS)
         self._marks.close()
         self._journal.close()
@@ -306,7 +307,9 @@ class Rebuilder:
     # --- partitions that come and go
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        for place in committed(consumer, places):
+        if self._is_closed:
+            return  # a consumer that closes gets no answers
+        for place in answered(partial(consumer.committed, places, SECONDS)):
             number = place.partition
             low, high = answered(partial(consumer.get_watermark_offsets, place, SECONDS))
             if 0 <= place.offset < low:
