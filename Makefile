@@ -122,7 +122,7 @@ scale-backends:  ## what many hosts need besides: the collector with more parts,
 	$(MAKE) --no-print-directory -C tools -j 2 scale
 
 test-scale: $(READY) scale-backends  ## collectors on several hosts, and the real Kafka; minutes; not in .ci/run
-	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m scale $(or $(TESTS),tests/backends)
+	OTEL_ROLLOUT_REQUIRE_BACKENDS=1 $(BIN)/python -m pytest -m scale $(or $(TESTS),tests/backends tests/receive)
 
 N ?= 30000# of test-soak: rollouts
 test-soak: $(READY) scale-backends  ## the same for hours: N=30000 rollouts over collectors and receivers, a tenth as many over Kafka
