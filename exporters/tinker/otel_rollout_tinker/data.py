@@ -129,7 +129,7 @@ class TinkerRows(JsonRows):
             max_length=self.max_length,
         ):
             inputs = {name: values.tolist() for name, values in row["loss_fn_inputs"].items()}
-            yield {"model_input": row["model_input"].tolist(), "loss_fn_inputs": inputs}
+            yield row | {"model_input": row["model_input"].tolist(), "loss_fn_inputs": inputs}
 
     def dropped(self, group: TrajectoryGroup) -> Iterator[Dropped]:
         """The completions of scored trajectories that no datum trains."""
