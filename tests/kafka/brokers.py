@@ -12,7 +12,9 @@ from otel_rollout import rollout
 from otel_rollout.kafka import KafkaGroup, KafkaGroups, Rebuilder
 from tests.kit.recording import Clients, Recording
 
-SETTINGS = {"topic.metadata.refresh.interval.ms": "200"}
+SETTINGS = {"topic.metadata.refresh.interval.ms": "200", "max.in.flight": "1"}
+"""One request at a time: of several, the client's small broker acknowledges records, after errors,
+that it does not have."""
 
 
 def play(recording: Recording, clients: Clients, groups: int = 2) -> None:
