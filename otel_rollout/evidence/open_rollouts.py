@@ -12,7 +12,8 @@ of several rollouts. What is in `held` is still needed: after a restart the span
 again, and all times begin anew.
 
 A rollout without a group inside a member of one is handed over with that group, and is no sample of
-it; alone where nothing of the group is open.
+it; alone where that was handed over before, or nothing of it has come when the rollout is out of
+time.
 """
 
 from __future__ import annotations
@@ -305,6 +306,8 @@ class OpenRollouts(Generic[Place]):
         """The unit to be handed over, now that this one is whole; [] if others are missing."""
         group = found.outer if found.group is None else found.group
         members = None if group is None else self._groups.get(group)
+        if members is None and group is not None and not self._group_is_done(group):
+            return []  # its members are on their way
         if group is None or members is None or members.is_handed:
             return [self._take([rollout_id], found.group)]
         whole = [i for i in members.ids if self._open[i].is_whole]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,9 +53,11 @@ def start(rollout: str, **attributes: object) -> SpanRecord:
     return as_record(SpanRecord("s", "1" * 32, f"{rollout}start", None, 5, 5, every))
 
 
-def machine() -> OpenRollouts[int]:
-    """Rollouts wait for 10 seconds, groups for 100."""
-    return OpenRollouts(rollout_seconds=10, group_seconds=100)
+def machine(handed: Collection[str] = ()) -> OpenRollouts[int]:
+    """Rollouts wait for 10 seconds, groups for 100. handed: groups that are handed over."""
+    return OpenRollouts(
+        rollout_seconds=10, group_seconds=100, group_is_done=lambda group: group in handed
+    )
 
 
 def names(units: list[Unit[int]]) -> list[list[str]]:
@@ -251,19 +254,31 @@ def test_what_runs_inside_a_sample_that_is_not_needed():
     assert sorted(map(tuple, names(rollouts.due(10)))) == [("a",), ("b",)]
 
 
-def test_what_runs_inside_and_comes_when_the_group_is_handed_over():
-    """Or when nothing of the group is open: it is a unit of its own, and not extra."""
+def test_what_runs_inside_and_comes_before_all_of_its_group():
+    """It waits for the group; alone it is handed over when it is out of time."""
     rollouts = machine()
     rollouts.add(own("b", **INSIDE), 1, 0)
+    assert (rollouts.whole(), rollouts.due(9)) == ([], [])
+    for name in "ad":
+        rollouts.add(own(name, **GROUP), 2, 9)
     [unit] = rollouts.whole()
+    assert names([unit]) == [["a", "b", "d"]]
+    rollouts = machine()
+    rollouts.add(own("b", **INSIDE), 1, 0)
+    [unit] = rollouts.due(10)
     assert (unit.group, names([unit])) == (None, [["b"]])
-    rollouts.done(unit)
+
+
+def test_what_runs_inside_and_comes_when_the_group_is_handed_over():
+    """It is a unit of its own, and not extra."""
+    rollouts = machine(handed := set[str]())
     for name in "ad":
         rollouts.add(own(name, **GROUP), 2, 0)
     [unit] = rollouts.whole()
     rollouts.add(own("c", **INSIDE), 3, 0)
     assert rollouts.whole() == []
     rollouts.done(unit)
+    handed.add("g")
     [unit] = rollouts.whole()
     assert (unit.group, unit.is_extra, names([unit])) == (None, False, [["c"]])
 
@@ -272,7 +287,7 @@ def test_a_reward_names_the_group_that_its_rollout_is_sent_with():
     """Of one inside a member, too: it is no sample by that, whichever comes first."""
     reward = dumps(Reward(1.0).to_dict())
     for first in (True, False):
-        rollouts = machine()
+        rollouts = machine(handed := set[str]())
         spans = [
             made("b", "r", REWARD=reward, REWARD_NUMBER=0, ROLLOUT_GROUP_ID="g"),
             own("b", **INSIDE),
@@ -285,6 +300,7 @@ def test_a_reward_names_the_group_that_its_rollout_is_sent_with():
         [unit] = rollouts.whole()
         assert {head.rollout: head.group for head in unit.heads} == {"a": "g", "b": None, "d": "g"}
         rollouts.done(unit)
+        handed.add("g")
         for span in spans if first else spans[::-1]:
             other = {**span.attributes, sc.ROLLOUT_ID: "c"}
             rollouts.add(replace(span, attributes=other), 4, 1)
@@ -420,9 +436,12 @@ def sent(draw: st.DrawFn) -> dict[str, Sent]:
 @settings(max_examples=60)
 def test_each_is_handed_over_once(every: dict[str, Sent], order: random.Random):
     """In any order, with copies: whole ones at once, others in time; no place is left."""
-    done = set[str]()
+    done, done_groups = set[str](), set[str | None]()
     rollouts = OpenRollouts[int](
-        rollout_seconds=10, group_seconds=100, rollout_is_done=done.__contains__
+        rollout_seconds=10,
+        group_seconds=100,
+        rollout_is_done=done.__contains__,
+        group_is_done=done_groups.__contains__,
     )
     spans = [span for each in every.values() for span in each.kept]
     spans += spans[::3]
@@ -433,6 +452,7 @@ def test_each_is_handed_over_once(every: dict[str, Sent], order: random.Random):
         units.extend(found)
         for unit in found:
             done.update(head.rollout for head in unit.heads)
+            done_groups.add(unit.group)
             rollouts.done(unit)
 
     for now, span in enumerate(spans):
