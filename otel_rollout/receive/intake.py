@@ -75,7 +75,8 @@ class Limits:
     rollout_spans: int = 100_000
     """Spans of one rollout; further ones are rejected."""
     open_rollouts: int = 50_000
-    """Rollouts that are open; a request with others has to come again."""
+    """Rollouts that are open; a request that begins further ones, or groups, has to come again. What
+    open groups need is taken: else each could wait for its rest."""
 
     def __post_init__(self) -> None:
         """ConfigurationError for a limit below 1, and where no large request could be taken."""
@@ -297,8 +298,8 @@ class Intake:
         with self._lock:
             if len(self._rollouts) < self._limits.open_rollouts:
                 return ""
-            ids = {rollout_of(record) for record in request.records} - {None}
-            if all(self._rollouts.is_open(each or "") for each in ids):
+            rollouts, ours = self._rollouts, ((rollout_of(r), unit_of(r)) for r in request.records)
+            if all(not id_ or rollouts.is_open(id_) or rollouts.is_waiting(u) for id_, u in ours):
                 return ""
         return f"{self._limits.open_rollouts} rollouts are open"
 

@@ -179,6 +179,18 @@ def test_limits_of_rollouts(receiver_of: Receive):
     assert post(receiver.url, request(spans[:1]))[0] == 200
 
 
+def test_what_an_open_group_needs_is_taken(receiver_of: Receive):
+    """However many are open: else each of many groups could wait for its rest."""
+    receiver = receiver_of(limits=Limits(open_rollouts=1))
+    group: dict[str, Any] = {"ROLLOUT_GROUP_ID": "g", "ROLLOUT_GROUP_SIZE": 2}
+    other = spans_of("c" * 32, ROLLOUT_GROUP_ID="h")
+    assert post(receiver.url, request(spans_of(A, **group)))[0] == 200
+    assert post(receiver.url, request([*spans_of(B, **group), *other]))[0] == 503
+    assert post(receiver.url, request(spans_of(B, **group)))[0] == 200
+    until(lambda: receiver.counts()["open_rollouts"] == 0)
+    assert post(receiver.url, request(other))[0] == 200
+
+
 def test_the_token(receiver_of: Receive):
     """Without it nothing is taken, and nothing is shown."""
     receiver = receiver_of(token="secret")
