@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 DONE = "rollout-done"
 """Header of a mark: JSON with a `rollout` whose trajectory is written, and the `key` of that."""
 _REMEMBERED = 100_000
-"""Rollouts that are done and known again."""
+"""Marks that were passed, and are known again for what comes late. There are two for a rollout that
+is written here: when it is, and when its mark is read."""
 
 
 class At(NamedTuple):
@@ -56,6 +58,8 @@ class Partition:
         self.keys: dict[str, str] = {**done}
         """The keys of trajectories that are written, or being so, by their ids."""
         self._done: dict[str, None] = dict.fromkeys(done)
+        self._passed = deque[str]()
+        """Those whose marks were written or read; of the others spans are about to be read."""
         self._seconds = rollout_seconds
         self._count: dict[str, int] = {}
         """How many rollouts are inside one, by its id."""
@@ -151,9 +155,10 @@ class Partition:
         """These rollouts are written: what comes of them is late."""
         for id_, key in done.items():
             self._done[id_], self.keys[id_] = None, key
-        while len(self._done) > _REMEMBERED:
-            oldest = next(iter(self._done))
-            del self._done[oldest]
+            self._passed.append(id_)
+        while len(self._passed) > _REMEMBERED:
+            oldest = self._passed.popleft()
+            self._done.pop(oldest, None)
             self.keys.pop(oldest, None)
 
 

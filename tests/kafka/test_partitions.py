@@ -62,3 +62,14 @@ def test_hours_without_a_broker_are_no_time():
     assert played.passes(0.09 * HOUR) == []
     assert played.passes(0.05 * HOUR) == [A]
     assert played.passes(HOUR) == [B]
+
+
+def test_marks_that_are_ahead_are_known():
+    """However many: the spans before them are about to be read again. Others are forgotten."""
+    partition = Partition(0, {A: A, **{f"{n:032x}": "g" for n in range(100_001)}}, HOUR, 0.0)
+    for number in range(100_001):
+        partition.remember({f"f{number:031x}": "g"})
+    [span] = read_protobuf(request(spans_of(A)[-1:]))
+    assert partition.add(as_record(span), At(1, Place(0, 1, 1))) == "late"
+    [span] = read_protobuf(request(spans_of("f" + "0" * 31)[-1:]))
+    assert partition.add(as_record(span), At(2, Place(0, 2, 1))) == "new"
