@@ -192,13 +192,16 @@ def changed(spans: Sequence[SpanRecord], draw: random.Random) -> Change:
 
 
 def _keeps_lengths(before: SpanRecord, after: SpanRecord) -> bool:
-    """True if a value without a checksum was changed to one as long: what cuts does not do that."""
+    """True if a value without a checksum was changed to one as long: what cuts does not do that.
+
+    An object is as long as the text that a store may have made it of.
+    """
     checked = str(before.attributes.get(sc.CHECKSUMS, ""))
     return any(
-        len(str(after.attributes.get(key))) == len(str(value))
+        len(str(value)) in (len(str(other)), isinstance(other, list | dict) and len(dumps(other)))
         and f"{key.removeprefix(sc.PREFIX)}:" not in checked
         for key, value in before.attributes.items()
-        if after.attributes.get(key) != value
+        if (other := after.attributes.get(key)) != value
     )
 
 
