@@ -1,7 +1,7 @@
 """Many rollouts in one process: memory, lateness and rate; and how soon a trainer has them.
 
     python benchmarks/many.py [--parts open arrival] [--rollouts 16384] [--variants bare capture]
-        [--ways memory file receiver] [--rate 16]
+        [--ways memory file receiver collector kafka] [--rate 16]
 
 open: so many rollouts are open at once, and each makes ten calls, 64 calls at a time; none ends
 before all are done. Printed: calls a second, how late a sleep of 2 ms is (ms), and by how much the
@@ -9,8 +9,10 @@ process grew for each rollout (KB; what the bare client holds is its conversatio
 sampled tokens with ids and log-probabilities. The variants are processes of their own.
 arrival: seconds from the last byte of a rollout's last reply until a trainer has it, in groups of
 eight rollouts of ten calls, so many rollouts a second: `memory` is an exporter in the process, for
-a file the trainer reads its new lines every 20 ms, `receiver` is spans over OTLP to `otel-rollout
-receive`, which writes such a file, a group when it is whole.
+a `file` the trainer reads its new lines every 20 ms. By the others it has a group when that is
+whole: `receiver` is spans over OTLP to `otel-rollout receive`, which writes such a file;
+`collector` has one with deploy/collector-agent.yaml in between; `kafka` is one with
+deploy/collector-kafka.yaml, a broker, a rebuilder and `KafkaGroups` (make scale-backends).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,27 @@ from lateness import be_late, freeze  # type: ignore[import-not-found]  # the on
 from opentelemetry.sdk.trace import TracerProvider
 from overhead import server  # type: ignore[import-not-found]
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import otel_rollout
 from otel_rollout import InMemoryTrajectoryExporter, JsonlTrajectoryExporter, rollout
+from otel_rollout.kafka import KafkaGroups
+from tests.backends.deployed import (
+    TOKEN,
+    agents_collector,
+    endpoint,
+    here,
+    kafka_collector,
+    rebuilder,
+    receiver,
+)
+from tests.backends.hosts import Program
+from tests.backends.kafka_broker import broker
 
 TURNS, AT_ONCE, GROUP = 10, 64, 8
 TEXT = "word " * 40
 LOOK = 0.02
+WAYS = ("memory", "file", "receiver", "collector", "kafka")
 DELAY_MS = "200"
 """OTEL_BSP_SCHEDULE_DELAY: spans are sent so often."""
 
@@ -107,9 +124,10 @@ async def all_open(variant: str, rollouts: int) -> dict[str, Any]:
     return found
 
 
-def in_own_process(*arguments: str) -> Any:
+def in_own_process(*arguments: str, **environment: str) -> Any:
     command = [sys.executable, __file__, "--here", *arguments]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    every = {**os.environ, **environment}
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=every).stdout)
 
 
 def percentiles(values: Sequence[float], *shares: float) -> list[float]:
@@ -161,6 +179,13 @@ class Arrivals:
         while len(self.times) < count and time.monotonic() < end:
             time.sleep(LOOK)
 
+    def consume(self, brokers: str, done: threading.Event) -> None:
+        """As a trainer at Kafka."""
+        with KafkaGroups(brokers, idle_seconds=LOOK) as groups:
+            while not done.is_set():
+                for each in groups:
+                    self.export(each.group.trajectories)
+
     def follow(self, path: Path, done: threading.Event) -> None:
         """As a reader of a file's new lines."""
         while not path.exists() and not done.is_set():
@@ -175,43 +200,49 @@ class Arrivals:
 
 
 @contextmanager
-def receiver(folder: str) -> Iterator[str]:
-    """The address of `otel-rollout receive`, which writes trajectories into the folder."""
-    program = "import sys; from otel_rollout.command import main; sys.exit(main(sys.argv[1:]))"
-    process = subprocess.Popen(
-        [
-            *(
-                sys.executable,
-                "-c",
-                program,
-                "receive",
-                "--http",
-                "127.0.0.1:0",
-                "--grpc",
-                "127.0.0.1:0",
-            ),
-            *("--journal", f"{folder}/journal", "--out", f"{folder}/out.jsonl"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout
-    try:
-        yield next(word for word in process.stdout.readline().split() if word.startswith("http:"))
-    finally:
-        process.terminate()
-        process.wait()
+def served(way: str, folder: Path) -> Iterator[dict[str, str]]:
+    """What is between an agent and its trainer; where the agent sends, and the trainer reads."""
+    with ExitStack() as stack:
+
+        def started(program: Program) -> Program:
+            stack.callback(program.kill)
+            return program.start()
+
+        if way == "kafka":
+            kafka = broker(folder / "kafka")
+            stack.callback(kafka.program.kill)
+            kafka.start().create("spans", "trajectories")
+            started(rebuilder(folder / "rebuilder", kafka.address))
+            front = started(kafka_collector(here(), folder / "collector", kafka.address))
+            yield {"OTEL_ROLLOUT_TRAIN_ENDPOINT": endpoint(front), "FROM": kafka.address}
+            return
+        if way not in ("receiver", "collector"):
+            yield {"FROM": str(folder / "out.jsonl")}
+            return
+        last = started(receiver(here(), folder / "receiver"))
+        sent = {"OTEL_ROLLOUT_TRAIN_ENDPOINT": f"http://{last.command[-3]}"}
+        if way == "collector":
+            front = agents_collector(here(), folder / "collector", [last.command[-1]])
+            sent["OTEL_ROLLOUT_TRAIN_ENDPOINT"] = endpoint(started(front))
+        headers = f"authorization=Bearer {TOKEN}".replace(" ", "%20")
+        yield {
+            **sent,
+            "OTEL_ROLLOUT_TRAIN_HEADERS": headers,
+            "FROM": str(last.folder / "trajectories.jsonl"),
+        }
 
 
-async def arrival(way: str, rate: float, seconds: float, folder: str) -> list[float]:
+async def arrival(way: str, rate: float, seconds: float) -> list[float]:
     """Seconds from the last byte of each rollout until the trainer has it."""
     arrivals, done, ended = Arrivals(), threading.Event(), dict[str, float]()
+    place = os.environ["FROM"]
     exporters: list[Any] = [arrivals] if way == "memory" else []
-    exporters += [JsonlTrajectoryExporter(f"{folder}/out.jsonl")] if way == "file" else []
+    exporters += [JsonlTrajectoryExporter(place)] if way == "file" else []
     otel_rollout.configure("arrival", exporters=exporters, instrumentor=None)
-    reader = threading.Thread(target=arrivals.follow, args=(Path(folder, "out.jsonl"), done))
-    if way != "memory":
-        reader.start()
+    if way == "kafka":
+        threading.Thread(target=arrivals.consume, args=(place, done)).start()
+    elif way != "memory":
+        threading.Thread(target=arrivals.follow, args=(Path(place), done)).start()
 
     async def agent(client: openai.AsyncOpenAI, number: int) -> None:
         await asyncio.sleep(number / rate)
@@ -239,32 +270,29 @@ def arrivals(ways: Sequence[str], rate: float, seconds: float) -> None:
     with server() as base_url:
         os.environ["BASE_URL"] = base_url
         for way in ways:
-            with tempfile.TemporaryDirectory() as folder:
-                opened: Any = receiver(folder) if way == "receiver" else nullcontext("")
-                with opened as address:
-                    os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = address
-                    late = in_own_process("arrival", way, str(rate), str(seconds), folder)
+            with tempfile.TemporaryDirectory() as folder, served(way, Path(folder)) as environment:
+                late = in_own_process("arrival", way, str(rate), str(seconds), **environment)
             p50, p99 = percentiles(late, 0.5, 0.99)
             print(f"{way:<10}{p50:>8.2f}{p99:>8.2f}", flush=True)
 
 
-def here(part: str, name: str, *more: str) -> Any:
+def measured(part: str, name: str, *more: str) -> Any:
     """What is measured in a process of its own."""
     random.seed(0)
     if part == "open":
         return asyncio.run(all_open(name, int(more[0])))
-    return asyncio.run(arrival(name, float(more[0]), float(more[1]), more[2]))
+    return asyncio.run(arrival(name, float(more[0]), float(more[1])))
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--here"]:
-        print(json.dumps(here(*sys.argv[2:])))
+        print(json.dumps(measured(*sys.argv[2:])))
         return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="+", default=["open", "arrival"])
     parser.add_argument("--rollouts", type=int, default=16_384)
     parser.add_argument("--variants", nargs="+", default=["bare", "capture"])
-    parser.add_argument("--ways", nargs="+", default=["memory", "file", "receiver"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--rate", type=float, default=16)
     parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args()

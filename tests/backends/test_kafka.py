@@ -21,9 +21,10 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from otel_rollout import JsonlTrajectoryExporter, Trajectory, rollout
 from otel_rollout.kafka import KafkaGroup, KafkaGroups, Rebuilder
 from otel_rollout.testing import Reply
-from tests.backends.hosts import Host, Program
+from tests.backends.deployed import endpoint, here, kafka_collector, rebuilder
+from tests.backends.hosts import Program
 from tests.backends.kafka_broker import Broker, broker
-from tests.backends.programs import REPOSITORY, binary
+from tests.backends.programs import REPOSITORY
 from tests.kit.recording import Clients, Recording
 
 pytestmark = pytest.mark.scale
@@ -51,21 +52,6 @@ def programs() -> Iterator[list[Program]]:
         each.kill()
 
 
-def collector(folder: Path, kafka: Broker) -> Program:
-    """A collector with the shipped configuration."""
-    host = Host("here", "127.0.0.1", None)
-    environment = {
-        "OTEL_ROLLOUT_OTLP_GRPC": host.free_address(),
-        "OTEL_ROLLOUT_OTLP_HTTP": host.free_address(),
-        "OTEL_ROLLOUT_HEALTH": host.free_address(),
-        "OTEL_ROLLOUT_METRICS_PORT": host.free_address().rpartition(":")[2],
-        "OTEL_ROLLOUT_KAFKA": json.dumps([kafka.address]),
-    }
-    command = [str(binary("otelcol-scale")), "--config"]
-    command += [str(REPOSITORY / "deploy" / "collector-kafka.yaml")]
-    return Program(host, command, folder, "Everything is ready", environment)
-
-
 def agents(folder: Path, collector: Program, groups: int, number: int, stride: int) -> Program:
     """Agents with each `stride`-th sample of each group."""
     arguments = [str(folder), str(groups), str(SIZE), str(number), str(stride)]
@@ -75,26 +61,9 @@ def agents(folder: Path, collector: Program, groups: int, number: int, stride: i
         folder,
         "",
         {
-            "OTEL_ROLLOUT_TRAIN_ENDPOINT": f"http://{collector.environment['OTEL_ROLLOUT_OTLP_HTTP']}",
+            "OTEL_ROLLOUT_TRAIN_ENDPOINT": endpoint(collector),
             "PYTHONPATH": str(REPOSITORY),
         },
-    )
-
-
-def rebuilder(folder: Path, kafka: Broker, *options: str) -> Program:
-    """One of the processes that rebuild."""
-    command = [
-        str(Path(sys.executable).with_name("otel-rollout")),
-        "rebuild",
-        "--kafka",
-        kafka.address,
-    ]
-    return Program(
-        Host("here", "127.0.0.1", None),
-        [*command, *options],
-        folder,
-        "spans -> trajectories",
-        {"PYTHONPATH": str(REPOSITORY)},
     )
 
 
@@ -116,8 +85,8 @@ def test_nothing_is_lost_in_silence(kafka: Broker, programs: list[Program], tmp_
     """
     groups = int(os.environ.get("SCALE_ROLLOUTS", "400")) // SIZE
     chance = random.Random(int(os.environ.get("SCALE_SEED", "1")))
-    front = collector(tmp_path / "collector", kafka)
-    workers = [rebuilder(tmp_path / f"rebuilder-{n}", kafka) for n in range(2)]
+    front = kafka_collector(here(), tmp_path / "collector", kafka.address)
+    workers = [rebuilder(tmp_path / f"rebuilder-{n}", kafka.address) for n in range(2)]
     players = [agents(tmp_path / f"agents-{n}", front, groups, n, 2) for n in range(2)]
     programs += [front, *workers, *players]
     for each in programs:
@@ -195,7 +164,7 @@ def test_a_request_that_no_record_can_hold_is_refused(
     kafka: Broker, programs: list[Program], tmp_path: Path
 ) -> None:
     """The sender is told; the exporter would drop it."""
-    front = collector(tmp_path / "collector", kafka)
+    front = kafka_collector(here(), tmp_path / "collector", kafka.address)
     programs.append(front.start())
     url = f"http://{front.environment['OTEL_ROLLOUT_OTLP_HTTP']}/v1/traces"
     request = urllib.request.Request(

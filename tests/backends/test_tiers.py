@@ -20,15 +20,13 @@ from typing import Any
 import pytest
 
 from otel_rollout import JsonlTrajectoryExporter, Trajectory
+from tests.backends.deployed import DEPLOY, TOKEN, agents_collector, endpoint, receiver
 from tests.backends.hosts import Host, Program, hosts
 from tests.backends.programs import REPOSITORY, binary
 from tests.kit.sending import A, request, spans_of, until
 
 pytestmark = pytest.mark.scale
 
-DEPLOY = REPOSITORY / "deploy"
-READY = "Everything is ready"
-TOKEN = "a token of receivers"
 SIZE = 8
 """Rollouts of a group."""
 
@@ -64,7 +62,7 @@ class Tiers:
     @property
     def endpoints(self) -> list[str]:
         """Where the collectors listen, over HTTP."""
-        return [f"http://{each.environment['OTEL_ROLLOUT_OTLP_HTTP']}" for each in self.collectors]
+        return [*map(endpoint, self.collectors)]
 
     def play(self, groups: int, processes: int = 2) -> None:
         """Start agents on both hosts: each has some samples of each group."""
@@ -101,14 +99,6 @@ class Tiers:
             assert program.wait(seconds) == 0, program.log.read_text()[-3000:]
 
 
-def receiver(host: Host, folder: Path, *options: str, **environment: str) -> Program:
-    """A receiver; the last word of its command is its address for gRPC."""
-    command = [str(Path(sys.executable).with_name("otel-rollout")), "receive"]
-    command += ["--journal", "journal", "--out", "trajectories.jsonl", *options]
-    command += ["--token", TOKEN, "--http", host.free_address(), "--grpc", host.free_address()]
-    return Program(host, command, folder, "grpc ", {"PYTHONPATH": str(REPOSITORY), **environment})
-
-
 @contextmanager
 def tiers(folder: Path, otelcol: Path, *options: str, **environment: str) -> Iterator[Tiers]:
     """All of it, started. options, environment: of the receivers."""
@@ -119,20 +109,7 @@ def tiers(folder: Path, otelcol: Path, *options: str, **environment: str) -> Ite
         ]
         addresses = [each.command[-1] for each in receivers]
         collectors = [
-            Program(
-                host := net[f"agents-{n}"],
-                [str(otelcol), "--config", str(DEPLOY / "collector-agent.yaml")],
-                folder / f"collector-{n}",
-                READY,
-                {
-                    "OTEL_ROLLOUT_OTLP_GRPC": host.free_address(),
-                    "OTEL_ROLLOUT_OTLP_HTTP": host.free_address(),
-                    "OTEL_ROLLOUT_HEALTH": host.free_address(),
-                    "OTEL_ROLLOUT_METRICS_PORT": host.free_address().rpartition(":")[2],
-                    "OTEL_ROLLOUT_RECEIVERS": json.dumps(addresses),
-                    "OTEL_ROLLOUT_TOKEN": TOKEN,
-                },
-            )
+            agents_collector(net[f"agents-{n}"], folder / f"collector-{n}", addresses)
             for n in range(2)
         ]
         made = Tiers(folder, [net["agents-0"], net["agents-1"]], receivers, collectors)
