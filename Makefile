@@ -206,7 +206,7 @@ UV := $(COMPILE) --universal --python-version 3.10
 
 pins:  ## write requirements/*.txt anew
 	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python $(PIP) uv; }
-	$(UV) --upgrade --extra gateway --extra genai --extra kafka --extra view --group pyproject.toml:look \
+	$(UV) --upgrade --extra gateway --extra genai --extra kafka --extra receive --extra view --group pyproject.toml:look \
 		--constraint requirements/overrides/newest.in -o requirements/newest.txt
 	for name in openai2 openai1; do \
 		$(UV) --upgrade --extra gateway --extra genai --constraint requirements/overrides/$$name.in -o requirements/$$name.txt || exit 1; \

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
-from zlib import crc32
 
 from otel_rollout.errors import ConfigurationError, SpanFormatError
 from otel_rollout.lines import lock, private_file, write_whole
+from otel_rollout.spans import crc32
 
 SEGMENT_BYTES = 1 << 26
 """Bytes after which the next record begins a new segment: 64 MiB."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 1 << 26
 
 
 def pool_of(jobs: int) -> ProcessPoolExecutor:
@@ -15,7 +20,16 @@ def pool_of(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
 
 
+def keep_memory() -> None:
+    """Let glibc keep what is freed, for what comes next: its pages cost a seventh of all."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES >> 1)
+
+
 def _begin() -> None:
+    keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -109,6 +109,7 @@ def test_a_verb_that_reads_a_file_loads_only_what_reads_it(verb: str, tmp_path: 
 
 CONFIGURED = """
 import gc, json, sys
+sys.modules["isal"] = None  # of an extra
 import openai
 
 openai.OpenAI(api_key="k").chat.completions.create  # loads the resources of the client

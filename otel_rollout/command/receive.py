@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import logging
 import sys
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,10 @@ from otel_rollout.command.process import signalled
 from otel_rollout.errors import ConfigurationError
 from otel_rollout.receive import Limits, TrajectoryReceiver
 from otel_rollout.terminal import escaped
+from otel_rollout.worker_processes import keep_memory
 
 _PREFIX = "OTEL_ROLLOUT_RECEIVER_"
 _LOOK_SECONDS = 1.0
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 1 << 26
 
 
 def receive(options: argparse.Namespace) -> int:
@@ -47,17 +44,9 @@ def receive(options: argparse.Namespace) -> int:
         journal_bytes=options.journal_bytes,
         limits=Limits(**limits_of(_PREFIX, {each.name: int for each in fields(Limits)})),
     )
-    _keep_memory()
+    keep_memory()
     logging.basicConfig(format="%(asctime)s %(message)s", handlers=[_Escaped(sys.stderr)])
     return asyncio.run(_until_signal(receiver))
-
-
-def _keep_memory() -> None:
-    """Let glibc keep what a request frees for the next one: else its pages are a seventh of all."""
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES >> 1)
 
 
 class _Escaped(logging.StreamHandler[Any]):

@@ -75,8 +75,7 @@ class Limits:
     rollout_spans: int = 100_000
     """Spans of one rollout; further ones are rejected."""
     open_rollouts: int = 50_000
-    """Rollouts that are open; a request that begins further ones, or groups, has to come again. What
-    open groups need is taken: else each could wait for its rest."""
+    """Rollouts that are open; a request with others, not of open groups, has to come again."""
 
     def __post_init__(self) -> None:
         """ConfigurationError for a limit below 1, and where no large request could be taken."""

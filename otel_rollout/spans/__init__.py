@@ -33,6 +33,7 @@ from otel_rollout.spans.reply_form import EVENTS as EVENTS
 from otel_rollout.spans.reply_form import JSON as JSON
 from otel_rollout.spans.reply_form import Form as Form
 from otel_rollout.spans.seals import SUMMED as SUMMED
+from otel_rollout.spans.seals import crc32 as crc32
 from otel_rollout.spans.seals import digest_of as digest_of
 from otel_rollout.spans.seals import numbers_of as numbers_of
 from otel_rollout.spans.seals import with_lengths as with_lengths

@@ -13,10 +13,14 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import Any
-from zlib import crc32
 
 from otel_rollout import semconv as sc
 from otel_rollout.wire import dumps
+
+try:  # 25 times as fast: the extra `receive` brings it
+    from isal.isal_zlib import crc32 as crc32
+except ImportError:
+    from zlib import crc32 as crc32
 
 _END = ";"
 """Last character, which no JSON ends with: a text that was cut lacks it."""
@@ -45,7 +49,7 @@ def with_lengths(
     before: those that were set earlier. checksums: those that are known.
     """
     sealed = dict(attributes)
-    every = {**before, **sealed} if before else sealed.copy()
+    every = {**before, **sealed} if before else sealed
     if not {*map(type, every.values())} <= _MEASURED:
         every = {key: value for key, value in every.items() if isinstance(value, str | int)}
     known = (checksums or {}).get

@@ -23,12 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
-from zlib import crc32
 
 from otel_rollout import semconv as sc
 from otel_rollout.spans.exchange import LARGE, PACKED, PLACEHOLDER
 from otel_rollout.spans.reply_form import packed
-from otel_rollout.spans.seals import digest_of
+from otel_rollout.spans.seals import crc32, digest_of
 from otel_rollout.wire import (
     Json,
     as_lines,
