@@ -55,7 +55,7 @@ class Started(Struct, frozen=True):
             ("pid", self.pid),
         )
         named = ", ".join(f"{what} {value}" for what, value in about if value is not None)
-        return f"{named}; started {self.time}"
+        return f"{named}; started {self.time}" if self.time else named  # of a span it is not kept
 
 
 class Receipt(Struct, frozen=True):

@@ -89,7 +89,9 @@ def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
         "incomplete": [{"rollout": A, "group": "g", "reason": reason}],
         "short": [{"group": "g", "size": 2, "whole": 0, "short_by": 2}],
     }
-    assert audit(capsys, of_spans(tmp_path / "spans", spans)) == (1, expected)
+    assert audit(capsys, one := of_spans(tmp_path / "spans", spans)) == (1, expected)
+    assert main(["audit", str(one)]) == 1
+    assert f"    group g, sample 1, rollout {B}\n" in capsys.readouterr().out
     two = of_trajectories(tmp_path / "out.jsonl", spans)
     started = tmp_path / "out.jsonl.started"
     started.write_text(
