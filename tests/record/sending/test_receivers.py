@@ -433,3 +433,18 @@ def test_whatever_it_answers_what_arrived_is_what_was_sent(answers: list[int], s
                 live.append(trajectory)
             assert otel_rollout.shutdown()
         assert reconstruct(receiver.spans) == live
+
+
+def test_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch):
+    """Spans go through the proxy that it names: also when it is changed while the program runs."""
+    with HttpReceiver() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        provider = otel_rollout.configure(
+            "x", train_endpoint="http://collector.invalid:4318", instrumentor=None
+        )
+        names = end_spans(provider, 10)
+        assert eventually(lambda: proxy.names() == names)
+        monkeypatch.delenv("http_proxy")
+        end_spans(provider, 10)
+        assert otel_rollout.shutdown()
+    assert proxy.names() == names * 2
