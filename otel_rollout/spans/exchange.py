@@ -231,7 +231,7 @@ class Exchange:
         """The response id; None where the server gave none."""
         api = api_of(self.path)
         name = "id" if api is None else api.id_name
-        found = self.reply.get(name) if isinstance(self.reply, dict) else None
+        found = self.reply.get(name) if isinstance(self.reply, Mapping) else None
         return found if isinstance(found, str) and found else self.response_id
 
     @property

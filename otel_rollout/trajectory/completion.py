@@ -374,7 +374,7 @@ class Completion:
     def _whole(self) -> Reply:
         """The reply that the choice is of."""
         reply = self.exchange.reply
-        return reply if isinstance(reply, dict) else {}
+        return reply if isinstance(reply, Mapping) else {}
 
     @property
     def _sampled_ids(self) -> Sequence[Json] | None:

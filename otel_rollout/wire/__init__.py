@@ -47,15 +47,11 @@ from otel_rollout.wire.json import cut_members as cut_members
 from otel_rollout.wire.json import cut_value as cut_value
 from otel_rollout.wire.json import dumps as dumps
 from otel_rollout.wire.json import dumps_strict as dumps_strict
-from otel_rollout.wire.json import elements as elements
-from otel_rollout.wire.json import expect as expect
 from otel_rollout.wire.json import finite as finite
-from otel_rollout.wire.json import is_list_of_objects as is_list_of_objects
 from otel_rollout.wire.json import list_of as list_of
 from otel_rollout.wire.json import loads as loads
 from otel_rollout.wire.json import loads_bounded as loads_bounded
 from otel_rollout.wire.json import loads_leniently as loads_leniently
-from otel_rollout.wire.json import members as members
 from otel_rollout.wire.json import read_strict as read_strict
 from otel_rollout.wire.json import try_loads as try_loads
 from otel_rollout.wire.json import wholly_read as wholly_read
@@ -94,6 +90,10 @@ from otel_rollout.wire.requested_fields import Hiding as Hiding
 from otel_rollout.wire.requested_fields import HidingReader as HidingReader
 from otel_rollout.wire.requested_fields import hidden_reply as hidden_reply
 from otel_rollout.wire.requested_fields import hiding_of as hiding_of
+from otel_rollout.wire.scanning import elements as elements
+from otel_rollout.wire.scanning import expect as expect
+from otel_rollout.wire.scanning import is_list_of_objects as is_list_of_objects
+from otel_rollout.wire.scanning import members as members
 from otel_rollout.wire.servers import Alternative as Alternative
 from otel_rollout.wire.servers import alternatives as alternatives
 from otel_rollout.wire.servers import asked_ids as asked_ids
