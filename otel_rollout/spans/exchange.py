@@ -243,7 +243,9 @@ class Exchange:
         """Take a response that was read as `REPLY`, with what gives its text: it is the body."""
         self.body = whole
         api = api_of(self.path)
-        if api is not None and self.events is None:
+        usual = None if api is None else api.usual
+        is_usual = usual is not None and type(found) is usual.kind
+        if api is not None and is_usual and self.events is None:
             self._reply = api.reply_of(found, whole)
             self._is_read = self._reply is not None
 

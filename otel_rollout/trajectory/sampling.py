@@ -12,7 +12,7 @@ from otel_rollout.spans import Exchange, unread
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.reward import AllRewards
 from otel_rollout.trajectory.side_calls import SideCalls
-from otel_rollout.wire import ModelApi, Sampled, api_of, error_text, extend, retrieval_of
+from otel_rollout.wire import ModelApi, Sampled, api_of, error_text, extend_with, retrieval_of
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """What JSON of another shape than expected may raise."""
@@ -56,9 +56,7 @@ def _completions_of(
     id_ = exchange.reply_id or f"span-{exchange.span_id}"
     found: list[Completion] = []
     for one in sampled:
-        path, ended, wrong = one.prompt, status, error
-        for item in one.items:
-            path = extend(path, item)
+        ended, wrong = status, error
         if status == "complete":
             ended, wrong = _wrong_with(one, exchange, api) or (status, error)
         found.append(
@@ -70,7 +68,7 @@ def _completions_of(
                 is_whole=trainable and ended == "complete" and not exchange.damage,
                 items=one.items,
                 prompt=one.prompt,
-                path=path,
+                path=extend_with(one.prompt, one.items),
                 choice=one.choice,
                 exchange=exchange,
                 rewards=rewards,

@@ -23,6 +23,7 @@ from otel_rollout.wire.choices import REPLY as REPLY
 from otel_rollout.wire.columns import token_array as token_array
 from otel_rollout.wire.conversation import MessagePath as MessagePath
 from otel_rollout.wire.conversation import extend as extend
+from otel_rollout.wire.conversation import extend_with as extend_with
 from otel_rollout.wire.conversation import joined_pieces as joined_pieces
 from otel_rollout.wire.conversation import path_messages as path_messages
 from otel_rollout.wire.conversation import visible_key as visible_key

@@ -142,6 +142,7 @@ def _read_listings(choice: _Fields) -> Iterator[Listing]:
 _ENTRY: Any = defstruct("Entry", [("logprob", float), ("id", int | UnsetType, UNSET)], gc=False)
 ENTRIES = list_of(_ENTRY)
 """A list with an object for each token, as most APIs have it."""
+_entries: Bounded[Any] = Bounded(ENTRIES)
 LOGPROBS = struct_of(
     "Logprobs",
     {
@@ -176,6 +177,13 @@ def columns_of(entries: list[Any]) -> Columns | None:
     ids = [each.id for each in entries]
     found = None if UNSET in ids else id_array(ids)
     return None if found is None else Columns(values, found)
+
+
+def columns_in(cuts: Sequence[Cut]) -> Columns | None:
+    """The same of lists that were cut out, one after the other; None if one of them is no such."""
+    lists = [found for found in map(_entries.part, cuts) if found is not None]
+    entries = [*chain(*lists)]
+    return columns_of(entries) if entries and len(lists) == len(cuts) else None
 
 
 def columns_of_logprobs(found: Any) -> Columns | None:
@@ -249,7 +257,9 @@ def _usual(choice: PartlyRead) -> Listing | None:
     if "logprobs" not in known and (cut := choice.cut("logprobs")) is not None:
         known["logprobs"] = columns_of_logprobs(_logprobs.part(cut))
     place = next((each for each in _PLACES if known.get(each) is not None), None)
-    if place is None:
+    if place is not None and callable(known[place]):
+        known[place] = known[place]()
+    if place is None or known[place] is None:
         return None
     if _OTHERS not in known:
         known[_OTHERS] = any(choice.get(each) for each in _PLACES if each != place)

@@ -66,7 +66,7 @@ class JsonText:
     def text(self) -> str:
         """As it was written; compact where nobody wrote it."""
         if not isinstance(self._text, str):
-            self._text = dumps(self._value) if self._text is None else self._text()
+            self._text = dumps(self.value) if self._text is None else self._text()
         return self._text
 
     @property
@@ -75,6 +75,11 @@ class JsonText:
         if self._value is _UNREAD:
             self._value = loads(self.text)
         return self._value
+
+    @property
+    def seen(self) -> Json:
+        """What it says, at least all that a model sees of it; it may be less than `value`."""
+        return self.value
 
 
 _UNREAD = msgspec.UNSET
@@ -92,6 +97,7 @@ class Bounded(Generic[_Value]):
     """
 
     def __init__(self, kind: Any, *, is_read: bool = True) -> None:
+        self.kind = kind
         self._is_read = is_read
         self._decode: Callable[[str | bytes | Cut], _Value] = msgspec.json.Decoder(kind).decode
 

@@ -25,6 +25,7 @@ from otel_rollout.wire import (
 )
 from otel_rollout.wire import json as json_module
 from otel_rollout.wire.choices import merge_choices
+from otel_rollout.wire.conversation import extend_with, path_messages
 from otel_rollout.wire.json import PartlyRead
 
 CHAT = "/chat/completions"
@@ -163,6 +164,7 @@ def test_a_text_completion_gives_what_was_sent(sent: Json, is_echo: bool) -> Non
         assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
 
 
+RESPONSES = "/responses"
 GEMINI = "/v1beta/models/m:generateContent"
 _tokens = st.fixed_dictionaries(
     {"token": st.just("a"), "tokenId": st.integers(0, 9), "logProbability": st.just(-1.5)}
@@ -316,6 +318,76 @@ def test_a_usual_reply_that_is_the_choice_is_partly_read(path: str, place: str, 
     assert sampled_ids(found, found) == array("i", [7])
 
 
+_said_parts = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["output_text", "a_call", "refusal"]),
+        "logprobs": _numbered | _entries | st.just([{"token": "a", "logprob": -1.0}]) | st.none(),
+        "text": st.sampled_from(["a", "", None]),
+    },
+    optional={"novel": _others},
+)
+_items = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["message", "reasoning", "novel_call"]),
+        "content": st.lists(_said_parts, min_size=1, max_size=2) | st.sampled_from([None, ["a"]]),
+    },
+    optional={
+        "id": st.just("m1"),
+        "role": st.sampled_from(["assistant", "user", None]),
+        "arguments": _others,
+    },
+)
+_responses = st.fixed_dictionaries(
+    {
+        "status": st.just("completed"),
+        "output": st.lists(_items, min_size=1, max_size=3) | st.sampled_from([None, ["a"], []]),
+    },
+    optional={
+        "tools": st.just([{"type": "function", "name": "f"}]),
+        "novel": st.just(1),
+    },
+)
+
+
+@given(_responses)
+def test_a_response_gives_what_was_sent(sent: Json) -> None:
+    """Its items, in the order of their members, and their keys, too."""
+    api = api_of(RESPONSES)
+    assert api is not None
+    found, plain = api.read(json.dumps(sent)), json.loads(json.dumps(sent))
+    pairs = [*zip(api.sampled({}, None, found), api.sampled({}, None, plain), strict=True)]
+    for ours, expected in pairs:
+        paths = [extend_with(None, each.items) for each in (ours, expected)]
+        assert len({path and path.key for path in paths}) == 1
+        assert len(ours.items) == len(expected.items)
+        for _ in range(2):
+            assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
+        assert json.dumps([*ours.items]) == json.dumps(expected.items)
+        assert [id(item) for item in ours.items] == [id(item) for item in ours.items]
+        assert [path_messages(path) for path in paths] == [list(expected.items)] * 2
+    assert wholly_read(found) == plain
+
+
+def test_of_a_usual_response_nothing_is_read_for_its_key_and_its_numbers() -> None:
+    part = {"type": "output_text", "text": "a", "logprobs": [{"token": "a", "logprob": -1.0}]}
+    said = {"type": "message", "id": "m", "content": [part, part], "role": "assistant"}
+    sent = {"status": "completed", "output": [{"type": "reasoning", "summary": []}, said]}
+    api = api_of(RESPONSES)
+    assert api is not None
+    found = api.read(json.dumps(sent))
+    (one,) = api.sampled({}, None, found)
+    assert isinstance(one.choice, PartlyRead)
+    path = extend_with(None, one.items)
+    assert path is not None
+    assert path.key == extend_with(None, sent["output"]).key  # type: ignore[union-attr]
+    assert (sampled_ids(one.choice, found), api.finish_reason(one.choice)) == (None, "completed")
+    assert sampled_logprobs(one.choice, None) == array("d", [-1.0, -1.0])
+    assert one.choice._reply._value is json_module._UNREAD  # type: ignore[union-attr]
+    assert path.json._value is json_module._UNREAD
+    assert (one.items[1], path.message) == (said, said)
+    assert json.loads(path.json.text) == said
+
+
 def test_of_a_chat_without_ids_they_are_not_looked_for_in_its_text() -> None:
     entries = [{"token": "a", "logprob": -1.0}]
     api = api_of(CHAT)
@@ -358,7 +430,7 @@ def test_a_copy_of_a_choice_has_what_was_passed_over() -> None:
     assert "novel" not in found
 
 
-@pytest.mark.parametrize("path", [CHAT, GEMINI, "/completion", "/api/chat", "/v2/chat"])
+@pytest.mark.parametrize("path", [CHAT, GEMINI, RESPONSES, "/completion", "/api/chat", "/v2/chat"])
 def test_a_number_that_python_does_not_read_is_found_at_once(path: str) -> None:
     """Also where it would be passed over."""
     number = "9" * 5000
@@ -368,6 +440,7 @@ def test_a_number_that_python_does_not_read_is_found_at_once(path: str) -> None:
     text = {
         CHAT: f'{{"choices": [{{"logprobs": {{"content": [{entry}]}}}}]}}',
         GEMINI: f'{{"candidates": [{{"logprobsResult": {{"chosenCandidates": [{chosen}]}}}}]}}',
+        RESPONSES: f'{{"output": [{{"content": [{{"logprobs": [{entry}]}}]}}]}}',
         "/completion": f'{{"content": "a", "completion_probabilities": [{entry}]}}',
         "/api/chat": f'{{"logprobs": [{entry}]}}',
         "/v2/chat": f'{{"logprobs": [{piece}]}}',
