@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, defstruct
 
 from otel_rollout.wire.api import TRUNCATED, ModelApi
 from otel_rollout.wire.columns import columns_in
@@ -32,6 +32,7 @@ from otel_rollout.wire.json import (
     loads,
     loads_bounded,
     member_of,
+    read_strict,
     struct_of,
 )
 from otel_rollout.wire.merging import GrowingParts, add_text, finish
@@ -109,6 +110,13 @@ _REPLY = struct_of(
 _TEXT = b'"output_text"'
 """The type of the parts of which log-probabilities are cut out: no model sees these."""
 _NULL = Cut(b"null")
+_EVENT = defstruct(
+    "Event",
+    [("type", str), ("response", Cut, _NULL), ("error", None, None), ("delta", str, "")],
+    gc=False,
+)
+"""An event of a stream; one with an error is not read so."""
+_events: Bounded[Any] = Bounded(list_of(_EVENT), is_read=False)
 _ITEMS = "items()"
 """What is known of a reply that is partly read: its items."""
 _has_logprobs = re.compile(r'"logprobs"\s*:\s*\[\s*\{').search
@@ -191,12 +199,25 @@ class Responses(ModelApi):
     def reply_of(self, found: Any, whole: JsonText) -> Json:
         if not found.output:  # it may be UNSET
             return None
-        texts, cuts = Items(list(map(_text_of, found.output))), list[Cut]()
-        for text in texts.texts:
-            cuts += text.cuts.values() if isinstance(text, _Item) else ()
-        known = {"output": partial(columns_in, cuts), _ITEMS: texts}
+        texts, cuts = list[JsonText](), list[Cut]()
+        for item in found.output:
+            found_cuts = _read_but_logprobs(item)
+            if found_cuts is None:
+                return None
+            cuts += found_cuts.values()
+            texts.append(_Item(item, found_cuts) if found_cuts else JsonText(None, item))
+        known = {"output": partial(columns_in, cuts), _ITEMS: Items(texts)}
         found.output = UNSET
         return PartlyRead({**as_objects(found), "output": PASSED}, whole, known=known)
+
+    def read_chunks(self, text: str) -> list[Json] | None:
+        """The chunks; of a stream that came to its end the last one alone, which has them all."""
+        found = _events(text)
+        if found and found[-1].type in _LAST_EVENTS and "error" not in {e.type for e in found}:
+            response = read_strict.part(found[-1].response)
+            if response is not None:
+                return [{"type": found[-1].type, "response": response}]
+        return super().read_chunks(text)
 
     def is_own(self, chunk: Chunk) -> bool:
         return isinstance(chunk.get("response"), dict) or self.ends(chunk)
@@ -241,19 +262,19 @@ class Responses(ModelApi):
 class _Item(JsonText):
     """An item of which the log-probabilities are cut out, until somebody asks for it."""
 
-    __slots__ = ("_seen", "cuts")
+    __slots__ = ("_cuts", "_seen")
 
     def __init__(self, seen: dict[str, Json], cuts: dict[int, Cut]) -> None:
         """cuts: the log-probabilities by the places of their parts."""
         super().__init__(None, UNSET)
-        self._seen, self.cuts = seen, cuts
+        self._seen, self._cuts = seen, cuts
 
     @property
     def value(self) -> Json:
         """The item as it was sent, one object however often it is asked for."""
         if self._value is UNSET:
             parts = [*self._seen["content"]]
-            for place, cut in self.cuts.items():
+            for place, cut in self._cuts.items():
                 parts[place] = {**parts[place], "logprobs": loads(bytes(cut))}
             self._value = {**self._seen, "content": parts}
         return self._value
@@ -264,17 +285,24 @@ class _Item(JsonText):
         return self._seen
 
 
-def _text_of(item: dict[str, Json]) -> JsonText:
-    """An `_ITEM`, read but for log-probabilities."""
+def _read_but_logprobs(item: dict[str, Json]) -> dict[int, Cut] | None:
+    """Read the parts of an `_ITEM`; the log-probabilities stay cut out: they are returned by the
+    places of their parts.
+
+    None: a part has some that a model may see, so that they have to be read.
+    """
     cuts: dict[int, Cut] = {}
     for name, parts in item.items():
-        is_said = name == "content" and item.get("role") == "assistant"
         for place, part in enumerate(parts if isinstance(parts, list) else ()):
-            if isinstance(part, dict):
-                if is_said and "logprobs" in part and bytes(part.get("type", _NULL)) == _TEXT:
-                    cuts[place], part["logprobs"] = part["logprobs"], _NULL
-                parts[place] = {key: loads(bytes(cut)) for key, cut in part.items()}
-    return _Item(item, cuts) if cuts else JsonText(None, item)
+            if not isinstance(part, dict):
+                continue
+            if name == "content" and "logprobs" in part:
+                kind = bytes(part.get("type", _NULL))
+                if item.get("role") != "assistant" or kind != _TEXT:
+                    return None
+                cuts[place], part["logprobs"] = part["logprobs"], _NULL
+            parts[place] = {key: loads(bytes(cut)) for key, cut in part.items()}
+    return cuts
 
 
 def _merge_items(chunks: Sequence[Chunk]) -> dict[str, Any]:
