@@ -231,7 +231,7 @@ class Exchange:
         """The response id; None where the server gave none."""
         api = api_of(self.path)
         name = "id" if api is None else api.id_name
-        found = self.reply.get(name) if isinstance(self.reply, dict) else None
+        found = self.reply.get(name) if isinstance(self.reply, Mapping) else None
         return found if isinstance(found, str) and found else self.response_id
 
     @property
@@ -243,7 +243,9 @@ class Exchange:
         """Take a response that was read as `REPLY`, with what gives its text: it is the body."""
         self.body = whole
         api = api_of(self.path)
-        if api is not None and self.events is None:
+        usual = None if api is None else api.usual
+        is_usual = usual is not None and type(found) is usual.kind
+        if api is not None and is_usual and self.events is None:
             self._reply = api.reply_of(found, whole)
             self._is_read = self._reply is not None
 

@@ -254,7 +254,7 @@ def _line(response: Any) -> Any:
 
 _Line: Any = _line(Cut)
 _decode = msgspec.json.Decoder(_Line).decode
-_with_replies: Bounded[Any] = Bounded(_line(REPLY | None))
+_with_replies: Bounded[Any] = Bounded(_line(REPLY | None), is_read=False)
 _response: Any = _struct("Response", [("response", Cut)])
 _responses = msgspec.json.Decoder(_struct("Responses", [("exchanges", list_of(_response))])).decode
 

@@ -55,7 +55,7 @@ class Completion:
     """`type` and `message` of what went wrong, or None."""
     is_whole: bool
     """True if nothing of it is missing, and its rollout is trainable."""
-    items: tuple[Json, ...]
+    items: Sequence[Json]
     """What was sampled, in wire form: one message; the output items of the Responses API."""
     prompt: MessagePath | None
     """The conversation that it answers."""
@@ -374,7 +374,7 @@ class Completion:
     def _whole(self) -> Reply:
         """The reply that the choice is of."""
         reply = self.exchange.reply
-        return reply if isinstance(reply, dict) else {}
+        return reply if isinstance(reply, Mapping) else {}
 
     @property
     def _sampled_ids(self) -> Sequence[Json] | None:

@@ -13,6 +13,7 @@ import threading
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from otel_rollout.trajectory import sentences
 from otel_rollout.trajectory.completion import Completion
@@ -35,7 +36,7 @@ from otel_rollout.trajectory.histories import (
 )
 from otel_rollout.trajectory.history import History
 from otel_rollout.trajectory.side_calls import SideCalls
-from otel_rollout.wire import Json, JsonText, MessagePath, extend, reference_of
+from otel_rollout.wire import Json, JsonText, MessagePath, extend_with, reference_of
 
 CompletionKey = tuple[str, int]
 """Response id and choice index."""
@@ -259,9 +260,10 @@ class _KnownItems:
         """Take in the items of a call that has ended."""
         if not completion.api.shapes.references:
             return
-        for item in completion.items:
-            if (id_ := _id_of(item)) is not None:
-                self._sampled.setdefault(id_, []).append((completion, JsonText(None, item)))
+        nodes = takewhile(lambda node: node is not completion.prompt, completion.path or ())
+        for path in reversed([*nodes]):
+            if (id_ := _id_of(path.json.seen)) is not None:
+                self._sampled.setdefault(id_, []).append((completion, path.json))
         for path in completion.exchange.prompt or ():
             sender = self._sender.get(path)
             if sender is not None and sampled_order(sender) <= sampled_order(completion):
@@ -293,10 +295,7 @@ class _KnownItems:
             prompt = self._paths[link]
         if prompt is None or prompt is completion.prompt:
             return completion
-        path = prompt
-        for item in completion.items:
-            path = extend(path, item)
-        return replace(completion, prompt=prompt, path=path)
+        return replace(completion, prompt=prompt, path=extend_with(prompt, completion.items))
 
     def _meant(self, id_: str, completion: Completion) -> JsonText | None:
         """The item with this id: a sampled one, else one that was sent; of several the last."""

@@ -5,14 +5,14 @@ A reply that is made in the background has its content in a later exchange: `wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from otel_rollout.spans import Exchange, unread
 from otel_rollout.trajectory.completion import Completion
 from otel_rollout.trajectory.reward import AllRewards
 from otel_rollout.trajectory.side_calls import SideCalls
-from otel_rollout.wire import ModelApi, Sampled, api_of, error_text, extend, retrieval_of
+from otel_rollout.wire import ModelApi, Sampled, api_of, error_text, extend_with, retrieval_of
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """What JSON of another shape than expected may raise."""
@@ -56,9 +56,7 @@ def _completions_of(
     id_ = exchange.reply_id or f"span-{exchange.span_id}"
     found: list[Completion] = []
     for one in sampled:
-        path, ended, wrong = one.prompt, status, error
-        for item in one.items:
-            path = extend(path, item)
+        ended, wrong = status, error
         if status == "complete":
             ended, wrong = _wrong_with(one, exchange, api) or (status, error)
         found.append(
@@ -70,7 +68,7 @@ def _completions_of(
                 is_whole=trainable and ended == "complete" and not exchange.damage,
                 items=one.items,
                 prompt=one.prompt,
-                path=path,
+                path=extend_with(one.prompt, one.items),
                 choice=one.choice,
                 exchange=exchange,
                 rewards=rewards,
@@ -100,7 +98,7 @@ def _wrong_with(
 
 def _sampled_of(exchange: Exchange, api: ModelApi) -> list[Sampled]:
     reply = exchange.reply
-    if not isinstance(reply, dict) or (exchange.error is not None and not exchange.stream):
+    if not isinstance(reply, Mapping) or (exchange.error is not None and not exchange.stream):
         return []
     return list(api.sampled(exchange.params, exchange.prompt, reply))
 
@@ -123,9 +121,9 @@ def is_unread(exchange: Exchange) -> bool:
 def _nothing_sampled(exchange: Exchange) -> dict[str, str]:
     """The error of a call whose reply has no sampled message."""
     reply, api = exchange.reply, api_of(exchange.path)
-    if isinstance(reply, dict) and reply.get("error"):
+    if isinstance(reply, Mapping) and reply.get("error"):
         return {"type": "ErrorResponse", "message": error_text(reply["error"])}
-    if isinstance(reply, dict):
+    if isinstance(reply, Mapping):
         because = api.empty_because(reply) if api is not None else None
         said = f" ({because})" if because else ""
         return {"type": "EmptyResponse", "message": f"the response has no message{said}"}
@@ -146,7 +144,7 @@ def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
     for exchange in exchanges:
         found = found_at[exchange.path]
         reply = exchange.reply if found else None
-        if found and isinstance(reply, dict) and not found[0].is_unfinished(reply):
+        if found and isinstance(reply, Mapping) and not found[0].is_unfinished(reply):
             first = retrieved.setdefault(found[1], exchange)
             retrieved[found[1]] = min(first, exchange, key=lambda e: (e.start_time_ns, e.span_id))
     if not retrieved:
@@ -161,7 +159,7 @@ def with_retrieved(exchanges: Sequence[Exchange]) -> list[Exchange]:
 
 def _is_unfinished(exchange: Exchange) -> bool:
     api, reply = api_of(exchange.path), exchange.reply
-    return api is not None and isinstance(reply, dict) and api.is_unfinished(reply)
+    return api is not None and isinstance(reply, Mapping) and api.is_unfinished(reply)
 
 
 def any_in_background(exchanges: Sequence[Exchange]) -> bool:

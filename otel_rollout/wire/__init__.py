@@ -23,6 +23,7 @@ from otel_rollout.wire.choices import REPLY as REPLY
 from otel_rollout.wire.columns import token_array as token_array
 from otel_rollout.wire.conversation import MessagePath as MessagePath
 from otel_rollout.wire.conversation import extend as extend
+from otel_rollout.wire.conversation import extend_with as extend_with
 from otel_rollout.wire.conversation import joined_pieces as joined_pieces
 from otel_rollout.wire.conversation import path_messages as path_messages
 from otel_rollout.wire.conversation import visible_key as visible_key
@@ -47,15 +48,11 @@ from otel_rollout.wire.json import cut_members as cut_members
 from otel_rollout.wire.json import cut_value as cut_value
 from otel_rollout.wire.json import dumps as dumps
 from otel_rollout.wire.json import dumps_strict as dumps_strict
-from otel_rollout.wire.json import elements as elements
-from otel_rollout.wire.json import expect as expect
 from otel_rollout.wire.json import finite as finite
-from otel_rollout.wire.json import is_list_of_objects as is_list_of_objects
 from otel_rollout.wire.json import list_of as list_of
 from otel_rollout.wire.json import loads as loads
 from otel_rollout.wire.json import loads_bounded as loads_bounded
 from otel_rollout.wire.json import loads_leniently as loads_leniently
-from otel_rollout.wire.json import members as members
 from otel_rollout.wire.json import read_strict as read_strict
 from otel_rollout.wire.json import try_loads as try_loads
 from otel_rollout.wire.json import wholly_read as wholly_read
@@ -94,6 +91,10 @@ from otel_rollout.wire.requested_fields import Hiding as Hiding
 from otel_rollout.wire.requested_fields import HidingReader as HidingReader
 from otel_rollout.wire.requested_fields import hidden_reply as hidden_reply
 from otel_rollout.wire.requested_fields import hiding_of as hiding_of
+from otel_rollout.wire.scanning import elements as elements
+from otel_rollout.wire.scanning import expect as expect
+from otel_rollout.wire.scanning import is_list_of_objects as is_list_of_objects
+from otel_rollout.wire.scanning import members as members
 from otel_rollout.wire.servers import Alternative as Alternative
 from otel_rollout.wire.servers import alternatives as alternatives
 from otel_rollout.wire.servers import asked_ids as asked_ids

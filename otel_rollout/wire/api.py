@@ -69,8 +69,8 @@ class Sampled:
     """Index of the choice in its reply, from 0."""
     choice: Choice
     """The choice as the server sent it, without a prompt that it echoes."""
-    items: tuple[Json, ...]
-    """What was sampled, in wire form: one message, or output items; () if nothing was."""
+    items: Sequence[Json]
+    """What was sampled, in wire form: one message, or output items; empty if nothing was."""
     prompt: MessagePath | None
     """The conversation that was asked with; None where it is empty or not known."""
 
@@ -269,7 +269,7 @@ class ModelApi:
         if items is not None:
             yield Sampled(0, reply, items, self.asked(params, prompt))
 
-    def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
+    def sampled_items(self, reply: Reply) -> Sequence[Json] | None:
         """What was sampled, where a reply is itself the one choice; None: it has none."""
         return None
 

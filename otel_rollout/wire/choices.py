@@ -14,7 +14,15 @@ from typing import Any, TypeAlias
 from msgspec import UNSET
 
 from otel_rollout.wire.api import Events, ModelApi
-from otel_rollout.wire.columns import LOGPROBS, id_array, listings, logprob_array, partly_read
+from otel_rollout.wire.columns import (
+    ENTRIES,
+    LOGPROBS,
+    Columns,
+    columns_of_logprobs,
+    id_array,
+    listings,
+    partly_read,
+)
 from otel_rollout.wire.json import (
     Bounded,
     Choice,
@@ -82,6 +90,13 @@ REPLY = struct_of(
         **dict.fromkeys(("prompt_text", "kv_transfer_params", "metadata", "metrics"), Any),
         **dict.fromkeys(("timings", "provider", _EXTENSION, "prompt_filter_results"), Any),
         "choices": list_of(_CHOICE),
+        # llama.cpp's own, which are of a reply without choices
+        **dict.fromkeys(("index", "content", "id_slot", "stop", "generation_settings"), Any),
+        **dict.fromkeys(("tokens_predicted", "tokens_evaluated", "tokens_cached"), Any),
+        **dict.fromkeys(("prompt", "has_new_line", "truncated", "stop_type"), Any),
+        "stopping_word": Any,
+        "tokens": list[int],
+        "completion_probabilities": ENTRIES,
     },
 )
 """What servers put on replies; one with anything else is read as a whole."""
@@ -112,11 +127,11 @@ _CHUNK = struct_of(
 _chunks: Bounded[Any] = Bounded(list_of(_CHUNK))
 
 
-def _taken_columns(choice: Any) -> dict[str, array[Any] | None]:
+def _taken_columns(choice: Any) -> dict[str, Columns | array[int] | None]:
     """The arrays of a choice by the names of their members, which are taken out of it."""
-    found: dict[str, array[Any] | None] = {}
+    found: dict[str, Columns | array[int] | None] = {}
     if choice.logprobs:
-        found["logprobs"], choice.logprobs = logprob_array(choice.logprobs), UNSET
+        found["logprobs"], choice.logprobs = columns_of_logprobs(choice.logprobs), UNSET
     if choice.token_ids:
         found["token_ids"], choice.token_ids = id_array(choice.token_ids), UNSET
     return found
@@ -125,9 +140,11 @@ def _taken_columns(choice: Any) -> dict[str, array[Any] | None]:
 class ChoicesApi(ModelApi):
     """An API whose streams are chunks with choices."""
 
-    usual = Bounded(REPLY)
+    usual = Bounded(REPLY, is_read=False)
 
     def reply_of(self, found: Any, whole: JsonText) -> Json:
+        if found.completion_probabilities is not UNSET:
+            return None
         return partly_read(found, whole, "choices", _taken_columns)
 
     def read_chunks(self, text: str) -> list[Json] | None:

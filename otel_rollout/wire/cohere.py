@@ -10,12 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.api import ModelApi
-from otel_rollout.wire.json import Chunk, Json, Reply, member_of
+from otel_rollout.wire.columns import PIECES, columns_of_pieces, reply_partly_read
+from otel_rollout.wire.json import Bounded, Chunk, Json, JsonText, Reply, member_of, struct_of
 from otel_rollout.wire.merging import finish, merge_field, merge_members
 from otel_rollout.wire.message import Shapes
 
 _LISTS = {"content": "content", "tool": "tool_calls", "citation": "citations"}
 """Members of a message that are lists, by the first word of the events about their elements."""
+
+
+_REPLY = struct_of(
+    "Reply",
+    {
+        **dict.fromkeys(("id", "finish_reason", "message", "usage", "meta", "prompt"), Any),
+        "logprobs": PIECES,
+    },
+)
 
 
 class CohereChat(ModelApi):
@@ -26,6 +36,12 @@ class CohereChat(ModelApi):
     shapes = Shapes(reasoning=("tool_plan",))
     context = ("tools", "documents")
     choices_name = None
+    usual = Bounded(_REPLY, is_read=False)
+
+    def reply_of(self, found: Any, whole: JsonText) -> Json:
+        pieces = found.logprobs  # it may be UNSET
+        columns = {"logprobs": columns_of_pieces(pieces)} if pieces else {}
+        return reply_partly_read(found, whole, columns)
 
     def is_own(self, chunk: Chunk) -> bool:
         return chunk.get("type") == "message-start"

@@ -1,6 +1,6 @@
 """Ids, log-probabilities and texts of sampled tokens, from each place where a choice lists them.
 
-Pure. `servers` asks. Of a usual chat only the values that are asked for are read, into arrays.
+Pure. `servers` asks. Of a usual reply only the values that are asked for are read, into arrays.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
-from msgspec import UNSET, defstruct
+from msgspec import UNSET, UnsetType, defstruct
 
 from otel_rollout.wire.json import (
     PASSED,
@@ -28,6 +29,8 @@ from otel_rollout.wire.json import (
 )
 
 _Fields = Mapping[str, Json]
+ID_PREFIX = "token_id:"
+"""How a token is written by vLLM's `return_tokens_as_token_ids`."""
 
 
 def ids_of(value: Json) -> Sequence[Json]:
@@ -58,6 +61,15 @@ def token_array(ids: Sequence[int]) -> array[int]:
         return array("q", ids)
 
 
+class Columns(NamedTuple):
+    """What was read of the tokens of one place."""
+
+    logprobs: array[float]
+    """Their log-probabilities, NaN in the place of each unknown one."""
+    ids: Sequence[Json] | None
+    """Their ids. None: they have none beside their texts, which may be written as ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """A place that lists the sampled tokens."""
@@ -67,13 +79,34 @@ class Listing:
     column: Callable[[str], Sequence[Json] | None]
     """What it has of each token: `token`, `bytes`, `id`, `logprob`, `top_logprobs`, `probs`. None:
     it has none such."""
-    known: array[float] | None = None
-    """`logprobs`, if they were read already."""
+    known: Columns | None = None
+    """Log-probabilities and ids, if they were read already."""
+    may_name: Callable[[str], bool] = bool
+    """False if no text that was not read yet has this in it."""
 
     def logprobs(self) -> array[float] | None:
         """Its log-probabilities, NaN in the place of each unknown one; None: it has none."""
-        values = self.column("logprob") if self.known is None else None
-        return self.known if values is None else _floats([*values])
+        if self.known is not None:
+            return self.known.logprobs
+        values = self.column("logprob")
+        return None if values is None else _floats([*values])
+
+    def ids(self) -> Sequence[Json]:
+        """The ids of all tokens; [] if one of them has none."""
+        ids = self.column("id") if self.known is None else self.known.ids
+        if ids and isinstance(ids[0], int):
+            return ids
+        return ids_of_texts(self.column("token") or ()) if self.may_name(ID_PREFIX) else []
+
+
+def ids_of_texts(tokens: Sequence[Json]) -> list[Json]:
+    """The ids of tokens that are all written as such; [] if one of them is not."""
+    if not tokens or not str(tokens[0]).startswith(ID_PREFIX):
+        return []
+    try:
+        return [int(str(token).removeprefix(ID_PREFIX)) for token in tokens]
+    except ValueError:
+        return []
 
 
 def listings(choice: _Fields) -> Iterator[Listing]:
@@ -106,11 +139,14 @@ def _read_listings(choice: _Fields) -> Iterator[Listing]:
         yield _listing(rows if whole else None, tops, logprob=0, id=1, token=2)
 
 
-_ENTRY: Any = defstruct("Entry", [("logprob", float)], gc=False)
+_ENTRY: Any = defstruct("Entry", [("logprob", float), ("id", int | UnsetType, UNSET)], gc=False)
+ENTRIES = list_of(_ENTRY)
+"""A list with an object for each token, as most APIs have it."""
+_entries: Bounded[Any] = Bounded(ENTRIES)
 LOGPROBS = struct_of(
     "Logprobs",
     {
-        "content": list_of(_ENTRY),
+        "content": ENTRIES,
         "refusal": None,
         "tokens": list[Cut],
         "token_logprobs": list[float | None],
@@ -127,28 +163,59 @@ LOGPROBS_RESULT = struct_of(
 """The log-probabilities of a candidate of Gemini's."""
 
 
-def logprob_array(found: Any) -> array[float] | None:
-    """The numbers; None where there is no list of them, or not all of one list."""
+PIECES = list_of(
+    defstruct("Piece", [("token_ids", list[int]), ("logprobs", list[float])], gc=False)
+)
+"""A list with an object for several tokens, as Cohere has it."""
+
+
+def columns_of(entries: list[Any]) -> Columns | None:
+    """The numbers of `ENTRIES`; None if their ids are not all there, or too large."""
+    values = _floats([each.logprob for each in entries], are_floats=True)
+    if not entries or entries[0].id is UNSET:
+        return Columns(values, None)
+    ids = [each.id for each in entries]
+    found = None if UNSET in ids else id_array(ids)
+    return None if found is None else Columns(values, found)
+
+
+def columns_in(cuts: Sequence[Cut]) -> Columns | None:
+    """The same of lists that were cut out, one after the other; None if one of them is no such."""
+    lists = [found for found in map(_entries.part, cuts) if found is not None]
+    entries = [*chain(*lists)]
+    return columns_of(entries) if entries and len(lists) == len(cuts) else None
+
+
+def columns_of_logprobs(found: Any) -> Columns | None:
+    """The numbers of `LOGPROBS`; None where there is no list of them, or not all of one list."""
     if found is None:
         return None
     others = found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset
     if found.content is not UNSET:
-        if any(each is not UNSET for each in others):
-            return None
-        return _floats([each.logprob for each in found.content], are_floats=True)
+        return None if any(each is not UNSET for each in others) else columns_of(found.content)
     tokens, values = others[:2]
     if tokens is UNSET or values is UNSET or found.refusal is not UNSET:
         return None
-    return _floats(values) if len(tokens) == len(values) else None
+    return Columns(_floats(values), None) if len(tokens) == len(values) else None
 
 
-def result_arrays(found: Any) -> tuple[array[float], array[int] | None] | None:
-    """The numbers and the ids of a `LOGPROBS_RESULT`; None where there are none."""
+def columns_of_result(found: Any) -> Columns | None:
+    """The numbers of a `LOGPROBS_RESULT`; None where there are none, or ids that are too large."""
     chosen = found.chosenCandidates
     if not chosen:  # it may be UNSET
         return None
     values = _floats([each.logProbability for each in chosen], are_floats=True)
-    return values, id_array([each.tokenId for each in chosen])
+    ids = id_array([each.tokenId for each in chosen])
+    return None if ids is None else Columns(values, ids)
+
+
+def columns_of_pieces(pieces: list[Any]) -> Columns | None:
+    """The numbers of `PIECES`; None if one of them has not as many as ids."""
+    if any(len(each.token_ids) != len(each.logprobs) for each in pieces):
+        return None
+    ids = id_array([*chain.from_iterable(each.token_ids for each in pieces)])
+    values = [*chain.from_iterable(each.logprobs for each in pieces)]
+    return Columns(_floats(values, are_floats=True), ids) if ids else None
 
 
 def partly_read(
@@ -171,24 +238,40 @@ def partly_read(
     return reply
 
 
+def reply_partly_read(found: Any, whole: JsonText, columns: Mapping[str, Any]) -> Json:
+    """The reply that was read as a type, and is itself the one choice.
+
+    whole: its text. columns: what some of its members say, which are taken out of it.
+    """
+    for name in columns:
+        setattr(found, name, UNSET)
+    reply: dict[str, Json] = as_objects(found)
+    if not columns:
+        return reply
+    return PartlyRead({**reply, **dict.fromkeys(columns, PASSED)}, whole, known={**columns})
+
+
 def _usual(choice: PartlyRead) -> Listing | None:
     """The tokens as most APIs list them, of which only numbers are read."""
-    if "logprobs" not in choice.known and (cut := choice.cut("logprobs")) is not None:
-        choice.known["logprobs"] = logprob_array(_logprobs.part(cut))
-    place = "logprobs" if (result := choice.known.get("logprobsResult")) is None else _PLACES[1]
-    values, ids = (choice.known.get(place), None) if result is None else result
-    if values is None:
+    known = choice.known
+    if "logprobs" not in known and (cut := choice.cut("logprobs")) is not None:
+        known["logprobs"] = columns_of_logprobs(_logprobs.part(cut))
+    place = next((each for each in _PLACES if known.get(each) is not None), None)
+    if place is not None and callable(known[place]):
+        known[place] = known[place]()
+    if place is None or known[place] is None:
         return None
-    if _OTHERS not in choice.known:
-        choice.known[_OTHERS] = any(choice.get(each) for each in _PLACES if each != place)
-    if choice.known[_OTHERS]:
+    if _OTHERS not in known:
+        known[_OTHERS] = any(choice.get(each) for each in _PLACES if each != place)
+    if known[_OTHERS]:
         return None
-
-    def column(name: str) -> Sequence[Json] | None:
-        is_known = name == "id" and ids is not None
-        return ids if is_known else next(_read_listings(choice)).column(name)
-
-    return Listing(len(values), column, known=values)
+    columns: Columns = known[place]
+    return Listing(
+        len(columns.logprobs),
+        lambda name: next(_read_listings(choice)).column(name),
+        columns,
+        lambda text: choice.may_have(place, text),
+    )
 
 
 _OTHERS = "others()"

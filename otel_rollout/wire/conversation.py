@@ -11,8 +11,9 @@ difference in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
@@ -58,11 +59,11 @@ class MessagePath:
 
     def _visible(self) -> bytes:
         """The key, where that of the path before is known."""
-        before, said = self.parent, self.message
+        before, said = self.parent, self.json.seen
         if is_sampled_piece(said):
             pieces = [said]
-            while before is not None and is_sampled_piece(before.message):
-                pieces.append(before.message)
+            while before is not None and is_sampled_piece(before.json.seen):
+                pieces.append(before.json.seen)
                 before = before.parent
             (said,) = joined_pieces(reversed(pieces))
         key = before.key if before else b""
@@ -84,6 +85,32 @@ class MessagePath:
 def extend(path: MessagePath | None, message: Json) -> MessagePath:
     """The path that continues `path` (None is the empty one) with `message`."""
     return MessagePath(path, JsonText(None, message))
+
+
+class Items(Sequence[Json]):
+    """What was sampled, in wire form; each is read when somebody asks for it."""
+
+    __slots__ = ("texts",)
+
+    def __init__(self, texts: Sequence[JsonText]) -> None:
+        self.texts = texts
+
+    def __getitem__(self, place: Any) -> Any:
+        return tuple(self)[place]
+
+    def __iter__(self) -> Iterator[Json]:
+        return (text.value for text in self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def extend_with(path: MessagePath | None, items: Sequence[Json]) -> MessagePath | None:
+    """The path that continues `path` with what was sampled."""
+    texts = items.texts if isinstance(items, Items) else [JsonText(None, item) for item in items]
+    for text in texts:
+        path = MessagePath(path, text)
+    return path
 
 
 def path_messages(path: MessagePath | None) -> list[Json]:

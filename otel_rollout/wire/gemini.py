@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from otel_rollout.wire.api import Events, Framing, ModelApi, Sampled
 from otel_rollout.wire.choices import indexed_choices
-from otel_rollout.wire.columns import LOGPROBS_RESULT, partly_read, result_arrays
+from otel_rollout.wire.columns import LOGPROBS_RESULT, columns_of_result, partly_read
 from otel_rollout.wire.conversation import MessagePath
 from otel_rollout.wire.json import (
     Bounded,
@@ -157,7 +157,7 @@ _REPLY = struct_of(
 def _taken(candidate: Any) -> dict[str, Any]:
     """The arrays of a candidate by the name of their member, which is taken out of it."""
     result, candidate.logprobsResult = candidate.logprobsResult, UNSET
-    return {} if result is UNSET else {"logprobsResult": result_arrays(result)}
+    return {} if result is UNSET else {"logprobsResult": columns_of_result(result)}
 
 
 _SHAPES = Shapes(
@@ -187,7 +187,7 @@ class GenerateContent(ModelApi):
     model_name = "modelVersion"
     usage_name = "usageMetadata"
     delta_name = "text"
-    usual = Bounded(_REPLY)
+    usual = Bounded(_REPLY, is_read=False)
 
     def reply_of(self, found: Any, whole: JsonText) -> Json:
         return partly_read(found, whole, "candidates", _taken)

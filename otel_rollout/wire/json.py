@@ -7,7 +7,8 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -65,7 +66,7 @@ class JsonText:
     def text(self) -> str:
         """As it was written; compact where nobody wrote it."""
         if not isinstance(self._text, str):
-            self._text = dumps(self._value) if self._text is None else self._text()
+            self._text = dumps(self.value) if self._text is None else self._text()
         return self._text
 
     @property
@@ -75,8 +76,13 @@ class JsonText:
             self._value = loads(self.text)
         return self._value
 
+    @property
+    def seen(self) -> Json:
+        """What it says, at least all that a model sees of it; it may be less than `value`."""
+        return self.value
 
-_UNREAD = object()
+
+_UNREAD = msgspec.UNSET
 
 Cut = msgspec.Raw
 """JSON that was cut out of a text, checked as strict JSON, and not read; it has its bytes."""
@@ -91,6 +97,7 @@ class Bounded(Generic[_Value]):
     """
 
     def __init__(self, kind: Any, *, is_read: bool = True) -> None:
+        self.kind = kind
         self._is_read = is_read
         self._decode: Callable[[str | bytes | Cut], _Value] = msgspec.json.Decoder(kind).decode
 
@@ -132,7 +139,7 @@ def _has_unread_number(text: str) -> bool:
     """True if it has a number of more digits than Python makes an integer of."""
     half = _DIGITS // 2  # wherever it begins, it fills one block of half its length
     blocks = range(0, len(text) - half + 1, half)
-    is_likely = any(text[block : block + half].isdigit() for block in blocks)
+    is_likely = any(text[at].isdigit() and text[at : at + half].isdigit() for at in blocks)
     return is_likely and _unread_number(text) is not None
 
 
@@ -185,7 +192,8 @@ def loads_bounded(text: str) -> Json:
 class PartlyRead(Mapping[str, Json]):
     """A choice of which some members are cut out, or passed over: these are read when asked for.
 
-    reply: that it is in, at this place of the list of this name; it has what is `PASSED` here.
+    reply: that the choice is in, under these keys one in the other; without keys that it is itself.
+    It has what is `PASSED` here.
     """
 
     __slots__ = ("_members", "_place", "_reply", "known")
@@ -194,7 +202,7 @@ class PartlyRead(Mapping[str, Json]):
         self,
         members: dict[str, Json],
         reply: JsonText | None = None,
-        place: tuple[str, int] = ("", 0),
+        place: tuple[str | int, ...] = (),
         known: dict[str, Any] | None = None,
     ) -> None:
         self._members = members
@@ -216,8 +224,20 @@ class PartlyRead(Mapping[str, Json]):
         if type(member) is Cut:
             return loads(bytes(member))
         if member is PASSED and self._reply is not None:
-            return self._reply.value[self._place[0]][self._place[1]][name]
+            whole = reduce(getitem, self._place, self._reply.value)
+            return whole[name]
         return member
+
+    def may_have(self, name: str, text: str) -> bool:
+        """False if no text in an unread member has this one in it, which is ASCII."""
+        cut = self.cut(name)
+        if cut is not None:
+            return text.encode() in bytes(cut) or b"\\u00" in bytes(cut)
+        whole = "" if self._reply is None else self._reply.text
+        return text in whole or "\\u00" in whole
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -229,12 +249,14 @@ class PartlyRead(Mapping[str, Json]):
         return repr(dict(self))
 
 
-PASSED = object()
-"""Stands for a member that was passed over."""
+PASSED = msgspec.UNSET
+"""Stands for a member that was passed over; copies of it are the same object."""
 
 
 def wholly_read(reply: Json) -> Json:
     """The reply with all of its choices read."""
+    if isinstance(reply, PartlyRead):
+        return dict(reply)
     members = reply.items() if isinstance(reply, dict) else ()
     lists = {name: value for name, value in members if isinstance(value, list)}
     for name, value in lists.items():
@@ -381,66 +403,3 @@ def checked_json(value: Json, what: str) -> Json:
         return loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{what}: expected a JSON value, got {value!r} ({error})") from None
-
-
-# --- JSON structure. Writers scan a latin-1 view of the body: offsets are byte offsets, and no
-# --- byte of a multi-byte character can be mistaken for JSON syntax.
-# --- It is scanned on the agent's thread: `_space` is C code, called without a function around it.
-
-_space: Callable[[str, int], re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
-"""The white space at a position: it matches everywhere."""
-
-
-def expect(text: str, position: int, wanted: str) -> int:
-    """Where this character ends, which has to come next. ValueError if it does not."""
-    position = _space(text, position).end()
-    if not text.startswith(wanted, position):
-        raise ValueError(f"not JSON at character {position}: expected {wanted!r}")
-    return position + len(wanted)
-
-
-def elements(text: str, position: int) -> Iterator[tuple[Json, int, int]]:
-    """`(value, start, end)` of the array elements from `position` on; `text[end]` follows each.
-
-    `position` is just after `[` or after an earlier element.
-    """
-    position = _space(text, position).end()
-    while not text.startswith("]", position):
-        if text.startswith(",", position):
-            position = _space(text, position + 1).end()
-        value, end = scan(text, position)
-        yield value, position, end
-        position = _space(text, end).end()
-        if not text.startswith((",", "]"), position):
-            raise ValueError(f"not JSON at character {position}: expected ',' or ']'")
-
-
-def is_list_of_objects(text: str, start: int) -> bool:
-    """True if the JSON value at `start` is a list whose first element is an object."""
-    return text.startswith("[", start) and text.startswith("{", _space(text, start + 1).end())
-
-
-def members(text: str, ends: Callable[[str, int], int | None]) -> Iterator[tuple[str, int, int]]:
-    """`(key, start, end)` of the members of the JSON object that `text` is.
-
-    `ends(key, start)` gives the end of a value where that is known; None has it scanned.
-    """
-    position = _space(text, expect(text, 0, "{")).end()
-    while not text.startswith("}", position):
-        key, position = scan(text, position)
-        if not isinstance(key, str):
-            raise ValueError("not JSON: an object's key is a string")
-        if not text.startswith(":", position):
-            position = expect(text, position, ":") - 1
-        start = _space(text, position + 1).end()
-        end = ends(key, start)
-        if end is None:
-            _, end = scan(text, start)
-        yield key, start, end
-        position = _space(text, end).end()
-        if text.startswith(",", position):
-            position = _space(text, position + 1).end()
-        elif not text.startswith("}", position):
-            raise ValueError(f"not JSON at character {position}: expected ',' or '}}'")
-    if _space(text, position + 1).end() != len(text):
-        raise ValueError("not JSON: text after the object")

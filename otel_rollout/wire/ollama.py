@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from otel_rollout.wire.api import Framing, ModelApi
-from otel_rollout.wire.json import Chunk, Json, Reply
+from otel_rollout.wire.columns import ENTRIES, columns_of, reply_partly_read
+from otel_rollout.wire.json import Bounded, Chunk, Json, JsonText, Reply, struct_of
 from otel_rollout.wire.merging import finish, merge_members
 from otel_rollout.wire.message import Shapes
 from otel_rollout.wire.parts import Media, Part
@@ -25,6 +26,19 @@ def _images(images: Json) -> Iterator[Part]:
         yield Media("image", image, data=image if is_data else None, media_type="image/png")
 
 
+_COUNTS = ("prompt_eval_count", "eval_count")
+_REPLY = struct_of(
+    "Reply",
+    {
+        **dict.fromkeys(("model", "remote_model", "remote_host", "created_at"), Any),
+        **dict.fromkeys(("message", "response", "thinking", "context"), Any),
+        **dict.fromkeys(("done", "done_reason", "total_duration", "load_duration"), Any),
+        **dict.fromkeys(("prompt_eval_duration", "eval_duration", *_COUNTS), Any),
+        "logprobs": ENTRIES,
+    },
+)
+
+
 class Ollama(ModelApi):
     """`/api/chat` and `/api/generate`."""
 
@@ -37,7 +51,12 @@ class Ollama(ModelApi):
     settings = ("options",)
     choices_name = None
     id_name = None
-    count_names = ("prompt_eval_count", "eval_count")
+    count_names = _COUNTS
+    usual = Bounded(_REPLY, is_read=False)
+
+    def reply_of(self, found: Any, whole: JsonText) -> Json:
+        entries = found.logprobs  # it may be UNSET
+        return reply_partly_read(found, whole, {"logprobs": columns_of(entries)} if entries else {})
 
     def framing(self, path: str) -> Framing | None:
         return "lines"

@@ -158,7 +158,7 @@ def shown_replies(body: bytes, path: str, *, events: bool) -> list[ShownReply]:
     if not isinstance(reply, dict):
         return []
     return [
-        ShownReply(api.finish_reason(sampled.choice), sampled.items)
+        ShownReply(api.finish_reason(sampled.choice), tuple(sampled.items))
         for sampled in api.sampled({}, None, reply)
     ]
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from otel_rollout.wire.framing import EventCutter, is_count
-from otel_rollout.wire.json import Json, elements, members, try_loads
+from otel_rollout.wire.json import Json, try_loads
+from otel_rollout.wire.scanning import elements, members
 
 _CUT: Mapping[str, tuple[str, ...]] = {
     "return_token_ids": ("token_ids", "prompt_token_ids", "response_token_ids"),

@@ -9,10 +9,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from msgspec import UNSET, defstruct
+
 from otel_rollout.wire.api import TRUNCATED, ModelApi
-from otel_rollout.wire.json import Choice, Chunk, Json, Reply, member_of
+from otel_rollout.wire.columns import columns_in
+from otel_rollout.wire.conversation import Items
+from otel_rollout.wire.json import (
+    PASSED,
+    Bounded,
+    Choice,
+    Chunk,
+    Cut,
+    Json,
+    JsonText,
+    PartlyRead,
+    Reply,
+    as_objects,
+    list_of,
+    loads,
+    loads_bounded,
+    member_of,
+    read_strict,
+    struct_of,
+)
 from otel_rollout.wire.merging import GrowingParts, add_text, finish
 from otel_rollout.wire.message import (
     Shapes,
@@ -65,6 +87,39 @@ _MEMBERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("local_shell_call_output", "shell_call_output"), (*_NAMED, "output")),
 }
 """Members that a template can show, by the type of the item; its id and status are none."""
+
+_Scalar = str | int | float | bool | None
+_ITEM = dict[str, _Scalar | dict[str, Any] | list[_Scalar | list[Any] | dict[str, Cut]]]
+"""An item, of whose parts each member is cut out."""
+_REPLY = struct_of(
+    "Reply",
+    {
+        **dict.fromkeys(("id", "object", "created_at", "completed_at", "status"), Any),
+        **dict.fromkeys(("background", "billing", "error", "incomplete_details"), Any),
+        **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls", "model"), Any),
+        **dict.fromkeys(("parallel_tool_calls", "previous_response_id", "prompt"), Any),
+        **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "reasoning"), Any),
+        **dict.fromkeys(("safety_identifier", "service_tier", "store", "temperature"), Any),
+        **dict.fromkeys(("text", "tool_choice", "tools", "top_logprobs", "top_p"), Any),
+        **dict.fromkeys(("truncation", "usage", "user", "metadata", "conversation"), Any),
+        **dict.fromkeys(("frequency_penalty", "presence_penalty", "content_filters"), Any),
+        **dict.fromkeys(("input_messages", "output_messages", "kv_transfer_params"), Any),
+        "output": list_of(_ITEM),
+    },
+)
+_TEXT = b'"output_text"'
+"""The type of the parts of which log-probabilities are cut out: no model sees these."""
+_NULL = Cut(b"null")
+_EVENT = defstruct(
+    "Event",
+    [("type", str), ("response", Cut, _NULL), ("error", None, None), ("delta", str, "")],
+    gc=False,
+)
+"""An event of a stream; one with an error is not read so."""
+_events: Bounded[Any] = Bounded(list_of(_EVENT), is_read=False)
+_ITEMS = "items()"
+"""What is known of a reply that is partly read: its items."""
+_has_logprobs = re.compile(r'"logprobs"\s*:\s*\[\s*\{').search
 
 _retrieval = re.compile(r"(?:.*/)?responses/([^/?]+)(?:/cancel)?(?:\?.*)?$").match
 
@@ -136,6 +191,33 @@ class Responses(ModelApi):
     context = ("tools", "instructions")
     finish_names = ("status",)
     choices_name = None
+    usual = Bounded(_REPLY, is_read=False)
+
+    def read(self, text: str) -> Json:
+        return super().read(text) if _has_logprobs(text) else loads_bounded(text)
+
+    def reply_of(self, found: Any, whole: JsonText) -> Json:
+        if not found.output:  # it may be UNSET
+            return None
+        texts, cuts = list[JsonText](), list[Cut]()
+        for item in found.output:
+            found_cuts = _read_but_logprobs(item)
+            if found_cuts is None:
+                return None
+            cuts += found_cuts.values()
+            texts.append(_Item(item, found_cuts) if found_cuts else JsonText(None, item))
+        known = {"output": partial(columns_in, cuts), _ITEMS: Items(texts)}
+        found.output = UNSET
+        return PartlyRead({**as_objects(found), "output": PASSED}, whole, known=known)
+
+    def read_chunks(self, text: str) -> list[Json] | None:
+        """The chunks; of a stream that came to its end the last one alone, which has them all."""
+        found = _events(text)
+        if found and found[-1].type in _LAST_EVENTS and "error" not in {e.type for e in found}:
+            response = read_strict.part(found[-1].response)
+            if response is not None:
+                return [{"type": found[-1].type, "response": response}]
+        return super().read_chunks(text)
 
     def is_own(self, chunk: Chunk) -> bool:
         return isinstance(chunk.get("response"), dict) or self.ends(chunk)
@@ -147,7 +229,10 @@ class Responses(ModelApi):
         last = next(filter(self.ends, reversed(chunks)), None)
         return _merge_items(chunks) if last is None else last.get("response")
 
-    def sampled_items(self, reply: Reply) -> tuple[Json, ...] | None:
+    def sampled_items(self, reply: Reply) -> Sequence[Json] | None:
+        if isinstance(reply, PartlyRead):
+            items: Items = reply.known[_ITEMS]
+            return items
         output = reply.get("output")
         return tuple(output) if isinstance(output, list) else None
 
@@ -172,6 +257,52 @@ class Responses(ModelApi):
 
     def is_unfinished(self, reply: Reply) -> bool:
         return reply.get("status") not in _FINAL
+
+
+class _Item(JsonText):
+    """An item of which the log-probabilities are cut out, until somebody asks for it."""
+
+    __slots__ = ("_cuts", "_seen")
+
+    def __init__(self, seen: dict[str, Json], cuts: dict[int, Cut]) -> None:
+        """cuts: the log-probabilities by the places of their parts."""
+        super().__init__(None, UNSET)
+        self._seen, self._cuts = seen, cuts
+
+    @property
+    def value(self) -> Json:
+        """The item as it was sent, one object however often it is asked for."""
+        if self._value is UNSET:
+            parts = [*self._seen["content"]]
+            for place, cut in self._cuts.items():
+                parts[place] = {**parts[place], "logprobs": loads(bytes(cut))}
+            self._value = {**self._seen, "content": parts}
+        return self._value
+
+    @property
+    def seen(self) -> Json:
+        """The item with null in the place of log-probabilities."""
+        return self._seen
+
+
+def _read_but_logprobs(item: dict[str, Json]) -> dict[int, Cut] | None:
+    """Read the parts of an `_ITEM`; the log-probabilities stay cut out: they are returned by the
+    places of their parts.
+
+    None: a part has some that a model may see, so that they have to be read.
+    """
+    cuts: dict[int, Cut] = {}
+    for name, parts in item.items():
+        for place, part in enumerate(parts if isinstance(parts, list) else ()):
+            if not isinstance(part, dict):
+                continue
+            if name == "content" and "logprobs" in part:
+                kind = bytes(part.get("type", _NULL))
+                if item.get("role") != "assistant" or kind != _TEXT:
+                    return None
+                cuts[place], part["logprobs"] = part["logprobs"], _NULL
+            parts[place] = {key: loads(bytes(cut)) for key, cut in part.items()}
+    return cuts
 
 
 def _merge_items(chunks: Sequence[Chunk]) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from otel_rollout.wire.columns import (
-    Listing,
+    ID_PREFIX,
     ids_at,
     ids_of,
+    ids_of_texts,
     is_known_logprob,
     listings,
 )
@@ -27,8 +28,6 @@ from otel_rollout.wire.params import is_constrained
 
 IDS = ("token_ids", "response_token_ids", "tokens")
 """Members of a choice that list its token ids."""
-ID_PREFIX = "token_id:"
-"""How a token is written by vLLM's `return_tokens_as_token_ids`."""
 
 _SAMPLED = "sampled_ids()"
 _Fields = Mapping[str, Json]
@@ -58,7 +57,7 @@ def _sampled_ids(choice: _Fields, reply: _Fields) -> Sequence[Json] | None:
     found = listed = max(given, key=len)
     for listing in listings(choice):
         if listing.length > len(found):
-            found = _ids_in(listing) or found
+            found = listing.ids() or found
     if found is not listed and not _are_all(found, reply):
         return None
     return found or None
@@ -167,7 +166,7 @@ def _alternative(entry: Json) -> Alternative | None:
     if value is None or not is_known_logprob(value):
         return None
     if not isinstance(given, int):
-        given = next(iter(_ids_of_texts([text])), None)
+        given = next(iter(ids_of_texts([text])), None)
     return Alternative(_token_bytes(text, entry.get("bytes")), given, float(value))
 
 
@@ -318,24 +317,6 @@ def logprobs_mode(params: _Fields, choice: _Fields, reply: _Fields) -> _Mode | N
 
 _Mode = Literal["raw", "processed", "constrained"]
 _MODES: dict[str, _Mode] = {"raw": "raw", "processed": "processed"}
-
-
-def _ids_in(listing: Listing) -> Sequence[Json]:
-    """The ids of all tokens; [] if one of them has none."""
-    ids = listing.column("id")
-    if ids and isinstance(ids[0], int):
-        return ids
-    return _ids_of_texts(listing.column("token") or [None])
-
-
-def _ids_of_texts(tokens: Sequence[Json]) -> list[Json]:
-    """The ids of tokens that are all written as such; [] if one of them is not."""
-    if not str(tokens[0]).startswith(ID_PREFIX):
-        return []
-    try:
-        return [int(str(token).removeprefix(ID_PREFIX)) for token in tokens]
-    except ValueError:
-        return []
 
 
 def without_tokens(reply: bytes) -> bytes:

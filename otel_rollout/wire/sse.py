@@ -48,8 +48,9 @@ def ends_an_event(events: str) -> bool:
 def _datas(events: str) -> Iterator[str]:
     """The data of each event that has any."""
     for event in _events_in(with_newlines(events)):
-        if event.startswith("data: {") and "\n" not in event:
-            yield event[6:]  # nearly every event is like this
+        start = event.find("\n") + 1 if event.startswith("event:") else 0
+        if event.startswith("data: {", start) and event.find("\n", start) < 0:
+            yield event[start + 6 :]  # nearly every event is like this
             continue
         lines = [line for line in event.split("\n") if line.startswith("data:")]
         data = "\n".join(line[5:].removeprefix(" ") for line in lines)

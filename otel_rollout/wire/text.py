@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from otel_rollout.wire.api import Sampled
 from otel_rollout.wire.choices import ChoicesApi, indexed_choices
+from otel_rollout.wire.columns import ID_PREFIX, columns_of, id_array, reply_partly_read
 from otel_rollout.wire.conversation import MessagePath, extend
-from otel_rollout.wire.json import Choice, Chunk, Json, Params, Reply
+from otel_rollout.wire.json import Choice, Chunk, Json, JsonText, Params, Reply
 from otel_rollout.wire.merging import finish, merge_members
 from otel_rollout.wire.params import allows_no_token
-from otel_rollout.wire.servers import ID_PREFIX, sampled_count
+from otel_rollout.wire.servers import sampled_count
 
 _PIECEWISE = ("content", "tokens", "completion_probabilities")
 """Members that llama.cpp's own endpoint streams in pieces."""
@@ -43,6 +46,16 @@ class TextCompletions(ChoicesApi):
 
     def provider_of(self, path: str) -> str | None:
         return self.provider if self.path_of(path) == "/completions" else None  # else llama.cpp's
+
+    def reply_of(self, found: Any, whole: JsonText) -> Json:
+        if found.choices is not UNSET:
+            return super().reply_of(found, whole)
+        columns: dict[str, Any] = {}
+        if found.tokens:  # as the next, it may be UNSET
+            columns["tokens"] = id_array(found.tokens)
+        if found.completion_probabilities:
+            columns["completion_probabilities"] = columns_of(found.completion_probabilities)
+        return reply_partly_read(found, whole, columns)
 
     def is_own(self, chunk: Chunk) -> bool:
         return super().is_own(chunk) or _is_piece(chunk)

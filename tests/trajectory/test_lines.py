@@ -225,7 +225,13 @@ def outcome(line: str | bytes, *, reads_replies: bool) -> str | list[str]:
         return str(error)
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/completions", "/novel"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/chat/completions", "/responses", "/completions", "/completion", "/novel"),
+        *("/models/m:generateContent", "/api/chat", "/v2/chat", "/v1/messages"),
+    ],
+)
 def test_a_reply_is_read_as_its_api_has_it(path: str) -> None:
     """Also where it looks as one of a chat, or is one in part."""
     data = recorded(
@@ -235,6 +241,16 @@ def test_a_reply_is_read_as_its_api_has_it(path: str) -> None:
         row["path"] = path
     line = json.dumps(data)
     first, second = (outcome(line, reads_replies=reads) for reads in (False, True))
+    assert first == second
+
+
+def test_a_number_that_python_does_not_read_is_found_with_the_line() -> None:
+    """Also where it would be passed over."""
+    line = recorded((request(0), json.dumps(REPLY))).to_json()
+    odd = line.replace('"token":"b"', f'"token":{"9" * 5000}')
+    odd = odd.replace('"token": "b"', f'"token":{"9" * 5000}')
+    assert odd != line
+    first, second = (outcome(odd, reads_replies=reads) for reads in (False, True))
     assert first == second
 
 

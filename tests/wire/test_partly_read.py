@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from otel_rollout.wire import (
     Json,
+    ModelApi,
     alternatives,
     api_of,
     merge,
@@ -21,8 +24,11 @@ from otel_rollout.wire import (
     sampled_texts,
     wholly_read,
 )
+from otel_rollout.wire import json as json_module
 from otel_rollout.wire.choices import merge_choices
+from otel_rollout.wire.conversation import extend_with, path_messages
 from otel_rollout.wire.json import PartlyRead
+from otel_rollout.wire.responses import Responses
 
 CHAT = "/chat/completions"
 _numbers = st.floats(-1e3, 0) | st.sampled_from([-9999.0, 0, -1, None, -1e39, True])
@@ -160,6 +166,7 @@ def test_a_text_completion_gives_what_was_sent(sent: Json, is_echo: bool) -> Non
         assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
 
 
+RESPONSES = "/responses"
 GEMINI = "/v1beta/models/m:generateContent"
 _tokens = st.fixed_dictionaries(
     {"token": st.just("a"), "tokenId": st.integers(0, 9), "logProbability": st.just(-1.5)}
@@ -230,6 +237,263 @@ def test_a_usual_candidate_is_partly_read() -> None:
     assert read.known["logprobsResult"] == (array("d", [-1.0]), array("i", [7]))
     assert (sampled_ids(read, found), sampled_texts(read)) == (array("i", [7]), [b"a"])
     assert [each[0].text for each in alternatives(read)] == [b"b"]
+
+
+_numbered = st.lists(
+    st.fixed_dictionaries(
+        {"id": st.integers(0, 9), "token": st.just("a"), "logprob": st.just(-1.5)}
+    ),
+    max_size=3,
+)
+_pieces = st.lists(
+    st.fixed_dictionaries(
+        {"token_ids": st.lists(st.integers(0, 1 << 40) | st.just(1 << 70), max_size=2)},
+        optional={"logprobs": st.none() | st.lists(_numbers, max_size=2), "text": st.just("a")},
+    )
+    | st.just({"token_ids": [1, 2], "logprobs": [-1.0, -2.5]}),
+    max_size=3,
+)
+_said: dict[str, Any] = {
+    "message": {"role": "assistant", "content": "hi"},
+    "content": "hi",
+    "model": "m",
+}
+_at_each_path: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "/completion": {
+        "content": st.just("hi"),
+        "tokens": _ids | st.just([1.5]),
+        "completion_probabilities": st.none() | _numbered | _entries,
+        "tokens_predicted": st.integers(0, 3),
+        "choices": st.just([]) | choices("message", st.just(_said["message"])),
+    },
+    "/api/chat": {
+        "message": st.just(_said["message"]),
+        "done": st.just(True),
+        "logprobs": st.none() | _numbered | _entries | _pieces,
+    },
+    "/v2/chat": {
+        "message": st.just(_said["message"]),
+        "finish_reason": st.none() | st.just("COMPLETE"),
+        "logprobs": st.none() | _pieces | _entries,
+    },
+}
+
+
+@pytest.mark.parametrize("path", _at_each_path)
+@given(st.data())
+def test_a_reply_that_is_the_choice_gives_what_was_sent(path: str, data: st.DataObject) -> None:
+    members = {**_at_each_path[path], "novel": st.just({"x": [1]})}
+    sent = data.draw(st.fixed_dictionaries({"model": st.just("m")}, optional=members))
+    api = api_of(path)
+    assert api is not None
+    found, plain = api.read(json.dumps(sent)), json.loads(json.dumps(sent))
+    assert wholly_read(found) == plain
+    pairs = zip(api.sampled({}, None, found), api.sampled({}, None, plain), strict=True)
+    for ours, expected in pairs:
+        assert (ours.index, ours.items) == (expected.index, expected.items)
+        for _ in range(2):
+            assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
+
+
+@pytest.mark.parametrize(
+    ("path", "place", "sent"),
+    [
+        (
+            "/completion",
+            "completion_probabilities",
+            {
+                "content": "a",
+                "tokens": [7],
+                "completion_probabilities": [{"id": 7, "token": "a", "logprob": -1.0}],
+            },
+        ),
+        ("/api/chat", "logprobs", {"logprobs": [{"id": 7, "token": "a", "logprob": -1.0}]}),
+        ("/v2/chat", "logprobs", {"logprobs": [{"token_ids": [7], "logprobs": [-1.0]}]}),
+    ],
+)
+def test_a_usual_reply_that_is_the_choice_is_partly_read(path: str, place: str, sent: Json) -> None:
+    api = api_of(path)
+    assert api is not None
+    found = api.read(json.dumps(sent))
+    assert isinstance(found, PartlyRead)
+    assert found.known[place] == (array("d", [-1.0]), array("i", [7]))
+    assert sampled_ids(found, found) == array("i", [7])
+
+
+_said_parts = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["output_text", "a_call", "refusal"]),
+        "logprobs": _numbered | _entries | st.just([{"token": "a", "logprob": -1.0}]) | st.none(),
+        "text": st.sampled_from(["a", "", None]),
+    },
+    optional={"novel": _others},
+)
+_items = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["message", "reasoning", "novel_call"]),
+        "content": st.lists(_said_parts, min_size=1, max_size=2) | st.sampled_from([None, ["a"]]),
+    },
+    optional={
+        "id": st.just("m1"),
+        "role": st.sampled_from(["assistant", "user", None]),
+        "arguments": _others,
+    },
+)
+_responses = st.fixed_dictionaries(
+    {
+        "status": st.just("completed"),
+        "output": st.lists(_items, min_size=1, max_size=3) | st.sampled_from([None, ["a"], []]),
+    },
+    optional={
+        "tools": st.just([{"type": "function", "name": "f"}]),
+        "novel": st.just(1),
+    },
+)
+
+
+@given(_responses)
+def test_a_response_gives_what_was_sent(sent: Json) -> None:
+    """Its items, in the order of their members, and their keys, too."""
+    api = api_of(RESPONSES)
+    assert api is not None
+    found, plain = api.read(json.dumps(sent)), json.loads(json.dumps(sent))
+    pairs = [*zip(api.sampled({}, None, found), api.sampled({}, None, plain), strict=True)]
+    for ours, expected in pairs:
+        paths = [extend_with(None, each.items) for each in (ours, expected)]
+        assert len({path and path.key for path in paths}) == 1
+        assert len(ours.items) == len(expected.items)
+        for _ in range(2):
+            assert repr(asked(ours.choice, found)) == repr(asked(expected.choice, plain))
+        assert json.dumps([*ours.items]) == json.dumps(expected.items)
+        assert [id(item) for item in ours.items] == [id(item) for item in ours.items]
+        assert [path_messages(path) for path in paths] == [list(expected.items)] * 2
+    assert wholly_read(found) == plain
+
+
+_events = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(
+                ["response.created", "response.output_text.delta", "response.completed", "error"]
+            )
+        },
+        optional={
+            "response": st.none() | st.just({"id": "r", "output": [{"n": 1.0}]}),
+            "delta": st.just("a") | st.sampled_from([None, {"error": "x"}, 1]),
+            "error": st.none() | st.sampled_from(["", {"message": "m"}]),
+            "output_index": st.just(0),
+            "item": st.just({"type": "message", "content": []}),
+        },
+    ),
+    max_size=4,
+)
+_COMPLETED = {"type": "response.completed", "response": {"id": "r", "output": [], "error": None}}
+
+
+@given(_events, st.sampled_from([[], [_COMPLETED]]), st.booleans())
+def test_a_stream_of_a_response_is_merged_as_if_it_were_read(
+    sent: list[Json], end: list[Json], is_named: bool
+) -> None:
+    """Whatever its events have, and whether or not it ends."""
+    events = "".join(
+        (f"event: {each['type']}\n" if is_named else "") + f"data: {json.dumps(each)}\n\n"
+        for each in [*sent, *end]
+    )
+    found = merge(events, path=RESPONSES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Responses, "read_chunks", ModelApi.read_chunks)
+        assert repr(found) == repr(merge(events, path=RESPONSES))
+
+
+def test_of_a_whole_stream_of_a_response_the_last_event_is_read() -> None:
+    delta = {"type": "response.output_text.delta", "delta": "a", "logprobs": [{"token": "a"}]}
+    api = api_of(RESPONSES)
+    assert api is not None
+    assert api.read_chunks(json.dumps([delta, delta, _COMPLETED])) == [_COMPLETED]
+    assert api.read_chunks(json.dumps([delta, delta])) == [delta, delta]
+
+
+def test_of_a_usual_response_nothing_is_read_for_its_key_and_its_numbers() -> None:
+    part = {"type": "output_text", "text": "a", "logprobs": [{"token": "a", "logprob": -1.0}]}
+    said = {"type": "message", "id": "m", "content": [part, part], "role": "assistant"}
+    sent = {"status": "completed", "output": [{"type": "reasoning", "summary": []}, said]}
+    api = api_of(RESPONSES)
+    assert api is not None
+    found = api.read(json.dumps(sent))
+    (one,) = api.sampled({}, None, found)
+    assert isinstance(one.choice, PartlyRead)
+    path = extend_with(None, one.items)
+    assert path is not None
+    assert path.key == extend_with(None, sent["output"]).key  # type: ignore[union-attr]
+    assert (sampled_ids(one.choice, found), api.finish_reason(one.choice)) == (None, "completed")
+    assert sampled_logprobs(one.choice, None) == array("d", [-1.0, -1.0])
+    assert one.choice._reply._value is json_module._UNREAD  # type: ignore[union-attr]
+    assert path.json._value is json_module._UNREAD
+    assert (one.items[1], path.message) == (said, said)
+    assert json.loads(path.json.text) == said
+
+
+def test_of_a_chat_without_ids_they_are_not_looked_for_in_its_text() -> None:
+    entries = [{"token": "a", "logprob": -1.0}]
+    api = api_of(CHAT)
+    assert api is not None
+    found = api.read(json.dumps({"choices": [{"index": 0, "logprobs": {"content": entries}}]}))
+    (choice,) = found["choices"]
+    whole = choice._reply
+    assert (sampled_ids(choice, found), sampled_logprobs(choice, None)) == (None, array("d", [-1]))
+    assert whole._value is json_module._UNREAD
+    assert choice["logprobs"] == {"content": entries}
+    assert whole._value is not json_module._UNREAD
+
+
+@pytest.mark.parametrize("path", [CHAT, "/api/chat"])
+@pytest.mark.parametrize("name", ["token_id:", r"\u0074oken_id:", r"token\u005Fid:"])
+def test_texts_that_are_ids_are_found_however_they_are_written(path: str, name: str) -> None:
+    entries = f'[{{"token": "{name}7", "logprob": -1.0}}]'
+    text = f'{{"choices": [{{"index": 0, "logprobs": {{"content": {entries}}}}}]}}'
+    chunk = text.replace('"logprobs"', '"delta": {"content": "a"}, "logprobs"')
+    api = api_of(path)
+    assert api is not None
+    if path == CHAT:
+        bodies = [api.read(text), merge(f"data: {chunk}\n\n", path=CHAT).body]
+        pairs = [(body["choices"][0], body) for body in bodies]
+    else:
+        pairs = [(body, body) for body in [api.read(f'{{"logprobs": {entries}}}')]]
+    for choice, body in pairs:
+        assert isinstance(choice, PartlyRead)
+        assert sampled_ids(choice, body) == [7]
+
+
+def test_a_copy_of_a_choice_has_what_was_passed_over() -> None:
+    sent = {"model": "m", "logprobs": [{"token": "a", "logprob": -1.0}]}
+    api = api_of("/api/chat")
+    assert api is not None
+    found = api.read(json.dumps(sent))
+    for copied in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert dict(copied) == sent
+    assert "logprobs" in found
+    assert "novel" not in found
+
+
+@pytest.mark.parametrize("path", [CHAT, GEMINI, RESPONSES, "/completion", "/api/chat", "/v2/chat"])
+def test_a_number_that_python_does_not_read_is_found_at_once(path: str) -> None:
+    """Also where it would be passed over."""
+    number = "9" * 5000
+    entry = f'{{"token": "a", "logprob": -1.0, "bytes": [{number}]}}'
+    chosen = f'{{"tokenId": 1, "logProbability": -1.0, "token": {number}}}'
+    piece = f'{{"token_ids": [1], "logprobs": [-1.0], "text": {number}}}'
+    text = {
+        CHAT: f'{{"choices": [{{"logprobs": {{"content": [{entry}]}}}}]}}',
+        GEMINI: f'{{"candidates": [{{"logprobsResult": {{"chosenCandidates": [{chosen}]}}}}]}}',
+        RESPONSES: f'{{"output": [{{"content": [{{"logprobs": [{entry}]}}]}}]}}',
+        "/completion": f'{{"content": "a", "completion_probabilities": [{entry}]}}',
+        "/api/chat": f'{{"logprobs": [{entry}]}}',
+        "/v2/chat": f'{{"logprobs": [{piece}]}}',
+    }[path]
+    api = api_of(path)
+    assert api is not None
+    with pytest.raises(ValueError, match="limit"):
+        api.read(text)
 
 
 @given(_chunks, st.sampled_from(["\n", "\r\n"]))
@@ -308,7 +572,7 @@ def test_usual_replies_and_streams_are_partly_read() -> None:
         (read,) = found["choices"]
         assert isinstance(read, PartlyRead)
         assert (read.cut("logprobs") is not None) is is_cut
-        assert is_cut or read.known["logprobs"] == array("d", [-1.0])
+        assert is_cut or read.known["logprobs"] == (array("d", [-1.0]), None)
         assert is_cut or read["logprobs"] is read["logprobs"]  # the text is read again once
         assert (read["logprobs"], sampled_logprobs(read, 1)) == (logprobs, array("d", [-1.0]))
 

@@ -42,7 +42,21 @@ def bodies() -> list[tuple[str, str, bool]]:
         found |= {(talk.path, json.dumps(reply), False) for reply in talk.replies}
     chosen = [{"token": "a", "tokenId": 7, "logProbability": -1.0}] * 2
     candidate = {"index": 0, "logprobsResult": {"chosenCandidates": chosen}}
-    found.add(("/models/m:generateContent", json.dumps({"candidates": [candidate]}), False))
+    entries = [{"id": 7, "token": "a", "bytes": [97], "logprob": -1.0, "top_logprobs": []}] * 2
+    pieces = [{"token_ids": [7, 8], "logprobs": [-1.0, -2.0], "text": "a"}] * 2
+    part = {"type": "output_text", "text": "a", "logprobs": entries}
+    own = {"index": 0, "content": "a", "tokens": [7, 8], "completion_probabilities": entries}
+    for path, reply in (
+        ("/models/m:generateContent", {"candidates": [candidate]}),
+        ("/completion", own),
+        ("/api/chat", {"model": "m", "done": True, "logprobs": entries}),
+        ("/v2/chat", {"id": "x", "logprobs": pieces}),
+        (
+            "/responses",
+            {"status": "completed", "output": [{"role": "assistant", "content": [part]}]},
+        ),
+    ):
+        found.add((path, json.dumps(reply), False))
     return sorted(found)
 
 
