@@ -496,11 +496,11 @@ LINES = {
     "rebuild/dialects": 3_109,
     "receive": 1_480,
     "record": 8_762,
-    "spans": 2_218,
+    "spans": 2_220,
     "testing": 1_214,
-    "trajectory": 5_035,
+    "trajectory": 5_032,
     "view": 7_094,
-    "wire": 5_302,
+    "wire": 5_622,
     "workflows": 855,
 }
 """Lines of Python in each room, docstrings included; "" is what is in no room. A budget is one
