@@ -585,6 +585,22 @@ def test_arrays_have_what_the_lists_have(server: Server, most: int | None):
             assert row.token_ids[start:end] == (completion.token_ids or [])[: end - start]
 
 
+@pytest.mark.parametrize("least", [0, 1 << 20])
+def test_an_array_of_a_completion_is_the_callers_own(least: int, monkeypatch: pytest.MonkeyPatch):
+    """What is written into it changes no row, and no completion, however the reply was read."""
+    monkeypatch.setattr("otel_rollout.wire.api._LEAST", least)
+    server = Server()
+    server.call("A", [1], [2, 3], logprobs=[-1.0, -2.0])
+    trajectory = server.trajectory()
+    (completion,) = trajectory.completions
+    for values in (completion.logprob_array, completion.logprob_array):
+        assert values is not None
+        assert values.tolist() == [-1.0, -2.0]
+        values[0] = 0.0
+    assert completion.logprobs == [-1.0, -2.0]
+    assert trajectory.token_sequences()[0].logprobs == [0.0, -1.0, -2.0]
+
+
 @given(plays())
 def test_no_row_could_have_gone_on_further(server: Server):
     """A row begins anew only where no earlier path of its model fits."""
